@@ -1,0 +1,62 @@
+"""The errors a user can cause or must act on: what happened, where, and how to mend it, in one line."""
+
+from __future__ import annotations
+
+
+class GptscaleError(Exception):
+    """An error that ends a run with one line and an exit status instead of a traceback.
+
+    what: the fault in a few words, with the offending value.
+    where: the option, file or step it was found in.
+    fix: what the user can do; always something that works if typed or done literally.
+    """
+
+    exit_status = 1
+
+    def __init__(self, what: str, where: str, fix: str) -> None:
+        super().__init__(what, where, fix)
+        self.what, self.where, self.fix = what, where, fix
+
+    def __str__(self) -> str:
+        # User-supplied text may hold newlines or escape sequences: one line, printable, always.
+        line = f"{self.what}, {self.where}, {self.fix}"
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+class ConfigError(GptscaleError):
+    """A bad option or combination of options; also everything found before a run starts."""
+
+    exit_status = 2
+
+
+class DataError(GptscaleError):
+    """Training data that is missing, cut, of another format, or holds ids outside the vocabulary."""
+
+    exit_status = 3
+
+
+class CheckpointError(GptscaleError):
+    """A checkpoint that is missing, damaged, or made by a run that this one cannot continue."""
+
+    exit_status = 4
+
+
+class StorageError(GptscaleError):
+    """A folder that cannot be written, or is full."""
+
+    exit_status = 5
+
+
+class NumericError(GptscaleError):
+    """A loss or gradient that is NaN or Inf: every rank stops before the optimizer applies it."""
+
+    exit_status = 6
+
+
+class PeerError(GptscaleError):
+    """A rank that died or fell silent."""
+
+    exit_status = 7
+
+
+PREEMPTED_EXIT_STATUS = 75  # SIGTERM arrived, the state was saved, the same command with --resume continues

@@ -161,6 +161,19 @@ class RunConfig:
         return self.seq_len or PRESETS[self.model].block_size
 
 
+@dataclass(frozen=True)
+class RecipeConfig:
+    """Base of every recipe's own options: what the launcher asks of them."""
+
+    @property
+    def offload(self) -> str:
+        """What lives off the device, for the results: none, cpu or nvme."""
+        return "none"
+
+    def check(self, world_size: int) -> None:
+        """ConfigError if these options cannot work on so many processes."""
+
+
 def did_you_mean(word: str, known: object) -> str:
     """`did you mean 'x'?` for the nearest of `known`, or the list of them."""
     import difflib

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 class Shard(NamedTuple):
@@ -19,3 +21,29 @@ class Shard(NamedTuple):
     tensor: Tensor
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+
+    @property
+    def box(self) -> tuple[slice, ...]:
+        """The slices that cut this box out of the whole tensor."""
+        return tuple(slice(o, o + n) for o, n in zip(self.offset, self.tensor.shape, strict=True))
+
+
+def shard_of(name: str, tensor: Tensor) -> Shard:
+    """The box that a plain tensor (all of it) or a DTensor (this rank's part) is."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Shard(name, tensor.detach(), shape, (0,) * len(shape))
+    local = tensor.detach().to_local()
+    _, offset = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
+    return Shard(name, local, shape, tuple(offset))
+
+
+def replicas(tensor: Tensor) -> int:
+    """How many ranks of its mesh hold the same values as this one: 1 for a tensor that is no DTensor."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    count = 1
+    for size, placement in sizes:
+        count *= size if isinstance(placement, Replicate) else 1
+    return count

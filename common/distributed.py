@@ -1,0 +1,103 @@
+"""Where this process stands among its peers, and the process group's start and end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gptscale.common.config import RunConfig
+from gptscale.common.errors import ConfigError
+
+DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's rank and device; made before, and without, any process group.
+
+    timeout_s: longest wait in a collective before it fails instead of hanging.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    timeout_s: float
+
+    @classmethod
+    def from_environment(cls, config: RunConfig) -> World:
+        """Read what torchrun, Slurm's wrapper or `gptscale run` set; alone, without them, it is a world of one."""
+        wants_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+        if wants_cuda and not torch.cuda.is_available():
+            raise ConfigError("no CUDA device is visible", "in --device cuda", "use --device cpu")
+        launched = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
+        if launched and len(launched) < 3:
+            missing = {"RANK", "WORLD_SIZE", "LOCAL_RANK"} - set(launched)
+            raise ConfigError(
+                f"{', '.join(sorted(missing))} is not set though {launched[0]} is",
+                "in the environment",
+                "start with `gptscale run` or torchrun",
+            )
+        rank, world_size, local_rank = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+        if wants_cuda and local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"local rank {local_rank} has no GPU of its own ({torch.cuda.device_count()} visible)",
+                "in the launch",
+                f"start at most {torch.cuda.device_count()} processes per node",
+            )
+        device = torch.device("cuda", local_rank) if wants_cuda else torch.device("cpu")
+        timeout_s = config.dist_timeout_s or DEFAULT_TIMEOUT_S[device.type]
+        return cls(rank, local_rank, world_size, device, timeout_s)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def process_group(world: World) -> Iterator[None]:
+    """The default process group for the body's length; gloo for CPU tensors, NCCL for CUDA's.
+
+    After an exception it is not torn down: peers may be gone, and a collective teardown would wait for them. The
+    process is about to end, and its end closes the connections, which is what tells the peers.
+    """
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    device_id = world.device if world.device.type == "cuda" else None
+    dist.init_process_group(
+        backend,
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=world.timeout_s),
+        device_id=device_id,
+    )
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def agree_any(flag: bool) -> bool:
+    """Whether any rank says yes; the same answer everywhere."""
+    if not dist.is_initialized():
+        return flag
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    votes = torch.tensor(float(flag), device=device)
+    dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+    return bool(votes.item())
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """`value` of every rank, in rank order; [value] without a process group."""
+    if not dist.is_initialized():
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered

@@ -1,0 +1,128 @@
+"""The GPT that every recipe trains: GPT-2's architecture in plain PyTorch. It knows nothing of ranks.
+
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": pre-norm blocks, learned positions, GELU in its
+tanh form, an output head tied to the token table. The head is no module of its own: it is `wte.weight` used twice, so
+that every engine sees one parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptscale.common.loss import linear_cross_entropy
+from gptscale.common.model_config import GPTConfig
+from gptscale.common.state import Shard
+
+GELU_APPROXIMATION = {"gelu_tanh": "tanh", "gelu_erf": "none"}
+
+
+class Attention(nn.Module):
+    """Causal multi-head self-attention; one matrix makes query, key and value."""
+
+    def __init__(self, gpt: GPTConfig) -> None:
+        super().__init__()
+        self.n_head, self.dropout = gpt.n_head, gpt.dropout
+        self.qkv = nn.Linear(gpt.n_embd, 3 * gpt.n_embd)
+        self.proj = nn.Linear(gpt.n_embd, gpt.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq, n_embd) to the same."""
+        batch, seq, n_embd = x.shape
+        q, k, v = self.qkv(x).view(batch, seq, 3, self.n_head, n_embd // self.n_head).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
+        y = self.proj(y.transpose(1, 2).reshape(batch, seq, n_embd))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    """Two matrices with a GELU between them, four times as wide inside."""
+
+    def __init__(self, gpt: GPTConfig) -> None:
+        super().__init__()
+        self.approximate, self.dropout = GELU_APPROXIMATION[gpt.activation], gpt.dropout
+        self.fc = nn.Linear(gpt.n_embd, 4 * gpt.n_embd)
+        self.proj = nn.Linear(4 * gpt.n_embd, gpt.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq, n_embd) to the same."""
+        y = self.proj(F.gelu(self.fc(x), approximate=self.approximate))
+        return F.dropout(y, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each behind a LayerNorm, each added to the residual stream."""
+
+    def __init__(self, gpt: GPTConfig) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(gpt.n_embd)
+        self.attn = Attention(gpt)
+        self.ln_2 = nn.LayerNorm(gpt.n_embd)
+        self.mlp = MLP(gpt)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq, n_embd) to the same."""
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT(nn.Module):
+    """Token and position tables, blocks, final norm, tied head.
+
+    Build it under `torch.device("meta")` and fill it with `init_weights`, so that no rank ever needs the whole model in
+    memory before it is sharded.
+    """
+
+    def __init__(self, gpt: GPTConfig) -> None:
+        super().__init__()
+        self.config = gpt
+        self.wte = nn.Embedding(gpt.padded_vocab_size, gpt.n_embd)
+        self.wpe = nn.Embedding(gpt.block_size, gpt.n_embd)
+        self.blocks = nn.ModuleList(Block(gpt) for _ in range(gpt.n_layer))
+        self.ln_f = nn.LayerNorm(gpt.n_embd)
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits (batch, seq, vocab_size) of `inputs` (batch, seq); with `targets` (batch, seq) the summed loss, a scalar.
+
+        The loss is computed here, not by the caller, so that a wrapper which gathers weights around `forward` (FSDP)
+        still has the head's weight at hand. Targets of -100 count nothing.
+        """
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
+        x = F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)
+        for block in self.blocks:
+            x = block(x)
+        x = self.ln_f(x)
+        if targets is None:
+            return F.linear(x, self.wte.weight)[..., : self.config.vocab_size]
+        return linear_cross_entropy(x.flatten(0, 1), self.wte.weight, targets.flatten(), self.config.vocab_size)
+
+
+def init_tensor(name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int) -> Tensor:
+    """The initial value (fp32, CPU) of the parameter `name`: a pure function of name, shape and seed.
+
+    So every recipe starts from the same weights however it cuts them. GPT-2's scheme: N(0, 0.02), projections into the
+    residual stream scaled by 1/sqrt(2 n_layer), biases 0, norms 1, and 0 for the table's padding rows.
+    """
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    if "ln_" in name:
+        return torch.ones(shape)
+    std = 0.02 / math.sqrt(2 * gpt.n_layer) if name.endswith("proj.weight") else 0.02
+    generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
+    value = torch.empty(shape).normal_(std=std, generator=generator)
+    if name == "wte.weight":
+        value[gpt.vocab_size :] = 0
+    return value
+
+
+def init_weights(shards: Iterable[Shard], gpt: GPTConfig, seed: int) -> None:
+    """Fill the boxes `model/<name>` with their part of the initial weights; holds one whole tensor at a time."""
+    with torch.no_grad():
+        for shard in shards:
+            whole = init_tensor(shard.name.removeprefix("model/"), shard.shape, gpt, seed)
+            shard.tensor.copy_(whole[shard.box])

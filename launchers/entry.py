@@ -1,0 +1,205 @@
+"""The worker: what every process of a run does, from its command line to its exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gptscale.common.checkpoint import Reader, newest_valid, save
+from gptscale.common.distributed import World, gather_objects, process_group
+from gptscale.common.engine import Engine
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, GptscaleError, PeerError, StorageError
+from gptscale.common.loader import Prefetcher
+from gptscale.common.run import workload
+from gptscale.common.train import train
+from gptscale.launchers.options import parse_run
+from gptscale.launchers.preflight import Plan, check_same_work, preflight
+from gptscale.launchers.record import RunRecord, new_run_id
+from gptscale.recipes import get
+from gptscale.results.recorder import Recorder
+
+SAVE_MISSES_MAX = 3  # a full disk may be mended while training goes on; not for ever
+
+
+def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
+    """Parse, check, train, and end the process with the run's exit status."""
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
+        plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    except GptscaleError as error:
+        if rank == 0:
+            print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)  # whatever its kind: nothing ran, nothing was created
+    status = work(plan)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status:
+        os._exit(status)  # peers may be gone: no teardown that would wait for them
+
+
+def work(plan: Plan) -> int:
+    """Train as planned, leave the row and the files; returns the exit status."""
+    world = plan.run.world
+    torch.set_num_threads(threads_per_process(world))
+    record: RunRecord | None = None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(process_group(world) if get(plan.run.recipe).axes else nullcontext())
+            run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
+            record = stack.enter_context(RunRecord(plan, run_id))
+            stopped = _train(plan, record)
+            record.finish("interrupted" if stopped else "ok")
+            return PREEMPTED_EXIT_STATUS if stopped else 0
+        except BaseException as error:  # noqa: BLE001  the row must be left whatever it was; nothing is swallowed
+            known = as_known(error)
+            if known is None:
+                traceback.print_exc()
+            print(f"gptscale: error: rank {world.rank}: {known or error}", file=sys.stderr, flush=True)
+            if record is not None:
+                record.finish("oom" if is_out_of_memory(error) else "failed", known or error)
+            stack.pop_all()  # after a failure nothing is torn down, see process_group
+            return known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _train(plan: Plan, record: RunRecord) -> bool:
+    """Build, resume, run the loop; whether it stopped early because it was asked to."""
+    run = plan.run
+    engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
+    start = resume(plan, engine)
+    batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
+    held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
+    stop = StopRequest()
+    with (
+        Recorder.of_run(run, record.folder, start_step=start, sequences=batches.sequences) as recorder,
+        Prefetcher(batches, run.world.device) as data,
+    ):
+        record.recorder = recorder
+
+        def evaluate(step: int) -> Any:
+            if not run.config.eval_every or step % run.config.eval_every:
+                return None
+            losses = [engine.eval_loss(held_out.batch(i).to(run.world.device)) for i in range(run.config.eval_batches)]
+            return torch.stack(losses).mean()
+
+        last = train(
+            engine,
+            data,
+            recorder,
+            lr_at=run.lr_at,
+            start=start,
+            steps=run.config.steps,
+            evaluate=evaluate,
+            save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync),
+            stop_requested=stop,
+        )
+    return stop.received and last < run.config.steps
+
+
+def resume(plan: Plan, engine: Engine) -> int:
+    """Load the checkpoint that --resume means, the same one on every rank; the step to go on from, 0 without."""
+    if plan.resume is None:
+        return 0
+    found: str | GptscaleError | None = None
+    if plan.run.world.is_main:
+        try:
+            explicit = (plan.resume / "manifest.json").exists()
+            reader = Reader(plan.resume) if explicit else newest_valid(plan.resume)  # preflight verified an explicit one
+            check_same_work(reader, plan)
+            found = str(reader.path)
+        except GptscaleError as error:
+            found = error
+    found = gather_objects(found)[0]
+    if isinstance(found, GptscaleError):
+        raise found
+    reader = Reader(Path(str(found)))
+    reader.load_into(engine)
+    if plan.run.world.is_main:
+        print(f"resumed from {reader.path}, saved by {reader.manifest['recipe']} on {reader.manifest['world_size']}", flush=True)
+    return reader.step
+
+
+class Saver:
+    """Saves when it is due; a disk that is full now and then costs a checkpoint, not the run."""
+
+    def __init__(self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None]) -> None:
+        self.plan, self.engine, self.folder, self.before, self.misses = plan, engine, folder, before, 0
+
+    def __call__(self, step: int, last: bool) -> None:
+        run = self.plan.run
+        every = run.config.save_every
+        if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
+            return
+        self.before()  # rows up to this step reach the disk first, so that a resumed CSV has no gap
+        facts = {
+            "recipe": run.recipe,
+            "world_size": run.world.world_size,
+            "dp_size": run.batch.dp_size,
+            "tokens": step * run.tokens_per_step,
+            "workload": workload(run, self.plan.fingerprint),
+        }
+        try:
+            save(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)
+            self.misses = 0
+        except StorageError as error:
+            self.misses += 1
+            if last or self.misses >= SAVE_MISSES_MAX:
+                raise
+            if run.world.is_main:
+                print(f"gptscale: warning: {error} (missed {self.misses} of {SAVE_MISSES_MAX})", file=sys.stderr, flush=True)
+
+
+class StopRequest:
+    """Whether SIGTERM arrived (preemption). The handler only notes it; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self.received
+
+
+def as_known(error: BaseException) -> GptscaleError | None:
+    """The error as one line for the user, or None if it is a defect that deserves its traceback."""
+    if isinstance(error, GptscaleError):
+        return error
+    text = str(error)
+    if isinstance(error, torch.distributed.DistError) or "gloo" in text or "Connection closed by peer" in text:
+        first = text.splitlines()[0] if text else type(error).__name__
+        return PeerError(f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above")
+    if is_out_of_memory(error):
+        return GptscaleError(
+            f"out of memory ({text.splitlines()[0][:160]})",
+            "on this device",
+            "lower --micro-batch-size, add --activation-checkpointing full, or use fsdp",
+        )
+    if isinstance(error, OSError):
+        return StorageError(str(error), "in the results folder", "free space or point --out elsewhere")
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA's exception, and what the CPU allocator raises."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def threads_per_process(world: World) -> int:
+    """Share the cores between this machine's processes, unless the user has said how many threads."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // local)

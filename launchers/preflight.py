@@ -1,0 +1,164 @@
+"""Everything that can be found wrong before a run starts: no process group, no GPU work, no file created."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gptscale.common.batch import plan_batch
+from gptscale.common.checkpoint import Reader, step_folders
+from gptscale.common.config import RecipeConfig, RunConfig
+from gptscale.common.distributed import World
+from gptscale.common.errors import CheckpointError, ConfigError, GptscaleError
+from gptscale.common.flops import model_flops_per_token
+from gptscale.common.loader import Batches, split
+from gptscale.common.precision import check_precision
+from gptscale.common.run import Run, workload
+from gptscale.common.tokens import TokenSource, open_source
+from gptscale.recipes import Recipe, get
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that may start: resolved, and its data open.
+
+    resume: the checkpoint folder to continue from, or the run folder whose newest valid one is meant; None to begin.
+    """
+
+    run: Run
+    recipe_config: RecipeConfig
+    train: TokenSource
+    held_out: TokenSource
+    fingerprint: str
+    resume: Path | None
+
+    def batches(self, source: TokenSource, data_rank: int, data_size: int) -> Batches:
+        """The global batches of `source`, as one data rank sees them."""
+        run = self.run
+        return Batches(
+            source,
+            seq_len=run.seq_len,
+            global_batch_size=run.batch.global_batch_size,
+            seed=run.config.seed,
+            data_rank=data_rank,
+            data_size=data_size,
+        )
+
+    def describe(self) -> list[str]:
+        """What will run, a line each."""
+        run, gpt = self.run, self.run.gpt
+        gflop = model_flops_per_token(gpt, run.seq_len) / 1e9
+        return [
+            f"recipe   {run.recipe} on {run.world.world_size} x {run.world.device.type}, {run.config.precision}",
+            f"model    {run.config.model}: {gpt.n_params:,} parameters, {gpt.n_layer} layers, {gpt.n_head} heads of "
+            f"{gpt.head_dim}, hidden {gpt.n_embd}, vocabulary {gpt.vocab_size} (table {gpt.padded_vocab_size})",
+            f"compute  {gflop:.4f} GFLOP per token, {gflop * run.tokens_per_step / 1e3:,.3f} TFLOP per step",
+            f"batch    {run.batch.describe()}; {run.tokens_per_step:,} tokens per step",
+            f"data     {run.config.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
+            f"state    {16 * gpt.n_params / 2**30:,.2f} GiB of fp32 weights, gradients and AdamW state before any sharding",
+        ]
+
+
+def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
+    """Check a run and resolve it; every GptscaleError is found here or is not the user's to prevent."""
+    row = get(recipe)
+    check_engine(recipe, row)
+    dp_size = _data_ranks(recipe, row, config, world)
+    if row.needs_cuda and world.device.type != "cuda":
+        raise ConfigError(f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not")
+    check_precision(config.precision, world.device)
+    recipe_config.check(world.world_size)
+    batch = plan_batch(
+        dp_size,
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        grad_accum_steps=config.grad_accum_steps,
+    )
+    run = Run(recipe, config, config.gpt(), batch, world)
+    _check_out(config)
+    source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
+    train, held_out = split(source, seq_len=run.seq_len)
+    plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config))
+    plan.batches(train, 0, dp_size)  # its own checks: long enough for one sequence, batch divisible
+    if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
+        check_same_work(Reader(plan.resume).verify(), plan)
+    return plan
+
+
+def check_engine(recipe: str, row: Recipe) -> None:
+    """ConfigError with the pip line if the recipe's engine is not installed."""
+    try:
+        importlib.metadata.version(row.engine)
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"{recipe} needs {row.engine}, which is not installed", "in this environment", f"pip install 'gptscale[{row.engine}]'"
+        ) from None
+
+
+def _data_ranks(recipe: str, row: Recipe, config: RunConfig, world: World) -> int:
+    """How many data ranks the world leaves after tensor and pipeline ranks."""
+    for axis in ("tp", "pp"):
+        size = getattr(config, f"{axis}_size")
+        if size > 1 and axis not in row.axes:
+            raise ConfigError(f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1")
+    model_ranks, world_size = config.tp_size * config.pp_size, world.world_size
+    if not row.axes and world_size > 1:
+        raise ConfigError(f"{recipe} is one process, not {world_size}", "in --nproc", "use --nproc 1, or recipe ddp or fsdp")
+    if world_size % model_ranks:
+        below, above = world_size // model_ranks * model_ranks, -(-world_size // model_ranks) * model_ranks
+        fits = f"{below} or {above}" if below else f"{above}"
+        raise ConfigError(f"world {world_size} is not divisible by tp*pp={model_ranks}", "in --nproc", f"use nproc {fits}")
+    return world_size // model_ranks
+
+
+def _check_out(config: RunConfig) -> None:
+    """The results folder, or the nearest one that exists above it, must be a folder that can be written."""
+    nearest = next(p for p in (config.out.absolute(), *config.out.absolute().parents) if p.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"results folder {config.out} cannot be written", f"at {nearest}", "point --out to a folder that can")
+    if config.run_name and config.resume is None and (config.out / "runs" / config.run_name).exists():
+        raise ConfigError(f"run {config.run_name} exists already", f"in {config.out}", "add --resume or choose another --run-name")
+
+
+def _resume_path(config: RunConfig) -> Path | None:
+    """Where --resume points: a step-N folder, or a folder of them."""
+    if config.resume is None:
+        return None
+    given = config.out / "runs" / str(config.run_name) if config.resume == "auto" else Path(config.resume)
+    where = "in --resume"
+    if not given.is_dir():
+        raise CheckpointError(f"{given} is no folder", where, "give the path of a run or of its checkpoints/step-N")
+    if (given / "manifest.json").exists() or given.name.startswith("step-"):
+        return given
+    folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
+    if not step_folders(folder):
+        raise CheckpointError(f"{given} holds no checkpoint", where, "run with --save-every N or --save-last first")
+    return folder
+
+
+def check_same_work(reader: Reader, plan: Plan) -> None:
+    """CheckpointError unless the saved run had this model, optimizer, seed and data; steps and rates may change."""
+    saved, ours = reader.manifest["workload"], workload(plan.run, plan.fingerprint)
+    fixed = ["n_layer", "n_head", "n_embd", "vocab_size", "activation", "optimizer", "seed", "seq_len", "global_batch_size"]
+    if different := [f"{k} {saved.get(k)} there, {ours[k]} here" for k in fixed if saved.get(k) != ours[k]]:
+        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
+    if saved.get("data_fingerprint") != plan.fingerprint and not plan.run.config.allow_data_change:
+        raise CheckpointError(
+            f"the data differs from the saved run's ({plan.run.config.data})", f"in {reader.path}", "add --allow-data-change to accept"
+        )
+    if reader.step >= plan.run.config.steps:
+        raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")
+
+
+def as_config_error(error: GptscaleError) -> ConfigError:
+    """Whatever is found before the start exits with 2: nothing ran, nothing was created."""
+    return ConfigError(error.what, error.where, error.fix)
+
+
+def world_of(config: RunConfig, nproc: int) -> World:
+    """The world that `nproc` local processes will be, as rank 0 will see it."""
+    alone = World.from_environment(config)
+    return dataclasses.replace(alone, world_size=nproc)

@@ -1,0 +1,116 @@
+"""Fully sharded data parallelism: weights, gradients and optimizer state cut over the devices, gathered block by block.
+
+What is sharded        the batch, and dim 0 of every parameter, its gradient and its optimizer state, over d devices
+What is communicated   per micro-batch: weights all-gathered for forward, and again for backward if they were resharded
+                       (2 x (d-1)/d x bN bytes, b bytes per weight in the compute type), gradients reduce-scattered
+                       ((d-1)/d x 4N bytes); all overlapped with the neighbouring block
+Memory per device      16 N / d bytes + one or two gathered blocks + activations; HSDP: d is the size of one shard group
+fsdp_offload           the 16 N / d bytes live in host memory, the optimizer steps on the CPU; shards cross the bus each use
+Wins                   when one device cannot hold the state and links are fast (NVLink, InfiniBand)
+Loses                  to DDP whenever DDP fits; on slow links; with micro-batches too small to hide a gather
+Source                 Zhao et al. 2023 (arXiv 2304.11277); ZeRO stage 3, Rajbhandari et al. 2020 (arXiv 1910.02054)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from gptscale.common.build import materialise, meta_gpt
+from gptscale.common.config import RecipeConfig
+from gptscale.common.errors import ConfigError
+from gptscale.common.model import Block
+from gptscale.common.precision import DTYPES
+from gptscale.common.run import Run
+from gptscale.common.torch_engine import TorchEngine
+
+
+@dataclass(frozen=True)
+class FSDPConfig(RecipeConfig):
+    """torch's own spelling (torch.distributed.fsdp.fully_shard)."""
+
+    reshard_after_forward: bool = True
+    """Free a block's gathered weights after forward and gather again in backward (ZeRO-3); False keeps them (ZeRO-2)."""
+    prefetch: int = 1
+    """Blocks whose weights are gathered ahead of use."""
+    dp_replicate_size: int = 1
+    """Shard groups that replicate each other (HSDP); gradients are all-reduced between them."""
+    sync_every_micro_batch: bool = True
+    """Reduce-scatter after each micro-batch; False accumulates whole gradients: less traffic, 4 N bytes more."""
+    cpu_offload: bool = False
+    """Keep shards and optimizer state in host memory (recipe fsdp_offload)."""
+
+    def __post_init__(self) -> None:
+        for field in ("prefetch", "dp_replicate_size"):
+            if not 1 <= getattr(self, field) <= 4096:
+                raise ConfigError(
+                    f"{field} {getattr(self, field)} is out of range", f"in --{field.replace('_', '-')}", "use 1 to 4096"
+                )
+
+    @property
+    def offload(self) -> str:
+        return "cpu" if self.cpu_offload else "none"
+
+    def check(self, world_size: int) -> None:
+        """ConfigError unless the replicas divide the world."""
+        if world_size % self.dp_replicate_size:
+            fits = [n for n in range(1, world_size + 1) if world_size % n == 0]
+            raise ConfigError(
+                f"world {world_size} is not divisible by dp_replicate_size {self.dp_replicate_size}",
+                "in --dp-replicate-size",
+                f"use one of {fits}",
+            )
+
+
+def shard(
+    model: nn.Module, block_class: type[nn.Module], config: FSDPConfig, mesh: DeviceMesh, compute_dtype: torch.dtype
+) -> FSDPModule:
+    """Cut each `block_class` in `model`, then what is left, over `mesh`; a 2-D mesh replicates over its first axis (HSDP)."""
+    policy = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy(),
+    }
+    blocks = [module for module in model.modules() if isinstance(module, block_class)]
+    for block in blocks:
+        fully_shard(block, reshard_after_forward=config.reshard_after_forward, **policy)
+    root = fully_shard(model, reshard_after_forward=False, **policy)  # its tables are needed again at once, in backward
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + config.prefetch])
+        block.set_modules_to_backward_prefetch(blocks[max(0, i - config.prefetch) : i][::-1])
+    return root
+
+
+def build(run: Run, config: FSDPConfig) -> TorchEngine:
+    """Shard on the meta device first, so that no process ever holds the whole model, then fill each shard."""
+    world = run.world
+    shard_size = world.world_size // config.dp_replicate_size
+    shape, axes = ((world.world_size,), ("dp_shard",))
+    if config.dp_replicate_size > 1:
+        shape, axes = ((config.dp_replicate_size, shard_size), ("dp_replicate", "dp_shard"))
+    mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
+    model = meta_gpt(run)
+    root = shard(model, Block, config, mesh, DTYPES[run.config.precision])
+    materialise(model, run, torch.device("cpu") if config.cpu_offload else world.device)
+
+    def set_grad_sync(on: bool) -> None:
+        root.set_requires_gradient_sync(on or config.sync_every_micro_batch)
+        root.set_is_last_backward(on)
+
+    return TorchEngine(run, model, group=dist.group.WORLD, sharded=True, set_grad_sync=set_grad_sync)
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("fsdp")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""One device, nothing split: the reference that every other recipe must agree with.
+
+What is sharded        nothing
+What is communicated   nothing
+Memory per device      16 N bytes (fp32 weights 4, gradients 4, AdamW state 8) + activations
+Wins                   while the model, its state and one micro-batch fit: no strategy beats having no communication
+Loses                  when they do not fit (1.6b: 23.2 GiB of state before the first activation), or when one device is too slow
+Source                 Kingma & Ba 2015 (arXiv 1412.6980) for Adam; everything else is plain PyTorch
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gptscale.common.build import materialise, meta_gpt
+from gptscale.common.config import RecipeConfig
+from gptscale.common.run import Run
+from gptscale.common.torch_engine import TorchEngine
+
+
+@dataclass(frozen=True)
+class SingleConfig(RecipeConfig):
+    """No knobs of its own."""
+
+
+def build(run: Run, config: SingleConfig) -> TorchEngine:
+    """The GPT as it is, on this process's device."""
+    return TorchEngine(run, materialise(meta_gpt(run), run, run.world.device))
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("single")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""What a run leaves beside its steps: run.json at its start, one summary row and status.json at its end, whatever the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from gptscale.common.devices import device_name, peak_tflops
+from gptscale.common.distributed import gather_objects
+from gptscale.common.metrics import Memory, peak_memory
+from gptscale.common.run import Run, workload, workload_hash
+from gptscale.launchers.preflight import Plan
+from gptscale.recipes import get
+from gptscale.results.recorder import Recorder
+from gptscale.results.writer import append_summary, run_directory, write_json
+
+
+def new_run_id(recipe: str) -> str:
+    """A name for a run that was given none: recipe, UTC time, and four digits against twins."""
+    return f"{recipe}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
+
+
+class RunRecord:
+    """The folder of a run, held by this run alone while it lasts; rank 0 writes.
+
+    recorder: set once it exists, so that even a failed run's row holds what was measured before.
+    """
+
+    def __init__(self, plan: Plan, run_id: str) -> None:
+        self.plan, self.run_id, self.recorder = plan, run_id, None
+        self.folder = plan.run.config.out / "runs" / run_id
+        self.recorder: Recorder | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> RunRecord:
+        if self.plan.run.world.is_main:
+            self._stack.enter_context(run_directory(self.plan.run.config.out, self.run_id))
+            write_json(self.folder / "run.json", run_json(self.plan, self.run_id))
+        gather_objects(None)  # the folder exists before any other rank goes on
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def finish(self, status: str, error: BaseException | str = "") -> None:
+        """Leave the row; after a failure this rank's own memory must do, since its peers may be gone."""
+        run = self.plan.run
+        mine = peak_memory(run.world.device)
+        memories = gather_objects(mine) if status in ("ok", "interrupted") else [mine]
+        if not run.world.is_main:
+            return
+        row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
+        row |= {f"peak_{k}": v for k, v in highest(memories).items()}
+        path = append_summary(run.config.out, row)
+        done = self.recorder.last_step if self.recorder else 0
+        write_json(self.folder / "status.json", {"status": status, "error": str(error), "step": done})
+        if self.recorder:
+            print_summary(row, path, self.folder)
+
+
+def highest(memories: list[Memory]) -> dict[str, float | None]:
+    """Each kind's maximum over ranks; None where the device has no such count."""
+    result: dict[str, float | None] = {}
+    for ours, column in (("allocated_gib", "mem_allocated_gib"), ("reserved_gib", "mem_reserved_gib"), ("rss_gib", "rss_gib")):
+        known = [v for m in memories if (v := getattr(m, ours)) is not None]
+        result[column] = max(known) if known else None
+    return result
+
+
+def identity(plan: Plan, run_id: str) -> dict[str, Any]:
+    """The columns that are known before the first step."""
+    run = plan.run
+    config, world = run.config, run.world
+    engine = get(run.recipe).engine
+    device = device_name(world.device)
+    return {
+        "run_id": run_id,
+        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "recipe": run.recipe,
+        "engine": engine,
+        "engine_version": importlib.metadata.version(engine),
+        "model": config.model,
+        "n_params": run.gpt.n_params,
+        "seq_len": run.seq_len,
+        "vocab_size": run.gpt.vocab_size,
+        "precision": config.precision,
+        "world_size": world.world_size,
+        "dp_size": run.batch.dp_size,
+        "tp_size": config.tp_size,
+        "pp_size": config.pp_size,
+        "micro_batch_size": run.batch.micro_batch_size,
+        "grad_accum_steps": run.batch.grad_accum_steps,
+        "global_batch_size": run.batch.global_batch_size,
+        "steps": config.steps,
+        "warmup_steps": config.timing_warmup_steps,
+        "tokens_total": config.steps * run.tokens_per_step,
+        "activation_checkpointing": config.activation_checkpointing,
+        "compile": config.compile,
+        "offload": plan.recipe_config.offload,
+        "data": config.data,
+        "seed": config.seed,
+        "device": device,
+        "device_peak_tflops": peak_tflops(device, config.precision),
+        "host": socket.gethostname(),
+        "torch_version": torch.__version__,
+        "git_commit": git_commit(),
+        "workload_hash": workload_hash(workload(run, plan.fingerprint)),
+    }
+
+
+def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
+    """The measured columns; empty if the run ended before its first step."""
+    if recorder is None:
+        return {}
+    return {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last} | dataclasses.asdict(recorder.speed())
+
+
+def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
+    """The resolved configuration and the environment, for whoever wants to repeat the run."""
+    run = plan.run
+    work = workload(run, plan.fingerprint)
+    return {
+        "run_id": run_id,
+        "recipe": run.recipe,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "config": dataclasses.asdict(run.config),
+        "recipe_config": dataclasses.asdict(plan.recipe_config),
+        "gpt": dataclasses.asdict(run.gpt),
+        "batch": dataclasses.asdict(run.batch),
+        "world_size": run.world.world_size,
+        "identity": identity(plan, run_id),
+        "workload": work,
+        "workload_hash": workload_hash(work),
+        "environment": {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": device_name(run.world.device),
+            "packages": {n: v for n in ("torch", "numpy", "transformers", "deepspeed", "fairscale") if (v := _version(n))},
+        },
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str:
+    """The checkout's commit, `+` behind it if files differ; empty for an installed package."""
+    folder = Path(__file__).resolve().parent
+    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""  # no git, or no checkout: the column is empty, as docs/metrics.md says
+
+
+def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
+    """The block that ends a run."""
+
+    def shown(key: str, form: str, unit: str = "") -> str:
+        value = row.get(key)
+        return "-" if value is None else f"{value:{form}}{unit}"
+
+    print(
+        f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
+        f"  speed   {shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
+        f"p90 {_ms(row, 'p90')}), {shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}\n"
+        f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
+        f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
+        f"  files   {folder}\n"
+        f"  row     {csv}    (gptscale compare {csv.parent})",
+        flush=True,
+    )
+
+
+def _ms(row: dict[str, Any], which: str) -> str:
+    value = row.get(f"step_time_s_{which}")
+    return "-" if value is None else f"{value * 1e3:,.1f}"
+
+
+def failed_row(folder: Path, error: str) -> dict[str, Any]:
+    """The row for a run whose rank 0 was killed before it could leave one, from what it noted at its start."""
+    noted = json.loads((folder / "run.json").read_bytes())
+    return {**noted["identity"], "status": "failed", "error": error}

@@ -1,0 +1,1 @@
+"""How a run starts: the gptscale command, the worker, local processes, sweeps, parity, benchmarks."""

@@ -1,0 +1,1 @@
+"""Vision experiments on MNIST and CIFAR-10; empty until they land."""

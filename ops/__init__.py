@@ -1,0 +1,1 @@
+"""Operators written by hand; empty until they land."""

@@ -1,0 +1,1 @@
+"""The record of runs: the CSV schema and its writers, comparison, plots, report."""

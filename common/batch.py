@@ -1,0 +1,66 @@
+"""Batch arithmetic: global_batch_size = micro_batch_size x grad_accum_steps x dp_size, solved from what the user gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gptscale.common.errors import ConfigError
+
+DEFAULT_GLOBAL_BATCH_SIZE = 8
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """One consistent split of a global batch, in sequences."""
+
+    micro_batch_size: int
+    grad_accum_steps: int
+    dp_size: int
+    global_batch_size: int
+
+    @property
+    def sequences_per_rank(self) -> int:
+        return self.micro_batch_size * self.grad_accum_steps
+
+    def describe(self) -> str:
+        """The arithmetic, spelled out."""
+        return (
+            f"global batch {self.global_batch_size} = micro-batch {self.micro_batch_size} "
+            f"x accumulation {self.grad_accum_steps} x data ranks {self.dp_size}"
+        )
+
+
+def plan_batch(
+    dp_size: int,
+    global_batch_size: int | None = None,
+    micro_batch_size: int | None = None,
+    grad_accum_steps: int | None = None,
+) -> BatchPlan:
+    """Solve the equation above for what is None.
+
+    Nothing given: 8 sequences (or one per data rank where 8 does not divide), no accumulation. Only the global batch: no
+    accumulation. ConfigError, with the nearest global batches that work, when the numbers contradict each other.
+    """
+    if global_batch_size is None:
+        if micro_batch_size is None and grad_accum_steps is None:
+            micro_batch_size = max(1, DEFAULT_GLOBAL_BATCH_SIZE // dp_size) if DEFAULT_GLOBAL_BATCH_SIZE % dp_size == 0 else 1
+        micro, accumulation = micro_batch_size or 1, grad_accum_steps or 1
+        return BatchPlan(micro, accumulation, dp_size, micro * accumulation * dp_size)
+    unit = (micro_batch_size or 1) * (grad_accum_steps or 1) * dp_size
+    settled = micro_batch_size is not None and grad_accum_steps is not None
+    if global_batch_size % unit or (settled and global_batch_size != unit):
+        raise ConfigError(
+            f"global batch {global_batch_size} is not {'' if settled else 'a multiple of '}{unit} "
+            f"(micro-batch {micro_batch_size or 'free'} x accumulation {grad_accum_steps or 'free'} x data ranks {dp_size})",
+            "in --global-batch-size",
+            f"use {unit}" if settled else f"use {_nearest_multiples(global_batch_size, unit)}",
+        )
+    rest = global_batch_size // unit
+    micro = micro_batch_size or (rest if grad_accum_steps is not None else global_batch_size // dp_size)
+    accumulation = grad_accum_steps or global_batch_size // (micro * dp_size)
+    return BatchPlan(micro, accumulation, dp_size, global_batch_size)
+
+
+def _nearest_multiples(number: int, unit: int) -> str:
+    below = number // unit * unit
+    return f"{below} or {below + unit}" if below else str(unit)

@@ -1,0 +1,64 @@
+"""Devices by name, and the dense peak each can reach: a table with its sources, never a guess.
+
+Dense tensor-core rates in TFLOP/s, without sparsity (vendors' headline figures often double them), from the vendors' data
+sheets. fp32 is the ordinary rate, without TF32. What is not in the table has no peak, and its MFU stays empty.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# (part of the name torch reports, {precision: dense TFLOP/s}); the first part that is found in the name wins.
+PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
+    # NVIDIA Blackwell architecture brief, 2024 (half of the sparse figures)
+    ("GB200", {"bf16": 2500.0, "fp16": 2500.0, "fp32": 80.0}),
+    ("B200", {"bf16": 2250.0, "fp16": 2250.0, "fp32": 75.0}),
+    # NVIDIA H200 / H100 tensor core GPU data sheets
+    ("H200 NVL", {"bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
+    ("H200", {"bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
+    ("H100 NVL", {"bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
+    ("H100 PCIe", {"bf16": 756.5, "fp16": 756.5, "fp32": 51.0}),
+    ("H100", {"bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
+    ("GH200", {"bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
+    # NVIDIA Ampere data sheets; A10 and RTX rates with fp32 accumulation
+    ("A100", {"bf16": 312.0, "fp16": 312.0, "fp32": 19.5}),
+    ("A10G", {"bf16": 70.0, "fp16": 70.0, "fp32": 31.5}),
+    ("A10", {"bf16": 125.0, "fp16": 125.0, "fp32": 31.2}),
+    ("RTX 3090 Ti", {"bf16": 80.0, "fp16": 80.0, "fp32": 40.0}),
+    ("RTX 3090", {"bf16": 71.0, "fp16": 71.0, "fp32": 35.6}),
+    # NVIDIA Ada data sheets
+    ("L40S", {"bf16": 362.0, "fp16": 362.0, "fp32": 91.6}),
+    ("L40", {"bf16": 181.0, "fp16": 181.0, "fp32": 90.5}),
+    ("L4", {"bf16": 121.0, "fp16": 121.0, "fp32": 30.3}),
+    ("RTX 4090", {"bf16": 165.2, "fp16": 165.2, "fp32": 82.6}),
+    # NVIDIA Turing and Volta data sheets; no bf16
+    ("RTX 2080 Ti", {"fp16": 53.8, "fp32": 13.4}),
+    ("T4", {"fp16": 65.0, "fp32": 8.1}),
+    ("V100", {"fp16": 125.0, "fp32": 15.7}),
+    # AMD CDNA 3 data sheet
+    ("MI300X", {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4}),
+)
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name as its driver gives it, or `cpu: ` and the processor's model."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:
+            model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):  # no such file off Linux, no such line on Arm
+        return "cpu"
+    return f"cpu: {model}"
+
+
+def peak_tflops(name: str, precision: str) -> float | None:
+    """Dense peak of the named device in TFLOP/s; None for a device or precision that the table does not have."""
+    if name.startswith("cpu"):
+        return None
+    return next((rates.get(precision) for part, rates in PEAK_TFLOPS if part in name), None)
+
+
+def supports_bf16(capability: tuple[int, int]) -> bool:
+    """Whether a CUDA compute capability multiplies bf16 in hardware: Ampere (8.0) and newer."""
+    return capability >= (8, 0)

@@ -80,7 +80,7 @@ def _train(plan: Plan, record: RunRecord) -> bool:
     held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
     stop = StopRequest()
     with (
-        Recorder.of_run(run, record.folder, start_step=start, sequences=batches.sequences) as recorder,
+        Recorder(run, record.folder, start_step=start, sequences=batches.sequences) as recorder,
         Prefetcher(batches, run.world.device) as data,
     ):
         record.recorder = recorder

@@ -104,7 +104,7 @@ class TorchEngine:
         gathered = value.new_empty(self.data_size)
         if self.group is None:
             return gathered.copy_(value)
-        dist.all_gather_into_tensor(gathered, value, group=self.group)
+        dist.all_gather_into_tensor(gathered, value.view(1), group=self.group)
         return gathered
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol
+
+from torch import Tensor
 
 from gptscale.common.distributed import agree_any
 from gptscale.common.engine import Batch, Engine, StepResult
@@ -18,10 +21,10 @@ class Source(Protocol):
 class Observer(Protocol):
     """What the loop tells of itself; results/recorder.py writes it down."""
 
-    def waiting(self) -> object: ...
+    def waiting(self) -> AbstractContextManager[None]: ...
     def step(self, step: int, lr: float, result: StepResult) -> bool: ...
-    def evaluated(self, step: int, loss: object) -> None: ...
-    def paused(self) -> object: ...
+    def evaluated(self, step: int, loss: Tensor) -> None: ...
+    def paused(self) -> AbstractContextManager[None]: ...
 
 
 def train(
@@ -32,7 +35,7 @@ def train(
     lr_at: Callable[[int], float],
     start: int,
     steps: int,
-    evaluate: Callable[[int], object] = lambda step: None,
+    evaluate: Callable[[int], Tensor | None] = lambda step: None,
     save: Callable[[int, bool], None] = lambda step, last: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> int:

@@ -8,11 +8,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from gptscale.common.batch import plan_batch
 from gptscale.common.checkpoint import Reader, step_folders
 from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.common.distributed import World
-from gptscale.common.errors import CheckpointError, ConfigError, GptscaleError
+from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.flops import model_flops_per_token
 from gptscale.common.loader import Batches, split
 from gptscale.common.precision import check_precision
@@ -98,6 +100,21 @@ def check_engine(recipe: str, row: Recipe) -> None:
         ) from None
 
 
+def why_not_here(recipe: str) -> str | None:
+    """Why a recipe cannot run on this machine, or None if it can."""
+    row = get(recipe)
+    try:
+        check_engine(recipe, row)
+        row.load()
+    except ConfigError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  whatever a broken engine raises when it is imported is the reason
+        return f"{row.engine} is installed but does not import ({type(error).__name__}: {error})"
+    if row.needs_cuda and not torch.cuda.is_available():
+        return "needs a CUDA device"
+    return None
+
+
 def _data_ranks(recipe: str, row: Recipe, config: RunConfig, world: World) -> int:
     """How many data ranks the world leaves after tensor and pipeline ranks."""
     for axis in ("tp", "pp"):
@@ -151,11 +168,6 @@ def check_same_work(reader: Reader, plan: Plan) -> None:
         )
     if reader.step >= plan.run.config.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")
-
-
-def as_config_error(error: GptscaleError) -> ConfigError:
-    """Whatever is found before the start exits with 2: nothing ran, nothing was created."""
-    return ConfigError(error.what, error.where, error.fix)
 
 
 def world_of(config: RunConfig, nproc: int) -> World:

@@ -1,0 +1,148 @@
+"""The `gptscale` command: each word behind it is one function here or in a module of its name."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from gptscale.common.config import did_you_mean
+from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.launchers.options import fail, parse_launch
+from gptscale.recipes import RECIPES, get
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How many processes, or none at all."""
+
+    nproc: int | None = None
+    """Processes on this machine; default one per GPU, or one. Several nodes: see launchers/multinode.sh."""
+    dry_run: bool = False
+    """Print what would run and stop; nothing is created."""
+
+    def __post_init__(self) -> None:
+        if self.nproc is not None and not 1 <= self.nproc <= 1024:
+            raise ConfigError(f"nproc {self.nproc} is out of range", "in --nproc", "use 1 to 1024")
+
+
+def run(argv: Sequence[str]) -> int:
+    """gptscale run RECIPE [options]: train with one strategy."""
+    recipe = _first_word(argv, "run RECIPE [options]", "a recipe", RECIPES)
+    config, recipe_config, options = parse_launch(recipe, argv[1:], LaunchOptions)
+    assert options is not None
+    from gptscale.launchers.start import command_line, default_nproc, plan_run, start
+
+    nproc = options.nproc or default_nproc(recipe, config)
+    if not options.dry_run:
+        return start(recipe, config, recipe_config, nproc)
+    for line in plan_run(recipe, config, recipe_config, nproc).describe():
+        print(line)
+    print("command  " + " ".join(command_line(recipe, config, recipe_config, nproc)))
+    return 0
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """gptscale sweep --recipes A,B,C [options]: train with several, then compare."""
+    from gptscale.launchers.sweep import main
+
+    return main(argv)
+
+
+def compare(argv: Sequence[str]) -> int:
+    """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it."""
+    from gptscale.results.compare import main
+
+    return main(argv)
+
+
+def parity(argv: Sequence[str]) -> int:
+    """gptscale parity [--recipes A,B] [--nproc N]: does each recipe compute what one process computes?"""
+    from gptscale.launchers.parity import main
+
+    return main(argv)
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """gptscale doctor [--json]: what is installed, what can run here, and why not the rest."""
+    from gptscale.launchers.doctor import main
+
+    return main(argv)
+
+
+def tokenize(argv: Sequence[str]) -> int:
+    """gptscale tokenize INPUT... --out FILE.bin: text into memory-mapped tokens."""
+    from gptscale.launchers.tokenize import main
+
+    return main(argv)
+
+
+def bench(argv: Sequence[str]) -> int:
+    """gptscale bench handout|loop|data: measurements against alternatives in the same run."""
+    from gptscale.launchers.bench import main
+
+    return main(argv)
+
+
+def list_recipes(argv: Sequence[str]) -> int:
+    """gptscale list: the recipes."""
+    if argv:
+        raise ConfigError(f"unexpected {argv[0]!r}", "after list", "gptscale list takes no options")
+    table = Table("recipe", "engine", "splits", "what it does", box=None, pad_edge=False)
+    for name, recipe in RECIPES.items():
+        table.add_row(name, recipe.engine, " ".join(recipe.axes) or "-", recipe.what)
+    Console().print(table)
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "sweep": sweep,
+    "compare": compare,
+    "parity": parity,
+    "list": list_recipes,
+    "doctor": doctor,
+    "tokenize": tokenize,
+    "bench": bench,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; a user's error is one line and exit status 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print("Which way of splitting this GPT over these devices trains it fastest, fits, and computes the same thing?\n")
+        for command in COMMANDS.values():
+            print("  " + str(command.__doc__))
+        print("\nEvery command has --help. A first try: gptscale sweep --recipes single,ddp,fsdp --nproc 2")
+        return 0
+    if words[0] == "--version":
+        print(f"gptscale {importlib.metadata.version('gptscale')}")
+        return 0
+    try:
+        _first_word(words, "COMMAND", "a command", COMMANDS)
+        return COMMANDS[words[0]](words[1:])
+    except GptscaleError as error:
+        return fail(error)
+
+
+def _first_word(argv: Sequence[str], usage: str, kind: str, known: object) -> str:
+    """The first word, if it is one of `known`."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: gptscale {usage}\n\nFor the options: gptscale run ddp --help")
+        raise SystemExit(0)
+    if not argv or argv[0].startswith("-"):
+        raise ConfigError(f"{kind} is missing", "on the command line", f"gptscale {usage}")
+    if known is RECIPES:
+        get(argv[0])
+    elif argv[0] not in COMMANDS:
+        raise ConfigError(f"unknown command {argv[0]!r}", "on the command line", did_you_mean(argv[0], COMMANDS))
+    return argv[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

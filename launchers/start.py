@@ -1,0 +1,76 @@
+"""From resolved options to finished processes on this machine: plan, name, launch, and never a run without a row."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import sys
+from pathlib import Path
+
+import torch
+
+from gptscale.common.config import RecipeConfig, RunConfig
+from gptscale.launchers.local import launch
+from gptscale.launchers.preflight import Plan, preflight, world_of
+from gptscale.launchers.record import failed_row, new_run_id
+from gptscale.recipes import get
+from gptscale.results.writer import append_summary
+
+
+def default_nproc(recipe: str, config: RunConfig) -> int:
+    """One process per visible GPU, one on a CPU, one for a recipe that splits nothing."""
+    wants_cuda = config.device != "cpu" and torch.cuda.is_available()
+    return torch.cuda.device_count() if wants_cuda and get(recipe).axes else 1
+
+
+def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:
+    """Everything that can be checked before processes start."""
+    return preflight(recipe, config, recipe_config, world_of(config, nproc))
+
+
+def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> int:
+    """Check, launch, wait; the run's exit status. A run whose rank 0 was killed gets its row from here."""
+    plan_run(recipe, config, recipe_config, nproc)
+    config = dataclasses.replace(config, run_name=config.run_name or new_run_id(recipe))
+    status = launch(worker_command(recipe, config, recipe_config), nproc)
+    folder = config.out / "runs" / str(config.run_name)
+    if status and (folder / "run.json").exists() and not has_row(config.out / "summary.csv", str(config.run_name)):
+        append_summary(config.out, failed_row(folder, f"ended with status {status} before it could leave its own row"))
+    return status
+
+
+def has_row(summary: Path, run_id: str) -> bool:
+    """Whether the summary has a row of this run."""
+    if not summary.exists():
+        return False
+    with summary.open(newline="") as file:
+        return any(row["run_id"] == run_id for row in csv.DictReader(file))
+
+
+def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
+    """What each rank executes."""
+    row = get(recipe)
+    options = arguments(config, RunConfig()) + arguments(recipe_config, type(recipe_config)())
+    return [sys.executable, "-u", "-c", f"from gptscale.launchers.entry import run_recipe; run_recipe({recipe!r})", *options] if row.preset else [
+        sys.executable, "-u", "-m", row.module, *options
+    ]  # fmt: skip
+
+
+def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:
+    """The same run by hand, under torchrun."""
+    row = get(recipe)
+    options = arguments(config, RunConfig()) + arguments(recipe_config, type(recipe_config)())
+    if not row.axes:
+        return ["python", "-m", row.module, *options]
+    return ["torchrun", "--standalone", "--nproc-per-node", str(nproc), "-m", row.module, *options]
+
+
+def arguments(config: object, default: object) -> list[str]:
+    """A configuration as the options that make it: one for each field that differs from the default."""
+    words: list[str] = []
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value, name = getattr(config, field.name), field.name.replace("_", "-")
+        if value == getattr(default, field.name):
+            continue
+        words += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+    return words

@@ -204,3 +204,7 @@ def threads_per_process(world: World) -> int:
         return torch.get_num_threads()
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, len(os.sched_getaffinity(0)) // local)
+
+
+if __name__ == "__main__":
+    run_recipe(sys.argv[1], sys.argv[2:])

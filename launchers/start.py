@@ -49,20 +49,20 @@ def has_row(summary: Path, run_id: str) -> bool:
 
 def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
     """What each rank executes."""
-    row = get(recipe)
-    options = arguments(config, RunConfig()) + arguments(recipe_config, type(recipe_config)())
-    return [sys.executable, "-u", "-c", f"from gptscale.launchers.entry import run_recipe; run_recipe({recipe!r})", *options] if row.preset else [
-        sys.executable, "-u", "-m", row.module, *options
-    ]  # fmt: skip
+    return [sys.executable, "-u", "-m", "gptscale.launchers.entry", recipe, *options(recipe, config, recipe_config)]
 
 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:
     """The same run by hand, under torchrun."""
     row = get(recipe)
-    options = arguments(config, RunConfig()) + arguments(recipe_config, type(recipe_config)())
-    if not row.axes:
-        return ["python", "-m", row.module, *options]
-    return ["torchrun", "--standalone", "--nproc-per-node", str(nproc), "-m", row.module, *options]
+    module = ["gptscale.launchers.entry", recipe] if row.preset else [row.module]
+    starter = ["torchrun", "--standalone", "--nproc-per-node", str(nproc)] if row.axes else ["python"]
+    return [*starter, "-m", *module, *options(recipe, config, recipe_config)]
+
+
+def options(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
+    """A run's options as words."""
+    return arguments(config, RunConfig()) + arguments(recipe_config, type(recipe_config)(**get(recipe).preset))
 
 
 def arguments(config: object, default: object) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 SCHEMA_VERSION = 1
@@ -18,8 +19,14 @@ SUMMARY_COLUMNS = (
 STEP_COLUMNS = "step tokens loss grad_norm lr step_time_s data_wait_s".split()
 STATUSES = ("ok", "oom", "failed", "interrupted")
 
-# Text that a spreadsheet would run as a formula (OWASP: CSV injection).
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+FORMULA_STARTS = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+)  # what a spreadsheet runs as a formula (OWASP, CSV injection; CWE-1236)
 
 
 def cell(value: Any) -> str:
@@ -28,15 +35,19 @@ def cell(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        return repr(float(value))  # the shortest digits that read back as the same float
     text = "".join(c if c.isprintable() else " " for c in str(value))
-    return "'" + text if str(value).startswith(FORMULA_STARTS) else text
+    dangerous = str(value).startswith(FORMULA_STARTS) or text.lstrip().startswith(FORMULA_STARTS)
+    return "'" + text if dangerous else text
 
 
 def summary_cells(row: Mapping[str, Any]) -> list[str]:
     """The cells of a summary row; what it lacks stays empty, what the schema lacks is a ValueError."""
-    unknown = set(row) - set(SUMMARY_COLUMNS)
-    if unknown or row.get("status") not in STATUSES:
-        raise ValueError(f"not columns of the summary: {sorted(unknown)}; status {row.get('status')!r}")
+    if unknown := set(row) - set(SUMMARY_COLUMNS):
+        raise ValueError(f"not columns of the summary: {sorted(unknown)}")
+    if row.get("status") not in STATUSES:
+        raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
     return [cell({"schema_version": SCHEMA_VERSION, **row}.get(column)) for column in SUMMARY_COLUMNS]

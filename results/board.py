@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard import FileWriter
 
 from gptscale.results.writer import warn
 
@@ -20,15 +21,16 @@ class Board:
     """
 
     def __init__(self, folder: Path, start_step: int = 0) -> None:
-        self._writer: SummaryWriter | None = SummaryWriter(str(folder), purge_step=start_step + 1)
+        self._writer: FileWriter | None = FileWriter(folder)
+        self._writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), start_step + 1)
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values, by tag. One event for all takes a fifth of the time of `add_scalar` for each."""
+        """Write the values, by tag: all in one event, a fifth of the time of `SummaryWriter.add_scalar` for each."""
         if self._writer is None:
             return
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         try:
-            self._writer.file_writer.add_summary(summary, step)
+            self._writer.add_summary(summary, step)
         except OSError as error:  # of the thread that writes
             self._give_up(error)
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from gptscale.common.config import RunConfig
 from gptscale.common.precision import LossScale
-from gptscale.common.state import Shard, replicas, shard_of
+from gptscale.common.state import Shard, local, replicas, shard_of
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 
@@ -39,7 +38,7 @@ class Optimizer:
             {"params": vectors, "weight_decay": 0.0},
         ]
         if config.optimizer == "sgd":
-            self.torch: torch.optim.Optimizer = torch.optim.SGD(groups, lr=config.peak_lr, fused=True)
+            self.torch: torch.optim.Optimizer = PlainSGD(groups, {"lr": config.peak_lr})
             self.state_keys: tuple[str, ...] = ()
         else:
             betas = (config.beta1, config.beta2)
@@ -80,8 +79,7 @@ class Optimizer:
         by_replicas: dict[int, list[Tensor]] = {}
         for p in self.parameters.values():
             assert p.grad is not None, "every parameter of the model takes part in every step"
-            grad = p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-            by_replicas.setdefault(replicas(p), []).append(grad)
+            by_replicas.setdefault(replicas(p), []).append(local(p.grad))
         squares = [torch.stack(torch._foreach_norm(g)).float().square().sum() / n for n, g in by_replicas.items()]
         total = torch.stack(squares).sum()
         if self.group is not None:
@@ -110,3 +108,22 @@ class Optimizer:
         if self.loss_scale.dynamic:
             self.loss_scale.value.fill_(counters["loss_scale"])
             self.loss_scale.good_steps.fill_(counters["loss_scale_good_steps"])
+
+
+class PlainSGD(torch.optim.Optimizer):
+    """w -= lr (g / grad_scale + weight_decay w), unless found_inf; on local shards.
+
+    torch's own fused SGD has no rule for DTensors (2.11), and its other forms ignore grad_scale and found_inf.
+    """
+
+    grad_scale: Tensor
+    found_inf: Tensor
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                weight = local(p)
+                update = local(p.grad) / self.grad_scale + group["weight_decay"] * weight
+                weight.sub_(torch.where(self.found_inf > 0, 0.0, group["lr"] * update))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from torch import Tensor
@@ -32,10 +33,15 @@ def shard_of(name: str, tensor: Tensor) -> Shard:
     """The box that a plain tensor (all of it) or a DTensor (this rank's part) is."""
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
-        return Shard(name, tensor.detach(), shape, (0,) * len(shape))
-    local = tensor.detach().to_local()
+        return Shard(name, local(tensor), shape, (0,) * len(shape))
     _, offset = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
-    return Shard(name, local, shape, tuple(offset))
+    return Shard(name, local(tensor), shape, tuple(offset))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, sharing its memory; a plain tensor as it is. Both detached."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def replicas(tensor: Tensor) -> int:
@@ -43,7 +49,4 @@ def replicas(tensor: Tensor) -> int:
     if not isinstance(tensor, DTensor):
         return 1
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    count = 1
-    for size, placement in sizes:
-        count *= size if isinstance(placement, Replicate) else 1
-    return count
+    return math.prod(size for size, placement in sizes if isinstance(placement, Replicate))

@@ -101,7 +101,9 @@ def _write_files(folder: Path, rank: int, shards: list[Shard]) -> Iterator[dict[
         tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor.detach().cpu().contiguous() for s in group}
         for key, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
-                raise NumericError(f"{key.split('@')[0]} holds NaN or Inf", "while saving", "resume from the checkpoint before")
+                raise NumericError(
+                    f"{key.split('@')[0]} holds NaN or Inf", "while saving", "resume from the checkpoint before"
+                )
         data = safetensors.torch.save(tensors)
         name, digest = f"rank-{rank:05d}-{index:04d}.safetensors", hashlib.sha256(data).hexdigest()
         write_durably(folder / name, data)
@@ -302,7 +304,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if not isinstance(manifest, dict) or not isinstance(manifest.get(key), kind):
             raise CheckpointError(f"manifest.json has no valid {key!r}", where, fix)
     if manifest["format_version"] != FORMAT_VERSION:
-        raise CheckpointError(f"format version {manifest['format_version']} is unknown", where, f"this package reads {FORMAT_VERSION}")
+        raise CheckpointError(
+            f"format version {manifest['format_version']} is unknown", where, f"this package reads {FORMAT_VERSION}"
+        )
     for entry in manifest["files"]:
         if not isinstance(entry, dict) or not re.fullmatch(r"rank-\d{5}-\d{4}\.safetensors", str(entry.get("file"))):
             raise CheckpointError("manifest.json names a file that is none of a checkpoint's", where, fix)
@@ -320,5 +324,9 @@ def newest_valid(folder: Path, say: Any = print) -> Reader:
         except CheckpointError as error:
             aside = path.with_name(f"{path.name}.corrupt")
             os.rename(path, aside if not aside.exists() else aside.with_name(f"{aside.name}-{uuid.uuid4().hex[:8]}"))
-            say(f"gptscale: warning: {error.what}, in {path}, set aside as {aside.name}, falling back to the one before")
-    raise CheckpointError("no checkpoint that verifies", f"in {folder}", "start anew without --resume, or give --resume PATH")
+            say(
+                f"gptscale: warning: {error.what}, in {path}, set aside as {aside.name}, falling back to the one before"
+            )
+    raise CheckpointError(
+        "no checkpoint that verifies", f"in {folder}", "start anew without --resume, or give --resume PATH"
+    )

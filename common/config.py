@@ -121,7 +121,9 @@ class RunConfig:
                 "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
             )
         if self.resume == "auto" and self.run_name is None:
-            raise ConfigError("nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH")
+            raise ConfigError(
+                "nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH"
+            )
         self.gpt()  # its own checks: heads, sizes
 
     def _check_ranges(self) -> None:

@@ -45,7 +45,9 @@ class World:
                 "in the environment",
                 "start with `gptscale run` or torchrun",
             )
-        rank, world_size, local_rank = (int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+        rank, world_size, local_rank = (
+            int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+        )
         if wants_cuda and local_rank >= torch.cuda.device_count():
             raise ConfigError(
                 f"local rank {local_rank} has no GPU of its own ({torch.cuda.device_count()} visible)",

@@ -41,13 +41,22 @@ class Batches:
     """
 
     def __init__(
-        self, source: TokenSource, *, seq_len: int, global_batch_size: int, seed: int, data_rank: int = 0, data_size: int = 1
+        self,
+        source: TokenSource,
+        *,
+        seq_len: int,
+        global_batch_size: int,
+        seed: int,
+        data_rank: int = 0,
+        data_size: int = 1,
     ) -> None:
         self.source, self.seq_len, self.global_batch_size, self.seed = source, seq_len, global_batch_size, seed
         self.data_rank, self.data_size = data_rank, data_size
         self.n_sequences = (len(source) - 1) // seq_len
         if self.n_sequences < 1:
-            raise DataError(f"{len(source)} tokens hold no sequence of {seq_len}", "in --data", "use a smaller --seq-len")
+            raise DataError(
+                f"{len(source)} tokens hold no sequence of {seq_len}", "in --data", "use a smaller --seq-len"
+            )
         if global_batch_size % data_size:
             raise ConfigError(
                 f"global batch {global_batch_size} is not divisible by {data_size} data ranks",
@@ -98,7 +107,9 @@ class Prefetcher:
             batch = future.result(timeout=WAIT_S_MAX)
         except TimeoutError:
             raise DataError(
-                f"step {step + 1} waited {WAIT_S_MAX:.0f} s for its batch", "in the data source", "check the disk it lies on"
+                f"step {step + 1} waited {WAIT_S_MAX:.0f} s for its batch",
+                "in the data source",
+                "check the disk it lies on",
             ) from None
         return batch.to(self.device)
 
@@ -114,5 +125,7 @@ class Prefetcher:
     def __enter__(self) -> Prefetcher:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -43,9 +43,7 @@ def softmax_and_loss(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, dtype: torch.dtype
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
         wants_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         rows = max(1, LOGITS_BYTES[x.device.type] // (4 * weight.shape[0]))
         x_cast, weight_cast = x.to(dtype), weight.to(dtype)

@@ -29,7 +29,9 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for field in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
             if getattr(self, field) < 1:
-                raise ConfigError(f"{field} {getattr(self, field)} is not positive", "in the model", f"use {field} >= 1")
+                raise ConfigError(
+                    f"{field} {getattr(self, field)} is not positive", "in the model", f"use {field} >= 1"
+                )
         if self.n_embd % self.n_head:
             raise ConfigError(
                 f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}",

@@ -64,7 +64,9 @@ class Optimizer:
         overflowed = ~torch.isfinite(norm)
         lost = ~torch.isfinite(loss.to(self.device))
         self.poisoned |= lost if self.loss_scale.dynamic else lost | overflowed
-        too_long = (norm + 1e-6) / self.clip if self.clip else torch.zeros_like(norm)  # 1e-6 as in torch's clip_grad_norm_
+        too_long = (
+            (norm + 1e-6) / self.clip if self.clip else torch.zeros_like(norm)
+        )  # 1e-6 as in torch's clip_grad_norm_
         self.torch.grad_scale = torch.clamp(too_long, min=1.0) * scale  # type: ignore[attr-defined]
         self.torch.found_inf = (self.poisoned | overflowed).float()  # type: ignore[attr-defined]
         for group in self.torch.param_groups:

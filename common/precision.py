@@ -22,7 +22,9 @@ def check_precision(precision: Precision, device: torch.device) -> None:
         capability = torch.cuda.get_device_capability(device)
         if not supports_bf16(capability):
             name = f"compute capability {capability[0]}.{capability[1]}"
-            raise ConfigError(f"bf16 needs Ampere (8.0) or newer, not {name}", "in --precision", "use fp16, which scales its loss")
+            raise ConfigError(
+                f"bf16 needs Ampere (8.0) or newer, not {name}", "in --precision", "use fp16, which scales its loss"
+            )
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import urllib.request
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,12 +11,22 @@ import numpy as np
 
 from gptscale.common.errors import ConfigError, DataError
 
+BPE_FILES = ("vocab.json", "merges.txt")
+IDS_MAX = 2**16  # ids are kept in 16 bits, in memory and in files
+HUB_WAIT_S_MAX = 3.0
+WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
+
 
 class Tokenizer(Protocol):
-    """vocab_size: ids are below it. end_of_text: the id that ends a document."""
+    """Text to ids and back; text that looks like a control token is text all the same.
+
+    vocab_size: ids are below it. end_of_text: the id that ends a document, made from no text.
+    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading one.
+    """
 
     vocab_size: int
     end_of_text: int
+    fingerprint: str | None
 
     def encode(self, text: str) -> np.ndarray:
         """Ids (uint16) of `text`."""
@@ -27,57 +39,90 @@ class ByteTokenizer:
     """UTF-8 bytes as ids 0 to 255, and 256 for the end of a text."""
 
     vocab_size, end_of_text = 257, 256
+    fingerprint: str | None = None
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids (uint16) of `text`."""
+        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
         """Text of ids; bytes that are no UTF-8 become U+FFFD."""
-        return bytes(int(i) for i in ids if i < 256).decode("utf-8", errors="replace")
+        return np.asarray(ids)[np.asarray(ids) < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 class GPT2Tokenizer:
-    """GPT-2's byte-pair encoding (50257 ids), from the hub or its cache, or from a folder with vocab.json and merges.txt."""
+    """GPT-2's byte-pair encoding (Radford et al. 2019), with the vocabulary of a folder with vocab.json and merges.txt."""
 
-    def __init__(self, name_or_path: str) -> None:
+    def __init__(self, folder: Path) -> None:
+        GPT2TokenizerFast = _gpt2_class()
+        if missing := [name for name in BPE_FILES if not (folder / name).is_file()]:
+            raise DataError(f"{folder} lacks {' and '.join(missing)}", WHERE, FIX)
         try:
-            from transformers import GPT2TokenizerFast
-        except ImportError:
+            self._bpe: Any = GPT2TokenizerFast.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # the Rust library has no narrower class for a file that it cannot read
+            raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
+        self.vocab_size, self.end_of_text = len(self._bpe), int(self._bpe.eos_token_id)
+        if self.vocab_size > IDS_MAX:
             raise ConfigError(
-                "the GPT-2 tokenizer needs transformers", "in --tokenizer", "pip install 'gptscale[hf]', or use --tokenizer bytes"
-            ) from None
-        folder = Path(name_or_path)
-        if folder.is_dir():
-            missing = [n for n in ("vocab.json", "merges.txt") if not (folder / n).is_file()]
-            if missing:
-                raise DataError(f"{folder} lacks {' and '.join(missing)}", "in --tokenizer", "give a folder that holds both")
-            files = {"vocab": str(folder / "vocab.json"), "merges": str(folder / "merges.txt")}
-            self._bpe: Any = GPT2TokenizerFast(**files)
-        else:
-            try:
-                self._bpe = GPT2TokenizerFast.from_pretrained(name_or_path)
-            except (OSError, ValueError) as error:
-                first = str(error).splitlines()[0][:120]
-                raise DataError(
-                    f"tokenizer {name_or_path!r} cannot be loaded ({first})", "in --tokenizer", "give a folder with vocab.json and merges.txt"
-                ) from None
-        self.vocab_size = len(self._bpe)
-        self.end_of_text = int(self._bpe.eos_token_id)
+                f"tokenizer {folder} has {self.vocab_size} ids, at most {IDS_MAX} fit 16 bits", WHERE, FIX
+            )
+        self.fingerprint: str | None = hashlib.sha256(self._bpe.backend_tokenizer.to_str().encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids (uint16) of `text`."""
-        return np.asarray(self._bpe(text, verbose=False)["input_ids"], dtype=np.uint16)
+        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
+        clean = text.encode("utf-8", errors="replace").decode("utf-8")
+        ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        return np.asarray(ids, dtype=np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
         """Text of ids."""
-        return str(self._bpe.decode([int(i) for i in ids if i != self.end_of_text]))
+        text_ids = [int(i) for i in ids if i != self.end_of_text]
+        return str(self._bpe.decode(text_ids, clean_up_tokenization_spaces=False))
 
 
 def get_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, `gpt2`, or a folder with vocab.json and merges.txt."""
+    """`bytes`, `gpt2` (the hub or its cache), or a folder with vocab.json and merges.txt.
+
+    Raises ConfigError for another name or without transformers, DataError for files that are missing or unusable.
+    """
     if name == "bytes":
         return ByteTokenizer()
-    if name == "gpt2" or Path(name).exists():
-        return GPT2Tokenizer(name)
-    raise ConfigError(f"unknown tokenizer {name!r}", "in --tokenizer", "use bytes, gpt2, or a folder with vocab.json and merges.txt")
+    if Path(name).is_dir():
+        return GPT2Tokenizer(Path(name))
+    if name == "gpt2":
+        return GPT2Tokenizer(_hub_folder(name))
+    raise ConfigError(
+        f"unknown tokenizer {name!r}", WHERE, "use bytes, gpt2, or a folder with vocab.json and merges.txt"
+    )
+
+
+def _hub_folder(repository: str) -> Path:
+    """The folder of the hub's cache with the files of a byte-pair encoding, downloaded if they are not there."""
+    _gpt2_class()
+    import huggingface_hub as hub
+
+    try:
+        return [Path(hub.hf_hub_download(repository, name, local_files_only=True)).parent for name in BPE_FILES][0]
+    except OSError:  # not in the cache
+        url = hub.hf_hub_url(repository, BPE_FILES[0])
+    try:
+        # Asked first, because the hub's own client goes on trying for minutes where there is no network.
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_WAIT_S_MAX).close()
+        return [Path(hub.hf_hub_download(repository, name)).parent for name in BPE_FILES][0]
+    except OSError as error:
+        raise DataError(
+            f"tokenizer {repository!r} cannot be had from the hub ({_first_line(error)})", WHERE, FIX
+        ) from None
+
+
+def _gpt2_class() -> Any:
+    try:
+        from transformers import GPT2TokenizerFast
+    except ImportError:
+        fix = "pip install 'gptscale[hf]', or use --tokenizer bytes"
+        raise ConfigError("the GPT-2 tokenizer needs transformers", WHERE, fix) from None
+    return GPT2TokenizerFast
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

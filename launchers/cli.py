@@ -115,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; a user's error is one line and exit status 2."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
-        print("Which way of splitting this GPT over these devices trains it fastest, fits, and computes the same thing?\n")
+        print(
+            "Which way of splitting this GPT over these devices trains it fastest, fits, and computes the same thing?\n"
+        )
         for command in COMMANDS.values():
             print("  " + str(command.__doc__))
         print("\nEvery command has --help. A first try: gptscale sweep --recipes single,ddp,fsdp --nproc 2")

@@ -61,7 +61,7 @@ def work(plan: Plan) -> int:
             stopped = _train(plan, record)
             record.finish("interrupted" if stopped else "ok")
             return PREEMPTED_EXIT_STATUS if stopped else 0
-        except BaseException as error:  # noqa: BLE001  the row must be left whatever it was; nothing is swallowed
+        except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
             known = as_known(error)
             if known is None:
                 traceback.print_exc()
@@ -114,7 +114,9 @@ def resume(plan: Plan, engine: Engine) -> int:
     if plan.run.world.is_main:
         try:
             explicit = (plan.resume / "manifest.json").exists()
-            reader = Reader(plan.resume) if explicit else newest_valid(plan.resume)  # preflight verified an explicit one
+            reader = (
+                Reader(plan.resume) if explicit else newest_valid(plan.resume)
+            )  # preflight verified an explicit one
             check_same_work(reader, plan)
             found = str(reader.path)
         except GptscaleError as error:
@@ -125,7 +127,10 @@ def resume(plan: Plan, engine: Engine) -> int:
     reader = Reader(Path(str(found)))
     reader.load_into(engine)
     if plan.run.world.is_main:
-        print(f"resumed from {reader.path}, saved by {reader.manifest['recipe']} on {reader.manifest['world_size']}", flush=True)
+        print(
+            f"resumed from {reader.path}, saved by {reader.manifest['recipe']} on {reader.manifest['world_size']}",
+            flush=True,
+        )
     return reader.step
 
 
@@ -156,7 +161,11 @@ class Saver:
             if last or self.misses >= SAVE_MISSES_MAX:
                 raise
             if run.world.is_main:
-                print(f"gptscale: warning: {error} (missed {self.misses} of {SAVE_MISSES_MAX})", file=sys.stderr, flush=True)
+                print(
+                    f"gptscale: warning: {error} (missed {self.misses} of {SAVE_MISSES_MAX})",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 class StopRequest:
@@ -181,7 +190,9 @@ def as_known(error: BaseException) -> GptscaleError | None:
     text = str(error)
     if isinstance(error, torch.distributed.DistError) or "gloo" in text or "Connection closed by peer" in text:
         first = text.splitlines()[0] if text else type(error).__name__
-        return PeerError(f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above")
+        return PeerError(
+            f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above"
+        )
     if is_out_of_memory(error):
         return GptscaleError(
             f"out of memory ({text.splitlines()[0][:160]})",

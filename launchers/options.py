@@ -39,7 +39,11 @@ def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tu
     parsed = parse(options, _bare_resume(argv), prog=f"gptscale run {recipe}", about=row.what)
     for field, fixed in row.preset.items():
         if getattr(parsed.recipe, field) != fixed:
-            raise ConfigError(f"{recipe} fixes {field} {fixed}", f"in --{field.replace('_', '-')}", "leave it out, or use another recipe")
+            raise ConfigError(
+                f"{recipe} fixes {field} {fixed}",
+                f"in --{field.replace('_', '-')}",
+                "leave it out, or use another recipe",
+            )
     return parsed.run, parsed.recipe, getattr(parsed, "launch", None)
 
 
@@ -52,7 +56,12 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
     try:
         with contextlib.redirect_stderr(said):
             parsed, unknown = tyro.cli(
-                kind, args=list(argv), prog=prog, description=about, config=(tyro.conf.OmitArgPrefixes,), return_unknown_args=True
+                kind,
+                args=list(argv),
+                prog=prog,
+                description=about,
+                config=(tyro.conf.OmitArgPrefixes,),
+                return_unknown_args=True,
             )
     except SystemExit as end:
         if end.code in (0, None):  # --help
@@ -61,7 +70,9 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
     if unknown:
         names = [f"--{name.replace('_', '-')}" for name in _names(kind)]
         word = next((u for u in unknown if u.startswith("-")), unknown[0]).split("=")[0]
-        raise ConfigError(f"unknown option {word!r}", "on the command line", did_you_mean(word.replace("_", "-"), names))
+        raise ConfigError(
+            f"unknown option {word!r}", "on the command line", did_you_mean(word.replace("_", "-"), names)
+        )
     return parsed
 
 

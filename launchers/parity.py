@@ -112,8 +112,13 @@ def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out
     reference = trained("single", 1, base)
     clipped = (pd.read_csv(reference / "steps.csv").grad_norm > base.clip_grad_norm).sum()
     if not clipped:
-        raise ConfigError("no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data")
-    return [against(reference, trained(name, workers(name, base, options.nproc), base), name, options.nproc, optimizer) for name in names]
+        raise ConfigError(
+            "no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data"
+        )
+    return [
+        against(reference, trained(name, workers(name, base, options.nproc), base), name, options.nproc, optimizer)
+        for name in names
+    ]
 
 
 def trained(recipe: str, nproc: int, config: RunConfig) -> Path:
@@ -121,7 +126,9 @@ def trained(recipe: str, nproc: int, config: RunConfig) -> Path:
     row = get(recipe)
     name = f"{recipe}-{nproc}-{config.optimizer}"
     print(f"== {recipe} on {nproc} process{'es' if nproc > 1 else ''}, {config.optimizer}", flush=True)
-    status = start(recipe, dataclasses.replace(config, run_name=name), getattr(row.load(), row.config)(**row.preset), nproc)
+    status = start(
+        recipe, dataclasses.replace(config, run_name=name), getattr(row.load(), row.config)(**row.preset), nproc
+    )
     if status:
         raise ConfigError(f"{recipe} ended with status {status}", "in parity", "see its own message above")
     return config.out / "runs" / name
@@ -153,7 +160,12 @@ def weight_deviation(reference: Path, run: Path) -> float:
 
 def show(found: Sequence[Deviation]) -> None:
     """The table."""
-    table = Table(box=None, pad_edge=False, title=f"largest relative deviation from one process (tolerance {TOLERANCE:g})", title_justify="left")
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=f"largest relative deviation from one process (tolerance {TOLERANCE:g})",
+        title_justify="left",
+    )
     for title in ("recipe", "processes", "optimizer", "loss", "gradient norm", "final weights", ""):
         table.add_column(title, justify="left" if title in ("recipe", "optimizer", "") else "right")
     for d in found:

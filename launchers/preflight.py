@@ -70,7 +70,9 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     check_engine(recipe, row)
     dp_size = _data_ranks(recipe, row, config, world)
     if row.needs_cuda and world.device.type != "cuda":
-        raise ConfigError(f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not")
+        raise ConfigError(
+            f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
+        )
     check_precision(config.precision, world.device)
     recipe_config.check(world.world_size)
     batch = plan_batch(
@@ -96,7 +98,9 @@ def check_engine(recipe: str, row: Recipe) -> None:
         importlib.metadata.version(row.engine)
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
-            f"{recipe} needs {row.engine}, which is not installed", "in this environment", f"pip install 'gptscale[{row.engine}]'"
+            f"{recipe} needs {row.engine}, which is not installed",
+            "in this environment",
+            f"pip install 'gptscale[{row.engine}]'",
         ) from None
 
 
@@ -108,7 +112,7 @@ def why_not_here(recipe: str) -> str | None:
         row.load()
     except ConfigError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001  whatever a broken engine raises when it is imported is the reason
+    except Exception as error:  # whatever a broken engine raises when it is imported is the reason
         return f"{row.engine} is installed but does not import ({type(error).__name__}: {error})"
     if row.needs_cuda and not torch.cuda.is_available():
         return "needs a CUDA device"
@@ -120,14 +124,20 @@ def _data_ranks(recipe: str, row: Recipe, config: RunConfig, world: World) -> in
     for axis in ("tp", "pp"):
         size = getattr(config, f"{axis}_size")
         if size > 1 and axis not in row.axes:
-            raise ConfigError(f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1")
+            raise ConfigError(
+                f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1"
+            )
     model_ranks, world_size = config.tp_size * config.pp_size, world.world_size
     if not row.axes and world_size > 1:
-        raise ConfigError(f"{recipe} is one process, not {world_size}", "in --nproc", "use --nproc 1, or recipe ddp or fsdp")
+        raise ConfigError(
+            f"{recipe} is one process, not {world_size}", "in --nproc", "use --nproc 1, or recipe ddp or fsdp"
+        )
     if world_size % model_ranks:
         below, above = world_size // model_ranks * model_ranks, -(-world_size // model_ranks) * model_ranks
         fits = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(f"world {world_size} is not divisible by tp*pp={model_ranks}", "in --nproc", f"use nproc {fits}")
+        raise ConfigError(
+            f"world {world_size} is not divisible by tp*pp={model_ranks}", "in --nproc", f"use nproc {fits}"
+        )
     return world_size // model_ranks
 
 
@@ -135,9 +145,13 @@ def _check_out(config: RunConfig) -> None:
     """The results folder, or the nearest one that exists above it, must be a folder that can be written."""
     nearest = next(p for p in (config.out.absolute(), *config.out.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"results folder {config.out} cannot be written", f"at {nearest}", "point --out to a folder that can")
+        raise ConfigError(
+            f"results folder {config.out} cannot be written", f"at {nearest}", "point --out to a folder that can"
+        )
     if config.run_name and config.resume is None and (config.out / "runs" / config.run_name).exists():
-        raise ConfigError(f"run {config.run_name} exists already", f"in {config.out}", "add --resume or choose another --run-name")
+        raise ConfigError(
+            f"run {config.run_name} exists already", f"in {config.out}", "add --resume or choose another --run-name"
+        )
 
 
 def _resume_path(config: RunConfig) -> Path | None:
@@ -159,12 +173,24 @@ def _resume_path(config: RunConfig) -> Path | None:
 def check_same_work(reader: Reader, plan: Plan) -> None:
     """CheckpointError unless the saved run had this model, optimizer, seed and data; steps and rates may change."""
     saved, ours = reader.manifest["workload"], workload(plan.run, plan.fingerprint)
-    fixed = ["n_layer", "n_head", "n_embd", "vocab_size", "activation", "optimizer", "seed", "seq_len", "global_batch_size"]
+    fixed = [
+        "n_layer",
+        "n_head",
+        "n_embd",
+        "vocab_size",
+        "activation",
+        "optimizer",
+        "seed",
+        "seq_len",
+        "global_batch_size",
+    ]
     if different := [f"{k} {saved.get(k)} there, {ours[k]} here" for k in fixed if saved.get(k) != ours[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
     if saved.get("data_fingerprint") != plan.fingerprint and not plan.run.config.allow_data_change:
         raise CheckpointError(
-            f"the data differs from the saved run's ({plan.run.config.data})", f"in {reader.path}", "add --allow-data-change to accept"
+            f"the data differs from the saved run's ({plan.run.config.data})",
+            f"in {reader.path}",
+            "add --allow-data-change to accept",
         )
     if reader.step >= plan.run.config.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")

@@ -52,7 +52,9 @@ class RunRecord:
         gather_objects(None)  # the folder exists before any other rank goes on
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     def finish(self, status: str, error: BaseException | str = "") -> None:
@@ -74,7 +76,11 @@ class RunRecord:
 def highest(memories: list[Memory]) -> dict[str, float | None]:
     """Each kind's maximum over ranks; None where the device has no such count."""
     result: dict[str, float | None] = {}
-    for ours, column in (("allocated_gib", "mem_allocated_gib"), ("reserved_gib", "mem_reserved_gib"), ("rss_gib", "rss_gib")):
+    for ours, column in (
+        ("allocated_gib", "mem_allocated_gib"),
+        ("reserved_gib", "mem_reserved_gib"),
+        ("rss_gib", "rss_gib"),
+    ):
         known = [v for m in memories if (v := getattr(m, ours)) is not None]
         result[column] = max(known) if known else None
     return result
@@ -148,7 +154,9 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "device": device_name(run.world.device),
-            "packages": {n: v for n in ("torch", "numpy", "transformers", "deepspeed", "fairscale") if (v := _version(n))},
+            "packages": {
+                n: v for n in ("torch", "numpy", "transformers", "deepspeed", "fairscale") if (v := _version(n))
+            },
         },
     }
 

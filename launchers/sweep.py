@@ -44,7 +44,9 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Plan every run before the first starts; a run that fails leaves its row and the sweep goes on."""
-    options = parse(Options, argv, prog="gptscale sweep", about="Train the same work with several recipes, then compare.")
+    options = parse(
+        Options, argv, prog="gptscale sweep", about="Train the same work with several recipes, then compare."
+    )
     names = chosen(options.sweep.recipes)
     config = options.run
     plans = []
@@ -58,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
     for repeat in range(options.sweep.repeats):
         for name, recipe_config, nproc in plans:
             run_id = f"{config.run_name}-{name}-{repeat}" if config.run_name else new_run_id(name)
-            print(f"\n== {name} on {nproc} process{'es' if nproc > 1 else ''} ({repeat + 1} of {options.sweep.repeats})", flush=True)
+            print(
+                f"\n== {name} on {nproc} process{'es' if nproc > 1 else ''} ({repeat + 1} of {options.sweep.repeats})",
+                flush=True,
+            )
             failures += start(name, dataclasses.replace(config, run_name=run_id), recipe_config, nproc) != 0
     print(flush=True)
     write_comparison([config.out], config.out)

@@ -35,7 +35,9 @@ class DDPConfig(RecipeConfig):
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.bucket_cap_mb <= 10_000:
-            raise ConfigError(f"bucket_cap_mb {self.bucket_cap_mb} is out of range", "in --bucket-cap-mb", "use 0.01 to 10000")
+            raise ConfigError(
+                f"bucket_cap_mb {self.bucket_cap_mb} is out of range", "in --bucket-cap-mb", "use 0.01 to 10000"
+            )
 
 
 def shard(model: nn.Module, config: DDPConfig) -> DistributedDataParallel:

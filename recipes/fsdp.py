@@ -49,7 +49,9 @@ class FSDPConfig(RecipeConfig):
         for field in ("prefetch", "dp_replicate_size"):
             if not 1 <= getattr(self, field) <= 4096:
                 raise ConfigError(
-                    f"{field} {getattr(self, field)} is out of range", f"in --{field.replace('_', '-')}", "use 1 to 4096"
+                    f"{field} {getattr(self, field)} is out of range",
+                    f"in --{field.replace('_', '-')}",
+                    "use 1 to 4096",
                 )
 
     @property
@@ -74,7 +76,9 @@ def shard(
     policy = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+        if config.cpu_offload
+        else OffloadPolicy(),
     }
     blocks = [module for module in model.modules() if isinstance(module, block_class)]
     for block in blocks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,9 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
         try:
             frame = pd.read_csv(
                 file,
-                dtype={c: str for c in TEXT},
+                dtype=dict.fromkeys(TEXT, str),
                 keep_default_na=False,
-                na_values={c: [""] for c in set(SUMMARY_COLUMNS) - TEXT},
+                na_values=dict.fromkeys(set(SUMMARY_COLUMNS) - TEXT, [""]),
             )
         except (ValueError, pd.errors.ParserError) as error:
             raise ConfigError(
@@ -140,7 +141,7 @@ def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
 
 def _note_ties(ranked: list[Group]) -> None:
     """Say so where a faster group's spread reaches into the next one's: then the order means nothing."""
-    for faster, slower in zip(ranked, ranked[1:], strict=False):
+    for faster, slower in pairwise(ranked):
         a, b = faster.spread(), slower.spread()
         per_rank = [g.median("world_size") or 1.0 for g in (faster, slower)]
         if a and b and a[0] * per_rank[0] <= b[1] * per_rank[1]:

@@ -1,0 +1,49 @@
+# gptscale from a clone: `make demo` shows what it does, `make test` proves it. Both set up an environment of their own.
+VENV ?= .venv
+PYTHON ?= python3
+PINS = setup.cfg constraints/main.txt
+STAMP = $(VENV)/.gptscale-$(shell cat $(PINS) | sha256sum | cut -c1-16)
+BIN = $(VENV)/bin
+
+DEMO = gptscale sweep --recipes all --nproc 2 --model tiny --data stdlib --steps 100 --lr 2e-3 --warmup-steps 10 --out demo
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types check clean
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: $(STAMP)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "gptscale: Python 3.10 or newer is needed: make PYTHON=python3.11 ..."; exit 2; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
+	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt setuptools wheel
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt --no-build-isolation -e '.[dev]'
+	@rm -f $(VENV)/.gptscale-*
+	@touch $@
+
+demo: venv  ## single, ddp, fsdp on real text, and their comparison (under 2 minutes after set-up)
+	@rm -rf demo
+	@echo '$(DEMO)'
+	@$(BIN)/$(DEMO)
+	@echo "open demo/comparison.html, or demo/comparison.png"
+
+test: venv lint types  ## lint, types, tests
+	$(BIN)/python -m pytest
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# A normal install: static checkers do not follow an editable one that maps folders to packages.
+types: venv
+	@rm -rf build/types && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/types .
+	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale.common -p gptscale.recipes -p gptscale.results -p gptscale.launchers
+
+clean:  ## remove what was made, but for .venv
+	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

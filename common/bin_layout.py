@@ -1,0 +1,83 @@
+"""Files of 16-bit token ids in the two layouts others write too: nanoGPT's and llm.c's. docs/data.md has the offsets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from gptscale.common.errors import DataError, StorageError
+
+Layout = Literal["nanogpt", "llmc"]
+LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER_BYTES = 20240520, 1, 1024
+# llm.c's magics are dates. As the first two 16-bit ids of a nanoGPT file they would read (54928 or more, 308 or 309), and
+# no id of GPT-2 is that large: the two layouts cannot be mistaken for each other.
+LLMC_MAGICS = range(20240000, 20250001)
+FIX = "check the file, or make it anew with `gptscale tokenize`"
+
+
+def map_ids(path: Path) -> np.ndarray:
+    """The ids (uint16) of a .bin, memory-mapped read-only.
+
+    Raises DataError with expected and actual bytes if the file is cut, grown, or of another magic or version.
+    """
+    size, where = path.stat().st_size, f"in {path}"
+    header = np.fromfile(path, dtype="<i4", count=min(3, size // 4)).tolist()
+    offset = 0
+    if header and header[0] in LLMC_MAGICS:
+        magic, version, count = (*header, None, None)[:3]
+        if (magic, version) != (LLMC_MAGIC, LLMC_VERSION):
+            raise DataError(
+                f"magic {magic} version {version}, expected {LLMC_MAGIC} version {LLMC_VERSION}", where, FIX
+            )
+        offset = LLMC_HEADER_BYTES
+        if count is None or size != offset + 2 * count:
+            expected = (
+                "at least 1024" if count is None else f"{offset + 2 * count} for the {count} tokens its header counts"
+            )
+            raise DataError(f"{size} bytes, expected {expected}", where, FIX)
+    elif size % 2:
+        raise DataError(f"{size} bytes, expected an even number: a token has 2", where, FIX)
+    if size == offset:
+        return np.empty(0, dtype="<u2")
+    # A plain array over the map: slicing numpy's memmap class costs several times as much.
+    return np.asarray(np.memmap(path, dtype="<u2", mode="r", offset=offset))
+
+
+def write_bin(path: Path, parts: Iterable[np.ndarray], layout: Layout = "nanogpt") -> int:
+    """Stream ids (uint16) to `path` and return their number; the file appears whole, or not at all.
+
+    Raises StorageError if it cannot be written, or holds more tokens than llm.c's 32-bit count can say.
+    """
+    count = 0
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(_llmc_header(0, path) if layout == "llmc" else b"")
+            for ids in parts:
+                file.write(ids.astype("<u2", copy=False).tobytes())
+                count += len(ids)
+            if layout == "llmc":
+                file.seek(0)
+                file.write(_llmc_header(count, path))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(str(error), f"while writing {path}", "free space, or write to another folder") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def _llmc_header(count: int, path: Path) -> bytes:
+    if count > np.iinfo(np.int32).max:
+        raise StorageError(
+            f"{count} tokens are more than llm.c's header can count", f"in {path}", "use --layout nanogpt"
+        )
+    header = np.zeros(LLMC_HEADER_BYTES // 4, dtype="<i4")
+    header[:3] = LLMC_MAGIC, LLMC_VERSION, count
+    return header.tobytes()

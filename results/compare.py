@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import tyro
 from rich.console import Console
-from rich.table import Table
 
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
@@ -24,45 +25,15 @@ CONFIGURATION = (
 ).split()
 # Columns whose difference explains a different workload_hash when no run.json is at hand.
 WORK = "model n_params seq_len vocab_size precision global_batch_size steps data seed".split()
-TEXT = set(CONFIGURATION) - {"world_size", "dp_size", "tp_size", "pp_size", "micro_batch_size", "grad_accum_steps"}
-TEXT |= {"run_id", "timestamp", "status", "error", "model", "precision", "data", "host", "git_commit", "workload_hash"}
+TEXT = (
+    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile offload "
+    "data device host torch_version git_commit workload_hash"
+).split()
+NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
+LOG_COLUMNS = 100  # where there is no terminal whose width could be asked
 
 
-def load(paths: Sequence[Path]) -> pd.DataFrame:
-    """All rows of the given summary files (or the results folders that hold one), the column `folder` naming the runs' home."""
-    frames = []
-    for path in paths:
-        file = path / "summary.csv" if path.is_dir() else path
-        if not file.is_file():
-            raise ConfigError(f"{path} holds no summary.csv", "in compare", "give a results folder or a summary.csv")
-        try:
-            frame = pd.read_csv(
-                file,
-                dtype=dict.fromkeys(TEXT, str),
-                keep_default_na=False,
-                na_values=dict.fromkeys(set(SUMMARY_COLUMNS) - TEXT, [""]),
-            )
-        except (ValueError, pd.errors.ParserError) as error:
-            raise ConfigError(
-                f"{file} is no summary ({str(error).splitlines()[0][:100]})",
-                "in compare",
-                "give a file that gptscale wrote",
-            ) from None
-        if missing := [c for c in SUMMARY_COLUMNS if c not in frame]:
-            raise ConfigError(
-                f"{file} lacks the column {missing[0]!r}", "in compare", "give a file that gptscale wrote"
-            )
-        frames.append(frame.assign(folder=str(file.parent)))
-    rows = pd.concat(frames, ignore_index=True)
-    if rows.empty:
-        raise ConfigError("there are no rows", "in compare", "run `gptscale sweep` first")
-    return rows
-
-
-LOG_COLUMNS = 110  # where there is no terminal whose width could be asked
-
-
-@dataclass
+@dataclass(eq=False)
 class Group:
     """Runs of one configuration: repeats of each other."""
 
@@ -74,23 +45,28 @@ class Group:
     def ok(self) -> pd.DataFrame:
         return self.rows[self.rows.status == "ok"]
 
+    @property
+    def recipe(self) -> str:
+        return str(self.rows.recipe.iloc[0])
+
     def median(self, column: str) -> float | None:
+        """Over the runs that succeeded; None if there is no figure."""
         values = self.ok[column].dropna()
         return float(values.median()) if len(values) else None
 
     def spread(self) -> tuple[float, float] | None:
-        """Lowest and highest tokens/s per device: over repeats, or for one run from its steps' p90 and p10."""
-        ok = self.ok
-        if len(ok) > 1:
-            return float(ok.tokens_per_s_per_device.min()), float(ok.tokens_per_s_per_device.max())
-        if len(ok) == 0 or pd.isna(ok.step_time_s_median.iloc[0]):
+        """Lowest and highest tokens/s: over repeats, or for one run those of its p90 and p10 step times."""
+        ok = self.ok.dropna(subset=["tokens_per_s"])
+        if len(ok) == 0:
             return None
+        if len(ok) > 1:
+            return float(ok.tokens_per_s.min()), float(ok.tokens_per_s.max())
         run = ok.iloc[0]
-        at_median = run.tokens_per_s_per_device * run.step_time_s_median
-        return float(at_median / run.step_time_s_p90), float(at_median / run.step_time_s_p10)
+        tokens = run.tokens_per_s * run.step_time_s_median
+        return float(tokens / run.step_time_s_p90), float(tokens / run.step_time_s_p10)
 
 
-@dataclass
+@dataclass(eq=False)
 class Comparison:
     """Groups of the same work, fastest first, and the groups that are not comparable with them."""
 
@@ -98,124 +74,114 @@ class Comparison:
     apart: list[Group]
     frame: pd.DataFrame
 
+    @property
+    def baseline(self) -> Group | None:
+        """What speeds are relative to: `single`, else the slowest that ran."""
+        ran = [g for g in self.ranked if g.median("tokens_per_s") is not None]
+        return next((g for g in ran if g.recipe == "single"), ran[-1] if ran else None)
 
-def compare(frame: pd.DataFrame) -> Comparison:
-    """Group repeats, and rank those that did the work that most runs did; ties are decided for the newest."""
-    counts = frame.groupby("workload_hash", sort=False).agg(n=("recipe", "nunique"), last=("timestamp", "max"))
-    main = counts.sort_values(["n", "last"], ascending=False).index[0]
-    ranked, apart = [], []
-    reference = _work(frame[frame.workload_hash == main].iloc[-1])
-    for (work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
+
+def load(paths: Sequence[Path]) -> pd.DataFrame:
+    """All rows of results folders, summary files or single runs' folders; the column `folder` names the home of the runs.
+
+    A run that was resumed, or repeated under its name, has several rows and counts as it ended last.
+    """
+    rows = pd.concat([_read(path) for path in paths], ignore_index=True)
+    if rows.empty:
+        raise ConfigError("there are no rows", "in compare", "run `gptscale sweep` first")
+    return rows.drop_duplicates(["folder", "run_id"], keep="last", ignore_index=True)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    is_run = path.absolute().parent.name == "runs"
+    home = path.absolute().parent.parent if is_run else path
+    file = home / "summary.csv" if home.is_dir() else home
+    if not file.is_file():
+        raise ConfigError(f"{path} holds no summary.csv", "in compare", "give a results folder or a summary.csv")
+    try:
+        text = file.read_text()
+        whole = io.StringIO(text[: text.rfind("\n") + 1])  # a last line without an end is still being written, or torn
+        rows = pd.read_csv(whole, dtype=str, keep_default_na=False)
+        rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
+        rows[TEXT] = rows[TEXT].map(lambda text: "".join(c if c.isprintable() else " " for c in text))
+    except (ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise ConfigError(f"{file} is no summary ({reason})", "in compare", "give a file that gptscale wrote") from None
+    rows = rows.assign(folder=str(file.parent.resolve()))
+    return rows[rows.run_id == path.name] if is_run else rows
+
+
+def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
+    """Group repeats and rank the groups whose workload_hash is `work`; default that of most recipes, newest among equals."""
+    if work is None:
+        works = frame.groupby("workload_hash").agg(recipes=("recipe", "nunique"), newest=("timestamp", "max"))
+        work = str(works.sort_values(["recipes", "newest"], ascending=False).index[0])
+    comparison = Comparison([], [], frame)
+    reference = frame[frame.workload_hash == work].iloc[-1]
+    for (its_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
         group = Group(_name(rows.iloc[0]), rows)
-        if work != main:
-            group.notes.append("other work: " + (_differences(reference, _work(rows.iloc[0])) or "see run.json"))
-            apart.append(group)
+        if its_work == work:
+            comparison.ranked.append(group)
         else:
-            ranked.append(group)
+            comparison.apart.append(group)
+            group.notes.append(f"other work: {_differences(reference, rows.iloc[0])}")
         group.notes += [f"{r.status}: {r.error}"[:160] for r in rows.itertuples() if r.status != "ok"]
-    ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
-    _note_ties(ranked)
-    return Comparison(ranked, apart, frame)
+    comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
+    for groups in (comparison.ranked, comparison.apart):
+        _tell_apart(groups)
+    _note_ties(comparison.ranked)
+    return comparison
 
 
 def _name(row: Any) -> str:
     """Recipe and what splits it, with only the options that are not usual."""
     name = f"{row.recipe} x{row.world_size}"
     for axis in ("tp", "pp"):
-        name += f" {axis}{getattr(row, axis + '_size')}" if getattr(row, axis + "_size") > 1 else ""
+        name += f" {axis}{row[f'{axis}_size']}" if row[f"{axis}_size"] > 1 else ""
     name += f" ac={row.activation_checkpointing}" if row.activation_checkpointing != "none" else ""
-    return name + (" compiled" if str(row["compile"]).lower() == "true" else "")
+    return name + (" compiled" if row["compile"] == "true" else "")
 
 
-def _work(row: Any) -> dict[str, Any]:
-    """What a run trained: run.json's workload if it is still there, else the columns that say so."""
+def _tell_apart(groups: list[Group]) -> None:
+    """Add to equal names the options in which their groups differ."""
+    for name in {group.name for group in groups}:
+        twins = [group for group in groups if group.name == name]
+        firsts = pd.DataFrame([group.rows.iloc[0] for group in twins])
+        differing = [column for column in CONFIGURATION if firsts[column].nunique() > 1]
+        for group in twins:
+            group.name += "".join(f" {column}={group.rows[column].iloc[0]}" for column in differing)
+
+
+def _differences(ours: Any, theirs: Any) -> str:
+    """Which parts of the work differ: by what both runs noted in run.json, or else by their columns."""
+    a, b = _noted_work(ours), _noted_work(theirs)
+    if a is None or b is None:
+        a, b = ({column: row[column] for column in WORK} for row in (ours, theirs))
+    said = [f"{k} {b.get(k)} (ranked: {a.get(k)})" for k in {**a, **b} if a.get(k) != b.get(k)]
+    return "; ".join(said) or "in something that only run.json tells, which is gone"
+
+
+def _noted_work(row: Any) -> dict[str, Any] | None:
     file = Path(row.folder) / "runs" / row.run_id / "run.json"
-    if file.is_file():
-        return dict(json.loads(file.read_bytes())["workload"])
-    return {column: row[column] for column in WORK}
-
-
-def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
-    return "; ".join(f"{k} {theirs[k]} (ranked: {ours[k]})" for k in ours if k in theirs and ours[k] != theirs[k])
+    return dict(json.loads(file.read_bytes())["workload"]) if file.is_file() else None
 
 
 def _note_ties(ranked: list[Group]) -> None:
     """Say so where a faster group's spread reaches into the next one's: then the order means nothing."""
     for faster, slower in pairwise(ranked):
-        a, b = faster.spread(), slower.spread()
-        per_rank = [g.median("world_size") or 1.0 for g in (faster, slower)]
-        if a and b and a[0] * per_rank[0] <= b[1] * per_rank[1]:
-            slower.notes.append(f"speed not distinguishable from {faster.name}")
-
-
-def columns_of(group: Group, baseline: Group | None) -> dict[str, str]:
-    """A group's cells for people."""
-    tokens, step, loss = group.median("tokens_per_s"), group.median("step_time_s_median"), group.median("loss_last")
-    base = baseline.median("tokens_per_s") if baseline else None
-    p10, p90 = group.median("step_time_s_p10"), group.median("step_time_s_p90")
-    mfu, allocated, rss = group.median("mfu"), group.median("peak_mem_allocated_gib"), group.median("peak_rss_gib")
-    memory = f"{allocated:.2f}" if allocated is not None else f"{rss:.2f} (host)" if rss is not None else "-"
-    statuses = sorted(set(group.rows.status))
-    return {
-        "recipe": group.name,
-        "runs": str(len(group.rows)),
-        "tokens/s": "-" if tokens is None else f"{tokens:,.0f}",
-        "vs single": "-" if tokens is None or not base else f"{tokens / base:.2f}x",
-        "step ms (p10-p90)": "-"
-        if step is None or p10 is None or p90 is None
-        else f"{step * 1e3:,.1f} ({p10 * 1e3:,.1f}-{p90 * 1e3:,.1f})",
-        "MFU": "-" if mfu is None else f"{mfu:.1%}",
-        "peak GiB": memory,
-        "last loss": "-" if loss is None else f"{loss:.5f}",
-        "status": " ".join(statuses),
-    }
-
-
-def cells(comparison: Comparison) -> list[dict[str, str]]:
-    """All groups' cells, ranked ones first; speed is relative to `single`, else to the slowest."""
-    ranked = [g for g in comparison.ranked if g.median("tokens_per_s") is not None]
-    baseline = next((g for g in ranked if g.name == "single x1"), ranked[-1] if ranked else None)
-    rows = [columns_of(group, baseline) for group in comparison.ranked]
-    return rows + [columns_of(group, None) for group in comparison.apart]
-
-
-def notes(comparison: Comparison) -> list[str]:
-    """What must be said beside the table."""
-    return [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
-
-
-def show(comparison: Comparison, console: Console) -> None:
-    """The table on a terminal."""
-    rows = cells(comparison)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in rows[0]:
-        table.add_column(title, justify="left" if title in ("recipe", "status") else "right", no_wrap=title != "status")
-    for i, row in enumerate(rows):
-        table.add_row(*row.values(), style="dim" if i >= len(comparison.ranked) else None)
-    console.print(table)
-    for note in notes(comparison):
-        console.print(f"  note: {note}", style="yellow", markup=False, highlight=False)
-
-
-def as_markdown(comparison: Comparison) -> str:
-    """The table as Markdown."""
-    rows = cells(comparison)
-    lines = [
-        "| " + " | ".join(rows[0]) + " |",
-        "|" + "|".join(" --- " if t in ("recipe", "status") else " ---: " for t in rows[0]) + "|",
-    ]
-    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row.values()) + " |" for row in rows]
-    if said := notes(comparison):
-        lines += ["", *(f"* {note}" for note in said)]
-    return "\n".join(lines) + "\n"
+        low_high, other = faster.spread(), slower.spread()
+        if low_high and other and low_high[0] <= other[1]:
+            slower.notes.append(f"not significantly slower than {faster.name}: their spreads overlap")
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Where else the table goes; with none of them it is only printed."""
+    """What to compare, and where else the table goes; with no file it is only printed."""
 
+    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Results folders, summary.csv files, or folders of single runs."""
     csv: Path | None = None
-    """Aggregated rows as CSV."""
+    """The aggregated figures as CSV."""
     md: Path | None = None
     """The table as Markdown."""
     png: Path | None = None
@@ -223,31 +189,38 @@ class CompareOptions:
     html: Path | None = None
     """One self-contained page with all of it."""
 
+    def __post_init__(self) -> None:
+        for name in ("csv", "md", "png", "html"):
+            file = getattr(self, name)
+            if file is not None and (file.is_dir() or not file.parent.is_dir()):
+                problem = "is a folder" if file.is_dir() else "is in a folder that does not exist"
+                raise ConfigError(f"{file} {problem}", f"in --{name}", "name a file in a folder that exists")
+
 
 def main(argv: Sequence[str]) -> int:
     """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]"""
-    argv = list(argv)
-    n = next((i for i, word in enumerate(argv) if word.startswith("-")), len(argv))
-    options = parse(CompareOptions, argv[n:], prog="gptscale compare PATH...", about="Rank runs of the same work.")
-    if n == 0:
+    options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
+    if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    write([Path(p) for p in argv[:n]], options)
+    write(compare(load(options.paths)), options)
     return 0
 
 
 def write_comparison(paths: Sequence[Path], out: Path) -> None:
-    """Compare, print, and leave comparison.{csv,md,png,html} in `out`."""
-    write(paths, CompareOptions(*(out / f"comparison.{kind}" for kind in ("csv", "md", "png", "html"))))
+    """Compare with the newest run and those of its work, print, and leave comparison.{csv,md,png,html} in `out`."""
+    frame = load(paths)
+    files = {kind: out / f"comparison.{kind}" for kind in ("csv", "md", "png", "html")}
+    write(compare(frame, frame.workload_hash.iloc[-1]), CompareOptions(tuple(paths), **files))
 
 
-def write(paths: Sequence[Path], options: CompareOptions) -> None:
+def write(comparison: Comparison, options: CompareOptions) -> None:
     """Print the comparison and write the files that `options` names."""
-    comparison = compare(load(paths))
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=LOG_COLUMNS)
+    from gptscale.results.tables import as_csv, as_markdown, show
+
+    console = Console() if Console().is_terminal else Console(width=LOG_COLUMNS)
     show(comparison, console)
     if options.csv:
-        pd.DataFrame(cells(comparison)).to_csv(options.csv, index=False)
+        options.csv.write_bytes(as_csv(comparison))
     if options.md:
         options.md.write_text(as_markdown(comparison))
     if options.png or options.html:
@@ -261,4 +234,4 @@ def write(paths: Sequence[Path], options: CompareOptions) -> None:
             options.html.write_text(page(comparison, png))
     for path in (options.csv, options.md, options.png, options.html):
         if path:
-            console.print(f"wrote {path}", highlight=False)
+            console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

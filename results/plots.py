@@ -12,6 +12,7 @@ import pandas as pd
 matplotlib.use("Agg")  # files only: no display is needed, or touched
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
 
 from gptscale.results.compare import Comparison, Group
 
@@ -25,29 +26,26 @@ def steps_of(group: Group) -> pd.DataFrame | None:
     for row in group.rows.iloc[::-1].itertuples():
         file = Path(str(row.folder)) / "runs" / str(row.run_id) / "steps.csv"
         if file.is_file():
-            frame = pd.read_csv(file)
+            frame = pd.read_csv(file, float_precision="round_trip")
             if len(frame):
                 return frame
     return None
 
 
 def figure_png(comparison: Comparison) -> bytes:
-    """The picture as PNG bytes."""
-    groups = comparison.ranked
-    # single first: it is what the others are measured against
-    groups = sorted(groups, key=lambda g: g.name != "single x1")
-    colours = {g.name: COLOURS[i % len(COLOURS)] for i, g in enumerate(groups)}
-    figure, axes = plt.subplots(2, 2, figsize=(12, 7.5), constrained_layout=True)
+    """The picture as PNG bytes: the ranked groups, `single` first since it is what the others are measured against."""
+    groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")
+    colours = {group.name: COLOURS[i % len(COLOURS)] for i, group in enumerate(groups)}
+    height_in = max(7.5, 2 + 0.55 * len(groups))
+    figure, axes = plt.subplots(2, 2, figsize=(12, height_in), constrained_layout=True)
     figure.suptitle(_title(comparison), fontsize=11)
-    curves = [(g, steps) for g in groups if (steps := steps_of(g)) is not None]
+    curves = [(group, steps) for group in groups if (steps := steps_of(group)) is not None]
     _losses(axes[0, 0], curves, colours)
     _deviations(axes[1, 0], curves, colours)
-    _bars(axes[0, 1], groups, colours, "tokens_per_s", "tokens/s, all devices (bar: median, line: spread)")
-    on_device = any(g.median("peak_mem_allocated_gib") is not None for g in groups)
-    column = "peak_mem_allocated_gib" if on_device else "peak_rss_gib"
-    _bars(
-        axes[1, 1], groups, colours, column, "peak memory of a process, GiB" + ("" if on_device else " (host: no GPU)")
-    )
+    _bars(axes[0, 1], groups, colours, "tokens_per_s", "tokens/s of all devices (line: spread)")
+    on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
+    column, what = ("peak_mem_allocated_gib", "device") if on_device else ("peak_rss_gib", "host")
+    _bars(axes[1, 1], groups, colours, column, f"peak {what} memory of one process (GiB)")
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110)
     plt.close(figure)
@@ -63,72 +61,61 @@ def _title(comparison: Comparison) -> str:
 
 
 def _losses(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[str, str]) -> None:
-    for i, (group, steps) in enumerate(curves):
-        # the first widest: every later curve is seen on it, and a single visible line means that they agree
-        width = 4.5 if i == 0 and len(curves) > 1 else 1.6
-        axis.plot(steps.step, steps.loss, color=colours[group.name], linestyle=DASHES[i % len(DASHES)], linewidth=width,
-                  alpha=0.35 if i == 0 and len(curves) > 1 else 1.0, label=group.name)  # fmt: skip
     axis.set(title="training loss: the curves must lie on each other", xlabel="step", ylabel="loss (nats per token)")
     axis.grid(alpha=0.25)
+    for i, (group, steps) in enumerate(curves):
+        # the first wide and pale: every later curve is seen on it, and a single visible line means that they agree
+        style = {"linewidth": 5.0, "alpha": 0.35} if i == 0 and len(curves) > 1 else {"linewidth": 1.6}
+        dashes = DASHES[i % len(DASHES)]
+        axis.plot(steps.step, steps.loss, color=colours[group.name], linestyle=dashes, label=group.name, **style)
     if curves:
         axis.legend(frameon=False)
+    else:
+        _say_empty(axis, "no steps.csv beside these rows")
 
 
 def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[str, str]) -> None:
-    axis.grid(alpha=0.25)
     if len(curves) < 2:
-        axis.set(title="deviation of loss: needs two runs")
-        return
-    reference, base = curves[0]
-    resolution = float(np.finfo(np.float32).eps)  # a float32 loss cannot agree better than this
+        axis.set(title="relative deviation of loss")
+        return _say_empty(axis, "needs the steps of two runs")
+    (reference, base), resolution = curves[0], float(np.finfo(np.float32).eps)
     for i, (group, steps) in enumerate(curves[1:], start=1):
         both = base.merge(steps, on="step", suffixes=("_base", ""))
         deviation = (both.loss - both.loss_base).abs() / both.loss_base.abs()
-        axis.plot(both.step, deviation.clip(lower=resolution / 2), color=colours[group.name], linestyle=DASHES[i % len(DASHES)],
-                  label=f"{group.name}: at most {deviation.max():.1e}")  # fmt: skip
+        shown = deviation.clip(lower=resolution / 2)  # equal losses have a place on a log axis too
+        label, dashes = f"{group.name}: at most {deviation.max():.1e}", DASHES[i % len(DASHES)]
+        axis.plot(both.step, shown, color=colours[group.name], linestyle=dashes, label=label)
     axis.axhline(resolution, color="grey", linewidth=0.8)
-    axis.annotate(
-        "float32 resolution",
-        (0.99, resolution),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="bottom",
-        fontsize=8,
-        color="grey",
-    )
-    axis.set(
-        title=f"relative deviation of loss from {reference.name}",
-        xlabel="step",
-        yscale="log",
-        ylim=(resolution / 3, None),
-    )
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, max(high, 1e-4))
+    axis.text(0.99, 1.1 * resolution, "resolution of float32", ha="right", va="bottom", fontsize=8, color="grey",
+              transform=axis.get_yaxis_transform())  # fmt: skip
+    axis.set(title=f"relative deviation of loss from {reference.name}", xlabel="step", yscale="log")
+    axis.set_ylim(resolution / 3, max(axis.get_ylim()[1], 1e-4))
+    axis.grid(alpha=0.25)
     axis.legend(frameon=False)
 
 
 def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str, title: str) -> None:
-    names = [g.name for g in groups]
-    values = [g.median(column) for g in groups]
-    axis.barh(names, [v or 0.0 for v in values], color=[colours[n] for n in names], alpha=0.85)
-    top = max((v for v in values if v), default=1.0)
+    """One bar per group with its figure behind it, or in red what became of a group that has none."""
+    values = [group.median(column) for group in groups]
+    top = max((value for value in values if value), default=1.0)
     for i, (group, value) in enumerate(zip(groups, values, strict=True)):
-        spread = group.spread() if column == "tokens_per_s" and value else None
-        reach = value or 0.0
-        if spread and value:
-            ranks = value / (group.median("tokens_per_s_per_device") or value)
-            low, high = (s * ranks for s in spread)
-            axis.plot([low, high], [i, i], color="#444444", linewidth=1.5, marker="|")
-            reach = max(high, value)
-        text = (
-            " ".join(sorted(set(group.rows.status)))
-            if value is None
-            else f"{value:,.0f}"
-            if value >= 100
-            else f"{value:.2f}"
-        )
-        axis.annotate(text, (reach + 0.01 * top, i), va="center", fontsize=9)
+        axis.barh(i, value or 0.0, color=colours[group.name], alpha=0.85)
+        spread = group.spread() if column == "tokens_per_s" else None
+        if spread:
+            axis.plot(spread, (i, i), color="#555555", linewidth=1.5, marker="|")
+        reach = max(value or 0.0, spread[1] if spread else 0.0)
+        status = " ".join(sorted(set(group.rows.status) - {"ok"}))
+        text = status or "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+        colour = "#B00020" if value is None and status else "black"
+        axis.annotate(text, (reach + 0.012 * top, i), va="center", fontsize=9, color=colour)
         top = max(top, reach)
-    axis.set(title=title, xlim=(0, 1.18 * top))
+    axis.set(title=title, xlim=(0, 1.16 * top))
+    axis.set_yticks(range(len(groups)), [group.name for group in groups])
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}" if top >= 10 else "{x:g}"))
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.25)
+    axis.set_axisbelow(True)
+
+
+def _say_empty(axis: Axes, why: str) -> None:
+    axis.text(0.5, 0.5, why, ha="center", va="center", color="grey", transform=axis.transAxes)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import jinja2
 
-from gptscale.results.compare import Comparison, cells, notes
+from gptscale.results.compare import Comparison
+from gptscale.results.tables import cells, notes
 
 DEFINITIONS = {
     "tokens/s": "tokens of the global batch over the median time of a whole step (data, optimizer and host gaps included), warm-up left out",

@@ -1,0 +1,112 @@
+"""A comparison as a table: for the terminal, for Markdown, for the report, and with bare figures as CSV."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gptscale.results.compare import Comparison, Group
+from gptscale.results.schema import cell
+from gptscale.results.writer import csv_line
+
+LEFT = ("recipe", "status")  # columns of words; figures are flush right
+IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
+FIGURES = (
+    "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
+    "peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction loss_first loss_last"
+).split()
+
+
+def cells(comparison: Comparison) -> list[dict[str, str]]:
+    """All groups' cells for people, ranked ones first."""
+    baseline = comparison.baseline
+    versus = "vs single" if baseline is None or baseline.recipe == "single" else "vs slowest"
+    base = baseline.median("tokens_per_s") if baseline else None
+    rows = [_cells(group, versus, base) for group in comparison.ranked]
+    return rows + [_cells(group, versus, None) for group in comparison.apart]
+
+
+def _cells(group: Group, versus: str, base: float | None) -> dict[str, str]:
+    tokens = group.median("tokens_per_s")
+    p10, p90 = group.median("step_time_s_p10"), group.median("step_time_s_p90")
+    return {
+        "recipe": group.name,
+        "runs": str(len(group.rows)),
+        "tokens/s": _shown(tokens, ",.0f"),
+        versus: _shown(tokens / base if tokens and base else None, ".2f", "x"),
+        "step ms": _shown(group.median("step_time_s_median"), ",.1f", scale=1e3),
+        "p10-p90": f"{p10 * 1e3:,.1f}-{p90 * 1e3:,.1f}" if p10 is not None and p90 is not None else "-",
+        "MFU": _shown(group.median("mfu"), ".1%"),
+        "peak GiB": _peak_memory(group),
+        "last loss": _shown(group.median("loss_last"), ".5f"),
+        "status": _status(group),
+    }
+
+
+def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:{form}}{unit}"
+
+
+def _peak_memory(group: Group) -> str:
+    """On the device, or what the process held on the host if it had none."""
+    allocated, resident = group.median("peak_mem_allocated_gib"), group.median("peak_rss_gib")
+    return _shown(resident, ".2f", " host") if allocated is None else _shown(allocated, ".2f")
+
+
+def _status(group: Group) -> str:
+    """Each status with its count if there are several runs: `ok`, `2 ok 1 oom`."""
+    counts = group.rows.status.value_counts()
+    return " ".join(str(status) if len(group.rows) == n else f"{n} {status}" for status, n in counts.items())
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What must be said beside the table."""
+    return [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """The table on a terminal; text of the CSV is printed as it is, never read as markup."""
+    rows = cells(comparison)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    for title in rows[0]:
+        table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title not in LEFT)
+    for i, row in enumerate(rows):
+        style = "dim" if i >= len(comparison.ranked) else "" if "ok" in row["status"] else "red"
+        table.add_row(*(Text(text) for text in row.values()), style=style)
+    console.print(table)
+    for note in notes(comparison):
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """The table as Markdown, notes below it."""
+    rows = cells(comparison)
+
+    def line(words: list[str]) -> str:
+        return "| " + " | ".join(words) + " |"
+
+    lines = [line(list(rows[0])), line(["---" if title in LEFT else "---:" for title in rows[0]])]
+    lines += [line([_plain(text) for text in row.values()]) for row in rows]
+    if said := notes(comparison):
+        lines += ["", *(f"* {_plain(note)}" for note in said)]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that neither ends a cell nor becomes a tag."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def as_csv(comparison: Comparison) -> bytes:
+    """A line per group with bare figures: medians over the runs that succeeded, lowest and highest tokens/s."""
+    base = comparison.baseline.median("tokens_per_s") if comparison.baseline else None
+    titles = ["name", "ranked", "runs", "status", "relative_speed", "tokens_per_s_low", "tokens_per_s_high"]
+    lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]
+    for group in comparison.ranked + comparison.apart:
+        ranked, tokens = group in comparison.ranked, group.median("tokens_per_s")
+        relative = tokens / base if ranked and tokens and base else None
+        words = [group.name, ranked, len(group.rows), _status(group), relative, *(group.spread() or (None, None))]
+        words += [*group.rows.iloc[0][IDENTITY], *(group.median(column) for column in FIGURES), "; ".join(group.notes)]
+        lines.append(csv_line(cell(word) for word in words))
+    return b"".join(lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> No
     """`none`, `full` (keep only each block's input) or `selective` (keep the outputs of `KEPT_OPERATORS`)."""
     if mode == "none":
         return
-    options = {}
+    options: dict[str, Any] = {}
     if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT_OPERATORS)
     for block in blocks:

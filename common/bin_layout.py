@@ -1,4 +1,4 @@
-"""Files of 16-bit token ids in the two layouts others write too: nanoGPT's and llm.c's. docs/data.md has the offsets."""
+"""Files of 16-bit token ids, in nanoGPT's layout and in llm.c's. docs/data.md has the offsets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gptscale.common.errors import DataError, StorageError
 
 Layout = Literal["nanogpt", "llmc"]
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER_BYTES = 20240520, 1, 1024
-# llm.c's magics are dates. As the first two 16-bit ids of a nanoGPT file they would read (54928 or more, 308 or 309), and
-# no id of GPT-2 is that large: the two layouts cannot be mistaken for each other.
+# llm.c's magics are dates. A nanoGPT file would have to begin with an id of 54928 or more to look like one, and GPT-2 has
+# none that large: the two layouts cannot be mistaken for each other.
 LLMC_MAGICS = range(20240000, 20250001)
 FIX = "check the file, or make it anew with `gptscale tokenize`"
 

@@ -296,7 +296,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not 0 < file.stat().st_size <= MANIFEST_BYTES_MAX:
         raise CheckpointError(f"manifest.json has {file.stat().st_size} bytes", where, fix)
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest: dict[str, Any] = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"manifest.json is no JSON ({type(error).__name__})", where, fix) from None
     needed = {"format_version": int, "step": int, "counters": dict, "files": list, "workload": dict}

@@ -16,6 +16,7 @@ import numpy as np
 
 from gptscale.common.bin_layout import map_ids, write_bin
 from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.hub import check_hub
 from gptscale.common.tokenizers import Tokenizer
 
 Document = Iterable[str]
@@ -67,9 +68,13 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
     path, _, rest = name.partition(":")
     split, _, column = rest.partition(":")
     split, column = split or "train", column or "text"
+    local = Path(path).is_dir()
+    if not local:
+        fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
+        check_hub(f"dataset {path!r}", where, fix)
     try:
-        found = datasets.load_from_disk(path) if Path(path).is_dir() else datasets.load_dataset(path)
-    except (OSError, ValueError) as error:
+        found = datasets.load_from_disk(path) if local else datasets.load_dataset(path)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise DataError(f"dataset {path!r} cannot be read ({first})", where, HOW) from None
     if isinstance(found, dict) and split not in found:
@@ -111,8 +116,8 @@ def read_pieces(path: Path, errors: str = "strict") -> Iterator[str]:
 def _last_boundary(text: str) -> int:
     """Behind the last newline that stands between two visible characters; 0 without one.
 
-    GPT-2's pre-tokeniser ends a word there whatever follows (Radford et al. 2019, `encoder.py`), so the ids of the pieces
-    are the ids of the whole. Behind other newlines it is not so: white space is grouped by what comes after it.
+    GPT-2's pre-tokeniser ends a word there whatever follows (its `encoder.py`), so the ids of the pieces are the ids of
+    the whole. Behind other newlines it is not so: white space is grouped by what comes after it.
     """
     cut = text.rfind("\n", 1, len(text) - 1)
     while cut > 0 and (text[cut - 1].isspace() or text[cut + 1].isspace()):

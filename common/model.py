@@ -68,7 +68,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, n_embd) to the same."""
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.mlp(self.ln_2(x))
+        return x
 
 
 class GPT(nn.Module):
@@ -113,7 +114,8 @@ def init_tensor(name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int) ->
     if "ln_" in name:
         return torch.ones(shape)
     std = 0.02 / math.sqrt(2 * gpt.n_layer) if name.endswith("proj.weight") else 0.02
-    generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(name.encode()))
+    # torch's CPU generator takes 32 bits of a seed and drops the rest: hash both into them
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     value = torch.empty(shape).normal_(std=std, generator=generator)
     if name == "wte.weight":
         value[gpt.vocab_size :] = 0

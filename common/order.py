@@ -1,4 +1,4 @@
-"""Which sequences a step trains on: a pure function, so that a run can resume anywhere and any world sees the same batch."""
+"""Which sequences a step trains on: a pure function, so that a run resumes anywhere and every world sees the same batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def _mix(values: np.ndarray, key: int) -> np.ndarray:
 def permuted(index: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """Images of `index` (int64, in [0, n)) under a permutation of [0, n) fixed by seed and epoch; no table is held.
 
-    A Feistel network over the next even power of two is a bijection whatever its round function; values that land outside
-    [0, n) walk on along their cycle until they are inside (Black & Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
+    A Feistel network over the next even power of two is a bijection whatever its round function; values that land
+    outside [0, n) walk on along their cycle until they are inside (Black & Rogaway 2002, "Ciphers with Arbitrary Finite
+    Domains").
     """
     half = max(1, -(-max(1, (n - 1).bit_length()) // 2))
     half_bits, half_mask = np.uint64(half), np.uint64((1 << half) - 1)
@@ -42,8 +43,8 @@ def sequence_indices(
 ) -> tuple[int, ...]:
     """Indices of the sequences that `data_rank` of `data_size` trains on in 0-based `step`.
 
-    The run walks through epochs of `n_sequences`, each in an order of its own; a step takes the next `global_batch_size`,
-    if need be across an epoch's end, and rank r the r-th equal part of them.
+    The run walks through epochs of `n_sequences`, each in an order of its own; a step takes the next
+    `global_batch_size`, if need be across an epoch's end, and rank r the r-th equal part of them.
     """
     share = global_batch_size // data_size
     position = step * global_batch_size + data_rank * share + np.arange(share, dtype=np.int64)
@@ -52,4 +53,4 @@ def sequence_indices(
     for epoch in np.unique(epochs):
         now = epochs == epoch
         result[now] = permuted(index[now], n_sequences, seed, int(epoch))
-    return tuple(result.tolist())
+    return tuple(int(i) for i in result)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import urllib.request
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.hub import check_hub
 
 BPE_FILES = ("vocab.json", "merges.txt")
 IDS_MAX = 2**16  # ids are kept in 16 bits, in memory and in files
-HUB_WAIT_S_MAX = 3.0
 WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
 
 
@@ -51,14 +50,14 @@ class ByteTokenizer:
 
 
 class GPT2Tokenizer:
-    """GPT-2's byte-pair encoding (Radford et al. 2019), with the vocabulary of a folder with vocab.json and merges.txt."""
+    """GPT-2's byte-pair encoding (Radford et al. 2019), with the vocabulary of a folder (vocab.json, merges.txt)."""
 
     def __init__(self, folder: Path) -> None:
-        GPT2TokenizerFast = _gpt2_class()
+        tokenizer_class = _tokenizer_class()
         if missing := [name for name in BPE_FILES if not (folder / name).is_file()]:
             raise DataError(f"{folder} lacks {' and '.join(missing)}", WHERE, FIX)
         try:
-            self._bpe: Any = GPT2TokenizerFast.from_pretrained(str(folder), local_files_only=True)
+            self._bpe: Any = tokenizer_class.from_pretrained(str(folder), local_files_only=True)
         except Exception as error:  # the Rust library has no narrower class for a file that it cannot read
             raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
         self.vocab_size, self.end_of_text = len(self._bpe), int(self._bpe.eos_token_id)
@@ -98,24 +97,21 @@ def get_tokenizer(name: str) -> Tokenizer:
 
 def _hub_folder(repository: str) -> Path:
     """The folder of the hub's cache with the files of a byte-pair encoding, downloaded if they are not there."""
-    _gpt2_class()
+    _tokenizer_class()
     import huggingface_hub as hub
 
     try:
-        return [Path(hub.hf_hub_download(repository, name, local_files_only=True)).parent for name in BPE_FILES][0]
+        files = [hub.hf_hub_download(repository, name, local_files_only=True) for name in BPE_FILES]
     except OSError:  # not in the cache
-        url = hub.hf_hub_url(repository, BPE_FILES[0])
-    try:
-        # Asked first, because the hub's own client goes on trying for minutes where there is no network.
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=HUB_WAIT_S_MAX).close()
-        return [Path(hub.hf_hub_download(repository, name)).parent for name in BPE_FILES][0]
-    except OSError as error:
-        raise DataError(
-            f"tokenizer {repository!r} cannot be had from the hub ({_first_line(error)})", WHERE, FIX
-        ) from None
+        check_hub(f"tokenizer {repository!r}", WHERE, FIX)
+        try:
+            files = [hub.hf_hub_download(repository, name) for name in BPE_FILES]
+        except OSError as error:
+            raise DataError(f"tokenizer {repository!r} cannot be loaded ({_first_line(error)})", WHERE, FIX) from None
+    return Path(files[0]).parent
 
 
-def _gpt2_class() -> Any:
+def _tokenizer_class() -> Any:
     try:
         from transformers import GPT2TokenizerFast
     except ImportError:

@@ -36,7 +36,7 @@ def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tu
     if launch is not None:
         fields.append(("launch", launch, dataclasses.field(default_factory=launch)))
     options = dataclasses.make_dataclass("options", fields, frozen=True)
-    parsed = parse(options, _bare_resume(argv), prog=f"gptscale run {recipe}", about=row.what)
+    parsed: Any = parse(options, _bare_resume(argv), prog=f"gptscale run {recipe}", about=row.what)
     for field, fixed in row.preset.items():
         if getattr(parsed.recipe, field) != fixed:
             raise ConfigError(

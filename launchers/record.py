@@ -40,7 +40,7 @@ class RunRecord:
     """
 
     def __init__(self, plan: Plan, run_id: str) -> None:
-        self.plan, self.run_id, self.recorder = plan, run_id, None
+        self.plan, self.run_id = plan, run_id
         self.folder = plan.run.config.out / "runs" / run_id
         self.recorder: Recorder | None = None
         self._stack = ExitStack()

@@ -14,6 +14,7 @@ Source                 Zhao et al. 2023 (arXiv 2304.11277); ZeRO stage 3, Rajbha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,17 +74,14 @@ def shard(
     model: nn.Module, block_class: type[nn.Module], config: FSDPConfig, mesh: DeviceMesh, compute_dtype: torch.dtype
 ) -> FSDPModule:
     """Cut each `block_class` in `model`, then what is left, over `mesh`; a 2-D mesh replicates over its first axis (HSDP)."""
-    policy = {
-        "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
-        if config.cpu_offload
-        else OffloadPolicy(),
-    }
-    blocks = [module for module in model.modules() if isinstance(module, block_class)]
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
+    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    policy: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
+    blocks: list[Any] = [module for module in model.modules() if isinstance(module, block_class)]
     for block in blocks:
         fully_shard(block, reshard_after_forward=config.reshard_after_forward, **policy)
-    root = fully_shard(model, reshard_after_forward=False, **policy)  # its tables are needed again at once, in backward
+    # The root's tables and last norm are needed again at once in backward: resharding them would only gather them twice.
+    root: FSDPModule = fully_shard(model, reshard_after_forward=False, **policy)
     for i, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + config.prefetch])
         block.set_modules_to_backward_prefetch(blocks[max(0, i - config.prefetch) : i][::-1])
@@ -94,10 +92,11 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
     """Shard on the meta device first, so that no process ever holds the whole model, then fill each shard."""
     world = run.world
     shard_size = world.world_size // config.dp_replicate_size
-    shape, axes = ((world.world_size,), ("dp_shard",))
-    if config.dp_replicate_size > 1:
-        shape, axes = ((config.dp_replicate_size, shard_size), ("dp_replicate", "dp_shard"))
-    mesh = init_device_mesh(world.device.type, shape, mesh_dim_names=axes)
+    if config.dp_replicate_size == 1:
+        mesh = init_device_mesh(world.device.type, (shard_size,), mesh_dim_names=("dp_shard",))
+    else:
+        sizes = (config.dp_replicate_size, shard_size)
+        mesh = init_device_mesh(world.device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard"))
     model = meta_gpt(run)
     root = shard(model, Block, config, mesh, DTYPES[run.config.precision])
     materialise(model, run, torch.device("cpu") if config.cpu_offload else world.device)

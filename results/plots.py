@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -65,9 +66,14 @@ def _losses(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[
     axis.grid(alpha=0.25)
     for i, (group, steps) in enumerate(curves):
         # the first wide and pale: every later curve is seen on it, and a single visible line means that they agree
-        style = {"linewidth": 5.0, "alpha": 0.35} if i == 0 and len(curves) > 1 else {"linewidth": 1.6}
-        dashes = DASHES[i % len(DASHES)]
-        axis.plot(steps.step, steps.loss, color=colours[group.name], linestyle=dashes, label=group.name, **style)
+        width, alpha = (5.0, 0.35) if i == 0 and len(curves) > 1 else (1.6, 1.0)
+        style: dict[str, Any] = {
+            "color": colours[group.name],
+            "linestyle": DASHES[i % len(DASHES)],
+            "linewidth": width,
+            "alpha": alpha,
+        }
+        axis.plot(steps.step, steps.loss, label=group.name, **style)
     if curves:
         axis.legend(frameon=False)
     else:
@@ -85,9 +91,7 @@ def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: d
         shown = deviation.clip(lower=resolution / 2)  # equal losses have a place on a log axis too
         label, dashes = f"{group.name}: at most {deviation.max():.1e}", DASHES[i % len(DASHES)]
         axis.plot(both.step, shown, color=colours[group.name], linestyle=dashes, label=label)
-    axis.axhline(resolution, color="grey", linewidth=0.8)
-    axis.text(0.99, 1.1 * resolution, "resolution of float32", ha="right", va="bottom", fontsize=8, color="grey",
-              transform=axis.get_yaxis_transform())  # fmt: skip
+    axis.axhline(resolution, color="grey", linewidth=0.8, label="resolution of float32")
     axis.set(title=f"relative deviation of loss from {reference.name}", xlabel="step", yscale="log")
     axis.set_ylim(resolution / 3, max(axis.get_ylim()[1], 1e-4))
     axis.grid(alpha=0.25)

@@ -1,0 +1,27 @@
+"""Whether the Hugging Face hub answers, asked before its own client is, which goes on trying for minutes."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+from gptscale.common.errors import DataError
+
+WAIT_S_MAX = 3.0
+
+
+def check_hub(what: str, where: str, fix: str) -> None:
+    """DataError within seconds if `what` would have to come from a hub that cannot be reached.
+
+    With HF_HUB_OFFLINE set the hub's client looks at its cache alone, and there is nothing to reach.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=WAIT_S_MAX).close()
+    except urllib.error.HTTPError:
+        return  # a refusal is an answer
+    except OSError as error:
+        raise DataError(f"{what} is not on this machine, and the hub cannot be reached ({error})", where, fix) from None

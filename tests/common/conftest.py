@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TEXT = "def hello(world):\n    return world + 1\n\n\nimport os  # don't <|endoftext|> stop\nprint('naïve café', 3.14)\n"
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A byte-pair encoding of about 300 ids, trained on the spot; the end of text is its id 0."""
+    tokenizers = pytest.importorskip("tokenizers")
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("bpe")
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train_from_iterator([TEXT] * 20, vocab_size=320, special_tokens=["<|endoftext|>"], show_progress=False)
+    bpe.save_model(str(folder))
+    return str(folder)

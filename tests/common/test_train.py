@@ -1,0 +1,101 @@
+"""The loop with a fake engine: no processes, no model. It also proves that the contract can be met in a few lines."""
+
+import ast
+import inspect
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from gptscale.common import train as train_module
+from gptscale.common.engine import Batch, StepResult
+from gptscale.common.train import train
+
+
+class FakeEngine:
+    data_rank, data_size = 0, 1
+
+    def __init__(self):
+        self.seen = []
+
+    def train_step(self, batch, lr):
+        self.seen.append((batch.step, lr))
+        return StepResult(torch.tensor(1.0 / (batch.step + 1)), torch.tensor(1.0), torch.tensor([1.0]))
+
+    def eval_loss(self, batch):
+        return torch.tensor(2.0)
+
+    def state(self):
+        return iter(())
+
+    def counters(self):
+        return {}
+
+    def load_counters(self, counters):
+        pass
+
+
+class FakeData:
+    def get(self, step):
+        empty = torch.empty(1, 1, dtype=torch.int64)
+        return Batch(step, empty, empty)
+
+
+class FakeObserver:
+    def __init__(self, window=1):
+        self.window, self.steps, self.evals = window, [], []
+
+    def waiting(self):
+        return nullcontext()
+
+    def paused(self):
+        return nullcontext()
+
+    def step(self, step, lr, result):
+        self.steps.append(step)
+        return step % self.window == 0
+
+    def evaluated(self, step, loss):
+        self.evals.append((step, loss))
+
+
+def test_asks_for_each_step_once_and_in_order():
+    engine, observer, saves = FakeEngine(), FakeObserver(), []
+    last = train(
+        engine, FakeData(), observer, lr_at=lambda s: 10.0 * s, start=3, steps=7, save=lambda s, last: saves.append((s, last))
+    )
+    assert last == 7
+    assert engine.seen == [(3, 30.0), (4, 40.0), (5, 50.0), (6, 60.0)]
+    assert observer.steps == [4, 5, 6, 7]
+    assert saves == [(4, False), (5, False), (6, False), (7, True)]
+
+
+def test_evaluates_when_due():
+    observer = FakeObserver()
+    train(FakeEngine(), FakeData(), observer, lr_at=lambda s: 1.0, start=0, steps=5,
+          evaluate=lambda step: torch.tensor(2.0) if step % 2 == 0 else None)  # fmt: skip
+    assert [s for s, _ in observer.evals] == [2, 4]
+
+
+def test_stops_only_where_the_observer_synchronised_and_saves_as_the_last():
+    engine, saves = FakeEngine(), []
+    last = train(engine, FakeData(), FakeObserver(window=4), lr_at=lambda s: 1.0, start=0, steps=100,
+                 save=lambda s, last: saves.append((s, last)), stop_requested=lambda: len(engine.seen) >= 6)  # fmt: skip
+    assert last == 8
+    assert saves[-1] == (8, True)
+
+
+def test_an_error_of_the_engine_ends_the_loop():
+    engine = FakeEngine()
+    engine.train_step = lambda batch, lr: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        train(engine, FakeData(), FakeObserver(), lr_at=lambda s: 1.0, start=0, steps=2)
+
+
+def test_the_loop_is_short_and_knows_no_strategy():
+    source = inspect.getsource(train)
+    assert len(source.splitlines()) <= 60
+    called = {node.func.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert not called & {"isinstance", "hasattr", "getattr", "type"}
+    words = inspect.getsource(train_module).lower()
+    assert not [name for name in ("ddp", "fsdp", "deepspeed", "fairscale", "colossal", "pipeline") if name in words]

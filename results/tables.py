@@ -23,11 +23,13 @@ def cells(comparison: Comparison) -> list[dict[str, str]]:
     baseline = comparison.baseline
     versus = "vs single" if baseline is None or baseline.recipe == "single" else "vs slowest"
     base = baseline.median("tokens_per_s") if baseline else None
-    rows = [_cells(group, versus, base) for group in comparison.ranked]
-    return rows + [_cells(group, versus, None) for group in comparison.apart]
+    groups = comparison.ranked + comparison.apart
+    on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
+    memory = ("peak GiB", "peak_mem_allocated_gib") if on_device else ("host GiB", "peak_rss_gib")
+    return [_cells(group, memory, versus, base if group in comparison.ranked else None) for group in groups]
 
 
-def _cells(group: Group, versus: str, base: float | None) -> dict[str, str]:
+def _cells(group: Group, memory: tuple[str, str], versus: str, base: float | None) -> dict[str, str]:
     tokens = group.median("tokens_per_s")
     p10, p90 = group.median("step_time_s_p10"), group.median("step_time_s_p90")
     return {
@@ -38,20 +40,14 @@ def _cells(group: Group, versus: str, base: float | None) -> dict[str, str]:
         "step ms": _shown(group.median("step_time_s_median"), ",.1f", scale=1e3),
         "p10-p90": f"{p10 * 1e3:,.1f}-{p90 * 1e3:,.1f}" if p10 is not None and p90 is not None else "-",
         "MFU": _shown(group.median("mfu"), ".1%"),
-        "peak GiB": _peak_memory(group),
-        "last loss": _shown(group.median("loss_last"), ".5f"),
+        memory[0]: _shown(group.median(memory[1]), ".2f"),
+        "loss": _shown(group.median("loss_last"), ".5f"),
         "status": _status(group),
     }
 
 
 def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0) -> str:
     return "-" if value is None else f"{value * scale:{form}}{unit}"
-
-
-def _peak_memory(group: Group) -> str:
-    """On the device, or what the process held on the host if it had none."""
-    allocated, resident = group.median("peak_mem_allocated_gib"), group.median("peak_rss_gib")
-    return _shown(resident, ".2f", " host") if allocated is None else _shown(allocated, ".2f")
 
 
 def _status(group: Group) -> str:

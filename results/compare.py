@@ -35,11 +35,15 @@ LOG_COLUMNS = 100  # where there is no terminal whose width could be asked
 
 @dataclass(eq=False)
 class Group:
-    """Runs of one configuration: repeats of each other."""
+    """Runs of one configuration: repeats of each other.
+
+    tied_with_faster: its spread reaches into that of the next faster group, so that their order means nothing.
+    """
 
     name: str
     rows: pd.DataFrame
     notes: list[str] = field(default_factory=list)
+    tied_with_faster: bool = False
 
     @property
     def ok(self) -> pd.DataFrame:
@@ -129,7 +133,7 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
     comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
     for groups in (comparison.ranked, comparison.apart):
         _tell_apart(groups)
-    _note_ties(comparison.ranked)
+    _mark_ties(comparison.ranked)
     return comparison
 
 
@@ -166,12 +170,10 @@ def _noted_work(row: Any) -> dict[str, Any] | None:
     return dict(json.loads(file.read_bytes())["workload"]) if file.is_file() else None
 
 
-def _note_ties(ranked: list[Group]) -> None:
-    """Say so where a faster group's spread reaches into the next one's: then the order means nothing."""
+def _mark_ties(ranked: list[Group]) -> None:
     for faster, slower in pairwise(ranked):
-        low_high, other = faster.spread(), slower.spread()
-        if low_high and other and low_high[0] <= other[1]:
-            slower.notes.append(f"not significantly slower than {faster.name}: their spreads overlap")
+        ours, theirs = slower.spread(), faster.spread()
+        slower.tied_with_faster = ours is not None and theirs is not None and ours[1] >= theirs[0]
 
 
 @dataclass(frozen=True)

@@ -35,14 +35,14 @@ PAGE = """<!doctype html>
  .wide { overflow-x: auto } table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
  th:first-child, td:first-child, th:last-child, td:last-child { text-align: left } tr.apart { color: #888 } tr.bad { color: #b00020 } img { max-width: 100% }
  dt { font-weight: 600 } dd { margin: 0 0 .4rem 1rem } pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: 13px }
- .note { color: #8a5a00 }
+ ul { color: #8a5a00; padding-left: 1.2rem }
 </style></head><body>
 <h1>gptscale: which way of splitting this GPT?</h1>
 <p>{{ about }}</p>
 <div class="wide"><table><thead><tr>{% for title in rows[0] %}<th>{{ title }}</th>{% endfor %}</tr></thead><tbody>
 {% for row in rows %}<tr class="{{ 'apart' if loop.index0 >= n_ranked else '' if 'ok' in row.status else 'bad' }}">{% for cell in row.values() %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
-{% for note in notes %}<p class="note">{{ note }}</p>{% endfor %}
+<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
 <h2>Loss, speed and memory</h2>
 <img alt="loss curves, their deviation, speed and memory" src="data:image/png;base64,{{ png }}">
 <h2>What the columns mean</h2>

@@ -58,13 +58,21 @@ def _status(group: Group) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """What must be said beside the table."""
-    return [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
+    chains: list[list[str]] = []
+    for group in comparison.ranked:
+        if group.tied_with_faster:
+            chains[-1].append(group.name)
+        else:
+            chains.append([group.name])
+    ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
+    said = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
+    return said + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
 
 
 def show(comparison: Comparison, console: Console) -> None:
     """The table on a terminal; text of the CSV is printed as it is, never read as markup."""
     rows = cells(comparison)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for title in rows[0]:
         table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title not in LEFT)
     for i, row in enumerate(rows):
@@ -97,12 +105,17 @@ def _plain(text: str) -> str:
 def as_csv(comparison: Comparison) -> bytes:
     """A line per group with bare figures: medians over the runs that succeeded, lowest and highest tokens/s."""
     base = comparison.baseline.median("tokens_per_s") if comparison.baseline else None
-    titles = ["name", "ranked", "runs", "status", "relative_speed", "tokens_per_s_low", "tokens_per_s_high"]
+    titles = "name ranked runs status relative_speed tied_with_faster tokens_per_s_low tokens_per_s_high".split()
     lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]
     for group in comparison.ranked + comparison.apart:
         ranked, tokens = group in comparison.ranked, group.median("tokens_per_s")
         relative = tokens / base if ranked and tokens and base else None
-        words = [group.name, ranked, len(group.rows), _status(group), relative, *(group.spread() or (None, None))]
-        words += [*group.rows.iloc[0][IDENTITY], *(group.median(column) for column in FIGURES), "; ".join(group.notes)]
+        words = [group.name, ranked, len(group.rows), _status(group), relative, group.tied_with_faster]
+        words += [
+            *(group.spread() or (None, None)),
+            *group.rows.iloc[0][IDENTITY],
+            *(group.median(column) for column in FIGURES),
+            "; ".join(group.notes),
+        ]
         lines.append(csv_line(cell(word) for word in words))
     return b"".join(lines)

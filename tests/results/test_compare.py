@@ -184,7 +184,9 @@ def test_overlapping_spreads_are_not_significant(tmp_path: Path) -> None:
         add_run(tmp_path, "single", single, repeat=repeat)
         add_run(tmp_path, "ddp", ddp, repeat=repeat)
     comparison = compare(load([tmp_path]))
-    assert notes(comparison) == ["single x1: not significantly slower than ddp x2: their spreads overlap"]
+    assert notes(comparison) == [
+        "no significant difference between neighbours, their spreads overlap: ddp x2 ~ single x1"
+    ]
 
 
 def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
@@ -192,7 +194,8 @@ def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
     add_run(tmp_path, "ddp", 1100.0, jitter=0.01)
     comparison = compare(load([tmp_path]))
     assert comparison.ranked[1].spread() == pytest.approx((1000 / 1.2, 1000 / 0.8))
-    assert "not significantly" in notes(comparison)[0]
+    assert comparison.ranked[1].tied_with_faster
+    assert "no significant difference" in notes(comparison)[0]
 
 
 def test_failed_runs_are_listed_last_with_their_error(tmp_path: Path) -> None:

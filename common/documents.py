@@ -69,6 +69,8 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
     split, _, column = rest.partition(":")
     split, column = split or "train", column or "text"
     local = Path(path).is_dir()
+    if not local and (path.startswith((".", "/")) or path.count("/") > 1):  # the hub's names are NAME or OWNER/NAME
+        raise DataError(f"folder {path} does not exist", where, HOW)
     if not local:
         fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
         check_hub(f"dataset {path!r}", where, fix)
@@ -149,7 +151,6 @@ def load_ids(data: str, tokenizer: Tokenizer) -> np.ndarray:
         digest.update("".join(text).encode("utf-8", errors="surrogatepass"))
     cached = folder / f"{digest.hexdigest()[:32]}.bin"
     if not cached.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_bin(cached, encode(texts, tokenizer), "llmc")  # the layout whose length can be verified
     return map_ids(cached)
 
@@ -168,8 +169,12 @@ def _bounded(documents: Iterable[Document], data: str) -> Iterator[list[str]]:
 
 
 def cache_folder() -> Path | None:
-    """Where encoded text is kept: gptscale/ in XDG_CACHE_HOME or ~/.cache; None if that cannot be written."""
+    """Where encoded text is kept: gptscale/ in XDG_CACHE_HOME or ~/.cache, made if need be; None where it cannot be."""
     folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "gptscale"
-    nearest = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    writable = folder.is_absolute() and nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
-    return folder if writable else None
+    if not folder.is_absolute():  # the XDG specification has such a value ignored; and some users have no home
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # a cache saves time; a user who has no place for one can train all the same
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None

@@ -113,7 +113,7 @@ def _hub_folder(repository: str) -> Path:
 
 def _tokenizer_class() -> Any:
     try:
-        from transformers import GPT2TokenizerFast
+        from transformers import GPT2TokenizerFast  # type: ignore[attr-defined]  # loaded lazily, out of sight
     except ImportError:
         fix = "pip install 'gptscale[hf]', or use --tokenizer bytes"
         raise ConfigError("the GPT-2 tokenizer needs transformers", WHERE, fix) from None

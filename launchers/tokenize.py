@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ from gptscale.common.bin_layout import map_ids, write_bin
 from gptscale.common.documents import encode, open_documents
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.tokenizers import Tokenizer, get_tokenizer
+from gptscale.launchers.options import parse
 
 PART_TOKENS = 2**22
 
@@ -110,3 +111,12 @@ def _check_output(path: Path, where: str) -> None:
         raise ConfigError(f"folder {path.parent} does not exist", where, f"mkdir -p {path.parent}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ConfigError(f"folder {path.parent} cannot be written", where, "choose another folder")
+
+
+def main(argv: Sequence[str]) -> int:
+    """`gptscale tokenize`: a line for each file that was written."""
+    for written in tokenize_files(
+        parse(TokenizeOptions, argv, prog="gptscale tokenize", about=str(TokenizeOptions.__doc__))
+    ):
+        print(written)
+    return 0

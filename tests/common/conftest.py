@@ -22,3 +22,12 @@ def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     bpe.train_from_iterator([TEXT] * 20, vocab_size=320, special_tokens=["<|endoftext|>"], show_progress=False)
     bpe.save_model(str(folder))
     return str(folder)
+
+
+@pytest.fixture
+def unreachable_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that nothing answers for (port 9 of this machine), and a cache with nothing in it."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

@@ -91,6 +91,6 @@ def test_more_tokens_than_llmcs_count_can_say_are_refused(tmp_path: Path, monkey
         def __len__(self) -> int:
             return 2**31
 
-    with pytest.raises(StorageError, match="2147483648 tokens are more than llm.c's header can count"):
+    with pytest.raises(StorageError, match=r"2147483648 tokens are more than llm.c's header can count"):
         write_bin(tmp_path / "a.bin", [IDS.view(Many)], "llmc")
     assert list(tmp_path.iterdir()) == []

@@ -88,7 +88,7 @@ def test_too_few_tokens_are_an_error_whose_advice_works(n_tokens: int, fix: str)
 def test_a_source_shorter_than_one_sequence_and_a_batch_that_does_not_divide_are_refused() -> None:
     with pytest.raises(DataError, match="16 tokens, expected at least 17"):
         Batches(counting(16), seq_len=16, global_batch_size=4, seed=0)
-    with pytest.raises(ConfigError, match="global batch 6 is not divisible by 4 data ranks.*use 4 or 8"):
+    with pytest.raises(ConfigError, match=r"global batch 6 is not divisible by 4 data ranks.*use 4 or 8"):
         Batches(counting(100), seq_len=16, global_batch_size=6, seed=0, data_size=4)
 
 

@@ -68,9 +68,9 @@ def test_every_sequence_comes_first_about_equally_often(n: int) -> None:
 
 
 def test_the_order_is_a_function_of_its_arguments_alone() -> None:
-    call = dict(seed=3, n_sequences=100, global_batch_size=8)
+    call = {"seed": 3, "n_sequences": 100, "global_batch_size": 8}
     forwards = [sequence_indices(step, **call) for step in range(30)]
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)
     assert [sequence_indices(step, **call) for step in reversed(range(30))] == forwards[::-1]
 
 

@@ -3,6 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A first example may import a library, and a machine may be busy: neither is a fault of what is tested.
+settings.register_profile("gptscale", deadline=None)
+settings.load_profile("gptscale")
 
 TEXT = "def hello(world):\n    return world + 1\n\n\nimport os  # don't <|endoftext|> stop\nprint('naïve café', 3.14)\n"
 

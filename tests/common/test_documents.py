@@ -18,7 +18,7 @@ from gptscale.common.tokenizers import ByteTokenizer, get_tokenizer
 TWO = ["first\nfile\n", "second"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text("ab1é😀\n\r\t '.", min_size=1, max_size=120), piece_bytes=st.integers(1, 40))
 def test_the_ids_of_the_pieces_are_the_ids_of_the_whole(
     bpe_folder: str, tmp_path: Path, text: str, piece_bytes: int

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gptscale.common import tokenizers
+from gptscale.common import hub, tokenizers
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.tokenizers import ByteTokenizer, get_tokenizer
 
-text_or_code = st.one_of(st.text(max_size=40), st.text("ab \n\t'.1<|endoftext|>", max_size=40))
+words = st.lists(st.sampled_from(["<|endoftext|>", " ", "a", " .", "'s", "\n"])).map("".join)
+text_or_code = st.one_of(st.text(max_size=40), words)
 
 
 @given(text=text_or_code)
@@ -46,6 +48,7 @@ def test_byte_pairs_round_trip_and_no_text_makes_the_end_of_text(bpe_folder: str
 def test_byte_pairs_are_shorter_than_bytes_and_their_vocabulary_has_a_name(bpe_folder: str) -> None:
     tokenizer = get_tokenizer(bpe_folder)
     assert len(tokenizer.encode("import os\nimport os\n")) < 20
+    assert tokenizer.decode(tokenizer.encode("half a pair \ud800")) == "half a pair ?"
     assert tokenizer.fingerprint == get_tokenizer(bpe_folder).fingerprint
     assert len(str(tokenizer.fingerprint)) == 64
 
@@ -94,4 +97,18 @@ def test_gpt2_without_network_or_cache_is_an_error_at_once(unreachable_hub: None
     begin = time.perf_counter()
     with pytest.raises(DataError, match=r"tokenizer 'gpt2' is not on this machine.*give a folder with vocab.json"):
         get_tokenizer("gpt2")
+    assert time.perf_counter() - begin < 5
+
+
+def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(
+    monkeypatch: pytest.MonkeyPatch, unreachable_hub: None
+) -> None:
+    monkeypatch.setattr(hub, "WAIT_S_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        begin = time.perf_counter()
+        with pytest.raises(
+            DataError, match=r"'gpt2' is not on this machine, and the hub cannot be reached .*timed out"
+        ):
+            get_tokenizer("gpt2")
     assert time.perf_counter() - begin < 5

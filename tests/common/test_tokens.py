@@ -90,6 +90,8 @@ def test_an_id_outside_the_vocabulary_is_named_when_opening(tmp_path: Path, layo
         DataError, match=r"token id 60000 is outside the vocabulary of 50257, in .*a\.bin at token 7777"
     ):
         open_source(str(tmp_path / "a.bin"), vocab_size=50257)
+    with pytest.raises(DataError, match="token id 60000 is outside the vocabulary of 60000"):
+        open_source(str(tmp_path / "a.bin"), vocab_size=60000)
     assert len(open_source(str(tmp_path / "a.bin"), vocab_size=60001)) == 10_000
 
 

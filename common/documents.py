@@ -63,8 +63,8 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
     """Rows of NAME_OR_PATH[:SPLIT[:COLUMN]], a document each: a folder of `save_to_disk`, or a dataset of the hub."""
     try:
         import datasets
-    except ImportError:
-        raise ConfigError("hf: needs the datasets library", where, "pip install 'gptscale[hf]'") from None
+    except ImportError as error:
+        raise ConfigError(f"hf: needs the datasets library ({error})", where, "pip install 'gptscale[hf]'") from None
     path, _, rest = name.partition(":")
     split, _, column = rest.partition(":")
     split, column = split or "train", column or "text"

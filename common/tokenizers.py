@@ -114,9 +114,9 @@ def _hub_folder(repository: str) -> Path:
 def _tokenizer_class() -> Any:
     try:
         from transformers import GPT2TokenizerFast  # type: ignore[attr-defined]  # loaded lazily, out of sight
-    except ImportError:
+    except ImportError as error:
         fix = "pip install 'gptscale[hf]', or use --tokenizer bytes"
-        raise ConfigError("the GPT-2 tokenizer needs transformers", WHERE, fix) from None
+        raise ConfigError(f"the GPT-2 tokenizer needs transformers ({error})", WHERE, fix) from None
     return GPT2TokenizerFast
 
 

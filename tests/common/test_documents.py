@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from gptscale.common import documents
 from gptscale.common.bin_layout import map_ids
 from gptscale.common.documents import cache_folder, encode, load_ids, open_documents, read_pieces
-from gptscale.common.errors import DataError
+from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.tokenizers import ByteTokenizer, get_tokenizer
 
 TWO = ["first\nfile\n", "second"]
@@ -184,3 +185,11 @@ def test_a_dataset_of_an_unreachable_hub_is_an_error_at_once(unreachable_hub: No
     with pytest.raises(DataError, match=r"dataset 'wikitext' is not on this machine.*save_to_disk"):
         open_documents("hf:wikitext")
     assert time.perf_counter() - begin < 5
+
+
+def test_without_the_datasets_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ConfigError, match=r"hf: needs the datasets library .*, in --data, pip install 'gptscale\[hf\]'"
+    ):
+        open_documents("hf:wikitext")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -112,3 +113,10 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(
         ):
             get_tokenizer("gpt2")
     assert time.perf_counter() - begin < 5
+
+
+def test_without_transformers_the_error_says_how_to_get_it(bpe_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name in ("gpt2", bpe_folder):
+        with pytest.raises(ConfigError, match=r"needs transformers .*, in --tokenizer, pip install 'gptscale\[hf\]'"):
+            get_tokenizer(name)

@@ -1,0 +1,36 @@
+"""Run as ranks: load each checkpoint into this recipe at this world size, and save what was loaded, without a step between.
+
+usage: world_reload.py RECIPE OUT CHECKPOINT...
+"""
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from gptscale.common.checkpoint import Reader, save
+from gptscale.common.distributed import World, process_group
+from gptscale.launchers.options import parse_run
+from gptscale.launchers.preflight import preflight
+from gptscale.recipes import get
+
+
+def main(recipe: str, out: Path, checkpoints: list[Path]) -> None:
+    torch.set_num_threads(1)
+    config, recipe_config = parse_run(recipe, ["--data", "synthetic", "--dropout", "0.1", "--seed", "99"])
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    with process_group(plan.run.world) if get(recipe).axes else nullcontext():
+        engine = get(recipe).load().build(plan.run, recipe_config)  # seed 99: not the weights that were saved
+        for checkpoint in checkpoints:
+            reader = Reader(checkpoint)
+            reader.load_into(engine)
+            assert engine.counters() == reader.manifest["counters"]
+            save(engine, out / checkpoint.parents[1].name, reader.step, {"workload": {}})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), [Path(p) for p in sys.argv[3:]])
+    sys.stdout.flush()
+    os._exit(0)

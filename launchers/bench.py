@@ -157,11 +157,11 @@ def show(frame: pd.DataFrame, found: list[Measured], options: BenchOptions) -> N
     """The table, and for `single` where its time goes."""
     console = Console(width=None if Console().is_terminal else 110)
     gpt = options.gpt()
+    sizes = f"hidden {gpt.n_embd}, {gpt.n_layer} layers, {gpt.n_head} heads, sequence {gpt.block_size}"
     console.print(
-        f"{frame.device[0]}, torch {torch.__version__}, {options.threads} threads, {options.precision}; hidden {gpt.n_embd}, "
-        f"{gpt.n_layer} layers, {gpt.n_head} heads, sequence {gpt.block_size}, vocabulary {gpt.vocab_size}, batch {options.batch_size}",
-        highlight=False,
+        f"{frame.device[0]}, torch {torch.__version__}, {options.threads} threads, {options.precision}", highlight=False
     )
+    console.print(f"{sizes}, vocabulary {gpt.vocab_size}, batch {options.batch_size}", highlight=False)
     titles = ("contender", "step ms (min-max)", "tokens/s", "vs first", "TFLOP/s", "peak GiB")
     table = Table(*titles, box=None, pad_edge=False)
     for row in frame.itertuples():

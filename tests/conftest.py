@@ -1,0 +1,45 @@
+"""Fixtures for all tests: nothing may leak from one test into the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+CHANGED_BY_LIBRARIES = ("KINETO", "TORCH", "PYTORCH", "TRITON", "CUDA", "TF_", "GRPC", "PYTEST", "HF_", "TOKENIZERS", "KMP_", "MPL")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    """A test that leaves an environment variable, a process group or a signal handler behind fails."""
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    yield
+    after = {k: v for k, v in os.environ.items() if not k.startswith(CHANGED_BY_LIBRARIES)}
+    assert after == {k: v for k, v in before.items() if not k.startswith(CHANGED_BY_LIBRARIES)}
+    assert not dist.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real data sets that lie beside the checkout where there are any; the package itself never needs them."""
+    folder = Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("needs the folder shared/data beside the checkout")
+    return folder

@@ -1,0 +1,97 @@
+"""What is installed is gptscale and nothing else, and all of it."""
+
+import ast
+import configparser
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("common", "launchers", "lenet", "ops", "recipes", "results")
+
+
+def folders_with_modules():
+    return {p.parent for room in ROOMS for p in (ROOT / room).rglob("*.py") if "runs" not in p.parts}
+
+
+@pytest.fixture(scope="module")
+def setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The names in a wheel built from a copy, so that the checkout stays clean."""
+    pytest.importorskip("build")
+    out, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("copy") / "gptscale"
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    for name in files.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]
+    (file,) = out.glob("*.whl")
+    return set(zipfile.ZipFile(file).namelist())
+
+
+def test_the_wheel_holds_gptscale_and_nothing_generic(wheel):
+    tops = {name.split("/")[0] for name in wheel}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"gptscale"}
+
+
+def test_the_wheel_holds_every_module_and_type_marker(wheel):
+    modules = {f"gptscale/{p.relative_to(ROOT)}" for f in folders_with_modules() for p in f.glob("*.py")}
+    assert {n for n in wheel if n.endswith(".py")} == modules
+    assert {f"gptscale/{room}/py.typed" for room in ROOMS} <= wheel
+    assert any(n.endswith("licenses/LICENSE") for n in wheel)
+
+
+def test_the_package_list_names_every_folder_with_modules(setup_cfg):
+    listed = set(setup_cfg["options"]["packages"].split())
+    assert listed == {"gptscale." + ".".join(f.relative_to(ROOT).parts) for f in folders_with_modules()}
+    mapped = dict(line.split(" = ") for line in setup_cfg["options"]["package_dir"].strip().splitlines())
+    assert {package: ROOT / folder for package, folder in mapped.items()} == {
+        package: ROOT.joinpath(*package.split(".")[1:]) for package in listed
+    }
+
+
+def test_extras(setup_cfg):
+    assert {"deepspeed", "fairscale", "colossalai", "dev", "all"} <= set(setup_cfg["options.extras_require"])
+
+
+def test_pyproject_only_names_the_build_system():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    assert [line for line in lines if line.startswith("[")] == ["[build-system]"]
+
+
+def test_rooms_are_imported_by_their_full_name():
+    """A bare `import common` would make a second copy of every class, where the checkout is on the path."""
+    bare = []
+    for path in [*ROOT.glob("tests/**/*.py"), *(p for f in folders_with_modules() for p in f.glob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""] if not node.level else ["common"]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            else:
+                continue
+            bare += [f"{path}: {name}" for name in names if name.split(".")[0] in ROOMS]
+    assert not bare
+
+
+def test_common_imports_without_any_engine_or_plotting():
+    """Whoever reuses a recipe brings torch along, not this package's tables and pictures."""
+    code = (
+        "import sys, importlib, pkgutil, gptscale.common as c\n"
+        "for m in pkgutil.iter_modules(c.__path__): importlib.import_module('gptscale.common.' + m.name)\n"
+        "print([m for m in ('pandas', 'matplotlib', 'rich', 'tyro', 'transformers', 'datasets', 'deepspeed') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert found.stdout.strip() == "[]"

@@ -17,9 +17,9 @@ import torch
 from gptscale.common.checkpoint import Reader, newest_valid, save
 from gptscale.common.distributed import World, gather_objects, process_group
 from gptscale.common.engine import Engine
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, GptscaleError, PeerError, StorageError
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, PeerError, StorageError
 from gptscale.common.loader import Prefetcher
-from gptscale.common.run import workload
+from gptscale.common.run import workload, workload_hash
 from gptscale.common.train import train
 from gptscale.launchers.options import parse_run
 from gptscale.launchers.preflight import Plan, check_same_work, preflight
@@ -56,6 +56,7 @@ def work(plan: Plan) -> int:
     with ExitStack() as stack:
         try:
             stack.enter_context(process_group(world) if get(plan.run.recipe).axes else nullcontext())
+            check_same_options(plan)
             run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
             record = stack.enter_context(RunRecord(plan, run_id))
             stopped = _train(plan, record)
@@ -72,6 +73,13 @@ def work(plan: Plan) -> int:
             return known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
+def check_same_options(plan: Plan) -> None:
+    """ConfigError if a rank was started with other options or data than rank 0."""
+    hashes = gather_objects(workload_hash(workload(plan.run, plan.fingerprint)))
+    if others := [rank for rank, h in enumerate(hashes) if h != hashes[0]]:
+        raise ConfigError(f"ranks {others} train something else than rank 0", "in their options or data", "start all alike")
+
+
 def _train(plan: Plan, record: RunRecord) -> bool:
     """Build, resume, run the loop; whether it stopped early because it was asked to."""
     run = plan.run
@@ -79,8 +87,8 @@ def _train(plan: Plan, record: RunRecord) -> bool:
     start = resume(plan, engine)
     batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
     held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
-    stop = StopRequest()
     with (
+        StopRequest() as stop,
         Recorder(run, record.folder, start_step=start, sequences=batches.sequences) as recorder,
         Prefetcher(batches, run.world.device) as data,
     ):
@@ -103,7 +111,7 @@ def _train(plan: Plan, record: RunRecord) -> bool:
             save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync),
             stop_requested=stop,
         )
-    return stop.received and last < run.config.steps
+    return last < run.config.steps
 
 
 def resume(plan: Plan, engine: Engine) -> int:
@@ -173,7 +181,13 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.received = False
-        signal.signal(signal.SIGTERM, self._note)
+
+    def __enter__(self) -> StopRequest:
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = True

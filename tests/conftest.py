@@ -11,7 +11,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-CHANGED_BY_LIBRARIES = ("KINETO", "TORCH", "PYTORCH", "TRITON", "CUDA", "TF_", "GRPC", "PYTEST", "HF_", "TOKENIZERS", "KMP_", "MPL")
+CHANGED_BY_LIBRARIES = (
+    "KINETO",
+    "TORCH",
+    "PYTORCH",
+    "TRITON",
+    "CUDA",
+    "TF_",
+    "GRPC",
+    "PYTEST",
+    "HF_",
+    "TOKENIZERS",
+    "KMP_",
+    "MPL",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

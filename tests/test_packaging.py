@@ -29,7 +29,14 @@ def wheel(tmp_path_factory):
     """The names in a wheel built from a copy, so that the checkout stays clean."""
     pytest.importorskip("build")
     out, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("copy") / "gptscale"
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
     for name in files.stdout.splitlines():
         if (ROOT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)

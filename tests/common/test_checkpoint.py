@@ -21,7 +21,11 @@ class Holder:
             value = torch.randn(*shape, generator=generator)
             return value if fill is None else torch.full_like(value, fill)
 
-        self.tensors = {"model/a.weight": tensor(6, 4), "model/b.bias": tensor(5), "adamw.exp_avg/a.weight": tensor(6, 4)}
+        self.tensors = {
+            "model/a.weight": tensor(6, 4),
+            "model/b.bias": tensor(5),
+            "adamw.exp_avg/a.weight": tensor(6, 4),
+        }
         self.steps = 3.0 if fill is None else 0.0
 
     def state(self):

@@ -31,7 +31,9 @@ def test_equals_torch_step_with_clip_grad_norm(name, clip):
         {"params": [theirs["a.weight"], theirs["c.weight"]], "weight_decay": 0.1},
         {"params": [theirs["b.bias"]], "weight_decay": 0.0},
     ]
-    reference = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95)) if name == "adamw" else torch.optim.SGD(groups, lr=1.0)
+    reference = (
+        torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95)) if name == "adamw" else torch.optim.SGD(groups, lr=1.0)
+    )
     for step in range(4):
         lr = 0.01 * (step + 1)
         give_gradients(ours, seed=step)
@@ -48,7 +50,9 @@ def test_equals_torch_step_with_clip_grad_norm(name, clip):
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-@pytest.mark.parametrize(("bad_gradient", "loss"), [(float("nan"), 1.0), (float("inf"), 1.0), (0.5, float("nan")), (0.5, float("inf"))])
+@pytest.mark.parametrize(
+    ("bad_gradient", "loss"), [(float("nan"), 1.0), (float("inf"), 1.0), (0.5, float("nan")), (0.5, float("inf"))]
+)
 def test_a_number_that_is_none_never_reaches_the_weights_nor_does_any_later_step(name, bad_gradient, loss):
     params = parameters()
     before = {n: p.detach().clone() for n, p in params.items()}
@@ -97,4 +101,8 @@ def test_counters_come_back():
     give_gradients(first.parameters)
     first.step(0.1, torch.tensor(1.0))
     second.load_counters(first.counters())
-    assert second.counters() == first.counters() == {"optimizer_steps": 1.0, "loss_scale": 65536.0, "loss_scale_good_steps": 1.0}
+    assert (
+        second.counters()
+        == first.counters()
+        == {"optimizer_steps": 1.0, "loss_scale": 65536.0, "loss_scale_good_steps": 1.0}
+    )

@@ -62,7 +62,13 @@ class FakeObserver:
 def test_asks_for_each_step_once_and_in_order():
     engine, observer, saves = FakeEngine(), FakeObserver(), []
     last = train(
-        engine, FakeData(), observer, lr_at=lambda s: 10.0 * s, start=3, steps=7, save=lambda s, last: saves.append((s, last))
+        engine,
+        FakeData(),
+        observer,
+        lr_at=lambda s: 10.0 * s,
+        start=3,
+        steps=7,
+        save=lambda s, last: saves.append((s, last)),
     )
     assert last == 7
     assert engine.seen == [(3, 30.0), (4, 40.0), (5, 50.0), (6, 60.0)]
@@ -95,7 +101,11 @@ def test_an_error_of_the_engine_ends_the_loop():
 def test_the_loop_is_short_and_knows_no_strategy():
     source = inspect.getsource(train)
     assert len(source.splitlines()) <= 60
-    called = {node.func.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     assert not called & {"isinstance", "hasattr", "getattr", "type"}
     words = inspect.getsource(train_module).lower()
     assert not [name for name in ("ddp", "fsdp", "deepspeed", "fairscale", "colossal", "pipeline") if name in words]

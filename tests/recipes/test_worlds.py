@@ -127,7 +127,9 @@ def test_resume_is_bit_identical(recipe, saved, tmp_path):
     assert_same_state(saved / recipe / "checkpoints" / "step-8", tmp_path / "runs" / "again" / "checkpoints" / "step-8")
 
 
-@pytest.mark.parametrize(("recipe", "nproc"), [("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("fsdp_offload", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "nproc"), [("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("fsdp_offload", 2)]
+)
 def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recipe, nproc, saved, tmp_path):
     sources = [saved / name / "checkpoints" / "step-4" for name in SAVED]
     script("world_reload.py", nproc, recipe, tmp_path, *sources)
@@ -139,7 +141,17 @@ def test_a_run_goes_on_in_another_recipe(tmp_path):
     """Begun by one process, continued by four shards: the same losses as never stopped, to 1e-5."""
     work = ["--steps", "8", "--save-every", "4", "--data", "synthetic", "--out", tmp_path]
     ok("run", "single", *work, "--run-name", "whole")
-    ok("run", "fsdp", "--nproc", 4, *work, "--run-name", "rest", "--resume", tmp_path / "runs" / "whole" / "checkpoints" / "step-4")
+    ok(
+        "run",
+        "fsdp",
+        "--nproc",
+        4,
+        *work,
+        "--run-name",
+        "rest",
+        "--resume",
+        tmp_path / "runs" / "whole" / "checkpoints" / "step-4",
+    )
     whole, rest = steps(tmp_path / "runs" / "whole").loc[5:], steps(tmp_path / "runs" / "rest")
     for column in ("loss", "grad_norm"):
         assert ((whole[column] - rest[column]).abs() / whole[column]).max() <= TOLERANCE
@@ -167,7 +179,9 @@ def begun(out, *options):
         assert launcher.poll() is None, launcher.stdout.read()
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    ranks = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True, check=True, timeout=10)
+    ranks = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True, check=True, timeout=10
+    )
     return launcher, [int(pid) for pid in ranks.stdout.split()]
 
 
@@ -191,7 +205,21 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(victim, tmp_pat
     (row,) = summary(tmp_path)
     assert (row["status"], row["run_id"]) == ("failed", "long")
     last = Reader(step_folders(tmp_path / "runs" / "long" / "checkpoints")[0]).verify().step
-    ok("run", "ddp", "--nproc", 2, "--steps", last + 3, "--save-every", 5, "--out", tmp_path, "--run-name", "long", "--resume")
+    ok(
+        "run",
+        "ddp",
+        "--nproc",
+        2,
+        "--steps",
+        last + 3,
+        "--save-every",
+        5,
+        "--out",
+        tmp_path,
+        "--run-name",
+        "long",
+        "--resume",
+    )
     assert list(steps(tmp_path / "runs" / "long").index) == list(range(1, last + 4))
 
 

@@ -25,7 +25,9 @@ SICK_STEP = 2  # 0-based
 def main(recipe: str, out: Path) -> None:
     torch.set_num_threads(1)
     # a window of 4 steps: the host finds out one step late, the weights must not have moved all the same
-    config, recipe_config = parse_run(recipe, ["--data", "synthetic", "--steps", "8", "--log-every", "4", "--out", str(out)])
+    config, recipe_config = parse_run(
+        recipe, ["--data", "synthetic", "--steps", "8", "--log-every", "4", "--out", str(out)]
+    )
     plan = preflight(recipe, config, recipe_config, World.from_environment(config))
     world = plan.run.world
     with process_group(world):
@@ -57,7 +59,11 @@ def main(recipe: str, out: Path) -> None:
         except NumericError as error:
             (folder / "error").write_text(str(error))
         before, after = Reader(out / f"step-{SICK_STEP}"), list(engine.state())
-        moved = [s.name for s in after if s.tensor.numel() and not torch.equal(before.read(s.name, s.offset, tuple(s.tensor.shape)), s.tensor)]
+        moved = [
+            s.name
+            for s in after
+            if s.tensor.numel() and not torch.equal(before.read(s.name, s.offset, tuple(s.tensor.shape)), s.tensor)
+        ]
         (folder / "moved").write_text(" ".join(moved))
         (folder / "expected").write_text(str(list(batches.sequences(SICK_STEP, 1))))
 

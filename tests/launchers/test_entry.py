@@ -1,0 +1,132 @@
+"""The worker in process: one rank, no launcher."""
+
+import csv
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from gptscale.common.distributed import World
+from gptscale.common.errors import PeerError, StorageError
+from gptscale.launchers import entry
+from gptscale.launchers.options import parse_run
+from gptscale.launchers.preflight import preflight
+from gptscale.recipes import single
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def make(*words):
+        config, recipe_config = parse_run(
+            "single", ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", *words]
+        )
+        return preflight("single", config, recipe_config, World.from_environment(config))
+
+    return make
+
+
+def row(tmp_path):
+    with (tmp_path / "summary.csv").open() as file:
+        (only,) = csv.DictReader(file)
+    return only
+
+
+def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
+    assert entry.work(plan("--steps", "4", "--timing-warmup-steps", "1", "--eval-every", "2", "--save-last")) == 0
+    found, folder = row(tmp_path), tmp_path / "runs" / "r"
+    assert (found["status"], found["recipe"], found["steps"], found["world_size"]) == ("ok", "single", "4", "1")
+    assert float(found["tokens_per_s"]) > 0
+    assert found["mfu"] == found["device_peak_tflops"] == ""  # a CPU's peak is not in the table, and is not guessed
+    noted = json.loads((folder / "run.json").read_text())
+    assert noted["config"]["steps"] == 4
+    assert noted["workload_hash"] == found["workload_hash"]
+    assert json.loads((folder / "status.json").read_text()) == {"status": "ok", "error": "", "step": 4}
+    assert len((folder / "steps.csv").read_text().splitlines()) == 5
+    assert len((folder / "eval.csv").read_text().splitlines()) == 3
+    said = capsys.readouterr().out
+    assert "step 4/4  loss" in said
+    assert "summary.csv" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "exit_status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom", 1),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            "oom",
+            1,
+        ),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1234"), "failed", 7),
+        (ZeroDivisionError("a defect"), "failed", 1),
+        (OSError(28, "No space left on device"), "failed", 5),
+    ],
+)
+def test_whatever_ends_a_run_leaves_its_row(plan, tmp_path, monkeypatch, capsys, error, status, exit_status):
+    def build(run, config):
+        raise error
+
+    monkeypatch.setattr(single, "build", build)
+    assert entry.work(plan()) == exit_status
+    found = row(tmp_path)
+    assert found["status"] == status
+    assert str(error).split("[")[0][:20].strip() in found["error"]
+    assert found["loss_last"] == ""
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == isinstance(error, ZeroDivisionError)  # only a defect deserves one
+
+
+def test_sigterm_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch):
+    original = single.build
+
+    def build(run, config):
+        engine = original(run, config)
+        step = engine.train_step
+
+        def train_step(batch, lr):
+            if batch.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(batch, lr)
+
+        engine.train_step = train_step
+        return engine
+
+    monkeypatch.setattr(single, "build", build)
+    assert entry.work(plan("--steps", "50", "--save-every", "50")) == 75
+    assert row(tmp_path)["status"] == "interrupted"
+    assert [p.name for p in (tmp_path / "runs" / "r" / "checkpoints").iterdir()] == ["step-3"]
+
+
+def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, monkeypatch, capsys):
+    saves = []
+
+    def save(*args, **options):
+        saves.append(args[2])
+        raise StorageError("disk full", "in ckpt", "free space")
+
+    monkeypatch.setattr(entry, "save", save)
+    saver = entry.Saver(plan("--save-every", "2"), None, None, lambda: None)
+    for step in (1, 2, 3, 4):
+        saver(step, last=False)
+    assert saves == [2, 4]
+    assert "missed 2 of 3" in capsys.readouterr().err
+    with pytest.raises(StorageError):
+        saver(6, last=False)
+
+
+def test_saves_when_due_and_only_then(plan, monkeypatch):
+    saved = []
+    monkeypatch.setattr(entry, "save", lambda engine, folder, step, facts, keep: saved.append(step))
+    for words, expected in ((["--save-every", "3"], [3, 6, 7]), (["--save-last"], [7]), ([], [])):
+        saved.clear()
+        saver = entry.Saver(plan(*words), None, None, lambda: None)
+        for step in range(1, 8):
+            saver(step, last=step == 7)
+        assert saved == expected
+
+
+def test_errors_of_collectives_are_a_peers():
+    assert isinstance(entry.as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
+    assert entry.as_known(ValueError("a defect")) is None

@@ -77,3 +77,9 @@ def test_the_order_is_a_function_of_its_arguments_alone() -> None:
 def test_the_order_never_changes_because_saved_runs_continue_in_it() -> None:
     assert permuted(np.arange(10), 10, 1234, 0).tolist() == [0, 7, 2, 8, 6, 9, 4, 3, 5, 1]
     assert sequence_indices(3, seed=1234, n_sequences=20, global_batch_size=6) == (0, 17, 1, 9, 0, 18)
+
+
+def test_a_batch_larger_than_a_block_is_the_walk_of_smaller_ones() -> None:
+    small = [sequence_indices(step, seed=5, n_sequences=333, global_batch_size=10) for step in range(300)]
+    large = [sequence_indices(step, seed=5, n_sequences=333, global_batch_size=1500) for step in range(2)]
+    assert sum(small, ()) == sum(large, ())

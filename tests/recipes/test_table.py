@@ -45,7 +45,8 @@ def test_module_reads_like_its_siblings(module_name):
 
 
 def test_importing_the_table_loads_no_engine():
-    code = "import sys, gptscale.recipes; print([m for m in ('torch', 'deepspeed', 'fairscale', 'accelerate') if m in sys.modules])"
+    engines = ("torch", "deepspeed", "fairscale", "accelerate")
+    code = f"import sys, gptscale.recipes; print([m for m in {engines} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "[]"
 

@@ -118,8 +118,19 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("recipe", SAVED)
 def test_resume_is_bit_identical(recipe, saved, tmp_path):
     """Losses, gradient norms, final weights and optimizer state of a resumed run are those of one that never stopped."""
-    said = ok("run", recipe, "--nproc", SAVED[recipe], *LONG, "--out", tmp_path, "--run-name", "again",
-              "--resume", saved / recipe / "checkpoints" / "step-4")  # fmt: skip
+    said = ok(
+        "run",
+        recipe,
+        "--nproc",
+        SAVED[recipe],
+        *LONG,
+        "--out",
+        tmp_path,
+        "--run-name",
+        "again",
+        "--resume",
+        saved / recipe / "checkpoints" / "step-4",
+    )
     assert f"saved by {recipe} on {SAVED[recipe]}" in said.stdout
     whole, again = steps(saved / recipe), steps(tmp_path / "runs" / "again")
     assert list(again.index) == [5, 6, 7, 8]
@@ -171,8 +182,24 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
 
 def begun(out, *options):
     """A ddp run on two ranks that would last minutes; returned once it has saved, with its ranks' process ids."""
-    command = [sys.executable, "-m", "gptscale.launchers.cli", "run", "ddp", "--nproc", "2", "--steps", "100000", "--save-every", "5",
-               "--out", str(out), "--run-name", "long", *options]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "gptscale.launchers.cli",
+        "run",
+        "ddp",
+        "--nproc",
+        "2",
+        "--steps",
+        "100000",
+        "--save-every",
+        "5",
+        "--out",
+        str(out),
+        "--run-name",
+        "long",
+        *options,
+    ]
     launcher = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 60
     while not step_folders(out / "runs" / "long" / "checkpoints"):
@@ -248,8 +275,22 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
 
 
 def test_torchrun_by_hand(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gptscale.recipes.ddp",
-               "--model", "tiny", "--steps", "3", "--out", str(tmp_path)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "gptscale.recipes.ddp",
+        "--model",
+        "tiny",
+        "--steps",
+        "3",
+        "--out",
+        str(tmp_path),
+    ]
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 ROUNDS = 4
+BLOCK = 256  # places worked out at once: for the few of one step, calling numpy costs many times the arithmetic
 MASK = np.uint64(0xFFFFFFFF)
 
 
@@ -47,10 +50,19 @@ def sequence_indices(
     `global_batch_size`, if need be across an epoch's end, and rank r the r-th equal part of them.
     """
     share = global_batch_size // data_size
-    position = step * global_batch_size + data_rank * share + np.arange(share, dtype=np.int64)
-    epochs, index = np.divmod(position, n_sequences)
-    result = np.empty_like(index)
+    first = step * global_batch_size + data_rank * share
+    blocks = range(first // BLOCK, (first + share - 1) // BLOCK + 1)
+    walk = np.concatenate([_block_of_walk(block, seed, n_sequences) for block in blocks])
+    begin = first - blocks[0] * BLOCK
+    return tuple(int(i) for i in walk[begin : begin + share])
+
+
+@lru_cache(maxsize=16)
+def _block_of_walk(block: int, seed: int, n_sequences: int) -> np.ndarray:
+    """Sequences at places [block * BLOCK, (block + 1) * BLOCK) of the run's walk through its epochs."""
+    epochs, index = np.divmod(block * BLOCK + np.arange(BLOCK, dtype=np.int64), n_sequences)
+    walk = np.empty_like(index)
     for epoch in np.unique(epochs):
         now = epochs == epoch
-        result[now] = permuted(index[now], n_sequences, seed, int(epoch))
-    return tuple(int(i) for i in result)
+        walk[now] = permuted(index[now], n_sequences, seed, int(epoch))
+    return walk

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import tyro
 
-from gptscale.common.bin_layout import map_ids, write_bin
+from gptscale.common.bin_layout import write_bin
 from gptscale.common.documents import encode, open_documents
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.tokenizers import Tokenizer, get_tokenizer
@@ -80,14 +80,13 @@ def tokenize_files(options: TokenizeOptions) -> list[Tokenized]:
         return [_written(options.out, ids, options, tokenizer)]
     whole = options.out.with_name(f".{options.out.name}.{os.getpid()}.whole")  # only its end shows what is last
     try:
-        write_bin(whole, ids)
-        every = map_ids(whole)
-        cut = len(every) - int(len(every) * options.eval_fraction)
-        if cut == len(every):
-            raise DataError(f"{len(every)} tokens, too few to hold any out", "in the inputs", "raise --eval-fraction")
+        n_tokens = write_bin(whole, ids)
+        cut = n_tokens - int(n_tokens * options.eval_fraction)
+        if cut == n_tokens:
+            raise DataError(f"{n_tokens} tokens, too few to hold any out", "in the inputs", "raise --eval-fraction")
         return [
-            _written(options.eval_out, _parts(every[cut:]), options, tokenizer),
-            _written(options.out, _parts(every[:cut]), options, tokenizer),
+            _written(options.eval_out, _parts(whole, cut, n_tokens), options, tokenizer),
+            _written(options.out, _parts(whole, 0, cut), options, tokenizer),
         ]
     finally:
         whole.unlink(missing_ok=True)
@@ -97,8 +96,10 @@ def _written(path: Path, ids: Iterator[np.ndarray], options: TokenizeOptions, to
     return Tokenized(path, write_bin(path, ids, options.layout), tokenizer.vocab_size)
 
 
-def _parts(ids: np.ndarray) -> Iterator[np.ndarray]:
-    return (ids[start : start + PART_TOKENS] for start in range(0, len(ids), PART_TOKENS))
+def _parts(path: Path, start: int, stop: int) -> Iterator[np.ndarray]:
+    """Tokens [start, stop) of a file in nanoGPT's layout; read, not mapped, so that memory stays small."""
+    for first in range(start, stop, PART_TOKENS):
+        yield np.fromfile(path, dtype="<u2", count=min(PART_TOKENS, stop - first), offset=2 * first)
 
 
 def _check_output(path: Path, where: str) -> None:

@@ -29,8 +29,9 @@ def palm_flops_per_token(gpt: GPTConfig, seq_len: int) -> float:
 def hardware_flops_per_token(gpt: GPTConfig, seq_len: int, activation_checkpointing: str = "none") -> float:
     """What is executed, for `hfu`: the model's count, the table's padding rows, and what backward computes again.
 
-    `full` runs every block's forward again, up to the last tensor that backward needs, which spares the block's last matrix
-    (4 h^2 of its 12; counted by torch's FlopCounterMode in tests/common/test_model.py): 2 x 8 L h^2 + 2 L h T more. `selective` keeps all products: nothing more.
+    `full` runs every block's forward again up to the last tensor that backward needs, which spares the block's last
+    matrix, 4 h^2 of its 12 (torch's FlopCounterMode counts the same, tests/common/test_model.py): 2 x 8 L h^2 + 2 L h T
+    more. `selective` keeps all products: nothing more.
     The causal half of attention is counted as in `mfu`; kernels that compute masked tiles do more, uncounted.
     """
     padding = 6.0 * (gpt.padded_vocab_size - gpt.vocab_size) * gpt.n_embd

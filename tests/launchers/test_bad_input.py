@@ -1,0 +1,224 @@
+"""Everything a user can get wrong: one line that says how to mend it, exit status 2, nothing created, fast."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import gptscale.recipes
+from gptscale.common.checkpoint import save
+from gptscale.common.state import Shard
+from gptscale.launchers.cli import main
+from gptscale.recipes import Recipe
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys, folder, words):
+    """Run the command in this process; its error line, after checking what every refusal must keep."""
+    before = sorted(folder.rglob("*"))
+    assert main(words) == 2
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("gptscale: error: ")
+    assert sorted(folder.rglob("*")) == before  # nothing created
+    return lines[0]
+
+
+CASES = {
+    "unknown command": (["swep"], "did you mean 'sweep'"),
+    "no recipe": (["run"], "a recipe is missing"),
+    "unknown recipe": (["run", "dpp"], "did you mean 'ddp'"),
+    "unknown recipe in a sweep": (["sweep", "--recipes", "single,fsdpp"], "did you mean 'fsdp'"),
+    "unknown option": (["run", "ddp", "--warmup-stps", "1"], "unknown option '--warmup-stps', on the command line, did you mean '--warmup-steps'?"),
+    "unknown option in snake case": (["run", "ddp", "--weight_decai", "1"], "did you mean '--weight-decay'?"),
+    "an option of another recipe": (["run", "single", "--bucket-cap-mb", "5"], "unknown option '--bucket-cap-mb'"),
+    "value missing": (["run", "ddp", "--steps"], "Missing value for argument '--steps'"),
+    "not a number": (["run", "ddp", "--steps", "many"], "invalid literal for int() with base 10: 'many'"),
+    "unknown precision": (["run", "ddp", "--precision", "fp8"], "'fp8'"),
+    "unknown model": (["run", "ddp", "--model", "gpt2-xxl"], "did you mean 'gpt2-xl'?"),
+    "fp16 on a CPU": (["run", "single", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU, in --precision, use fp32 or bf16 on CPU"),
+    "NaN": (["run", "ddp", "--lr", "nan"], "lr nan is out of range, in --lr, use 0.0 to 100.0"),
+    "negative": (["run", "ddp", "--lr", "-1"], "lr -1.0 is out of range"),
+    "infinite": (["run", "ddp", "--clip-grad-norm", "inf"], "clip_grad_norm inf is out of range"),
+    "no steps": (["run", "ddp", "--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 1000000000"),
+    "absurd": (["run", "ddp", "--global-batch-size", "1000000000000"], "global_batch_size 1000000000000 is out of range"),
+    "no processes": (["run", "ddp", "--nproc", "0"], "nproc 0 is out of range"),
+    "world for one": (["run", "single", "--nproc", "2"], "single is one process, not 2, in --nproc, use --nproc 1"),
+    "an axis it has not": (["run", "ddp", "--nproc", "2", "--tp-size", "2"], "ddp has no tp axis"),
+    "replicas": (["run", "fsdp", "--nproc", "3", "--dp-replicate-size", "2"], "world 3 is not divisible by dp_replicate_size 2, in --dp-replicate-size, use one of [1, 3]"),
+    "heads": (["run", "single", "--n-head", "5"], "n_embd 128 is not divisible by n_head 5, in the model, use n_head 4"),
+    "no layers": (["run", "single", "--n-layer", "0"], "n_layer 0 is out of range"),
+    "batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "7"], "use 6 or 8"),
+    "batch and micro-batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "10", "--micro-batch-size", "4"], "use 8 or 16"),
+    "batch, all three": (["run", "single", "--global-batch-size", "10", "--micro-batch-size", "4", "--grad-accum-steps", "2"], "use 8"),
+    "tokenizer": (["run", "single", "--vocab-size", "100"], "257"),
+    "data missing": (["run", "single", "--data", "nowhere.bin"], "nowhere.bin does not exist"),
+    "data is a folder": (["run", "single", "--data", "."], ". is a folder"),
+    "run name with a path": (["run", "single", "--run-name", "../evil"], "bad run name '../evil'"),
+    "absolute run name": (["run", "single", "--run-name", "/etc/x"], "bad run name"),
+    "run name with a newline": (["run", "single", "--run-name", "a\nb"], "bad run name 'a\\nb'"),
+    "long run name": (["run", "single", "--run-name", "a" * 300], "1 to 64 letters"),
+    "hidden run name": (["run", "single", "--run-name", ".hidden"], "bad run name"),
+    "resume of nothing": (["run", "single", "--resume", "nowhere"], "nowhere is no folder"),
+    "resume without a name": (["run", "single", "--resume"], "add --run-name NAME or give --resume PATH"),
+    "fixed by the recipe": (["run", "fsdp_offload", "--no-cpu-offload"], "fsdp_offload fixes cpu_offload True"),
+    "compare nothing": (["compare"], "no PATH is given"),
+    "compare an empty folder": (["compare", "."], "holds no summary.csv"),
+    "bench of what": (["bench", "speed"], "speed"),
+    "parity of what": (["parity", "--optimizers", "lion"], "unknown optimizer 'lion'"),
+    "list with options": (["list", "--all"], "takes no options"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused(case, capsys, folder):
+    words, message = CASES[case]
+    assert message in refused(capsys, folder, words)
+
+
+def llmc(path, count, ids, magic=20240520):
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, 1, count
+    path.write_bytes(header.tobytes() + np.asarray(ids, dtype="<u2").tobytes())
+
+
+FILES = {
+    "empty": (lambda p: p.write_bytes(b""), "is empty"),
+    "cut": (lambda p: llmc(p, 1000, range(200)), "1000 tokens"),
+    "odd": (lambda p: p.write_bytes(b"abc"), "3 bytes"),
+    "wrong magic": (lambda p: llmc(p, 200, range(200), magic=20240801), "20240801"),
+    "id outside": (lambda p: np.array([1] * 700 + [300] + [1] * 99, dtype="<u2").tofile(p), "tokens.bin at token 700"),
+    "too short": (lambda p: np.ones(100, dtype="<u2").tofile(p), "expected at least 258"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_data_files(case, capsys, folder):
+    write, message = FILES[case]
+    write(folder / "tokens.bin")
+    line = refused(capsys, folder, ["run", "single", "--data", "tokens.bin"])
+    assert message in line
+    if case == "id outside":
+        assert "token id 300" in line
+
+
+def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
+    row = Recipe("gptscale.recipes.single", "SingleConfig", "", engine="deepspeed-of-nowhere")
+    monkeypatch.setitem(gptscale.recipes.RECIPES, "absent", row)
+    assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(capsys, folder, ["run", "absent"])
+
+
+def test_bf16_before_ampere(capsys, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    line = refused(capsys, folder, ["run", "single", "--precision", "bf16"])
+    assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5, in --precision, use fp16" in line
+
+
+def test_results_folder_is_a_file(capsys, folder):
+    (folder / "results").write_text("in the way")
+    assert "results folder results cannot be written" in refused(capsys, folder, ["run", "single"])
+
+
+def test_results_folder_not_writable(capsys, folder, monkeypatch):
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: access(p, mode) and not mode & os.W_OK)
+    assert "cannot be written" in refused(capsys, folder, ["run", "single"])
+
+
+def test_run_name_that_exists(capsys, folder):
+    (folder / "results" / "runs" / "mine").mkdir(parents=True)
+    assert "add --resume or choose another --run-name" in refused(
+        capsys, folder, ["run", "single", "--run-name", "mine"]
+    )
+    line = refused(capsys, folder, ["run", "single", "--run-name", "mine", "--resume"])
+    assert "holds no checkpoint" in line
+
+
+class Holder:
+    def state(self):
+        yield Shard("model/w", torch.ones(3), (3,), (0,))
+
+    def counters(self):
+        return {}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped": (flip, "does not match its SHA-256"),
+    "truncated": (lambda p: os.truncate(p, p.stat().st_size - 1), "bytes, expected"),
+    "lost": (lambda p: p.unlink(), "is missing"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_an_explicit_checkpoint_that_is_damaged_never_falls_back(case, capsys, folder):
+    save(Holder(), folder, 2, {"workload": {}})
+    path = save(Holder(), folder, 4, {"workload": {}})
+    harm, message = DAMAGE[case]
+    harm(path / "rank-00000-0000.safetensors")
+    assert message in refused(capsys, folder, ["run", "single", "--resume", str(path)])
+
+
+def test_a_checkpoint_of_another_model_lists_what_differs(capsys, folder):
+    path = save(Holder(), folder, 4, {"workload": {"n_layer": 3, "seed": 7}})
+    line = refused(capsys, folder, ["run", "single", "--resume", str(path)])
+    assert "n_layer 3 there, 4 here" in line
+    assert "seed 7 there, 1234 here" in line
+
+
+def test_under_five_seconds_by_the_real_command(folder):
+    """Start of Python and torch included."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "gptscale.launchers.cli", "run", "fsdp", "--nproc", "2", "--model", "gpt3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    took_s = time.monotonic() - began
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("gptscale: error: unknown model 'gpt3'")
+    assert len(ended.stderr.splitlines()) == 1
+    assert took_s < 5, took_s
+    assert not list(folder.iterdir())
+
+
+def test_under_torchrun_only_rank_0_speaks(folder):
+    """A rank started by hand refuses as well, before any process group; the others are silent."""
+    for rank, lines in ((0, 1), (1, 0)):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        command = [sys.executable, "-m", "gptscale.recipes.ddp", "--global-batch-size", "7"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (2, lines)
+    assert not list(folder.iterdir())
+
+
+def test_dry_run_creates_nothing(capsys, folder):
+    assert main(["run", "fsdp", "--nproc", "8", "--model", "1.6b", "--data", "synthetic", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "1,557,611,200 parameters" in said
+    assert "9.8017 GFLOP per token" in said
+    assert "torchrun --standalone --nproc-per-node 8 -m gptscale.recipes.fsdp --model 1.6b" in said
+    assert not list(folder.iterdir())
+
+
+def test_doctor_and_list_run(capsys, folder):
+    assert main(["list"]) == 0
+    assert main(["doctor", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[out.index("{") :])

@@ -1,0 +1,87 @@
+"""The shell launchers as far as their dry runs, and the command of one of them for real."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAUNCHERS = Path(__file__).parents[2] / "launchers"
+OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]
+
+
+def shell(*words, **environment):
+    command = ["bash", *map(str, words)]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def dry(*words, **environment):
+    ended = shell(*words, **environment)
+    assert ended.returncode == 0, ended.stderr
+    return shlex.split(ended.stdout)
+
+
+def test_one_node():
+    assert dry(LAUNCHERS / "torchrun.sh", "--dry-run", "--nproc", "4", "fsdp", *OPTIONS) == [
+        *"torchrun --standalone --nproc-per-node 4 -m gptscale.launchers.entry fsdp".split(),
+        *OPTIONS,
+    ]
+    assert "gpu" in dry(LAUNCHERS / "torchrun.sh", "--dry-run", "ddp")
+
+
+def test_several_nodes():
+    words = dry(
+        LAUNCHERS / "multinode.sh", "--dry-run", "--nodes", "2", "--endpoint", "node7", "--nproc", "8", "fsdp", *OPTIONS
+    )
+    assert words == [
+        *"torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id gptscale".split(),
+        *"-m gptscale.launchers.entry fsdp".split(),
+        *OPTIONS,
+    ]
+
+
+def test_slurm(tmp_path):
+    """With a scontrol that answers as Slurm's does."""
+    fake = tmp_path / "scontrol"
+    fake.write_text('#!/bin/sh\n[ "$*" = "show hostnames node[03-04]" ] && printf "node03\\nnode04\\n"\n')
+    fake.chmod(0o755)
+    words = dry(
+        LAUNCHERS / "slurm.sbatch", "fsdp", *OPTIONS,
+        DRY_RUN="1", PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_NODELIST="node[03-04]", SLURM_JOB_NUM_NODES="2",
+        SLURM_JOB_ID="77", SLURM_GPUS_ON_NODE="8",
+    )  # fmt: skip
+    assert words == [
+        *"srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node03:29400 --rdzv-id 77".split(),
+        *"-m gptscale.launchers.entry fsdp".split(),
+        *OPTIONS,
+    ]
+
+
+@pytest.mark.parametrize(
+    "words", [["torchrun.sh"], ["torchrun.sh", "--speed"], ["multinode.sh", "fsdp"], ["multinode.sh", "--nodes"]]
+)
+def test_misuse_is_told(words):
+    ended = shell(LAUNCHERS / words[0], *words[1:])
+    assert ended.returncode in (1, 2)
+    assert ended.stderr
+    assert not ended.stdout
+
+
+def test_two_nodes_on_one_machine(tmp_path):
+    """Two torchruns of one process each meet at an endpoint and train together."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    port = 20000 + os.getpid() % 20000
+    command = ["bash", LAUNCHERS / "multinode.sh", "--nodes", "2", "--endpoint", f"localhost:{port}", "--nproc", "1", "ddp",
+               "--steps", "2", "--data", "synthetic", "--out", tmp_path, "--device", "cpu"]  # fmt: skip
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert sum("step 2/2  loss" in out for out, _ in said) == 1

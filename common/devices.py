@@ -6,9 +6,11 @@ sheets. fp32 is the ordinary rate, without TF32. What is not in the table has no
 
 from __future__ import annotations
 
+import re
+
 import torch
 
-# (part of the name torch reports, {precision: dense TFLOP/s}); the first part that is found in the name wins.
+# (words of the name that torch reports, {precision: dense TFLOP/s}); the first that are found in the name win.
 PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     # NVIDIA Blackwell architecture brief, 2024 (half of the sparse figures)
     ("GB200", {"bf16": 2500.0, "fp16": 2500.0, "fp32": 80.0}),
@@ -56,7 +58,8 @@ def peak_tflops(name: str, precision: str) -> float | None:
     """Dense peak of the named device in TFLOP/s; None for a device or precision that the table does not have."""
     if name.startswith("cpu"):
         return None
-    return next((rates.get(precision) for part, rates in PEAK_TFLOPS if part in name), None)
+    # whole words: a T400 is no T4, an A1000 no A100
+    return next((rates.get(precision) for part, rates in PEAK_TFLOPS if re.search(rf"\b{part}\b", name)), None)
 
 
 def supports_bf16(capability: tuple[int, int]) -> bool:

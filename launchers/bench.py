@@ -164,6 +164,7 @@ def show(frame: pd.DataFrame, found: list[Measured], options: BenchOptions) -> N
     console.print(f"{sizes}, vocabulary {gpt.vocab_size}, batch {options.batch_size}", highlight=False)
     titles = ("contender", "step ms (min-max)", "tokens/s", "vs first", "TFLOP/s", "peak GiB")
     table = Table(*titles, box=None, pad_edge=False)
+    row: Any
     for row in frame.itertuples():
         times = (
             f"{row.step_time_s_median * 1e3:,.1f} ({row.step_time_s_min * 1e3:,.1f}-{row.step_time_s_max * 1e3:,.1f})"

@@ -23,6 +23,7 @@ from gptscale.common.build import materialise, meta_gpt
 from gptscale.common.config import RunConfig
 from gptscale.common.distributed import World
 from gptscale.common.engine import Batch
+from gptscale.common.host_memory import keep_freed_memory
 from gptscale.common.loader import Batches, Prefetcher
 from gptscale.common.metrics import peak_memory, synchronize
 from gptscale.common.model_config import GPTConfig
@@ -73,7 +74,8 @@ def handout(task: dict[str, Any]) -> Callable[[], object]:
         vocab_size=gpt.vocab_size, n_positions=gpt.block_size, n_embd=gpt.n_embd, n_layer=gpt.n_layer, n_head=gpt.n_head,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    model = GPT2LMHeadModel(config).to(device).train()
+    model: Any = GPT2LMHeadModel(config)
+    model = model.to(device).train()
     if checkpointing:
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -93,7 +95,8 @@ def handout(task: dict[str, Any]) -> Callable[[], object]:
 
 
 def single(task: dict[str, Any], compile: bool = False) -> Callable[[], object]:
-    """The recipe's engine: clipping, global loss and guard included, which the baseline does not have."""
+    """The recipe's engine, in a process set up as its worker is: clipping and guard included, which the baseline lacks."""
+    keep_freed_memory()
     run = the_run(task, compile=compile)
     engine, batch = build(run, SingleConfig()), random_batch(run)
     return lambda: engine.train_step(batch, LR)

@@ -18,6 +18,7 @@ from gptscale.common.checkpoint import Reader, newest_valid, save
 from gptscale.common.distributed import World, gather_objects, process_group
 from gptscale.common.engine import Engine
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, PeerError, StorageError
+from gptscale.common.host_memory import keep_freed_memory
 from gptscale.common.loader import Prefetcher
 from gptscale.common.run import workload, workload_hash
 from gptscale.common.train import train
@@ -52,6 +53,7 @@ def work(plan: Plan) -> int:
     """Train as planned, leave the row and the files; returns the exit status."""
     world = plan.run.world
     torch.set_num_threads(threads_per_process(world))
+    keep_freed_memory()
     record: RunRecord | None = None
     with ExitStack() as stack:
         try:
@@ -77,7 +79,9 @@ def check_same_options(plan: Plan) -> None:
     """ConfigError if a rank was started with other options or data than rank 0."""
     hashes = gather_objects(workload_hash(workload(plan.run, plan.fingerprint)))
     if others := [rank for rank, h in enumerate(hashes) if h != hashes[0]]:
-        raise ConfigError(f"ranks {others} train something else than rank 0", "in their options or data", "start all alike")
+        raise ConfigError(
+            f"ranks {others} train something else than rank 0", "in their options or data", "start all alike"
+        )
 
 
 def _train(plan: Plan, record: RunRecord) -> bool:

@@ -5,7 +5,7 @@ PINS = setup.cfg constraints/main.txt
 STAMP = $(VENV)/.gptscale-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 BIN = $(VENV)/bin
 
-DEMO = gptscale sweep --recipes all --nproc 2 --model tiny --data stdlib --steps 100 --warmup-steps 10 --out demo
+DEMO = gptscale sweep --recipes all --model tiny --data stdlib --steps 100 --warmup-steps 10 --out demo
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint types check clean

@@ -76,6 +76,22 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
     return parsed
 
 
+def option_words(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
+    """The words that `parse_run` makes these two configurations of: an option for each field that is not its default."""
+    return _words(config, RunConfig()) + _words(recipe_config, type(recipe_config)(**get(recipe).preset))
+
+
+def _words(config: Any, default: Any) -> list[str]:
+    words: list[str] = []
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), field.name.replace("_", "-")
+        if value != getattr(default, field.name):
+            words += (
+                [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+            )
+    return words
+
+
 def _names(kind: Any) -> list[str]:
     """Option names of a dataclass and of the dataclasses inside it."""
     found: list[str] = []

@@ -199,4 +199,10 @@ def check_same_work(reader: Reader, plan: Plan) -> None:
 def world_of(config: RunConfig, nproc: int) -> World:
     """The world that `nproc` local processes will be, as rank 0 will see it."""
     alone = World.from_environment(config)
+    if alone.device.type == "cuda" and nproc > torch.cuda.device_count():
+        raise ConfigError(
+            f"{nproc} processes need as many GPUs, {torch.cuda.device_count()} visible",
+            "in --nproc",
+            f"use --nproc {torch.cuda.device_count()}, or --device cpu",
+        )
     return dataclasses.replace(alone, world_size=nproc)

@@ -8,7 +8,6 @@ import json
 import platform
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from gptscale.common.devices import device_name, peak_tflops
 from gptscale.common.distributed import gather_objects
 from gptscale.common.metrics import Memory, peak_memory
 from gptscale.common.run import Run, workload, workload_hash
+from gptscale.launchers.options import option_words
 from gptscale.launchers.preflight import Plan
 from gptscale.recipes import get
 from gptscale.results.recorder import Recorder
@@ -138,10 +138,11 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
     """The resolved configuration and the environment, for whoever wants to repeat the run."""
     run = plan.run
     work = workload(run, plan.fingerprint)
+    options = option_words(run.recipe, run.config, plan.recipe_config)
     return {
         "run_id": run_id,
         "recipe": run.recipe,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": ["gptscale", "run", run.recipe, "--nproc", str(run.world.world_size), *options],
         "config": dataclasses.asdict(run.config),
         "recipe_config": dataclasses.asdict(plan.recipe_config),
         "gpt": dataclasses.asdict(run.gpt),

@@ -11,6 +11,7 @@ import torch
 
 from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.launchers.local import launch
+from gptscale.launchers.options import option_words
 from gptscale.launchers.preflight import Plan, preflight, world_of
 from gptscale.launchers.record import failed_row, new_run_id
 from gptscale.recipes import get
@@ -19,8 +20,12 @@ from gptscale.results.writer import append_summary
 
 def default_nproc(recipe: str, config: RunConfig) -> int:
     """One process per visible GPU, one on a CPU, one for a recipe that splits nothing."""
-    wants_cuda = config.device != "cpu" and torch.cuda.is_available()
-    return torch.cuda.device_count() if wants_cuda and get(recipe).axes else 1
+    return torch.cuda.device_count() if uses_cuda(config) and get(recipe).axes else 1
+
+
+def uses_cuda(config: RunConfig) -> bool:
+    """Whether a run with these options goes to GPUs."""
+    return config.device != "cpu" and torch.cuda.is_available()
 
 
 def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:
@@ -49,7 +54,14 @@ def has_row(summary: Path, run_id: str) -> bool:
 
 def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
     """What each rank executes."""
-    return [sys.executable, "-u", "-m", "gptscale.launchers.entry", recipe, *options(recipe, config, recipe_config)]
+    return [
+        sys.executable,
+        "-u",
+        "-m",
+        "gptscale.launchers.entry",
+        recipe,
+        *option_words(recipe, config, recipe_config),
+    ]
 
 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:
@@ -57,20 +69,4 @@ def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, np
     row = get(recipe)
     module = ["gptscale.launchers.entry", recipe] if row.preset else [row.module]
     starter = ["torchrun", "--standalone", "--nproc-per-node", str(nproc)] if row.axes else ["python"]
-    return [*starter, "-m", *module, *options(recipe, config, recipe_config)]
-
-
-def options(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
-    """A run's options as words."""
-    return arguments(config, RunConfig()) + arguments(recipe_config, type(recipe_config)(**get(recipe).preset))
-
-
-def arguments(config: object, default: object) -> list[str]:
-    """A configuration as the options that make it: one for each field that differs from the default."""
-    words: list[str] = []
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value, name = getattr(config, field.name), field.name.replace("_", "-")
-        if value == getattr(default, field.name):
-            continue
-        words += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
-    return words
+    return [*starter, "-m", *module, *option_words(recipe, config, recipe_config)]

@@ -12,7 +12,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
 from gptscale.launchers.preflight import why_not_here
 from gptscale.launchers.record import new_run_id
-from gptscale.launchers.start import default_nproc, plan_run, start
+from gptscale.launchers.start import default_nproc, plan_run, start, uses_cuda
 from gptscale.recipes import RECIPES, get
 from gptscale.results.compare import write_comparison
 
@@ -87,4 +87,4 @@ def workers(recipe: str, config: RunConfig, nproc: int | None) -> int:
     """How many processes a recipe gets: one if it splits nothing."""
     if not get(recipe).axes:
         return 1
-    return nproc or max(2, default_nproc(recipe, config))
+    return nproc or (default_nproc(recipe, config) if uses_cuda(config) else 2)

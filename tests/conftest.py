@@ -15,6 +15,7 @@ CHANGED_BY_LIBRARIES = (
     "KINETO",
     "TORCH",
     "PYTORCH",
+    "_TORCH",
     "TRITON",
     "CUDA",
     "TF_",

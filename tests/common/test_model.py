@@ -3,7 +3,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from gptscale.common.activation_checkpointing import apply_activation_checkpointing
+from gptscale.common.activation_checkpointing import apply_activation_checkpointing, apply_compile
 from gptscale.common.convert import from_hf, to_hf
 from gptscale.common.errors import ConfigError
 from gptscale.common.model import GPT, init_tensor, init_weights
@@ -149,3 +149,22 @@ def test_from_hf_refuses_what_it_would_get_wrong():
 def test_head_dim_must_be_whole():
     with pytest.raises(ConfigError, match=r"n_embd 64 is not divisible by n_head 5, .*use n_head 4"):
         GPTConfig(n_layer=1, n_head=5, n_embd=64)
+
+
+@pytest.mark.timeout(300)
+def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids):
+    """Three blocks of one shape are compiled once; forward and backward agree with eager to rounding."""
+    plain, compiled = random_model(), random_model()
+    apply_compile(compiled.blocks)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    losses = []
+    for model in (plain, compiled):
+        loss = model(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+    for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5 * float(p.grad.abs().max()))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()

@@ -128,6 +128,13 @@ def test_bf16_before_ampere(capsys, folder, monkeypatch):
     assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5, in --precision, use fp16" in line
 
 
+def test_more_processes_than_gpus(capsys, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    line = refused(capsys, folder, ["run", "ddp", "--nproc", "2"])
+    assert "2 processes need as many GPUs, 1 visible, in --nproc, use --nproc 1, or --device cpu" in line
+
+
 def test_results_folder_is_a_file(capsys, folder):
     (folder / "results").write_text("in the way")
     assert "results folder results cannot be written" in refused(capsys, folder, ["run", "single"])

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from gptscale.common.config import RunConfig
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.cli import COMMANDS, LaunchOptions, main
-from gptscale.launchers.options import parse_launch, parse_run
-from gptscale.launchers.start import options
+from gptscale.launchers.options import option_words, parse_launch, parse_run
 from gptscale.recipes import RECIPES
 
 
@@ -50,7 +49,7 @@ def test_options_survive_the_way_to_the_workers(steps, lr, compile, resume, prec
     """What `gptscale run` parsed is what each rank parses from the words it is started with."""
     run = RunConfig(steps=steps, lr=lr, compile=compile, resume=resume, precision=precision)
     recipe = dataclasses.replace(parse_run("fsdp", [])[1], prefetch=prefetch, reshard_after_forward=reshard)
-    assert parse_run("fsdp", options("fsdp", run, recipe)) == (run, recipe)
+    assert parse_run("fsdp", option_words("fsdp", run, recipe)) == (run, recipe)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,7 @@ VARIANTS = {
     "whole gradients during accumulation": ("fsdp", 2, ["--no-sync-every-micro-batch"]),
     "weights kept after forward": ("fsdp", 2, ["--no-reshard-after-forward", "--prefetch", "2"]),
     "checkpointing, small buckets": ("ddp", 2, ["--activation-checkpointing", "full", "--bucket-cap-mb", "0.5"]),
+    "compiled": ("fsdp", 2, ["--compile", "--activation-checkpointing", "selective"]),
     "selective checkpointing": ("fsdp", 2, ["--activation-checkpointing", "selective"]),
 }
 WORK = ["--steps", "6", "--grad-accum-steps", "2", "--global-batch-size", "8", "--no-tensorboard"]

@@ -42,7 +42,8 @@ def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
     noted = json.loads((folder / "run.json").read_text())
     assert noted["config"]["steps"] == 4
     assert noted["workload_hash"] == found["workload_hash"]
-    assert noted["command"][:6] == ["gptscale", "run", "single", "--nproc", "1", "--steps"]
+    assert noted["command"][:5] == ["gptscale", "run", "single", "--nproc", "1"]
+    assert {"--steps", "4", "--save-last"} <= set(noted["command"])
     assert json.loads((folder / "status.json").read_text()) == {"status": "ok", "error": "", "step": 4}
     assert len((folder / "steps.csv").read_text().splitlines()) == 5
     assert len((folder / "eval.csv").read_text().splitlines()) == 3

@@ -90,8 +90,7 @@ def agree_any(flag: bool) -> bool:
     """Whether any rank says yes; the same answer everywhere."""
     if not dist.is_initialized():
         return flag
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    votes = torch.tensor(float(flag), device=device)
+    votes = torch.tensor(float(flag))  # on the CPU: gloo is there beside NCCL, and no GPU has to be waited for
     dist.all_reduce(votes, op=dist.ReduceOp.MAX)
     return bool(votes.item())
 

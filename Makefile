@@ -2,7 +2,9 @@
 VENV ?= .venv
 PYTHON ?= python3
 PINS = setup.cfg constraints/main.txt
-STAMP = $(VENV)/.gptscale-$(shell cat $(PINS) | sha256sum | cut -c1-16)
+STAMP = $(VENV)/.gptscale-pins-$(shell cat $(PINS) | sha256sum | cut -c1-16)
+# An environment kept elsewhere may have served another checkout: the editable install must be of this one.
+CHECKOUT = $(VENV)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
 BIN = $(VENV)/bin
 
 DEMO = gptscale sweep --recipes all --model tiny --data stdlib --steps 100 --warmup-steps 10 --out demo
@@ -13,7 +15,7 @@ DEMO = gptscale sweep --recipes all --model tiny --data stdlib --steps 100 --war
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-venv: $(STAMP)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
+venv: $(CHECKOUT)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
 
 $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
@@ -25,6 +27,11 @@ $(STAMP):
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt setuptools wheel
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt --no-build-isolation -e '.[dev]'
 	@rm -f $(VENV)/.gptscale-*
+	@touch $@
+
+$(CHECKOUT): $(STAMP)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.gptscale-checkout-*
 	@touch $@
 
 demo: venv  ## single, ddp, fsdp on real text, and their comparison (under 2 minutes after set-up)

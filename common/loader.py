@@ -105,9 +105,6 @@ class Prefetcher:
             self._forget()
             self._ask(step)
         _, future = self._ahead.popleft()
-        newest = self._ahead[-1][0] if self._ahead else step
-        for following in range(newest + 1, step + 1 + self.depth):
-            self._ask(following)
         try:
             batch = future.result(timeout=WAIT_S_MAX)
         except TimeoutError:
@@ -115,7 +112,12 @@ class Prefetcher:
                 raise
             what = f"step {step + 1} waited {WAIT_S_MAX:g} s for its batch"
             raise DataError(what, f"in {self.batches.source.name}", "check the disk it lies on") from None
-        return batch.to(self.device)
+        batch = batch.to(self.device)
+        # Asked for only now: a reader woken earlier would take Python's lock from the very wait it is there to shorten.
+        newest = self._ahead[-1][0] if self._ahead else step
+        for following in range(newest + 1, step + 1 + self.depth):
+            self._ask(following)
+        return batch
 
     def close(self) -> None:
         """Stop reading ahead, without waiting for the read under way."""

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint import Reader, newest_valid, save
+from gptscale.common.checkpoint import Reader, newest_valid
+from gptscale.common.checkpoint_writer import save
 from gptscale.common.distributed import World, gather_objects, process_group
 from gptscale.common.engine import Engine
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, PeerError, StorageError

@@ -5,8 +5,9 @@ import shutil
 import pytest
 import torch
 
-from gptscale.common import checkpoint
-from gptscale.common.checkpoint import Reader, newest_valid, save, step_folders
+from gptscale.common import checkpoint_writer
+from gptscale.common.checkpoint import Reader, newest_valid, step_folders
+from gptscale.common.checkpoint_writer import save
 from gptscale.common.errors import CheckpointError, NumericError, StorageError
 from gptscale.common.state import Shard
 
@@ -90,7 +91,7 @@ def test_boxes_of_several_files_are_joined(saved, tmp_path, monkeypatch):
                 yield Shard(shard.name, shard.tensor[:half], shard.shape, (0, *rest))
                 yield Shard(shard.name, shard.tensor[half:], shard.shape, (half, *rest))
 
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 64)
+    monkeypatch.setattr(checkpoint_writer, "FILE_BYTES", 64)
     path = save(Halves(), tmp_path / "other", 1, FACTS)
     assert len(list(path.glob("*.safetensors"))) > 3
     whole = Reader(path).verify()
@@ -240,7 +241,7 @@ def test_a_full_disk_leaves_what_was_there_and_no_half(saved, tmp_path, monkeypa
 
 
 def test_write_that_reads_back_differently_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "sha256_of", lambda path: "0" * 64)
+    monkeypatch.setattr(checkpoint_writer, "sha256_of", lambda path: "0" * 64)
     with pytest.raises(StorageError, match="reads back differently"):
         save(Holder(), tmp_path, 1, FACTS)
     assert not list(tmp_path.iterdir())

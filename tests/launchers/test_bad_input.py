@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gptscale.recipes
-from gptscale.common.checkpoint import save
+from gptscale.common.checkpoint_writer import save
 from gptscale.common.state import Shard
 from gptscale.launchers.cli import main
 from gptscale.recipes import Recipe

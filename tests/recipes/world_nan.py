@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from gptscale.common.checkpoint import Reader, save
+from gptscale.common.checkpoint import Reader
+from gptscale.common.checkpoint_writer import save
 from gptscale.common.distributed import World, process_group
 from gptscale.common.errors import NumericError
 from gptscale.common.loader import Prefetcher

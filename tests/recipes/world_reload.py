@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from gptscale.common.checkpoint import Reader, save
+from gptscale.common.checkpoint import Reader
+from gptscale.common.checkpoint_writer import save
 from gptscale.common.distributed import World, process_group
 from gptscale.launchers.options import parse_run
 from gptscale.launchers.preflight import preflight

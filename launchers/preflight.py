@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +66,6 @@ class Plan:
 def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
     """Check a run and resolve it; every GptscaleError is found here or is not the user's to prevent."""
     row = get(recipe)
-    check_engine(recipe, row)
     dp_size = _data_ranks(recipe, row, config, world)
     if row.needs_cuda and world.device.type != "cuda":
         raise ConfigError(
@@ -92,31 +90,13 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     return plan
 
 
-def check_engine(recipe: str, row: Recipe) -> None:
-    """ConfigError with the pip line if the recipe's engine is not installed."""
-    try:
-        importlib.metadata.version(row.engine)
-    except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(
-            f"{recipe} needs {row.engine}, which is not installed",
-            "in this environment",
-            f"pip install 'gptscale[{row.engine}]'",
-        ) from None
-
-
 def why_not_here(recipe: str) -> str | None:
     """Why a recipe cannot run on this machine, or None if it can."""
-    row = get(recipe)
     try:
-        check_engine(recipe, row)
-        row.load()
+        get(recipe).load()
     except ConfigError as error:
         return str(error)
-    except Exception as error:  # whatever a broken engine raises when it is imported is the reason
-        return f"{row.engine} is installed but does not import ({type(error).__name__}: {error})"
-    if row.needs_cuda and not torch.cuda.is_available():
-        return "needs a CUDA device"
-    return None
+    return "needs a CUDA device" if get(recipe).needs_cuda and not torch.cuda.is_available() else None
 
 
 def _data_ranks(recipe: str, row: Recipe, config: RunConfig, world: World) -> int:

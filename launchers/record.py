@@ -186,10 +186,15 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
         value = row.get(key)
         return "-" if value is None else f"{value:{form}}{unit}"
 
+    speed = "not timed: the first steps are warm-up (--timing-warmup-steps)"
+    if row.get("tokens_per_s") is not None:
+        speed = (
+            f"{shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
+            f"p90 {_ms(row, 'p90')}), {shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
+        )
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
-        f"  speed   {shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
-        f"p90 {_ms(row, 'p90')}), {shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}\n"
+        f"  speed   {speed}\n"
         f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
         f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
         f"  files   {folder}\n"
@@ -199,8 +204,7 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
 
 
 def _ms(row: dict[str, Any], which: str) -> str:
-    value = row.get(f"step_time_s_{which}")
-    return "-" if value is None else f"{value * 1e3:,.1f}"
+    return f"{row[f'step_time_s_{which}'] * 1e3:,.1f}"
 
 
 def failed_row(folder: Path, error: str) -> dict[str, Any]:

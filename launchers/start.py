@@ -37,19 +37,21 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     """Check, launch, wait; the run's exit status. A run whose rank 0 was killed gets its row from here."""
     plan_run(recipe, config, recipe_config, nproc)
     config = dataclasses.replace(config, run_name=config.run_name or new_run_id(recipe))
+    summary, name = config.out / "summary.csv", str(config.run_name)
+    before = rows_of(summary, name)
     status = launch(worker_command(recipe, config, recipe_config), nproc)
-    folder = config.out / "runs" / str(config.run_name)
-    if status and (folder / "run.json").exists() and not has_row(config.out / "summary.csv", str(config.run_name)):
+    folder = config.out / "runs" / name
+    if status and (folder / "run.json").exists() and rows_of(summary, name) == before:
         append_summary(config.out, failed_row(folder, f"ended with status {status} before it could leave its own row"))
     return status
 
 
-def has_row(summary: Path, run_id: str) -> bool:
-    """Whether the summary has a row of this run."""
+def rows_of(summary: Path, run_id: str) -> int:
+    """How many rows the summary has of this run: one for each time it ended."""
     if not summary.exists():
-        return False
+        return 0
     with summary.open(newline="") as file:
-        return any(row["run_id"] == run_id for row in csv.DictReader(file))
+        return sum(row["run_id"] == run_id for row in csv.DictReader(file))
 
 
 def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:

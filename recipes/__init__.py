@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import NamedTuple
 
@@ -27,8 +28,19 @@ class Recipe(NamedTuple):
     needs_cuda: bool = False
 
     def load(self) -> ModuleType:
-        """Import the module, and with it the engine."""
-        return import_module(self.module)
+        """Import the module, and with it the engine; ConfigError, with the pip line, if it is missing or broken."""
+        where = "in this environment"
+        try:
+            version(self.engine)
+        except PackageNotFoundError:
+            raise ConfigError(
+                f"{self.engine} is not installed", where, f"pip install 'gptscale[{self.engine}]'"
+            ) from None
+        try:
+            return import_module(self.module)
+        except Exception as error:  # whatever a broken installation raises when it is imported
+            reason = f"{self.engine} is installed but does not import ({type(error).__name__}: {error})"
+            raise ConfigError(reason, where, f"pip install --force-reinstall 'gptscale[{self.engine}]'") from error
 
 
 RECIPES: dict[str, Recipe] = {

@@ -120,6 +120,18 @@ def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
     assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(capsys, folder, ["run", "absent"])
 
 
+def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_factory):
+    home = tmp_path_factory.mktemp("broken")
+    (home / "recipe_of_a_broken_engine.py").write_text("import an_engine_that_lost_a_file")
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", Recipe("recipe_of_a_broken_engine", "Config", ""))
+    line = refused(capsys, folder, ["run", "broken"])
+    assert (
+        "torch is installed but does not import (ModuleNotFoundError: No module named 'an_engine_that_lost_a_file')"
+        in line
+    )
+
+
 def test_bf16_before_ampere(capsys, folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

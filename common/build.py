@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
 from gptscale.common.activation_checkpointing import apply_activation_checkpointing, apply_compile
@@ -10,9 +12,12 @@ from gptscale.common.run import Run
 from gptscale.common.state import shard_of
 
 
-def meta_gpt(run: Run) -> GPT:
-    """The run's GPT on the meta device (no memory), with its activation checkpointing and compilation in place."""
-    with torch.device("meta"):
+def meta_gpt(run: Run, under: AbstractContextManager[object] | None = None) -> GPT:
+    """The run's GPT on the meta device (no memory), or as `under` makes its parameters, ready to be sharded.
+
+    Its activation checkpointing and compilation are in place.
+    """
+    with under or torch.device("meta"):
         model = GPT(run.gpt)
     apply_activation_checkpointing(model.blocks, run.config.activation_checkpointing)
     if run.config.compile:

@@ -31,15 +31,15 @@ def save(engine: Engine, folder: Path, step: int, facts: dict[str, Any], *, keep
     Raises on every rank what failed on any: StorageError (with needed and free bytes), NumericError (state not finite).
     """
     target, temporary = folder / f"step-{step}", folder / str(gather_objects(f".tmp-step-{step}-{uuid.uuid4().hex}")[0])
-    shards = {_box(s): s for s in engine.state() if s.tensor.numel()}
-    # Which rank writes which box: an engine need not know who else holds a copy of what it holds.
-    held = gather_objects({box: s.tensor.numel() * s.tensor.element_size() for box, s in shards.items()})
+    # Which rank writes which box: an engine need not know who else holds a copy of what it holds. State is walked twice,
+    # for what it is and to write it, since of a state that lives on disk only a part is in memory at a time.
+    held = gather_objects({_box(s): s.tensor.nbytes for s in engine.state() if s.tensor.numel()})
     owners, rank = _owners(held), _rank()
     counters = engine.counters()
     outcome: Any = None
     try:
         temporary.mkdir(parents=True, exist_ok=True)
-        outcome = list(_write_files(temporary, rank, [s for box, s in shards.items() if owners[box] == rank]))
+        outcome = list(_write_files(temporary, rank, (s for s in engine.state() if owners.get(_box(s)) == rank)))
     except (OSError, GptscaleError) as error:
         outcome = _as_gptscale_error(error, folder, sum(held[rank].values()))
     outcomes = gather_objects(outcome)
@@ -81,10 +81,10 @@ def _owners(held: list[dict[Box, int]]) -> dict[Box, int]:
     return owners
 
 
-def _write_files(folder: Path, rank: int, shards: list[Shard]) -> Iterator[dict[str, Any]]:
+def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[dict[str, Any]]:
     """Write this rank's boxes in files of bounded size; one entry per file: name, size, sha256, boxes."""
     for index, group in enumerate(_groups(shards)):
-        tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor.detach().cpu().contiguous() for s in group}
+        tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor for s in group}
         for key, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
                 raise NumericError(
@@ -103,15 +103,15 @@ def _write_files(folder: Path, rank: int, shards: list[Shard]) -> Iterator[dict[
 
 
 def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+    """Copies of the shards in host memory, in lists of at most FILE_BYTES."""
     group: list[Shard] = []
     size = 0
     for shard in shards:
-        nbytes = shard.tensor.numel() * shard.tensor.element_size()
-        if group and size + nbytes > FILE_BYTES:
+        if group and size + shard.tensor.nbytes > FILE_BYTES:
             yield group
             group, size = [], 0
-        group.append(shard)
-        size += nbytes
+        group.append(shard._replace(tensor=shard.tensor.detach().to("cpu", copy=True).contiguous()))
+        size += shard.tensor.nbytes
     if group:
         yield group
 

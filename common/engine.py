@@ -1,27 +1,25 @@
 """The seam: what every strategy must offer the one training loop, and nothing else.
 
-The cut is one optimizer step on this process's share of one global batch, because that is the widest operation that
-means the same thing in DDP, FSDP, DeepSpeed, a Colossal-AI booster and a pipeline schedule.
+The cut is one optimizer step on this process's share of one global batch: the widest operation that all of them share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from gptscale.common.offload import Offload
     from gptscale.common.state import Shard
 
 
 @dataclass(frozen=True)
 class Batch:
-    """This process's share of one global batch.
-
-    step: the optimizer step it belongs to; with the seed it fixes order and dropout.
+    """This process's share of one global batch. step: the optimizer step it belongs to; with the seed it fixes order and dropout.
     inputs, targets: int64 token ids, (sequences, seq_len); a target of -100 is not counted in the loss.
     sequences: the sequences' indices in the data source, to name a batch in an error.
     """
@@ -34,7 +32,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`, copied without blocking the host."""
         inputs, targets = (t.to(device, non_blocking=True) for t in (self.inputs, self.targets))
-        return Batch(self.step, inputs, targets, self.sequences)
+        return replace(self, inputs=inputs, targets=targets)
 
 
 class StepResult(NamedTuple):
@@ -60,19 +58,22 @@ class Engine(Protocol):
     data_size: int
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Forward, backward, accumulation, clipping, optimizer step, zeroed gradients.
-
-        A step whose loss or gradient norm is not finite must leave the weights untouched.
-        """
+        """Forward, backward, accumulation, clipping, step; weights stay untouched if loss or norm is not finite."""
 
     def eval_loss(self, batch: Batch) -> Tensor:
         """Mean loss over the global batch, no gradients; the same on every rank."""
 
     def state(self) -> Iterable[Shard]:
-        """Every box of weights and optimizer state that this process holds."""
+        """Every box of weights and optimizer state held here; one may be live only until the next is asked for."""
 
     def counters(self) -> dict[str, float]:
         """Scalars of the state: optimizer steps taken, loss scale. The same on every rank."""
 
     def load_counters(self, counters: dict[str, float]) -> None:
         """Take `counters()` of a saved run back; the tensors of `state()` were filled in place before."""
+
+    def offload(self) -> Offload | None:
+        """What this process keeps off the device, and what that costs; None if nothing."""
+
+    def close(self) -> None:
+        """Delete what would outlive the process: files."""

@@ -6,13 +6,15 @@ read, and do nothing at all when `found_inf` is set. The host never waits for ei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gptscale.common.config import RunConfig
+from gptscale.common.offload import Offload, StepMeter
 from gptscale.common.precision import LossScale
 from gptscale.common.state import Shard, local, replicas, shard_of
 
@@ -20,23 +22,28 @@ ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """AdamW or SGD over named parameters, which may be DTensors sharded over `group`.
+    """AdamW or SGD over named fp32 parameters, which may be DTensors.
 
-    Parameters: fp32. group: the processes that hold the other shards; None when every process holds all of every gradient.
+    shards: the processes that hold the other shards; None when every process holds all of every gradient. offloaded: the
+    parameters were put into host memory, though the device is another, and this step is waited for there.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], config: RunConfig, group: dist.ProcessGroup | None) -> None:
-        self.parameters, self.group, self.clip = parameters, group, config.clip_grad_norm
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        config: RunConfig,
+        *,
+        shards: dist.ProcessGroup | None = None,
+        offloaded: bool = False,
+    ) -> None:
+        self.parameters, self.group, self.clip = parameters, shards, config.clip_grad_norm
+        self.offloaded = offloaded
         self.device = next(iter(parameters.values())).device
         self.loss_scale = LossScale(config.precision, self.device)
         # Sticky: after one non-finite step no later step may touch the weights, however late the host finds out.
         self.poisoned = torch.tensor(False, device=self.device)
-        matrices = [p for p in parameters.values() if p.ndim >= 2]
-        vectors = [p for p in parameters.values() if p.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
+        self.waits_s: list[float] = []
+        groups = decay_groups(parameters.values(), config.weight_decay)
         if config.optimizer == "sgd":
             self.torch: torch.optim.Optimizer = PlainSGD(groups, {"lr": config.peak_lr})
             self.state_keys: tuple[str, ...] = ()
@@ -45,6 +52,7 @@ class Optimizer:
             self.torch = torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, fused=True)
             self.state_keys = ADAMW_STATE
             self._create_state()
+        self.meter = StepMeter(self.torch)
 
     def _create_state(self) -> None:
         """Zeroed AdamW state now, not at the first step, so that a checkpoint can be loaded in place before it."""
@@ -53,6 +61,11 @@ class Optimizer:
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             for key in ADAMW_STATE:
                 state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+    @property
+    def scale(self) -> Tensor:
+        """What the loss must be multiplied by before backward, ()."""
+        return self.loss_scale.value
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
         """Apply the gradients (scaled by the loss scale) at rate `lr`, zero them, return their global norm before clipping.
@@ -71,7 +84,9 @@ class Optimizer:
         self.torch.found_inf = (self.poisoned | overflowed).float()  # type: ignore[attr-defined]
         for group in self.torch.param_groups:
             group["lr"] = lr
+        began_s = self.meter.total_s
         self.torch.step()
+        self.waits_s.append(self.meter.total_s - began_s)
         self.torch.zero_grad(set_to_none=True)
         self.loss_scale.update(overflowed)
         return norm
@@ -89,7 +104,9 @@ class Optimizer:
         return total.sqrt()
 
     def state(self) -> Iterator[Shard]:
-        """The optimizer's tensors as named boxes."""
+        """Weights, then the optimizer's tensors, as named boxes."""
+        for name, p in self.parameters.items():
+            yield shard_of(f"model/{name}", p)
         for name, p in self.parameters.items():
             for key in self.state_keys:
                 yield shard_of(f"adamw.{key}/{name}", self.torch.state[p][key])
@@ -110,6 +127,24 @@ class Optimizer:
         if self.loss_scale.dynamic:
             self.loss_scale.value.fill_(counters["loss_scale"])
             self.loss_scale.good_steps.fill_(counters["loss_scale_good_steps"])
+
+    def offload(self) -> Offload | None:
+        """Weights and optimizer state when they are on the host and the work is not, as under fsdp_offload."""
+        if not self.offloaded:
+            return None
+        return Offload(cpu_bytes=sum(shard.tensor.nbytes for shard in self.state()), waits_s=tuple(self.waits_s))
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """The two groups that every optimizer here is given: matrices decay, vectors (norms, biases) do not."""
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": w} for w in (weight_decay, 0.0)]
+    for p in parameters:
+        shape = getattr(p, "ds_shape", p.shape)  # under ZeRO 3 a parameter looks empty and has its shape there
+        groups[len(shape) < 2]["params"].append(p)
+    return groups
 
 
 class PlainSGD(torch.optim.Optimizer):

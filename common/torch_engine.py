@@ -1,14 +1,15 @@
-"""The engine of every recipe that is plain PyTorch: accumulation, global loss, one optimizer step.
+"""The engine of every recipe that trains by forward, backward, step: accumulation, global loss, one optimizer step.
 
-A strategy hands in its wrapped model and says two things about itself: over which processes the batch is split, and how
-to hold gradient communication back during accumulation. Nothing here knows which strategy that is.
+A strategy hands in its wrapped model, its optimizer and, where they are its own, its backward and how to hold gradient
+communication back during accumulation. Nothing here knows which strategy that is.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,53 +17,76 @@ from torch import Tensor, nn
 
 from gptscale.common.engine import Batch, StepResult
 from gptscale.common.loss import IGNORE
-from gptscale.common.model import GPT
-from gptscale.common.optimizer import Optimizer
 from gptscale.common.precision import autocast
-from gptscale.common.state import Shard, shard_of
+from gptscale.common.state import Shard
 
 if TYPE_CHECKING:
+    from gptscale.common.offload import Offload
     from gptscale.common.run import Run
 
 
-class TorchEngine:
-    """Engine over `wrapped`, whose forward(inputs, targets) gives the summed loss of a micro-batch.
+class Stepper(Protocol):
+    """An optimizer as the engine sees it; common/optimizer.py is torch's, a library with its own brings another."""
 
-    model: the GPT inside `wrapped`, with canonical parameter names. group: the processes that split the batch, None for
-    one. sharded: whether they also split the gradients. set_grad_sync(on): whether the next backward communicates.
-    Gradients must come out as the MEAN over `group`, as DDP and FSDP do.
+    @property
+    def scale(self) -> Tensor:
+        """What the loss is to be multiplied by before backward, (): fp16's loss scale where it is ours, else 1."""
+
+    def step(self, lr: float, loss: Tensor) -> Tensor:
+        """Apply and zero the gradients; their global norm before clipping, (). Nothing moves if it or `loss` is not finite."""
+
+    def state(self) -> Iterable[Shard]:
+        """Every box of weights and optimizer state held here."""
+
+    def counters(self) -> dict[str, float]:
+        """As Engine.counters."""
+
+    def load_counters(self, counters: dict[str, float]) -> None:
+        """As Engine.load_counters."""
+
+    def offload(self) -> Offload | None:
+        """As Engine.offload."""
+
+    def close(self) -> None:
+        """As Engine.close."""
+
+
+class TorchEngine:
+    """Engine over `model`, whose forward(inputs, targets) gives the summed loss of a micro-batch.
+
+    group: the processes that split the batch, None for one. set_grad_sync(on): whether the next backward communicates.
+    backward(loss): how the strategy wants it called. Gradients must come out as the MEAN over `group`, as in DDP.
     """
 
     def __init__(
         self,
         run: Run,
-        model: GPT,
-        wrapped: nn.Module | None = None,
+        model: nn.Module,
+        optimizer: Stepper,
         *,
         group: dist.ProcessGroup | None = None,
-        sharded: bool = False,
         set_grad_sync: Callable[[bool], None] = lambda on: None,
+        backward: Callable[[Tensor], object] = Tensor.backward,
     ) -> None:
-        self.run, self.model, self.wrapped, self.group = run, model, wrapped or model, group
-        self.set_grad_sync = set_grad_sync
+        self.run, self.model, self.optimizer, self.group = run, model, optimizer, group
+        self.set_grad_sync, self.backward = set_grad_sync, backward
         self.data_rank = dist.get_rank(group) if group else 0
         self.data_size = dist.get_world_size(group) if group else 1
-        self.optimizer = Optimizer(dict(model.named_parameters()), run.config, group if sharded else None)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """One optimizer step on this process's share of a global batch."""
         seed_dropout(self.run.config.seed, batch.step, self.data_rank)
-        self.wrapped.train()
+        self.model.train()
         micro_batches = self._micro_batches(batch)
         n_targets = self._all_reduce((batch.targets != IGNORE).sum())
         # Gradients are averaged over ranks, the loss is a mean over all ranks' tokens: data_size makes one the other.
-        to_grad = self.optimizer.loss_scale.value.to(batch.inputs.device) * self.data_size / n_targets
+        to_grad = self.optimizer.scale.to(batch.inputs.device) * self.data_size / n_targets
         loss = torch.zeros((), device=batch.inputs.device)
         for i, (inputs, targets) in enumerate(micro_batches, start=1):
             self.set_grad_sync(i == len(micro_batches))
             with autocast(self.run.config.precision, inputs.device):
-                micro_loss = self.wrapped(inputs, targets)
-            (micro_loss * to_grad).backward()
+                micro_loss = self.model(inputs, targets)
+            self.backward(micro_loss * to_grad)
             loss += micro_loss.detach()
         rank_losses = self._all_gather(loss / n_targets)
         loss = rank_losses.sum()
@@ -71,18 +95,16 @@ class TorchEngine:
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
         """Mean loss over the global batch."""
-        self.wrapped.eval()
+        self.model.eval()
         loss = torch.zeros((), device=batch.inputs.device)
         for inputs, targets in self._micro_batches(batch):
             with autocast(self.run.config.precision, inputs.device):
-                loss += self.wrapped(inputs, targets)
+                loss += self.model(inputs, targets)
         return self._all_reduce(loss) / self._all_reduce((batch.targets != IGNORE).sum())
 
-    def state(self) -> Iterator[Shard]:
-        """Weights, then optimizer state."""
-        for name, p in self.model.named_parameters():
-            yield shard_of(f"model/{name}", p)
-        yield from self.optimizer.state()
+    def state(self) -> Iterable[Shard]:
+        """The optimizer's: it knows every weight and what belongs to it."""
+        return self.optimizer.state()
 
     def counters(self) -> dict[str, float]:
         """The optimizer's."""
@@ -91,6 +113,14 @@ class TorchEngine:
     def load_counters(self, counters: dict[str, float]) -> None:
         """The optimizer's."""
         self.optimizer.load_counters(counters)
+
+    def offload(self) -> Offload | None:
+        """The optimizer's."""
+        return self.optimizer.offload()
+
+    def close(self) -> None:
+        """The optimizer's."""
+        self.optimizer.close()
 
     def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         size = self.run.batch.micro_batch_size
@@ -107,6 +137,18 @@ class TorchEngine:
             return gathered.copy_(value)
         dist.all_gather_into_tensor(gathered, value.view(1), group=self.group)
         return gathered
+
+
+def holding_back(no_sync: Callable[[], AbstractContextManager[object]]) -> Callable[[bool], None]:
+    """`set_grad_sync` from a library's context manager `no_sync`: entered while gradients are to stay where they are."""
+    entered = ExitStack()
+
+    def set_grad_sync(on: bool) -> None:
+        entered.close()
+        if not on:
+            entered.enter_context(no_sync())
+
+    return set_grad_sync
 
 
 def seed_dropout(seed: int, step: int, data_rank: int) -> None:

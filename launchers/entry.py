@@ -88,12 +88,19 @@ def check_same_options(plan: Plan) -> None:
 def _train(plan: Plan, record: RunRecord) -> bool:
     """Build, resume, run the loop; whether it stopped early because it was asked to."""
     run = plan.run
-    engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())  # before the engine: what it puts on disk must be deleted whenever it ends
+        engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
+        stack.callback(engine.close)
+        return _train_with(engine, plan, record, stop)
+
+
+def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> bool:
+    run = plan.run
     start = resume(plan, engine)
     batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
     held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
     with (
-        StopRequest() as stop,
         Recorder(run, record.folder, start_step=start, sequences=batches.sequences) as recorder,
         Prefetcher(batches, run.world.device) as data,
     ):
@@ -116,6 +123,7 @@ def _train(plan: Plan, record: RunRecord) -> bool:
             save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync),
             stop_requested=stop,
         )
+    record.offload = engine.offload()
     return last < run.config.steps
 
 

@@ -20,6 +20,8 @@ from gptscale.common.precision import check_precision
 from gptscale.common.run import Run, workload
 from gptscale.common.tokens import TokenSource, open_source
 from gptscale.recipes import Recipe, get
+from gptscale.results.schema import SUMMARY_COLUMNS
+from gptscale.results.writer import csv_line
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,11 @@ def _check_out(config: RunConfig) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(
             f"results folder {config.out} cannot be written", f"at {nearest}", "point --out to a folder that can"
+        )
+    summary, header = config.out / "summary.csv", csv_line(SUMMARY_COLUMNS)
+    if summary.is_file() and 0 < summary.stat().st_size and not summary.read_bytes().startswith(header):
+        raise ConfigError(
+            f"{summary} has other columns", "in --out", "point --out to another folder, or move the file"
         )
     if config.run_name and config.resume is None and (config.out / "runs" / config.run_name).exists():
         raise ConfigError(

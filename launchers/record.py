@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ import torch
 from gptscale.common.devices import device_name, peak_tflops
 from gptscale.common.distributed import gather_objects
 from gptscale.common.metrics import Memory, peak_memory
+from gptscale.common.offload import Offload
 from gptscale.common.run import Run, workload, workload_hash
 from gptscale.launchers.options import option_words
 from gptscale.launchers.preflight import Plan
@@ -36,13 +38,14 @@ def new_run_id(recipe: str) -> str:
 class RunRecord:
     """The folder of a run, held by this run alone while it lasts; rank 0 writes.
 
-    recorder: set once it exists, so that even a failed run's row holds what was measured before.
+    recorder: set once it exists, so that even a failed run's row holds what was measured before. offload: after the last step.
     """
 
     def __init__(self, plan: Plan, run_id: str) -> None:
         self.plan, self.run_id = plan, run_id
         self.folder = plan.run.config.out / "runs" / run_id
         self.recorder: Recorder | None = None
+        self.offload: Offload | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecord:
@@ -61,11 +64,12 @@ class RunRecord:
         """Leave the row; after a failure this rank's own memory must do, since its peers may be gone."""
         run = self.plan.run
         mine = peak_memory(run.world.device)
-        memories = gather_objects(mine) if status in ("ok", "interrupted") else [mine]
+        together = status in ("ok", "interrupted")
+        memories, offloads = zip(*(gather_objects((mine, self.offload)) if together else [(mine, self.offload)]))
         if not run.world.is_main:
             return
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        row |= {f"peak_{k}": v for k, v in highest(memories).items()}
+        row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         path = append_summary(run.config.out, row)
         done = self.recorder.last_step if self.recorder else 0
         write_json(self.folder / "status.json", {"status": status, "error": str(error), "step": done})
@@ -84,6 +88,23 @@ def highest(memories: list[Memory]) -> dict[str, float | None]:
         known = [v for m in memories if (v := getattr(m, ours)) is not None]
         result[column] = max(known) if known else None
     return result
+
+
+def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:
+    """Bytes: the most of any rank; rates: the slowest's; waiting: the most of any rank, as a share of the timed steps."""
+    known = [o for o in offloads if o is not None]
+    if not known or recorder is None:
+        return {}
+    n, total_s = len(recorder.step_times_s), sum(recorder.step_times_s)
+    reads = [o.read_bytes_per_s for o in known if o.read_bytes_per_s]
+    writes = [o.write_bytes_per_s for o in known if o.write_bytes_per_s]
+    return {
+        "offload_cpu_gib": max(o.cpu_bytes for o in known) / 2**30,
+        "offload_disk_gib": max(o.disk_bytes for o in known) / 2**30,
+        "offload_read_gib_per_s": min(reads) / 2**30 if reads else None,
+        "offload_write_gib_per_s": min(writes) / 2**30 if writes else None,
+        "offload_wait_fraction": max(sum(o.waits_s[-n:]) for o in known) / total_s if n else None,
+    }
 
 
 def identity(plan: Plan, run_id: str) -> dict[str, Any]:
@@ -192,11 +213,19 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
             f"{shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
             f"p90 {_ms(row, 'p90')}), {shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
         )
+    offload = ""
+    if row.get("offload_cpu_gib") is not None:
+        offload = (
+            f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, {shown('offload_disk_gib', '.3f', ' GiB')} on disk, "
+            f"read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}, "
+            f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
+        )
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
         f"  speed   {speed}\n"
         f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
         f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
+        f"{offload}"
         f"  files   {folder}\n"
         f"  row     {csv}    (gptscale compare {csv.parent})",
         flush=True,

@@ -43,6 +43,10 @@ class Recipe(NamedTuple):
             raise ConfigError(reason, where, f"pip install --force-reinstall 'gptscale[{self.engine}]'") from error
 
 
+def _zero(what: str, **preset: object) -> Recipe:
+    return Recipe("gptscale.recipes.zero", "ZeroConfig", what, "deepspeed", preset=preset)
+
+
 RECIPES: dict[str, Recipe] = {
     "single": Recipe("gptscale.recipes.single", "SingleConfig", "one device, the reference for all others", axes=()),
     "ddp": Recipe("gptscale.recipes.ddp", "DDPConfig", "replicas; gradients all-reduced in buckets"),
@@ -52,6 +56,27 @@ RECIPES: dict[str, Recipe] = {
         "FSDPConfig",
         "fsdp with shards and optimizer kept in host memory",
         preset={"cpu_offload": True},
+    ),
+    "zero1": _zero("DeepSpeed ZeRO 1: fp32 weights and optimizer state sharded", stage=1),
+    "zero2": _zero("DeepSpeed ZeRO 2: and gradients", stage=2),
+    "zero3": _zero("DeepSpeed ZeRO 3: and the weights computed with", stage=3),
+    "zero_offload": _zero("ZeRO (--stage) with the optimizer on the host, at stage 3 weights too", offload="cpu"),
+    "zero_infinity": _zero("ZeRO 3 with optimizer and weights on NVMe (--nvme-path)", stage=3, offload="nvme"),
+    "fairscale_sdp": Recipe(
+        "gptscale.recipes.fairscale_sdp", "FairscaleSDPConfig", "OSS + ShardedDataParallel: ZeRO 2 by whole parameters", "fairscale"
+    ),
+    "fairscale_fsdp": Recipe(
+        "gptscale.recipes.fairscale_fsdp",
+        "FairscaleFSDPConfig",
+        "FullyShardedDataParallel, the ancestor of torch's",
+        "fairscale",
+        needs_cuda=True,
+    ),
+    "accelerate_fsdp": Recipe(
+        "gptscale.recipes.accelerate_fsdp", "AccelerateFSDPConfig", "fully_shard through Hugging Face Accelerate", "accelerate"
+    ),
+    "lightning_fabric": Recipe(
+        "gptscale.recipes.fabric", "LightningFabricConfig", "a strategy by name through Lightning Fabric", "lightning-fabric"
     ),
 }
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gptscale.common.build import materialise, meta_gpt
 from gptscale.common.config import RecipeConfig
 from gptscale.common.errors import ConfigError
+from gptscale.common.optimizer import Optimizer
 from gptscale.common.run import Run
 from gptscale.common.torch_engine import TorchEngine
 
@@ -59,7 +60,8 @@ def build(run: Run, config: DDPConfig) -> TorchEngine:
     def set_grad_sync(on: bool) -> None:
         replica.require_backward_grad_sync = on  # what the context manager `no_sync` sets, without nesting contexts
 
-    return TorchEngine(run, model, replica, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
+    optimizer = Optimizer(dict(model.named_parameters()), run.config)
+    return TorchEngine(run, replica, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from gptscale.common.build import materialise, meta_gpt
 from gptscale.common.config import RecipeConfig
 from gptscale.common.errors import ConfigError
 from gptscale.common.model import Block
+from gptscale.common.optimizer import Optimizer
 from gptscale.common.precision import DTYPES
 from gptscale.common.run import Run
 from gptscale.common.torch_engine import TorchEngine
@@ -105,7 +106,9 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
         root.set_requires_gradient_sync(on or config.sync_every_micro_batch)
         root.set_is_last_backward(on)
 
-    return TorchEngine(run, model, group=dist.group.WORLD, sharded=True, set_grad_sync=set_grad_sync)
+    parameters = dict(model.named_parameters())
+    optimizer = Optimizer(parameters, run.config, shards=dist.group.WORLD, offloaded=config.cpu_offload)
+    return TorchEngine(run, model, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gptscale.common.build import materialise, meta_gpt
 from gptscale.common.config import RecipeConfig
+from gptscale.common.optimizer import Optimizer
 from gptscale.common.run import Run
 from gptscale.common.torch_engine import TorchEngine
 
@@ -25,7 +26,8 @@ class SingleConfig(RecipeConfig):
 
 def build(run: Run, config: SingleConfig) -> TorchEngine:
     """The GPT as it is, on this process's device."""
-    return TorchEngine(run, materialise(meta_gpt(run), run, run.world.device))
+    model = materialise(meta_gpt(run), run, run.world.device)
+    return TorchEngine(run, model, Optimizer(dict(model.named_parameters()), run.config))
 
 
 def main() -> None:

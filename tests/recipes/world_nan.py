@@ -34,14 +34,14 @@ def main(recipe: str, out: Path) -> None:
     with process_group(world):
         engine = get(recipe).load().build(plan.run, recipe_config)
         batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
-        healthy = engine.wrapped.forward
+        healthy = engine.model.forward
         step = {"now": 0}
 
         def sick(inputs, targets):
             loss = healthy(inputs, targets)
             return loss * float("nan") if step["now"] >= SICK_STEP and world.rank == 1 else loss
 
-        engine.wrapped.forward = sick
+        engine.model.forward = sick
 
         def lr_at(now):
             if now == SICK_STEP:

@@ -1,0 +1,156 @@
+"""DeepSpeed's compiled operators: built once by `gptscale prepare`, only loaded by a run.
+
+Left to itself DeepSpeed compiles an operator inside the run that first needs it, without a word, for minutes; a run killed
+meanwhile leaves a file `lock` that every later one waits for without end. Here an operator is built aside, moved into place
+when it is whole, and loaded from there: a run needs no compiler, takes no lock and cannot begin a compile.
+
+The CPU builds are used on GPU machines too: they need no nvcc, and AdamW on the host and file I/O are what they are for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from filelock import FileLock, Timeout
+
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.common.io_meter import MeteredIO
+
+# In the order in which they must be loaded: async_io uses symbols of pin_memory. Seconds: seen on 2 cores, docs/LOG.md.
+BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}
+ABOUT_S = {"cpu_adam": 40, "pin_memory": 10, "async_io": 150}
+BUILD_TIMEOUT_S = 1800.0
+LOCK_TIMEOUT_S = 30.0
+
+
+def ops_folder() -> Path:
+    """Where this machine's builds for these versions lie; private to the user (0700), since a run executes them."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gptscale"
+    versions = "-".join(f"{name}{importlib.metadata.version(name)}" for name in ("deepspeed", "torch"))
+    # Compiled for the very CPU (-march=native): a home folder may be shared with machines that have another.
+    cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), "")
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    folder = cache / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"
+    for level in (cache, cache / "ops", folder):
+        level.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if level.stat().st_uid != os.getuid():
+            raise StorageError(f"{level} belongs to another user", "in the operator cache", "set XDG_CACHE_HOME to your own")
+        level.chmod(0o700)
+    return folder
+
+
+def library(op: str) -> Path:
+    """The shared library of a built operator."""
+    return ops_folder() / op / f"{op}.so"
+
+
+def missing(ops: Sequence[str]) -> list[str]:
+    """Those of `ops` that are not built here."""
+    return [op for op in ops if not library(op).exists()]
+
+
+def load(ops: Sequence[str]) -> None:
+    """Load built operators and hand them to DeepSpeed, which then never builds one; async_io with its traffic metered."""
+    if not ops:
+        return
+    import gptscale.common.deepspeed_quietly  # noqa: F401
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    for op in BUILDERS:
+        if op in ops and op not in OpBuilder._loaded_ops:
+            if op == "pin_memory":
+                ctypes.CDLL(str(library(op)), mode=ctypes.RTLD_GLOBAL)
+            module = _import(op, library(op))
+            OpBuilder._loaded_ops[op] = MeteredIO(module) if op == "async_io" else module
+
+
+def _import(op: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(op, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prepare(op: str, say: Callable[[str], object] = print) -> bool:
+    """Build `op` unless it is there; whether it was built now. One process at a time: the kernel frees the lock of a dead one.
+
+    Raises ConfigError with what is missing and the line that installs it, or with the compiler's own error.
+    """
+    if not missing([op]):
+        return False
+    if lacks := what_is_missing(op):
+        raise ConfigError(*lacks)
+    folder = ops_folder()
+    lock = FileLock(folder / ".prepare.lock")
+    try:
+        lock.acquire(timeout=LOCK_TIMEOUT_S)
+    except Timeout:
+        raise ConfigError(
+            "another `gptscale prepare` is compiling", f"under {folder}", "wait for it, or end that process"
+        ) from None
+    with lock:
+        for left in folder.glob(".building-*"):  # by a build that was killed; nobody else builds while we hold the lock
+            say(f"removing what a killed compile left: {left.name}")
+            shutil.rmtree(left)
+        if missing([op]):
+            say(f"compiling DeepSpeed's {op} (about {ABOUT_S[op]} s on 2 cores, once) ...")
+            _build(op, folder)
+    return True
+
+
+def _build(op: str, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as work:
+        log = Path(work) / "log"
+        environment = {**os.environ, "TORCH_EXTENSIONS_DIR": work, "DS_ACCELERATOR": "cpu"}
+        environment["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])  # ninja
+        command = [sys.executable, "-m", "gptscale.common.deepspeed_ops", op]
+        try:
+            with log.open("w") as output:
+                subprocess.run(
+                    command, env=environment, stdout=output, stderr=output, timeout=BUILD_TIMEOUT_S, check=True
+                )
+        except subprocess.SubprocessError as error:
+            lines = [x for x in log.read_text().splitlines() if "rror" in x] or [str(error)]
+            raise ConfigError(
+                f"DeepSpeed's {op} does not compile ({lines[0].strip()[:200]})", "in gptscale prepare", "see gptscale doctor"
+            ) from error
+        os.rename(Path(work) / op, folder / op)
+
+
+def what_is_missing(op: str) -> tuple[str, str, str] | None:
+    """What a compile of `op` would lack here: what, where, and the line that installs it."""
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        return "no C++ compiler", f"for DeepSpeed's {op}", "apt-get install g++"
+    if shutil.which("ninja", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])) is None:
+        return "no ninja", f"for DeepSpeed's {op}", "pip install ninja"
+    if op == "async_io" and not _has_libaio():
+        return "no libaio headers", f"for DeepSpeed's {op}", "apt-get install libaio-dev"
+    return None
+
+
+def _has_libaio() -> bool:
+    """Whether a program with libaio's header compiles and links."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = "#include <libaio.h>\nint main() { return io_setup(0, 0) > 0; }\n"
+        command = [os.environ.get("CXX", "c++"), "-x", "c++", "-", "-laio", "-o", f"{folder}/probe"]
+        return subprocess.run(command, input=source.encode(), capture_output=True, timeout=60, check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    import gptscale.common.deepspeed_quietly  # noqa: F401
+    from deepspeed.ops.op_builder import cpu as builders
+
+    getattr(builders, BUILDERS[sys.argv[1]])().load(verbose=True)

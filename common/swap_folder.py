@@ -1,0 +1,74 @@
+"""A folder on disk that holds training state while a run lasts, and not a moment longer if it can be helped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from gptscale.common.distributed import World, gather_objects
+from gptscale.common.errors import ConfigError
+
+PREFIX = "gptscale-swap-"
+
+
+def check_space(parent: Path, needed_bytes: int, option: str) -> None:
+    """ConfigError unless `parent` is a folder that can be written, with `needed_bytes` free; before anything is created."""
+    if not parent.is_dir():
+        raise ConfigError(f"{parent} is no folder", f"in {option}", "give a folder on a fast local disk")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{parent} cannot be written", f"in {option}", "give a folder that can")
+    free_bytes = shutil.disk_usage(parent).free + sum(nbytes_under(old) for old in abandoned(parent))
+    if free_bytes < needed_bytes:
+        raise ConfigError(
+            f"{parent} has {free_bytes:,} bytes free, {needed_bytes:,} are needed", f"in {option}", "give a larger disk"
+        )
+
+
+def abandoned(parent: Path) -> list[Path]:
+    """Swap folders under `parent` whose run is gone: nobody holds their lock."""
+    found = []
+    for folder in parent.glob(f"{PREFIX}*"):
+        lock = FileLock(folder / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except (Timeout, OSError):
+            continue
+        lock.release()
+        found.append(folder)
+    return found
+
+
+def nbytes_under(folder: Path) -> int:
+    """Bytes of the files below `folder`."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+class SwapFolder:
+    """`parent`/gptscale-swap-<id>, the same on every rank; a collective constructor.
+
+    Each node's first process holds its lock, which the kernel releases however that process ends, so that the next run
+    can tell a folder in use from one that was left by a process killed outright, and remove the latter.
+    """
+
+    def __init__(self, parent: Path, world: World) -> None:
+        name = gather_objects(f"{PREFIX}{uuid.uuid4().hex[:12]}")[0]
+        self.path, self._lock = parent.absolute() / name, FileLock(parent.absolute() / name / ".lock")
+        if world.local_rank == 0:
+            for old in abandoned(parent):
+                shutil.rmtree(old, ignore_errors=True)  # another run's first process may be at it too
+            self.path.mkdir(mode=0o700)
+            self._lock.acquire(timeout=10)
+        gather_objects(None)
+
+    def nbytes(self) -> int:
+        """Bytes in it now, of all ranks of this node."""
+        return nbytes_under(self.path)
+
+    def close(self) -> None:
+        """Delete it. Any rank may be the first: when one is here, none will step again."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.release()

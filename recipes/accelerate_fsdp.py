@@ -1,0 +1,82 @@
+"""Fully sharded data parallelism through Hugging Face Accelerate: its plugin calls torch's `fully_shard`.
+
+What is sharded        as `fsdp`: the batch, and dim 0 of every parameter, its gradient and its optimizer state
+What is communicated   as `fsdp`, without its prefetch of the next block by name: torch's own order is used
+Memory per device      16 N / d bytes + one or two gathered blocks + activations; while it starts, whole weights besides:
+                       the model is made, then cut (4N)
+Wins                   when a code base is on Accelerate already: the same script runs DDP, FSDP or DeepSpeed by a plugin
+Loses                  to `fsdp` in reach: HSDP, prefetch and per-step control need torch's functions themselves
+Source                 huggingface.co/docs/accelerate, "FSDP1 vs FSDP2"; Zhao et al. 2023 (arXiv 2304.11277)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from torch import nn
+
+from gptscale.common.build import materialise, meta_gpt
+from gptscale.common.config import RecipeConfig
+from gptscale.common.library_optimizer import LibraryOptimizer, make_torch_optimizer
+from gptscale.common.run import Run
+from gptscale.common.torch_engine import TorchEngine
+
+
+@dataclass(frozen=True)
+class AccelerateFSDPConfig(RecipeConfig):
+    """Accelerate's own spelling (FullyShardedDataParallelPlugin)."""
+
+    reshard_after_forward: bool = True
+    """Free a block's gathered weights after forward and gather again in backward (ZeRO-3); False keeps them (ZeRO-2)."""
+
+
+def shard(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: AccelerateFSDPConfig,
+    block_class: type[nn.Module],
+    **options: Any,
+) -> tuple[Accelerator, nn.Module, Any]:
+    """Accelerate's hand on `model` and `optimizer`, each `block_class` a unit. Options: Accelerator's (mixed_precision, cpu)."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=config.reshard_after_forward,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[block_class.__name__],
+    )
+    accelerator = Accelerator(fsdp_plugin=plugin, **options)
+    return accelerator, *accelerator.prepare(model, optimizer)
+
+
+def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
+    """The GPT and torch's optimizer, prepared by Accelerate."""
+    from gptscale.common.model import Block
+
+    model = materialise(meta_gpt(run), run, run.world.device)
+    options = {"mixed_precision": "bf16" if run.config.precision == "bf16" else "no", "cpu": run.world.device.type == "cpu"}
+    accelerator, sharded, optimizer = shard(model, make_torch_optimizer(model, run.config), config, Block, **options)
+    parameters = dict(sharded.named_parameters())
+    stepper = LibraryOptimizer(
+        optimizer,
+        optimizer.optimizer,
+        parameters,
+        run.config,
+        clip=lambda max_norm: accelerator.clip_grad_norm_(parameters.values(), max_norm),
+        zero_grad=optimizer.zero_grad,
+    )
+    return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, backward=accelerator.backward)
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("accelerate_fsdp")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""ZeRO 3 by fairscale: FullyShardedDataParallel, from which torch's own grew. Needs CUDA: it works on CUDA streams.
+
+What is sharded        the batch; each parameter, its gradient and its optimizer state, as a flat vector in d equal pieces
+What is communicated   per micro-batch: weights all-gathered for forward and again for backward, 2 (d-1)/d x bN bytes
+                       (b bytes a weight in the compute type); gradients reduce-scattered, (d-1)/d x 4N; nothing of the
+                       latter during accumulation, which then holds whole gradients, 4N bytes
+Memory per device      16 N / d bytes + gathered blocks + activations
+Wins                   today only for repeating what was done with it
+Loses                  to fsdp: overlap by hand, no DTensor, no further development
+Source                 Baines et al. 2021, fairscale; Xu et al. 2020 (arXiv 2004.13336); fairscale.readthedocs.io, "FSDP"
+
+`flatten_parameters` stays off: one flat vector of a block would mix matrices, which decay, with norms and biases, which do
+not, and the run would no longer compute what the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fairscale.nn.data_parallel import FullyShardedDataParallel
+from torch import Tensor, nn
+
+from gptscale.common.build import materialise, meta_gpt
+from gptscale.common.config import RecipeConfig
+from gptscale.common.flat_shards import shards_of_range
+from gptscale.common.library_optimizer import LibraryOptimizer, torch_optimizer
+from gptscale.common.model import Block
+from gptscale.common.optimizer import decay_groups
+from gptscale.common.precision import DTYPES
+from gptscale.common.run import Run
+from gptscale.common.state import Shard
+from gptscale.common.torch_engine import TorchEngine, holding_back
+
+
+@dataclass(frozen=True)
+class FairscaleFSDPConfig(RecipeConfig):
+    """fairscale's own spelling."""
+
+    reshard_after_forward: bool = True
+    """Free a block's gathered weights after forward and gather again in backward; False keeps them."""
+    bucket_cap_mb: int = 25
+    """Gradients are reduce-scattered when a bucket of this many MiB is full."""
+
+
+def shard(
+    model: nn.Module, block_class: type[nn.Module], config: FairscaleFSDPConfig, compute_dtype: torch.dtype
+) -> FullyShardedDataParallel:
+    """Cut each `block_class` in `model`, then what is left; parameters become flat shards in place."""
+    options: dict[str, Any] = {
+        "reshard_after_forward": config.reshard_after_forward,
+        "bucket_cap_mb": config.bucket_cap_mb,
+        "flatten_parameters": False,
+        "mixed_precision": compute_dtype != torch.float32,
+        "compute_dtype": compute_dtype,
+        "fp32_reduce_scatter": compute_dtype != torch.float32,
+    }
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, block_class):
+                setattr(parent, name, FullyShardedDataParallel(child, **options))
+    return FullyShardedDataParallel(model, **options)
+
+
+def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
+    """The GPT, block by block in shards, and torch's optimizer over these."""
+    model = materialise(meta_gpt(run), run, run.world.device)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    parameters = dict(model.named_parameters())
+    groups = decay_groups(parameters.values(), run.config.weight_decay)  # before a matrix turns into a flat shard
+    sharded = shard(model, Block, config, DTYPES[run.config.precision])
+    kind, options = torch_optimizer(run.config)
+    optimizer = kind(groups, **options)
+
+    def boxes(name: str, tensor: Tensor) -> Iterator[Shard]:
+        shape = shapes[name.split("/", 1)[1]]
+        chunk, n = tensor.numel(), torch.Size(shape).numel()
+        begin = chunk * dist.get_rank()
+        return shards_of_range(name, tensor.flatten()[: max(0, n - begin)], shape, begin)  # the last shard is padded
+
+    stepper = LibraryOptimizer(
+        optimizer,
+        optimizer,
+        parameters,
+        run.config,
+        clip=sharded.clip_grad_norm_,
+        zero_grad=optimizer.zero_grad,
+        boxes=boxes,
+    )
+    group = dist.group.WORLD
+    return TorchEngine(run, sharded, stepper, group=group, set_grad_sync=holding_back(sharded.no_sync))
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("fairscale_fsdp")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""ZeRO 1 and 2 by fairscale: each parameter has one owner, which receives its gradient and holds its optimizer state.
+
+What is sharded        the batch; optimizer state and (outside accumulation) gradients, whole parameters at a time
+What is communicated   gradients reduced to their owners while backward runs, (d-1)/d x 4N bytes per device and optimizer
+                       step; new weights broadcast by their owners, (d-1)/d x 4N; nothing during accumulation
+Memory per device      4N weights + 8N/d AdamW state + 4N gradients and buckets + activations; N/d as even as whole
+                       parameters allow: the token table is one
+Wins                   over DDP when AdamW's state is what does not fit; needs nothing compiled
+Loses                  to fsdp and DeepSpeed, which cut evenly and cut weights too; the library is no longer developed
+Source                 Rajbhandari et al. 2020 (arXiv 1910.02054); fairscale.readthedocs.io, "OSS and ShardedDDP"
+
+The trap               Gradients of small parameters live in buckets, as views. `optimizer.zero_grad()` sets them to None; the
+                       next backward then fills new tensors outside the buckets, and the buckets are reduced as they were:
+                       from its second step on, the model trains on stale gradients, and the loss still falls. It looks
+                       like a matter of the tied head, but is there without one too, and gone with reduce_buffer_size 0.
+                       The cure is one word: `model.zero_grad()`, ShardedDataParallel's own, which keeps the views
+                       (measured both ways in docs/LOG.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fairscale.nn.data_parallel import ShardedDataParallel
+from fairscale.optim.oss import OSS
+from torch import nn
+
+from gptscale.common.build import materialise, meta_gpt
+from gptscale.common.config import RecipeConfig
+from gptscale.common.library_optimizer import LibraryOptimizer, torch_optimizer
+from gptscale.common.optimizer import decay_groups
+from gptscale.common.run import Run
+from gptscale.common.torch_engine import TorchEngine, holding_back
+
+
+@dataclass(frozen=True)
+class FairscaleSDPConfig(RecipeConfig):
+    """fairscale's own spelling."""
+
+    reduce_buffer_size: int = 2**23
+    """Elements of a bucket for small gradients; 0 reduces each by itself."""
+
+
+def shard(
+    model: nn.Module,
+    config: FairscaleSDPConfig,
+    groups: list[dict[str, Any]],
+    kind: type[torch.optim.Optimizer],
+    **options: Any,
+) -> tuple[ShardedDataParallel, OSS]:
+    """`model` and an optimizer of `kind` over its parameter `groups`, sharded by whole parameters."""
+    optimizer = OSS(groups, optim=kind, **options)
+    return ShardedDataParallel(model, optimizer, reduce_buffer_size=config.reduce_buffer_size), optimizer
+
+
+def build(run: Run, config: FairscaleSDPConfig) -> TorchEngine:
+    """The whole model on each device, its optimizer cut."""
+    model = materialise(meta_gpt(run), run, run.world.device)
+    groups = decay_groups(model.parameters(), run.config.weight_decay)
+    kind, options = torch_optimizer(run.config)
+    sharded, oss = shard(model, config, groups, kind, **options)
+    stepper = LibraryOptimizer(
+        oss,
+        oss.optim,
+        dict(model.named_parameters()),
+        run.config,
+        clip=oss.clip_grad_norm,
+        zero_grad=sharded.zero_grad,
+    )
+    return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, set_grad_sync=holding_back(sharded.no_sync))
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("fairscale_sdp")
+
+
+if __name__ == "__main__":
+    main()

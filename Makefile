@@ -24,7 +24,7 @@ $(STAMP):
 		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
 	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt setuptools wheel
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt setuptools wheel torch numpy
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt --no-build-isolation -e '.[dev]'
 	@rm -f $(VENV)/.gptscale-*
 	@touch $@

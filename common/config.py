@@ -7,10 +7,14 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model_config import PRESETS, GPTConfig
+
+if TYPE_CHECKING:
+    from gptscale.common.engine import Engine
+    from gptscale.common.run import Run
 
 Precision = Literal["fp32", "bf16", "fp16"]
 RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # never a path, an option or a hidden file
@@ -101,6 +105,8 @@ class RunConfig:
     """Newest checkpoints kept, at least 2."""
     resume: str | None = None
     """`auto`: newest checkpoint of --run-name that verifies; or the path of a run or of a step-N folder."""
+    trust_checkpoint: bool = False
+    """With --resume, read a checkpoint in DeepSpeed's own format: pickle, which can run any code of whoever made it."""
     allow_data_change: bool = False
     """Resume although the data differs from the saved run's."""
     out: Path = Path("results")
@@ -172,8 +178,20 @@ class RecipeConfig:
         """What lives off the device, for the results: none, cpu or nvme."""
         return "none"
 
-    def check(self, world_size: int) -> None:
-        """ConfigError if these options cannot work on so many processes."""
+    def lacks(self) -> ConfigError | None:
+        """What this machine lacks for these options, whatever the run; None if nothing."""
+        return None
+
+    def check(self, run: Run) -> None:
+        """ConfigError if these options cannot work in this run, in this world, with these folders."""
+
+    def load_own(self, engine: Engine, folder: Path) -> int:
+        """Load a checkpoint in the engine library's own format into `engine`; the step it was saved at."""
+        raise ConfigError(
+            "this recipe reads no checkpoint of DeepSpeed's",
+            f"in {folder}",
+            "resume it with the zero recipe that saved it",
+        )
 
 
 def did_you_mean(word: str, known: object) -> str:

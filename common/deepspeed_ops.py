@@ -46,7 +46,9 @@ def ops_folder() -> Path:
     for level in (cache, cache / "ops", folder):
         level.mkdir(mode=0o700, parents=True, exist_ok=True)
         if level.stat().st_uid != os.getuid():
-            raise StorageError(f"{level} belongs to another user", "in the operator cache", "set XDG_CACHE_HOME to your own")
+            raise StorageError(
+                f"{level} belongs to another user", "in the operator cache", "set XDG_CACHE_HOME to your own"
+            )
         level.chmod(0o700)
     return folder
 
@@ -61,11 +63,20 @@ def missing(ops: Sequence[str]) -> list[str]:
     return [op for op in ops if not library(op).exists()]
 
 
+def lack(ops: Sequence[str]) -> ConfigError | None:
+    """The error for those of `ops` that are not built here, with the line that changes it; None if all are."""
+    if not (absent := missing(ops)):
+        return None
+    lacking = next((found for op in absent if (found := what_is_missing(op))), None)
+    what = f"DeepSpeed's {' and '.join(absent)} not compiled yet" + (f": {lacking[0]}" if lacking else "")
+    fix = f"{lacking[2]}, then gptscale prepare" if lacking else "run gptscale prepare (once, some minutes)"
+    return ConfigError(what, "on this machine", fix)
+
+
 def load(ops: Sequence[str]) -> None:
     """Load built operators and hand them to DeepSpeed, which then never builds one; async_io with its traffic metered."""
     if not ops:
         return
-    import gptscale.common.deepspeed_quietly  # noqa: F401
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     for op in BUILDERS:
@@ -78,7 +89,8 @@ def load(ops: Sequence[str]) -> None:
 
 def _import(op: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(op, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -125,7 +137,9 @@ def _build(op: str, folder: Path) -> None:
         except subprocess.SubprocessError as error:
             lines = [x for x in log.read_text().splitlines() if "rror" in x] or [str(error)]
             raise ConfigError(
-                f"DeepSpeed's {op} does not compile ({lines[0].strip()[:200]})", "in gptscale prepare", "see gptscale doctor"
+                f"DeepSpeed's {op} does not compile ({lines[0].strip()[:200]})",
+                "in gptscale prepare",
+                "see gptscale doctor",
             ) from error
         os.rename(Path(work) / op, folder / op)
 
@@ -146,11 +160,12 @@ def _has_libaio() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         source = "#include <libaio.h>\nint main() { return io_setup(0, 0) > 0; }\n"
         command = [os.environ.get("CXX", "c++"), "-x", "c++", "-", "-laio", "-o", f"{folder}/probe"]
-        return subprocess.run(command, input=source.encode(), capture_output=True, timeout=60, check=False).returncode == 0
+        return (
+            subprocess.run(command, input=source.encode(), capture_output=True, timeout=60, check=False).returncode == 0
+        )
 
 
 if __name__ == "__main__":
-    import gptscale.common.deepspeed_quietly  # noqa: F401
     from deepspeed.ops.op_builder import cpu as builders
 
     getattr(builders, BUILDERS[sys.argv[1]])().load(verbose=True)

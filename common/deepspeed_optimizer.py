@@ -7,11 +7,14 @@ the names used are those of runtime/zero/stage_1_and_2.py and stage3.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.flat_shards import shards_of_range
 from gptscale.common.io_meter import TRAFFIC
 from gptscale.common.model import init_weights
@@ -20,6 +23,18 @@ from gptscale.common.offload import Offload, StepMeter
 from gptscale.common.optimizer import ADAMW_STATE
 from gptscale.common.state import Shard
 from gptscale.common.swap_folder import SwapFolder
+
+# Where each of DeepSpeed's optimizers keeps this rank's fp32 weights; stage 1 in bf16 is the last one.
+FLAT_VECTORS = {
+    "DeepSpeedZeroOptimizer": "single_partition_of_fp32_groups",
+    "DeepSpeedZeroOptimizer_Stage3": "fp32_partitioned_groups_flat",
+    "BF16_Optimizer": "fp32_groups_flat_partition",
+}
+
+
+def load_own(engine: Any, folder: Path) -> int:
+    """RecipeConfig.load_own for an engine whose optimizer is a ZeroOptimizer."""
+    return ZeroOptimizer.load_own(engine.optimizer, folder)
 
 
 class Piece(NamedTuple):
@@ -89,6 +104,7 @@ class ZeroOptimizer:
     def publish(self) -> None:
         """Bring the weights that are computed with, on every rank, up to the master weights; a collective call."""
         if self.stage == 3:
+            self.zero._partition_all_parameters()  # small ones stay gathered, and what is gathered is not gathered again
             if self.zero.persistent_parameters:
                 self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
             return
@@ -96,13 +112,12 @@ class ZeroOptimizer:
 
     def counters(self) -> dict[str, float]:
         """Steps applied, and the loss scale with its run of good steps."""
-        scaler = self.zero.loss_scaler
-        good = getattr(scaler, "cur_iter", 0) - getattr(scaler, "last_overflow_iter", -1) - 1
-        return {
-            "optimizer_steps": float(next((self.inner.state[f]["step"] for f in self._flats() if self.state_keys), 0.0)),
-            "loss_scale": float(self.zero.loss_scale),
-            "loss_scale_good_steps": float(good if self.dynamic else 0.0),
-        }
+        steps = [float(self.inner.state[flat]["step"]) for flat in self._flats()] if self.state_keys else [0.0]
+        scale, good = 1.0, 0.0
+        if self.dynamic:
+            scaler = self.zero.loss_scaler
+            scale, good = float(scaler.cur_scale), float(scaler.cur_iter - scaler.last_overflow_iter - 1)
+        return {"optimizer_steps": steps[0], "loss_scale": scale, "loss_scale_good_steps": good}
 
     def load_counters(self, counters: dict[str, float]) -> None:
         """Restore `counters()`, and publish the weights that were loaded before."""
@@ -117,6 +132,21 @@ class ZeroOptimizer:
             scaler.last_overflow_iter = scaler.cur_iter - int(counters["loss_scale_good_steps"]) - 1
         self.publish()
 
+    def load_own(self, folder: Path) -> int:
+        """Load what DeepSpeed's save_checkpoint left in `folder` (unpickling it); the step it was saved at."""
+        where = f"in {folder}"
+        if self.swap:
+            raise ConfigError(
+                "DeepSpeed cannot load it into NVMe", where, "load it with zero3 and save, then resume from that"
+            )
+        parent, tag = (folder, None) if (folder / "latest").is_file() else (folder.parent, folder.name)
+        if self.ds.load_checkpoint(str(parent), tag=tag)[0] is None:
+            raise CheckpointError(
+                "DeepSpeed found no checkpoint", where, "give the folder that holds the file `latest`"
+            )
+        self.publish()
+        return int(self.ds.global_steps)
+
     def bytes_held(self) -> dict[str, int]:
         """Bytes of this process by what they are: weights computed with, fp32 weights and optimizer state in memory, files.
 
@@ -128,7 +158,7 @@ class ZeroOptimizer:
         masters = [f for f in flats if f.untyped_storage().data_ptr() not in aliased]
         states = [self.inner.state[f][key] for f in flats for key in self.state_keys]
         return {
-            "weights": sum(p.nbytes for p in lp if not self.stage == 3 or p.status.name == "AVAILABLE"),
+            "weights": sum(p.nbytes for p in lp if self.stage != 3 or p.status.name == "AVAILABLE"),
             "optimizer": sum(t.nbytes for t in (*masters, *states)),
             "disk": self.swap.nbytes() if self.swap else 0,
         }
@@ -155,9 +185,7 @@ class ZeroOptimizer:
 
     def _flats(self) -> list[Tensor]:
         """This rank's fp32 vectors: one per parameter group, in stage 3 one per sub-group of it."""
-        flats: list[Tensor] = (
-            self.zero.fp32_partitioned_groups_flat if self.stage == 3 else self.zero.single_partition_of_fp32_groups
-        )
+        flats: list[Tensor] = getattr(self.zero, FLAT_VECTORS[type(self.zero).__name__])
         return flats
 
     def _swaps(self, group: int) -> bool:
@@ -167,7 +195,7 @@ class ZeroOptimizer:
         for name, parameter in names.items():
             if self.stage == 3:
                 group, at, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
-                begin = parameter.partition_numel() * torch.distributed.get_rank()
+                begin = parameter.partition_numel() * dist.get_rank()
                 numel = min(parameter.partition_numel(), parameter.ds_numel - begin)  # the last one is padded
                 if numel > 0:
                     yield Piece(name, tuple(parameter.ds_shape), begin, group, at, numel)

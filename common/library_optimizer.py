@@ -60,7 +60,7 @@ class LibraryOptimizer:
             inner.state[p].update({key: torch.zeros_like(p) for key in self.state_keys})
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Clip, step, zero. The host looks at loss and norm first: a library's step cannot be told on the device to do nothing."""
+        """Clip, step, zero. The host looks at loss and norm first: a library's step cannot be told to do nothing."""
         norm = self.clip(self.max_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & torch.isfinite(norm))  # sticky

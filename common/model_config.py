@@ -50,6 +50,11 @@ class GPTConfig:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @property
+    def n_params_in_memory(self) -> int:
+        """With the table's padding rows: what optimizer state and traffic are made of."""
+        return self.n_params + (self.padded_vocab_size - self.vocab_size) * self.n_embd
+
+    @property
     def n_params(self) -> int:
         """Parameters that exist: tied head once, padded rows not counted (1,557,611,200 for `1.6b`)."""
         h = self.n_embd

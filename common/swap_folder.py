@@ -15,7 +15,14 @@ from gptscale.common.errors import ConfigError
 PREFIX = "gptscale-swap-"
 
 
-def check_space(parent: Path, needed_bytes: int, option: str) -> None:
+def check_space(given: Path | None, default: Path, needed_bytes: int, world: World) -> None:
+    """ConfigError unless the folder `given` (or else `default`, which may not exist yet) has room for this node's share."""
+    parent = given or next(p for p in (default.absolute(), *default.absolute().parents) if p.exists())
+    nodes = max(1, world.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size)))
+    check_folder(parent, needed_bytes // nodes)
+
+
+def check_folder(parent: Path, needed_bytes: int, option: str = "--nvme-path") -> None:
     """ConfigError unless `parent` is a folder that can be written, with `needed_bytes` free; before anything is created."""
     if not parent.is_dir():
         raise ConfigError(f"{parent} is no folder", f"in {option}", "give a folder on a fast local disk")

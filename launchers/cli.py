@@ -74,6 +74,13 @@ def doctor(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def prepare(argv: Sequence[str]) -> int:
+    """gptscale prepare [--recipes A,B]: compile what recipes need, once, before any run."""
+    from gptscale.launchers.prepare import main
+
+    return main(argv)
+
+
 def tokenize(argv: Sequence[str]) -> int:
     """gptscale tokenize INPUT... --out FILE.bin: text into memory-mapped tokens."""
     from gptscale.launchers.tokenize import main
@@ -106,6 +113,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "parity": parity,
     "list": list_recipes,
     "doctor": doctor,
+    "prepare": prepare,
     "tokenize": tokenize,
     "bench": bench,
 }

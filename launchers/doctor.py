@@ -18,7 +18,11 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from gptscale.common import deepspeed_ops
+from gptscale.common.config import did_you_mean
 from gptscale.common.devices import device_name, peak_tflops
+from gptscale.common.errors import ConfigError
+from gptscale.common.model_config import PRESETS
 from gptscale.launchers.options import parse
 from gptscale.launchers.preflight import why_not_here
 from gptscale.recipes import RECIPES
@@ -32,7 +36,7 @@ PACKAGES = (
     "deepspeed",
     "fairscale",
     "accelerate",
-    "lightning",
+    "lightning-fabric",
     "colossalai",
 )
 SHARED_MEMORY_GIB_MIN = 1.0  # NCCL's and data workers' rings; containers often give 64 MiB
@@ -44,6 +48,10 @@ class DoctorOptions:
 
     json: bool = False
     """As JSON, for a script or a bug report."""
+    nvme_path: Path | None = None
+    """Measure this folder's disk through DeepSpeed's file I/O (1 GiB), and say whether it would starve zero_infinity."""
+    model: str = "1.6b"
+    """Preset to judge the disk for."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,6 +60,8 @@ def main(argv: Sequence[str]) -> int:
         DoctorOptions, argv, prog="gptscale doctor", about="What is installed, what can run here, and why not the rest."
     )
     found = gather()
+    if options.nvme_path is not None:
+        found["nvme"] = nvme(options.nvme_path, options.model)
     if options.json:
         print(json.dumps(found, indent=1))
     else:
@@ -65,6 +75,7 @@ def gather() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version(name) for name in PACKAGES},
+        "operators": operators(),
         "recipes": {name: why_not_here(name) for name in RECIPES},
         "devices": devices(),
         "cpu_cores": len(os.sched_getaffinity(0)),
@@ -74,6 +85,30 @@ def gather() -> dict[str, Any]:
         "shared_memory_gib": free_gib(Path("/dev/shm")),
         "free_disk_gib": free_gib(Path.cwd()),
     }
+
+
+def nvme(folder: Path, model: str) -> dict[str, Any]:
+    """What the disk of `folder` does, and what that means for `model`."""
+    if model not in PRESETS:
+        raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, PRESETS))
+    from gptscale.launchers.nvme import gemm_tflops, measure, verdict
+
+    disk = measure(folder)
+    tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    said = verdict(PRESETS[model], disk, tflops)
+    return {
+        "folder": str(folder),
+        "read_gib_per_s": disk.read_gib_per_s,
+        "write_gib_per_s": disk.write_gib_per_s,
+        "verdict": said,
+    }
+
+
+def operators() -> dict[str, str | None]:
+    """DeepSpeed's operators: None if compiled here, else why not and the line that changes it."""
+    if version("deepspeed") is None:
+        return {}
+    return {op: str(lack) if (lack := deepspeed_ops.lack([op])) else None for op in deepspeed_ops.BUILDERS}
 
 
 def version(distribution: str) -> str | None:
@@ -135,6 +170,13 @@ def show(found: dict[str, Any], console: Console) -> None:
     for name, reason in found["recipes"].items():
         table.add_row(name, "[green]yes[/]" if reason is None else "[red]no[/]", reason or "")
     console.print(table)
+    for op, reason in found["operators"].items():
+        console.print(f"DeepSpeed's {op}: {reason or 'compiled'}", highlight=False, soft_wrap=True)
+    if "nvme" in found:
+        disk = found["nvme"]
+        rates = f"read {disk['read_gib_per_s']:.2f} GiB/s, write {disk['write_gib_per_s']:.2f} GiB/s"
+        console.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io", highlight=False, soft_wrap=True)
+        console.print(disk["verdict"], highlight=False, soft_wrap=True)
     for warning in warnings(found):
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
 

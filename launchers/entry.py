@@ -24,7 +24,7 @@ from gptscale.common.loader import Prefetcher
 from gptscale.common.run import workload, workload_hash
 from gptscale.common.train import train
 from gptscale.launchers.options import parse_run
-from gptscale.launchers.preflight import Plan, check_same_work, preflight
+from gptscale.launchers.preflight import Plan, check_same_work, is_deepspeeds_own, preflight
 from gptscale.launchers.record import RunRecord, new_run_id
 from gptscale.recipes import get
 from gptscale.results.recorder import Recorder
@@ -89,7 +89,9 @@ def _train(plan: Plan, record: RunRecord) -> bool:
     """Build, resume, run the loop; whether it stopped early because it was asked to."""
     run = plan.run
     with ExitStack() as stack:
-        stop = stack.enter_context(StopRequest())  # before the engine: what it puts on disk must be deleted whenever it ends
+        stop = stack.enter_context(
+            StopRequest()
+        )  # before the engine: what it puts on disk must be deleted whenever it ends
         engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
         stack.callback(engine.close)
         return _train_with(engine, plan, record, stop)
@@ -131,6 +133,8 @@ def resume(plan: Plan, engine: Engine) -> int:
     """Load the checkpoint that --resume means, the same one on every rank; the step to go on from, 0 without."""
     if plan.resume is None:
         return 0
+    if is_deepspeeds_own(plan.resume):
+        return plan.recipe_config.load_own(engine, plan.resume)
     found: str | GptscaleError | None = None
     if plan.run.world.is_main:
         try:

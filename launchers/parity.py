@@ -1,8 +1,9 @@
 """`gptscale parity`: proof that recipes compute what one process computes, from the files that their runs leave.
 
-fp32, dropout 0, the same global batches, accumulation and clipping at work. Compared are losses and gradient norms under
-AdamW and under SGD, and under SGD the final weights too: AdamW turns the rounding noise of gradients that are truly zero
-(the key projection's bias) into steps of size lr, so that its weights drift apart without meaning anything.
+Dropout 0, the same global batches, accumulation and clipping at work; fp32, or bf16 against one process in bf16. Compared are
+losses and gradient norms under AdamW and under SGD, and under SGD in fp32 the final weights too: AdamW turns the rounding noise
+of gradients that are truly zero (the key projection's bias) into steps of size lr, so that its weights drift apart without
+meaning anything.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 from rich.console import Console
@@ -26,7 +28,13 @@ from gptscale.launchers.start import start
 from gptscale.launchers.sweep import chosen, workers
 from gptscale.recipes import get
 
-TOLERANCE = 1e-5
+FP32 = (1e-5, 1e-5)  # largest relative deviation of losses (and weights), of gradient norms
+# In bf16 two right programs differ: under autocast (single, ddp, fairscale_sdp, lightning_fabric) the residual stream is fp32,
+# in a model whose weights are cast it is bf16, 8 bits at each of some 30 roundings. Seen over 20 steps of tiny: losses 1.4e-4
+# and 9.3e-4, norms 1.2e-2 and 2.5e-2 (docs/LOG.md); these limits are about twice that.
+BF16_AUTOCAST = (3e-4, 2.5e-2)
+BF16_CAST = (2e-3, 5e-2)
+CAST = "fsdp fsdp_offload zero1 zero2 zero3 zero_offload zero_infinity fairscale_fsdp accelerate_fsdp".split()
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class ParityOptions:
     """Optimizer steps of each run."""
     optimizers: str = "adamw,sgd"
     """Names with commas between."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of all runs, that of one process included."""
     model: str = "tiny"
     """Preset."""
     data: str = "stdlib"
@@ -73,10 +83,12 @@ class Deviation:
     loss: float
     grad_norm: float
     weights: float | None
+    tolerance: tuple[float, float]
 
     @property
     def passed(self) -> bool:
-        return all(value <= TOLERANCE for value in (self.loss, self.grad_norm, self.weights or 0.0))
+        loss, grad_norm = self.tolerance
+        return max(self.loss, self.weights or 0.0) <= loss and self.grad_norm <= grad_norm
 
 
 def main(argv: Sequence[str]) -> int:
@@ -101,6 +113,7 @@ def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out
         global_batch_size=4 * options.nproc,
         grad_accum_steps=2,
         optimizer=optimizer,  # type: ignore[arg-type]
+        precision=options.precision,
         lr=None if optimizer == "adamw" else 0.1,
         clip_grad_norm=1.0,
         warmup_steps=2,
@@ -116,7 +129,7 @@ def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out
             "no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data"
         )
     return [
-        against(reference, trained(name, workers(name, base, options.nproc), base), name, options.nproc, optimizer)
+        against(reference, trained(name, workers(name, base, options.nproc), base), name, options, optimizer)
         for name in names
     ]
 
@@ -134,8 +147,9 @@ def trained(recipe: str, nproc: int, config: RunConfig) -> Path:
     return config.out / "runs" / name
 
 
-def against(reference: Path, run: Path, recipe: str, nproc: int, optimizer: str) -> Deviation:
+def against(reference: Path, run: Path, recipe: str, options: ParityOptions, optimizer: str) -> Deviation:
     """How far a run's numbers are from the reference's."""
+    nproc, precision = options.nproc, options.precision
     ours, theirs = pd.read_csv(run / "steps.csv"), pd.read_csv(reference / "steps.csv")
     if list(ours.step) != list(theirs.step):
         raise ConfigError(f"{recipe} logged other steps than one process", "in parity", "report this")
@@ -143,8 +157,15 @@ def against(reference: Path, run: Path, recipe: str, nproc: int, optimizer: str)
     def largest(column: str) -> float:
         return float(((ours[column] - theirs[column]).abs() / theirs[column].abs()).max())
 
-    weights = weight_deviation(reference, run) if optimizer == "sgd" else None
-    return Deviation(recipe, nproc, optimizer, largest("loss"), largest("grad_norm"), weights)
+    weights = weight_deviation(reference, run) if optimizer == "sgd" and precision == "fp32" else None
+    return Deviation(
+        recipe, nproc, optimizer, largest("loss"), largest("grad_norm"), weights, tolerance(recipe, precision)
+    )
+
+
+def tolerance(recipe: str, precision: str) -> tuple[float, float]:
+    """The largest relative deviations of loss and gradient norm that count as the same computation."""
+    return FP32 if precision == "fp32" else BF16_CAST if recipe in CAST else BF16_AUTOCAST
 
 
 def weight_deviation(reference: Path, run: Path) -> float:
@@ -163,16 +184,26 @@ def show(found: Sequence[Deviation]) -> None:
     table = Table(
         box=None,
         pad_edge=False,
-        title=f"largest relative deviation from one process (tolerance {TOLERANCE:g})",
+        title="largest relative deviation from one process",
         title_justify="left",
     )
-    for title in ("recipe", "processes", "optimizer", "loss", "gradient norm", "final weights", ""):
-        table.add_column(title, justify="left" if title in ("recipe", "optimizer", "") else "right")
+    console = Console(width=None if Console().is_terminal else 110)
+    for title in ("recipe", "processes", "optimizer", "loss", "gradient norm", "final weights", "tolerance", ""):
+        table.add_column(title, justify="left" if title in ("recipe", "optimizer", "") else "right", no_wrap=True)
     for d in found:
         weights = "-" if d.weights is None else f"{d.weights:.1e}"
         verdict = "[green]pass[/]" if d.passed else "[bold red]FAIL[/]"
-        table.add_row(d.recipe, str(d.nproc), d.optimizer, f"{d.loss:.1e}", f"{d.grad_norm:.1e}", weights, verdict)
-    Console().print(table)
+        table.add_row(
+            d.recipe,
+            str(d.nproc),
+            d.optimizer,
+            f"{d.loss:.1e}",
+            f"{d.grad_norm:.1e}",
+            weights,
+            " ".join(f"{t:g}" for t in d.tolerance),
+            verdict,
+        )
+    console.print(table)
 
 
 def write(found: Sequence[Deviation], path: Path) -> Path:

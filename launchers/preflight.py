@@ -19,7 +19,7 @@ from gptscale.common.loader import Batches, split
 from gptscale.common.precision import check_precision
 from gptscale.common.run import Run, workload
 from gptscale.common.tokens import TokenSource, open_source
-from gptscale.recipes import Recipe, get
+from gptscale.recipes import Recipe, get, unsupported
 from gptscale.results.schema import SUMMARY_COLUMNS
 from gptscale.results.writer import csv_line
 
@@ -74,7 +74,9 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
             f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
         )
     check_precision(config.precision, world.device)
-    recipe_config.check(world.world_size)
+    unsupported.check(recipe, config, recipe_config)
+    if lacking := recipe_config.lacks():
+        raise lacking
     batch = plan_batch(
         dp_size,
         global_batch_size=config.global_batch_size,
@@ -83,6 +85,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     )
     run = Run(recipe, config, config.gpt(), batch, world)
     _check_out(config)
+    recipe_config.check(run)
     source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
     plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config))
@@ -94,11 +97,14 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
 
 def why_not_here(recipe: str) -> str | None:
     """Why a recipe cannot run on this machine, or None if it can."""
+    row = get(recipe)
     try:
-        get(recipe).load()
+        lacking = getattr(row.load(), row.config)(**row.preset).lacks()
     except ConfigError as error:
         return str(error)
-    return "needs a CUDA device" if get(recipe).needs_cuda and not torch.cuda.is_available() else None
+    if row.needs_cuda and not torch.cuda.is_available():
+        return "needs a CUDA device"
+    return str(lacking) if lacking else None
 
 
 def _data_ranks(recipe: str, row: Recipe, config: RunConfig, world: World) -> int:
@@ -131,10 +137,8 @@ def _check_out(config: RunConfig) -> None:
             f"results folder {config.out} cannot be written", f"at {nearest}", "point --out to a folder that can"
         )
     summary, header = config.out / "summary.csv", csv_line(SUMMARY_COLUMNS)
-    if summary.is_file() and 0 < summary.stat().st_size and not summary.read_bytes().startswith(header):
-        raise ConfigError(
-            f"{summary} has other columns", "in --out", "point --out to another folder, or move the file"
-        )
+    if summary.is_file() and summary.stat().st_size > 0 and not summary.read_bytes().startswith(header):
+        raise ConfigError(f"{summary} has other columns", "in --out", "point --out to another folder, or move the file")
     if config.run_name and config.resume is None and (config.out / "runs" / config.run_name).exists():
         raise ConfigError(
             f"run {config.run_name} exists already", f"in {config.out}", "add --resume or choose another --run-name"
@@ -149,12 +153,25 @@ def _resume_path(config: RunConfig) -> Path | None:
     where = "in --resume"
     if not given.is_dir():
         raise CheckpointError(f"{given} is no folder", where, "give the path of a run or of its checkpoints/step-N")
+    if is_deepspeeds_own(given):
+        if not config.trust_checkpoint:
+            raise CheckpointError(
+                f"{given} is in DeepSpeed's own format: pickle, which can run any code when it is read",
+                where,
+                "add --trust-checkpoint if it was made by you or by someone you trust with this account",
+            )
+        return given
     if (given / "manifest.json").exists() or given.name.startswith("step-"):
         return given
     folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
     if not step_folders(folder):
         raise CheckpointError(f"{given} holds no checkpoint", where, "run with --save-every N or --save-last first")
     return folder
+
+
+def is_deepspeeds_own(folder: Path) -> bool:
+    """Whether a folder is what DeepSpeed's save_checkpoint leaves: a file `latest` with the name of the folder to read."""
+    return (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
 
 
 def check_same_work(reader: Reader, plan: Plan) -> None:

@@ -65,11 +65,13 @@ class RunRecord:
         run = self.plan.run
         mine = peak_memory(run.world.device)
         together = status in ("ok", "interrupted")
-        memories, offloads = zip(*(gather_objects((mine, self.offload)) if together else [(mine, self.offload)]))
+        told = gather_objects((mine, self.offload)) if together else [(mine, self.offload)]
         if not run.world.is_main:
             return
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
+        row |= {f"peak_{k}": v for k, v in highest([m for m, _ in told]).items()} | offload_figures(
+            [o for _, o in told], self.recorder
+        )
         path = append_summary(run.config.out, row)
         done = self.recorder.last_step if self.recorder else 0
         write_json(self.folder / "status.json", {"status": status, "error": str(error), "step": done})
@@ -216,8 +218,10 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
     offload = ""
     if row.get("offload_cpu_gib") is not None:
         offload = (
-            f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, {shown('offload_disk_gib', '.3f', ' GiB')} on disk, "
-            f"read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}, "
+            f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+            f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk, "
+            f"read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
+            f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}, "
             f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
         )
     print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -10,13 +11,18 @@ from typing import NamedTuple
 from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError
 
+# Only errors: by themselves these write some hundred lines around each run, at its imports too.
+for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
+    logging.getLogger(_logger).addFilter(lambda record: record.levelno >= logging.ERROR)
+
 
 class Recipe(NamedTuple):
     """One row: where a strategy lives and what it asks for.
 
     config: the name of its frozen dataclass in `module`. preset: fields of it that this row fixes.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
-    needs_cuda: its engine refuses a CPU. what: one line for `gptscale list`.
+    needs_cuda: its engine refuses a CPU. series: versions of the engine that are known to work, as they begin; "" is any.
+    what: one line for `gptscale list`.
     """
 
     module: str
@@ -26,16 +32,23 @@ class Recipe(NamedTuple):
     axes: tuple[str, ...] = ("dp",)
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
+    series: str = ""
 
     def load(self) -> ModuleType:
-        """Import the module, and with it the engine; ConfigError, with the pip line, if it is missing or broken."""
+        """Import the module, and with it the engine; ConfigError, with the pip line, if it is missing, other, or broken."""
         where = "in this environment"
         try:
-            version(self.engine)
+            installed = version(self.engine)
         except PackageNotFoundError:
             raise ConfigError(
                 f"{self.engine} is not installed", where, f"pip install 'gptscale[{self.engine}]'"
             ) from None
+        if not installed.startswith(self.series):
+            raise ConfigError(
+                f"{self.engine} {installed} is installed, this recipe works with {self.series}*",
+                where,
+                f"pip install 'gptscale[{self.engine}]'",
+            )
         try:
             return import_module(self.module)
         except Exception as error:  # whatever a broken installation raises when it is imported
@@ -44,7 +57,7 @@ class Recipe(NamedTuple):
 
 
 def _zero(what: str, **preset: object) -> Recipe:
-    return Recipe("gptscale.recipes.zero", "ZeroConfig", what, "deepspeed", preset=preset)
+    return Recipe("gptscale.recipes.zero", "ZeroConfig", what, "deepspeed", preset=preset, series="0.19.")
 
 
 RECIPES: dict[str, Recipe] = {
@@ -63,7 +76,11 @@ RECIPES: dict[str, Recipe] = {
     "zero_offload": _zero("ZeRO (--stage) with the optimizer on the host, at stage 3 weights too", offload="cpu"),
     "zero_infinity": _zero("ZeRO 3 with optimizer and weights on NVMe (--nvme-path)", stage=3, offload="nvme"),
     "fairscale_sdp": Recipe(
-        "gptscale.recipes.fairscale_sdp", "FairscaleSDPConfig", "OSS + ShardedDataParallel: ZeRO 2 by whole parameters", "fairscale"
+        "gptscale.recipes.fairscale_sdp",
+        "FairscaleSDPConfig",
+        "OSS + ShardedDataParallel: ZeRO 2 by whole parameters",
+        "fairscale",
+        series="0.4.13",
     ),
     "fairscale_fsdp": Recipe(
         "gptscale.recipes.fairscale_fsdp",
@@ -71,12 +88,19 @@ RECIPES: dict[str, Recipe] = {
         "FullyShardedDataParallel, the ancestor of torch's",
         "fairscale",
         needs_cuda=True,
+        series="0.4.13",
     ),
     "accelerate_fsdp": Recipe(
-        "gptscale.recipes.accelerate_fsdp", "AccelerateFSDPConfig", "fully_shard through Hugging Face Accelerate", "accelerate"
+        "gptscale.recipes.accelerate_fsdp",
+        "AccelerateFSDPConfig",
+        "fully_shard through Hugging Face Accelerate",
+        "accelerate",
     ),
     "lightning_fabric": Recipe(
-        "gptscale.recipes.fabric", "LightningFabricConfig", "a strategy by name through Lightning Fabric", "lightning-fabric"
+        "gptscale.recipes.fabric",
+        "LightningFabricConfig",
+        "a strategy by name through Lightning Fabric",
+        "lightning-fabric",
     ),
 }
 

@@ -16,12 +16,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from gptscale.common.build import materialise, meta_gpt
 from gptscale.common.config import RecipeConfig
 from gptscale.common.library_optimizer import LibraryOptimizer, make_torch_optimizer
+from gptscale.common.model import Block
+from gptscale.common.precision import DTYPES
 from gptscale.common.run import Run
 from gptscale.common.torch_engine import TorchEngine
 
@@ -39,26 +42,32 @@ def shard(
     optimizer: torch.optim.Optimizer,
     config: AccelerateFSDPConfig,
     block_class: type[nn.Module],
+    compute_dtype: torch.dtype,
     **options: Any,
 ) -> tuple[Accelerator, nn.Module, Any]:
-    """Accelerate's hand on `model` and `optimizer`, each `block_class` a unit. Options: Accelerator's (mixed_precision, cpu)."""
+    """Accelerate's hand on `model` and `optimizer`, each `block_class` a unit; options are Accelerator's."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         reshard_after_forward=config.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=[block_class.__name__],
+        mixed_precision_policy=MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
     )
     accelerator = Accelerator(fsdp_plugin=plugin, **options)
+    # On CPUs, and alone, it drops the plugin and wraps in DDP or nothing, without a word: put it on the path it says.
+    accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
     return accelerator, *accelerator.prepare(model, optimizer)
 
 
 def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
     """The GPT and torch's optimizer, prepared by Accelerate."""
-    from gptscale.common.model import Block
-
     model = materialise(meta_gpt(run), run, run.world.device)
-    options = {"mixed_precision": "bf16" if run.config.precision == "bf16" else "no", "cpu": run.world.device.type == "cpu"}
-    accelerator, sharded, optimizer = shard(model, make_torch_optimizer(model, run.config), config, Block, **options)
+    made, dtype, on_cpu = (
+        make_torch_optimizer(model, run.config),
+        DTYPES[run.config.precision],
+        run.world.device.type == "cpu",
+    )
+    accelerator, sharded, optimizer = shard(model, made, config, Block, dtype, cpu=on_cpu)
     parameters = dict(sharded.named_parameters())
     stepper = LibraryOptimizer(
         optimizer,

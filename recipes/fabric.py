@@ -47,10 +47,13 @@ def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_siz
         for module in model.modules():
             if isinstance(module, block_class):
                 fully_shard(module, mesh=mesh["data_parallel"])
-        return fully_shard(model, mesh=mesh["data_parallel"])
+        fully_shard(model, mesh=mesh["data_parallel"])
+        return model
 
     strategy = (
-        DDPStrategy() if config.strategy == "ddp" else ModelParallelStrategy(cut, data_parallel_size=world_size, tensor_parallel_size=1)
+        DDPStrategy()
+        if config.strategy == "ddp"
+        else ModelParallelStrategy(cut, data_parallel_size=world_size, tensor_parallel_size=1)
     )
     fabric = Fabric(strategy=strategy, plugins=[TorchElasticEnvironment()], **options)
     fabric.launch()
@@ -66,13 +69,18 @@ def build(run: Run, config: LightningFabricConfig) -> TorchEngine:
     machine = {"accelerator": world.device.type, "devices": local_size, "num_nodes": world.world_size // local_size}
     fabric = shard(config, Block, world.world_size, precision=precision, **machine)
     sharded = fabric.setup_module(model)
-    optimizer = fabric.setup_optimizers(make_torch_optimizer(sharded, run.config))
+    optimizer: Any = fabric.setup_optimizers(make_torch_optimizer(sharded, run.config))
 
     def clip(max_norm: float) -> Any:
         return fabric.clip_gradients(sharded, optimizer, max_norm=max_norm, error_if_nonfinite=False)
 
     stepper = LibraryOptimizer(
-        optimizer, optimizer.optimizer, dict(model.named_parameters()), run.config, clip=clip, zero_grad=optimizer.zero_grad
+        optimizer,
+        optimizer.optimizer,
+        dict(model.named_parameters()),
+        run.config,
+        clip=clip,
+        zero_grad=optimizer.zero_grad,
     )
     set_grad_sync = holding_back(lambda: fabric.no_backward_sync(sharded))
     return TorchEngine(

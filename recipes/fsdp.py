@@ -60,8 +60,9 @@ class FSDPConfig(RecipeConfig):
     def offload(self) -> str:
         return "cpu" if self.cpu_offload else "none"
 
-    def check(self, world_size: int) -> None:
+    def check(self, run: Run) -> None:
         """ConfigError unless the replicas divide the world."""
+        world_size = run.world.world_size
         if world_size % self.dp_replicate_size:
             fits = [n for n in range(1, world_size + 1) if world_size % n == 0]
             raise ConfigError(

@@ -103,7 +103,8 @@ def test_bf16_stays_near_fp32(one_process, tmp_path):
         assert ((found.loss - one_process.loss).abs() / one_process.loss).max() <= 2e-3
 
 
-SAVED = {"single": 1, "ddp": 2, "fsdp": 4}
+SAVED = {"single": 1, "ddp": 2, "fsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2, "zero_offload": 2, "zero_infinity": 2}
+SAVED |= {"fairscale_sdp": 2, "accelerate_fsdp": 2, "lightning_fabric": 2}
 LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic"]
 
 

@@ -20,7 +20,8 @@ from gptscale.recipes import get
 
 def main(recipe: str, out: Path, checkpoints: list[Path]) -> None:
     torch.set_num_threads(1)
-    config, recipe_config = parse_run(recipe, ["--data", "synthetic", "--dropout", "0.1", "--seed", "99"])
+    words = ["--data", "synthetic", "--dropout", "0.1", "--seed", "99", "--out", str(out)]
+    config, recipe_config = parse_run(recipe, words)
     plan = preflight(recipe, config, recipe_config, World.from_environment(config))
     with process_group(plan.run.world) if get(recipe).axes else nullcontext():
         engine = get(recipe).load().build(plan.run, recipe_config)  # seed 99: not the weights that were saved
@@ -29,6 +30,7 @@ def main(recipe: str, out: Path, checkpoints: list[Path]) -> None:
             reader.load_into(engine)
             assert engine.counters() == reader.manifest["counters"]
             save(engine, out / checkpoint.parents[1].name, reader.step, {"workload": {}})
+        engine.close()
 
 
 if __name__ == "__main__":

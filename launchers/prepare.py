@@ -1,0 +1,53 @@
+"""`gptscale prepare`: compile what recipes need, once, before any run; a run itself never compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from gptscale.common import deepspeed_ops
+from gptscale.common.errors import ConfigError
+from gptscale.launchers.options import parse
+from gptscale.recipes import RECIPES, get
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What for."""
+
+    recipes: str = "all"
+    """Names with commas between, or all."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compile each operator that the recipes named need; 0 when all are there. With `all`, one that cannot be is left out."""
+    options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
+    names = list(RECIPES) if options.recipes == "all" else [name.strip() for name in options.recipes.split(",")]
+    console = Console(stderr=True)
+    wanted: dict[str, str] = {}
+    for name in names:
+        recipe = get(name)
+        try:
+            config = getattr(recipe.load(), recipe.config)(**recipe.preset)
+        except ConfigError as error:
+            if options.recipes != "all":
+                raise
+            print(f"leaving out {name}: {error}")
+            continue
+        for op in getattr(config, "ops", ()):
+            wanted.setdefault(op, name)
+    failed = 0
+    for op, name in wanted.items():
+        try:
+            with console.status(f"DeepSpeed's {op}"):
+                built = deepspeed_ops.prepare(op, print)
+            print(f"{op} {'compiled' if built else 'is there'}, for {name}", flush=True)
+        except ConfigError as error:
+            if options.recipes != "all":
+                raise
+            print(f"leaving out {op}: {error}")
+            failed += 1
+    print(f"operators are in {deepspeed_ops.ops_folder()}" if wanted else "nothing to compile")
+    return 1 if failed else 0

@@ -11,7 +11,7 @@ from gptscale.common.errors import ConfigError
 
 # Keys that we set for a sensible start only: the user's value wins. Every other key that we set says what the run is.
 FREE = {
-    "buffer_size", "buffer_count", "max_in_cpu", "pin_memory", "steps_per_print", "initial_scale_power",
+    "buffer_size", "buffer_count", "reduce_bucket_size", "max_in_cpu", "pin_memory", "steps_per_print", "initial_scale_power",
     "loss_scale_window", "min_loss_scale", "grad_accum_dtype", "communication_data_type",
 }  # fmt: skip
 OURS_ALONE = {

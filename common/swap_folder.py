@@ -55,14 +55,15 @@ def nbytes_under(folder: Path) -> int:
 
 
 class SwapFolder:
-    """`parent`/gptscale-swap-<id>, the same on every rank; a collective constructor.
+    """`parent`/gptscale-swap-<id>-<node>, the same on every rank of a node; a collective constructor.
 
     Each node's first process holds its lock, which the kernel releases however that process ends, so that the next run
     can tell a folder in use from one that was left by a process killed outright, and remove the latter.
     """
 
     def __init__(self, parent: Path, world: World) -> None:
-        name = gather_objects(f"{PREFIX}{uuid.uuid4().hex[:12]}")[0]
+        # of this node: its first rank is in the name, for nodes may share the file system
+        name = f"{gather_objects(f'{PREFIX}{uuid.uuid4().hex[:12]}')[0]}-{world.rank - world.local_rank}"
         self.path, self._lock = parent.absolute() / name, FileLock(parent.absolute() / name / ".lock")
         if world.local_rank == 0:
             for old in abandoned(parent):

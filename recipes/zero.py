@@ -50,7 +50,8 @@ class ZeroConfig(DeepSpeedConfig):
 
 def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
     """DeepSpeed's JSON for this run: the only place that writes it."""
-    zero: dict[str, Any] = {"stage": config.stage}
+    # DeepSpeed's own default is 5e8 elements, 2 GB at once whatever the model.
+    zero: dict[str, Any] = {"stage": config.stage, "reduce_bucket_size": min(50_000_000, run.gpt.n_params // 8)}
     if config.offload != "none":
         pin_memory = run.world.device.type == "cuda" or config.offload == "nvme"
         where = {"device": config.offload, "pin_memory": pin_memory, "nvme_path": str(config.nvme_path)}
@@ -58,6 +59,8 @@ def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
         if config.stage == 3:  # max_in_cpu 0: no weight stays in memory just because there is room
             longest = max(2**20, run.gpt.padded_vocab_size * run.gpt.n_embd // run.world.world_size + 1)
             zero["offload_param"] = {**where, "max_in_cpu": 0, "buffer_size": longest, "buffer_count": 8}
+        if config.offload == "nvme":  # free each weight after its use: otherwise a model runs out of those buffers
+            zero["stage3_max_reuse_distance"] = 0
     loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
     return config.over(
         {

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gptscale.common.errors import CheckpointError, ConfigError
+from gptscale.common.errors import CheckpointError, ConfigError, NumericError
 from gptscale.common.flat_shards import shards_of_range
 from gptscale.common.io_meter import TRAFFIC
 from gptscale.common.model import init_weights
@@ -30,6 +30,15 @@ FLAT_VECTORS = {
     "DeepSpeedZeroOptimizer_Stage3": "fp32_partitioned_groups_flat",
     "BF16_Optimizer": "fp32_groups_flat_partition",
 }
+
+
+def at_floor(error: Exception) -> NumericError | None:
+    """DeepSpeed's complaint that fp16's loss scale cannot fall further, as one line; None if it is another error."""
+    if "loss scale already at minimum" not in str(error):
+        return None
+    return NumericError(
+        "the fp16 loss scale is at its floor of 1 and steps still overflow", "in DeepSpeed", "lower --lr, or use bf16"
+    )
 
 
 def load_own(engine: Any, folder: Path) -> int:
@@ -71,7 +80,10 @@ class ZeroOptimizer:
             return torch.full_like(loss, torch.nan)
         for group in self.inner.param_groups:
             group["lr"] = lr
-        self.ds.step()
+        try:
+            self.ds.step()
+        except Exception as error:  # DeepSpeed raises it bare
+            raise at_floor(error) or error from error
         self.waits_s.append(self.meter.total_s + TRAFFIC.waited_s - self._waited_s)
         self._waited_s += self.waits_s[-1]
         norm = torch.as_tensor(self.ds.get_global_grad_norm(), dtype=torch.float32, device=loss.device)

@@ -77,7 +77,7 @@ class MeteredHandle:
     def _finished(self, waiting_since: float) -> None:
         now = self._clock()
         self._traffic.waited_s += now - waiting_since
-        if began := self._began.pop("read", None):
+        if (began := self._began.pop("read", None)) is not None:
             self._traffic.read_s += now - began
-        if began := self._began.pop("write", None):
+        if (began := self._began.pop("write", None)) is not None:
             self._traffic.write_s += now - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def _no_leaks() -> Iterator[None]:
     assert after == {k: v for k, v in before.items() if not k.startswith(CHANGED_BY_LIBRARIES)}
     assert not dist.is_initialized()
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

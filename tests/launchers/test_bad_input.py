@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import gptscale.recipes
+from gptscale.common import deepspeed_ops, swap_folder
 from gptscale.common.checkpoint_writer import save
 from gptscale.common.state import Shard
 from gptscale.launchers.cli import main
@@ -74,6 +75,17 @@ CASES = {
     "resume of nothing": (["run", "single", "--resume", "nowhere"], "nowhere is no folder"),
     "resume without a name": (["run", "single", "--resume"], "add --run-name NAME or give --resume PATH"),
     "fixed by the recipe": (["run", "fsdp_offload", "--no-cpu-offload"], "fsdp_offload fixes cpu_offload True"),
+    "stage": (["run", "zero_offload", "--stage", "4"], "stage 4 is out of range, in --stage, use 1, 2 or 3"),
+    "stage of a preset": (["run", "zero2", "--stage", "3"], "zero2 fixes stage 2, in --stage, leave it out, or use another recipe"),
+    "nvme path missing": (["run", "zero_infinity", "--nvme-path", "nowhere"], "nowhere is no folder, in --nvme-path"),
+    "nvme path for another": (["run", "zero3", "--nvme-path", "."], "nvme_path is for recipe zero_infinity only"),
+    "DeepSpeed's JSON missing": (["run", "zero2", "--ds-config", "nowhere.json"], "not a JSON file"),
+    "a pair that does not work": (["run", "zero3", "--compile"], "zero3 does not work with compile True: at stage 3 DeepSpeed"),
+    "a GPU's row": (["run", "fairscale_fsdp", "--device", "cpu"], "fairscale_fsdp needs a CUDA device"),
+    "prepare what": (["prepare", "--recipes", "zero9"], "did you mean 'zero3'?"),
+    "doctor's disk": (["doctor", "--nvme-path", "nowhere"], "nowhere is no folder"),
+    "doctor's model": (["doctor", "--nvme-path", ".", "--model", "1.6c"], "did you mean '1.6b'?"),
+    "bf16 parity of what": (["parity", "--precision", "fp64"], "'fp64'"),
     "compare nothing": (["compare"], "no PATH is given"),
     "compare an empty folder": (["compare", "."], "holds no summary.csv"),
     "bench of what": (["bench", "speed"], "speed"),
@@ -241,3 +253,60 @@ def test_doctor_and_list_run(capsys, folder):
     assert main(["doctor", "--json"]) == 0
     out = capsys.readouterr().out
     assert json.loads(out[out.index("{") :])
+
+
+def test_an_engine_at_a_version_that_is_not_known_to_work(capsys, folder, monkeypatch):
+    monkeypatch.setattr(gptscale.recipes, "version", lambda name: "0.9.5")
+    said = refused(capsys, folder, ["run", "zero2"])
+    assert "deepspeed 0.9.5 is installed, this recipe works with 0.19.*" in said
+    assert "pip install 'gptscale[deepspeed]'" in said
+
+
+def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys, folder, monkeypatch):
+    monkeypatch.setattr(deepspeed_ops, "library", lambda op: folder / "nowhere.so")
+    said = refused(capsys, folder, ["run", "zero_offload"])
+    assert "DeepSpeed's cpu_adam not compiled yet, on this machine, run gptscale prepare" in said
+    monkeypatch.setattr(deepspeed_ops.shutil, "which", lambda name, **options: None)
+    assert "no C++ compiler, on this machine, apt-get install g++, then gptscale prepare" in refused(
+        capsys, folder, ["run", "zero_offload"]
+    )
+    assert refused(capsys, folder, ["prepare", "--recipes", "zero_offload"]).endswith("apt-get install g++")
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(deepspeed_ops, "library", lambda op: folder / "nowhere.so")
+    monkeypatch.setattr(deepspeed_ops, "_has_libaio", lambda: False)
+    assert "apt-get install libaio-dev" in refused(capsys, folder, ["run", "zero_infinity"])
+
+
+def test_a_disk_that_is_too_small_or_cannot_be_written(capsys, folder, monkeypatch):
+    usage = swap_folder.shutil.disk_usage(folder)
+    monkeypatch.setattr(swap_folder.shutil, "disk_usage", lambda path: usage._replace(free=10**6))
+    said = refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
+    assert ". has 1,000,000 bytes free, 17,177,600 are needed, in --nvme-path" in said  # 20 bytes x 858,880 parameters
+    monkeypatch.setattr(swap_folder.os, "access", lambda path, mode: False)
+    assert "cannot be written" in refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
+
+
+CONTRADICTIONS = {
+    "stage": ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3 there, 2 in this run"),
+    "batch": ({"train_batch_size": 64}, "train_batch_size is 64 there, 8 in this run"),
+    "clipping": ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5 there, 1.0 in this run"),
+    "precision": ({"bf16": {"enabled": True}}, "bf16.enabled is True there, False in this run"),
+    "optimizer": ({"optimizer": {"type": "Lamb"}}, "optimizer cannot be set there"),
+    "a list": ([], "holds a list, not an object"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_deepspeeds_json_may_not_contradict_the_run(case, capsys, folder):
+    theirs, expected = CONTRADICTIONS[case]
+    (folder / "ds.json").write_text(json.dumps(theirs))
+    assert expected in refused(capsys, folder, ["run", "zero2", "--ds-config", "ds.json"])
+
+
+def test_pickles_are_not_read_without_trust(capsys, folder):
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "latest").write_text("global_step1")
+    said = refused(capsys, folder, ["run", "zero2", "--resume", "theirs"])
+    assert "DeepSpeed's own format: pickle" in said
+    assert "add --trust-checkpoint" in said

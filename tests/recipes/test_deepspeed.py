@@ -1,0 +1,124 @@
+"""DeepSpeed's own launcher and its own checkpoints."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gptscale.launchers.local import launch
+
+pytest.importorskip("deepspeed")
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+WORK = ["--model", "tiny", "--data", "synthetic", "--no-tensorboard"]
+
+
+def deepspeed(*words):
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", *map(str, words)]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def rows(out):
+    with (out / "summary.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_one_node(tmp_path, free_port):
+    run = deepspeed(
+        "--num_gpus",
+        2,
+        "--master_port",
+        free_port,
+        "--no_local_rank",
+        "--module",
+        "gptscale.recipes.zero",
+        "--stage",
+        3,
+        "--steps",
+        3,
+        "--out",
+        tmp_path,
+        *WORK,
+    )
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, said[-3000:]
+    assert "step 3/3  loss" in said
+    assert [(row["recipe"], row["world_size"], row["status"]) for row in rows(tmp_path)] == [("zero3", "2", "ok")]
+
+
+def test_two_nodes_by_hostfile(tmp_path, free_port):
+    """Each node started by itself (--no_ssh), both of them this machine."""
+    (tmp_path / "hostfile").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
+    nodes = [
+        deepspeed(
+            "--hostfile",
+            tmp_path / "hostfile",
+            "--no_ssh",
+            "--node_rank",
+            node,
+            "--master_addr",
+            "127.0.0.1",
+            "--master_port",
+            free_port,
+            "--no_local_rank",
+            "--module",
+            "gptscale.launchers.entry",
+            "zero_infinity",
+            "--steps",
+            3,
+            "--out",
+            tmp_path,
+            *WORK,
+        )
+        for node in (0, 1)
+    ]
+    said = [node.communicate(timeout=120)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said[0][-3000:]
+    assert [(row["world_size"], row["status"]) for row in rows(tmp_path)] == [("2", "ok")]
+    assert not list(tmp_path.glob("gptscale-swap-*"))
+
+
+@pytest.mark.parametrize("recipe", ["zero1", "zero3"])
+def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp_path):
+    """Saved by DeepSpeed's save_checkpoint after 3 steps; the next three are those of a run that never stopped."""
+    script = [sys.executable, str(HERE / "world_deepspeeds_own.py"), recipe, str(tmp_path)]
+    assert launch(script, 2, environment={"OMP_NUM_THREADS": "1"}) == 0
+    command = [
+        sys.executable,
+        "-m",
+        "gptscale.launchers.cli",
+        "run",
+        recipe,
+        "--nproc",
+        "2",
+        "--steps",
+        "6",
+        "--out",
+        str(tmp_path),
+    ]
+    command += WORK
+    resume = ["--resume", str(tmp_path / "own"), "--trust-checkpoint"]
+    for name, options in (("whole", []), ("rest", resume)):
+        ended = subprocess.run(
+            [*command, "--run-name", name, *options],
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    whole, rest = (pd.read_csv(tmp_path / "runs" / n / "steps.csv").set_index("step") for n in ("whole", "rest"))
+    assert list(rest.index) == [4, 5, 6]
+    for column in ("loss", "grad_norm"):
+        assert ((whole.loc[4:, column] - rest[column]).abs() / rest[column]).max() <= 1e-6
+    command[command.index(recipe)] = "ddp"
+    ended = subprocess.run(
+        [*command, *resume], env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == 2
+    assert "this recipe reads no checkpoint of DeepSpeed's" in ended.stderr

@@ -1,0 +1,36 @@
+"""The pairs that do not work: refused, and the same table in the docs."""
+
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.config import RunConfig
+from gptscale.common.errors import ConfigError
+from gptscale.recipes import RECIPES, unsupported
+
+
+def test_the_docs_have_the_same_table():
+    page = Path(__file__).parents[2] / "docs" / "recipes" / "unsupported.md"
+    assert unsupported.as_markdown() in page.read_text()
+
+
+class Config:
+    """Options of a recipe as the condition of a pair sees them."""
+
+    def __init__(self, **options):
+        self.__dict__.update(options)
+
+
+@pytest.mark.parametrize("pair", unsupported.UNSUPPORTED)
+def test_each_pair_is_refused_and_only_then(pair):
+    condition = dict([pair.only_if] if pair.only_if else [])
+    for recipe in pair.recipes:
+        assert recipe in RECIPES
+        for value in pair.values:
+            run = RunConfig(**{pair.option: value})
+            with pytest.raises(ConfigError, match=f"{recipe} does not work with {pair.option}"):
+                unsupported.check(recipe, run, Config(**condition))
+            if pair.only_if:
+                unsupported.check(recipe, run, Config(**{pair.only_if[0]: None}))
+        unsupported.check(recipe, RunConfig(), Config(**condition))
+    unsupported.check("single", RunConfig(**{pair.option: pair.values[0]}), Config(**condition))

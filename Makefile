@@ -7,10 +7,12 @@ STAMP = $(VENV)/.gptscale-pins-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 CHECKOUT = $(VENV)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
 BIN = $(VENV)/bin
 
-DEMO = gptscale sweep --recipes all --model tiny --data stdlib --steps 100 --warmup-steps 10 --out demo
+DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --warmup-steps 10 --out demo
+
+RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types check clean
+.PHONY: help venv prepare demo test lint types check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,13 +36,16 @@ $(CHECKOUT): $(STAMP)
 	@rm -f $(VENV)/.gptscale-checkout-*
 	@touch $@
 
-demo: venv  ## single, ddp, fsdp on real text, and their comparison (under 2 minutes after set-up)
+prepare: venv  ## compile DeepSpeed's operators (about 4 minutes on 2 cores, once per machine and version)
+	@$(BIN)/gptscale prepare
+
+demo: prepare  ## every recipe that can run here, on real text, and their comparison (RECIPES=single,ddp narrows it)
 	@rm -rf demo
 	@echo '$(DEMO)'
 	@$(BIN)/$(DEMO)
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
-test: venv lint types  ## lint, types, tests
+test: prepare lint types  ## lint, types, tests
 	$(BIN)/python -m pytest
 
 lint: venv

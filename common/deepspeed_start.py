@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator, set_accelerator
-from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 
 def start(device: torch.device) -> None:
     """Inside an initialised process group, for a model on `device`."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
     if device.type == "cpu" and get_accelerator().device_name() != "cpu":
         set_accelerator(CPU_Accelerator())  # it takes a GPU whenever it sees one
     # On CPUs it would compile, silently, a shared-memory all-reduce that only inference uses: no operator is "compatible".

@@ -74,21 +74,28 @@ class TorchEngine:
         self.data_size = dist.get_world_size(group) if group else 1
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """One optimizer step on this process's share of a global batch."""
+        """One optimizer step on this process's share of a global batch.
+
+        The two small exchanges of it, of token counts and of losses, run beside a forward and a backward.
+        """
         seed_dropout(self.run.config.seed, batch.step, self.data_rank)
         self.model.train()
         micro_batches = self._micro_batches(batch)
-        n_targets = self._all_reduce((batch.targets != IGNORE).sum())
-        # Gradients are averaged over ranks, the loss is a mean over all ranks' tokens: data_size makes one the other.
-        to_grad = self.optimizer.scale.to(batch.inputs.device) * self.data_size / n_targets
+        n_targets, counted = self._all_reduce((batch.targets != IGNORE).sum())
         loss = torch.zeros((), device=batch.inputs.device)
         for i, (inputs, targets) in enumerate(micro_batches, start=1):
             self.set_grad_sync(i == len(micro_batches))
             with autocast(self.run.config.precision, inputs.device):
                 micro_loss = self.model(inputs, targets)
-            self.backward(micro_loss * to_grad)
             loss += micro_loss.detach()
-        rank_losses = self._all_gather(loss / n_targets)
+            if i == 1:
+                counted()
+                # Gradients are averaged over ranks, the loss is a mean over all ranks' tokens: data_size makes one the other.
+                to_grad = self.optimizer.scale.to(loss.device) * self.data_size / n_targets
+            if i == len(micro_batches):
+                rank_losses, gathered = self._all_gather(loss / n_targets)
+            self.backward(micro_loss * to_grad)
+        gathered()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
 
@@ -100,7 +107,9 @@ class TorchEngine:
         for inputs, targets in self._micro_batches(batch):
             with autocast(self.run.config.precision, inputs.device):
                 loss += self.model(inputs, targets)
-        return self._all_reduce(loss) / self._all_reduce((batch.targets != IGNORE).sum())
+        sums, reduced = self._all_reduce(torch.stack([loss, (batch.targets != IGNORE).sum().to(loss.dtype)]))
+        reduced()
+        return sums[0] / sums[1]
 
     def state(self) -> Iterable[Shard]:
         """The optimizer's: it knows every weight and what belongs to it."""
@@ -126,17 +135,18 @@ class TorchEngine:
         size = self.run.batch.micro_batch_size
         return list(zip(batch.inputs.split(size), batch.targets.split(size), strict=True))
 
-    def _all_reduce(self, value: Tensor) -> Tensor:
-        if self.group is not None:
-            dist.all_reduce(value, group=self.group)
-        return value
+    def _all_reduce(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
+        """`value` summed over the group, in place, once the function beside it has been called."""
+        if self.group is None:
+            return value, lambda: None
+        return value, dist.all_reduce(value, group=self.group, async_op=True).wait
 
-    def _all_gather(self, value: Tensor) -> Tensor:
+    def _all_gather(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
+        """Every rank's scalar, (data_size,), likewise."""
         gathered = value.new_empty(self.data_size)
         if self.group is None:
-            return gathered.copy_(value)
-        dist.all_gather_into_tensor(gathered, value.view(1), group=self.group)
-        return gathered
+            return gathered.copy_(value), lambda: None
+        return gathered, dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True).wait
 
 
 def holding_back(no_sync: Callable[[], AbstractContextManager[object]]) -> Callable[[bool], None]:

@@ -89,7 +89,11 @@ def tokenize(argv: Sequence[str]) -> int:
 
 
 def bench(argv: Sequence[str]) -> int:
-    """gptscale bench handout|loop|data: measurements against alternatives in the same run."""
+    """gptscale bench handout|loop|data|engines: measurements against alternatives in the same run."""
+    if argv and argv[0] == "engines":
+        from gptscale.launchers.engines import main as engines
+
+        return engines(argv[1:])
     from gptscale.launchers.bench import main
 
     return main(argv)

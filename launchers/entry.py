@@ -42,6 +42,9 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         if rank == 0:
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)  # whatever its kind: nothing ran, nothing was created
+    os.environ["OMP_NUM_THREADS"] = str(
+        threads_per_process(plan.run.world)
+    )  # for libraries that would choose themselves
     status = work(plan)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -22,7 +22,7 @@ class PrepareOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile each operator that the recipes named need; 0 when all are there. With `all`, one that cannot be is left out."""
+    """Compile each operator that the recipes named need. With `all`, one that cannot be compiled here is left out, and said."""
     options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
     names = list(RECIPES) if options.recipes == "all" else [name.strip() for name in options.recipes.split(",")]
     console = Console(stderr=True)
@@ -38,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
             continue
         for op in getattr(config, "ops", ()):
             wanted.setdefault(op, name)
-    failed = 0
     for op, name in wanted.items():
         try:
             with console.status(f"DeepSpeed's {op}"):
@@ -48,6 +47,5 @@ def main(argv: Sequence[str]) -> int:
             if options.recipes != "all":
                 raise
             print(f"leaving out {op}: {error}")
-            failed += 1
     print(f"operators are in {deepspeed_ops.ops_folder()}" if wanted else "nothing to compile")
-    return 1 if failed else 0
+    return 0

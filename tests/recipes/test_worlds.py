@@ -322,24 +322,40 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
     assert_same_state(newest, saved / "single" / "checkpoints" / "step-8")
 
 
-def test_torchrun_by_hand(tmp_path):
+@pytest.mark.parametrize("module", [["ddp"], ["zero", "--stage", "3"], ["fabric"]])
+def test_torchrun_by_hand(module, tmp_path):
+    name, *options = module
     command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "gptscale.recipes.ddp",
-        "--model",
-        "tiny",
-        "--steps",
-        "3",
-        "--out",
-        str(tmp_path),
+        *"-m torch.distributed.run --standalone --nproc-per-node 2 -m".split(),
+        f"gptscale.recipes.{name}",
+        *options,
     ]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    words = ["--model", "tiny", "--steps", "3", "--out", str(tmp_path)]
+    ended = subprocess.run(
+        [sys.executable, *command, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout
     assert [row["status"] for row in summary(tmp_path)] == ["ok"]
+
+
+def test_offload_is_in_the_row(tmp_path):
+    """Bytes on the host and on disk, bandwidth, waiting; nothing of it where nothing is offloaded."""
+    work = ["--nproc", 2, "--steps", 6, "--n-embd", 256, "--out", tmp_path]
+    for recipe in ("ddp", "fsdp_offload", "zero_offload", "zero_infinity"):
+        if not why_not_here(recipe):
+            ok("run", recipe, *work)
+    rows = {row["recipe"]: row for row in summary(tmp_path)}
+    n = 4 * 12 * 256**2 / 2**30  # parameters of the matrices, in GiB
+    assert not any(rows["ddp"][column] for column in rows["ddp"] if column.startswith("offload_"))
+    assert float(rows["fsdp_offload"]["offload_cpu_gib"]) == pytest.approx(12 * n / 2, rel=0.08)
+    for recipe in ("zero_offload", "zero_infinity"):
+        if recipe in rows:
+            assert 0 < float(rows[recipe]["offload_wait_fraction"]) < 1
+            assert float(rows[recipe]["offload_cpu_gib"]) > 0
+    assert float(rows["zero_offload"]["offload_cpu_gib"]) == pytest.approx(12 * n / 2, rel=0.08)
+    if "zero_infinity" in rows:
+        row = rows["zero_infinity"]
+        assert float(row["offload_disk_gib"]) >= 12 * n
+        assert float(row["offload_read_gib_per_s"]) > 0
+        assert float(row["offload_write_gib_per_s"]) > 0

@@ -369,3 +369,17 @@ def test_run_json_need_not_be_there(tmp_path: Path) -> None:
     (tmp_path / "runs" / run_id / "run.json").unlink()
     assert main(["compare", str(tmp_path), "--html", str(tmp_path / "x.html")]) == 0
     assert json.dumps(run_id)[1:-1] not in (tmp_path / "x.html").read_text()
+
+
+def test_reads_a_summary_of_version_1(tmp_path: Path) -> None:
+    """It lacks the columns on offload."""
+    add_run(tmp_path, "single", 100.0)
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    old = [column for column in rows[0] if not column.startswith("offload_")]
+    with (tmp_path / "summary.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, old, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    assert compare(load([tmp_path])).ranked[0].median("tokens_per_s") is not None
+    assert compare(load([tmp_path])).ranked[0].median("offload_cpu_gib") is None

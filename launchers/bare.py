@@ -1,0 +1,149 @@
+"""Each engine's own minimal training loop, as its documentation would have it, for `gptscale bench engines` to compare with.
+
+Nothing here is this package's but the model handed in, any module whose forward(inputs, targets) is a micro-batch's summed loss.
+A setup returns one optimizer step: forward, backward, clip to norm 1, step, zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+LR = 1e-3
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not: the same work as ours."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+    ]
+
+
+def ddp(model: nn.Module, block: type[nn.Module]) -> Step:
+    """torch's DistributedDataParallel."""
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return _plain(wrapped, torch.optim.AdamW(groups(wrapped), lr=LR, fused=True))
+
+
+def fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
+    """torch's fully_shard."""
+    from torch.distributed.fsdp import fully_shard
+
+    for module in model.modules():
+        if isinstance(module, block):
+            fully_shard(module)
+    fully_shard(model)
+    return _plain(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
+
+
+def zero(stage: int, offload: bool = False) -> Callable[[nn.Module, type[nn.Module]], Step]:
+    """DeepSpeed's initialize, backward, step."""
+
+    def setup(model: nn.Module, block: type[nn.Module]) -> Step:
+        import deepspeed
+
+        stages: dict[str, Any] = {"stage": stage, "reduce_bucket_size": sum(p.numel() for p in model.parameters()) // 8}
+        if offload:
+            stages["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": 1.0,
+            "zero_optimization": stages,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        if stage == 3:
+            gpt: Any = model
+            deepspeed.zero.register_external_parameter(gpt, gpt.wte.weight)
+        kind: Any = deepspeed.ops.adam.DeepSpeedCPUAdam if offload else torch.optim.AdamW
+        optimizer = kind(groups(model), lr=LR) if offload else kind(groups(model), lr=LR, fused=True)
+        engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=False)[0]
+
+        def step(inputs: Tensor, targets: Tensor) -> Tensor:
+            loss: Tensor = engine(inputs, targets) / targets.numel()
+            engine.backward(loss)
+            engine.step()
+            return loss.detach()
+
+        return step
+
+    return setup
+
+
+def fairscale_sdp(model: nn.Module, block: type[nn.Module]) -> Step:
+    """fairscale's OSS and ShardedDataParallel, zeroed as it must be."""
+    from fairscale.nn.data_parallel import ShardedDataParallel
+    from fairscale.optim.oss import OSS
+
+    optimizer = OSS(groups(model), optim=torch.optim.AdamW, lr=LR, fused=True)
+    wrapped = ShardedDataParallel(model, optimizer)
+    return _plain(wrapped, optimizer, clip=optimizer.clip_grad_norm, zero_grad=wrapped.zero_grad)
+
+
+def accelerate_fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
+    """Accelerate with its FSDP plugin, on the path it takes for GPUs."""
+    from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=[block.__name__]
+    )
+    accelerator = Accelerator(fsdp_plugin=plugin, cpu=not torch.cuda.is_available())
+    accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
+    prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
+    return _plain(prepared, optimizer, clip=lambda norm: accelerator.clip_grad_norm_(prepared.parameters(), norm))
+
+
+def lightning_fabric(model: nn.Module, block: type[nn.Module]) -> Step:
+    """Fabric with its DDP strategy."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import TorchElasticEnvironment
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    fabric = Fabric(
+        accelerator=device, strategy="ddp", devices=dist.get_world_size(), plugins=[TorchElasticEnvironment()]
+    )
+    fabric.launch()
+    made: Any = fabric.setup(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
+    wrapped, optimizer = made
+    return _plain(wrapped, optimizer, clip=lambda norm: fabric.clip_gradients(wrapped, optimizer, max_norm=norm))
+
+
+def _plain(
+    model: nn.Module,
+    optimizer: Any,
+    clip: Callable[[float], Any] | None = None,
+    zero_grad: Callable[[], Any] | None = None,
+) -> Step:
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = model(inputs, targets) / targets.numel()
+        loss.backward()
+        if clip:
+            clip(1.0)
+        else:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        (zero_grad or optimizer.zero_grad)()
+        detached: Tensor = loss.detach()
+        return detached
+
+    return step
+
+
+SETUPS: dict[str, Callable[[nn.Module, type[nn.Module]], Step]] = {
+    "ddp": ddp,
+    "fsdp": fsdp,
+    "zero1": zero(1),
+    "zero2": zero(2),
+    "zero3": zero(3),
+    "zero_offload": zero(2, offload=True),
+    "fairscale_sdp": fairscale_sdp,
+    "accelerate_fsdp": accelerate_fsdp,
+    "lightning_fabric": lightning_fabric,
+}

@@ -14,6 +14,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -35,15 +36,25 @@ BUILD_TIMEOUT_S = 1800.0
 LOCK_TIMEOUT_S = 30.0
 
 
-def ops_folder() -> Path:
-    """Where this machine's builds for these versions lie; private to the user (0700), since a run executes them."""
+def ops_path() -> Path:
+    """Where this machine's builds for these versions lie, or would."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gptscale"
     versions = "-".join(f"{name}{importlib.metadata.version(name)}" for name in ("deepspeed", "torch"))
     # Compiled for the very CPU (-march=native): a home folder may be shared with machines that have another.
-    cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("flags")), "")
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
+    cpu = next((line for line in lines if line.startswith("flags")), lines[0])
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    folder = cache / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"
-    for level in (cache, cache / "ops", folder):
+    return cache / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"
+
+
+def ops_folder() -> Path:
+    """The same, made if it is not there, and private to the user (0700): what lies in it is executed by a run.
+
+    Raises StorageError if it belongs to another user.
+    """
+    folder = ops_path()
+    for level in (folder.parents[1], folder.parent, folder):
         level.mkdir(mode=0o700, parents=True, exist_ok=True)
         if level.stat().st_uid != os.getuid():
             raise StorageError(
@@ -55,7 +66,7 @@ def ops_folder() -> Path:
 
 def library(op: str) -> Path:
     """The shared library of a built operator."""
-    return ops_folder() / op / f"{op}.so"
+    return ops_path() / op / f"{op}.so"
 
 
 def missing(ops: Sequence[str]) -> list[str]:
@@ -77,6 +88,7 @@ def load(ops: Sequence[str]) -> None:
     """Load built operators and hand them to DeepSpeed, which then never builds one; async_io with its traffic metered."""
     if not ops:
         return
+    ops_folder()  # still ours alone?
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     for op in BUILDERS:

@@ -18,6 +18,7 @@ Source                 Rajbhandari et al. 2020 (arXiv 1910.02054); Ren et al. 20
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -103,7 +104,8 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     if kind is torch.optim.AdamW and config.offload != "none":
         kind = deepspeed.ops.adam.DeepSpeedCPUAdam
         del options["fused"]
-    ds = shard(model, kind(groups, **options), json)
+    with redirect_stdout(None):  # it prints its memory, unasked
+        ds = shard(model, kind(groups, **options), json)
     stepper = ZeroOptimizer(ds, names, adamw=run.config.optimizer == "adamw", swap=swap)
     stepper.initialise(run.gpt, run.config.seed)
     return TorchEngine(

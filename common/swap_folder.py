@@ -36,9 +36,11 @@ def check_folder(parent: Path, needed_bytes: int, option: str = "--nvme-path") -
 
 
 def abandoned(parent: Path) -> list[Path]:
-    """Swap folders under `parent` whose run is gone: nobody holds their lock."""
+    """Swap folders of this user under `parent` whose run is gone: nobody holds their lock."""
     found = []
     for folder in parent.glob(f"{PREFIX}*"):
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            continue
         lock = FileLock(folder / ".lock")
         try:
             lock.acquire(timeout=0)
@@ -64,12 +66,15 @@ class SwapFolder:
     def __init__(self, parent: Path, world: World) -> None:
         # of this node: its first rank is in the name, for nodes may share the file system
         name = f"{gather_objects(f'{PREFIX}{uuid.uuid4().hex[:12]}')[0]}-{world.rank - world.local_rank}"
-        self.path, self._lock = parent.absolute() / name, FileLock(parent.absolute() / name / ".lock")
+        # Made and locked under another name: from the moment it has its own it is in use for everyone who looks.
+        new, self.path = parent.absolute() / f".{name}", parent.absolute() / name
+        self._lock = FileLock(new / ".lock")
         if world.local_rank == 0:
             for old in abandoned(parent):
                 shutil.rmtree(old, ignore_errors=True)  # another run's first process may be at it too
-            self.path.mkdir(mode=0o700)
+            new.mkdir(mode=0o700)
             self._lock.acquire(timeout=10)
+            new.rename(self.path)
         gather_objects(None)
 
     def nbytes(self) -> int:

@@ -129,6 +129,7 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             stop_requested=stop,
         )
     record.offload = engine.offload()
+    gather_objects(None)  # nobody closes, and deletes files, while another still counts them
     return last < run.config.steps
 
 

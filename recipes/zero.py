@@ -5,10 +5,10 @@ What is sharded        the batch; stage 1 fp32 weights and optimizer state, stag
 What is communicated   per device; b bytes a weight in the compute type. Stages 1, 2: gradients reduced to their owners (2:
                        after every micro-batch) and new weights all-gathered, (d-1)/d x (4 + b) N. Stage 3, per micro-batch:
                        weights gathered for forward and backward, gradients reduce-scattered, (d-1)/d x (2b + 4) N
-Memory per device      stage 1: bN + 12N/d + gradients 4N; stage 2: bN + 12N/d + 4N/d; stage 3: (bN + 12N + 4N)/d, in fp32
-                       (12N + 4N)/d, since there the weights computed with are the fp32 ones; + activations, buckets
-zero_offload           fp32 weights, AdamW state, gradients and the step in host memory; at stage 3 all weights
-zero_infinity          stage 3 with all of that in files, (16 + b) N/d bytes; in memory what is at work, and tensors < 1 MiB
+Memory per device      stage 1: bN + 12N/d + gradients 4N while they accumulate, 4N/d at the step (bf16: 4N always, and 2N as they
+                       were computed); stage 2: bN + (12 + 4) N/d; stage 3: (b + 12 + 4) N/d; + a reduce bucket, activations
+zero_offload           (12 + 4 + b) N/d of that, and the step, on the host; stage 3: the weights, and 4N/d stay on the device
+zero_infinity          stage 3 with (12 + 4 + b) N/d in files; in memory is what is at work, and tensors of less than 1 MiB
 Wins                   when the state does not fit: 1, then 2, cost little more than DDP; offload when even 16N/d does not
 Loses                  to DDP when that fits; offload to bus and host, NVMe to the disk, unless a step is long (doctor)
 Source                 Rajbhandari et al. 2020 (arXiv 1910.02054); Ren et al. 2021 (arXiv 2101.06840); Rajbhandari et al. 2021
@@ -123,7 +123,8 @@ def main() -> None:
     from gptscale.launchers.entry import run_recipe
 
     words = [word for argument in sys.argv for word in argument.split("=")]
-    run_recipe(f"zero{dict(pairwise(words)).get('--stage', 2)}")
+    stage = next((value for option, value in pairwise(words) if option == "--stage"), "2")
+    run_recipe(f"zero{stage}")
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
         assert max(abs(a - b) / b for a, b in zip(wrong, right, strict=True)) > 1e-4
 
 
+@pytest.mark.timeout(400)
 def test_a_swap_folder_is_deleted_by_sigterm_and_after_sigkill_by_the_next_run(tmp_path):
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)

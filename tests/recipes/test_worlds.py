@@ -132,6 +132,7 @@ def saved(tmp_path_factory):
     return out / "runs"
 
 
+@pytest.mark.timeout(600)  # the first one to ask makes the saved runs of all recipes
 @pytest.mark.parametrize("recipe", SAVED)
 def test_resume_is_bit_identical(recipe, saved, tmp_path):
     """Losses, gradient norms, final weights and optimizer state of a resumed run are those of one that never stopped."""
@@ -168,6 +169,7 @@ FROM_SOME = [
 FROM_SOME += [("zero_infinity", 2), ("fairscale_sdp", 4), ("accelerate_fsdp", 2), ("lightning_fabric", 2)]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("recipe", "nproc"), FROM_ALL + FROM_SOME)
 def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recipe, nproc, saved, tmp_path):
     names = SAVED if (recipe, nproc) in FROM_ALL else ("single", "fsdp", "zero2", "zero3", "zero_infinity")
@@ -180,6 +182,7 @@ def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recip
 WIDE = ["--n-embd", "512", "--global-batch-size", "4", "--seq-len", "64"]  # so that weights too are swapped to disk
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("begun", "nproc", "continued", "options"),
     [
@@ -309,6 +312,7 @@ def test_sigterm_saves_and_exits_75(tmp_path):
     assert [row["status"] for row in summary(tmp_path)] == ["interrupted"]
 
 
+@pytest.mark.timeout(600)
 def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
     ok("run", "single", *LONG, "--out", tmp_path, "--run-name", "r")
     newest = tmp_path / "runs" / "r" / "checkpoints" / "step-8"

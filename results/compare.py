@@ -21,7 +21,7 @@ from gptscale.results.schema import NEW_IN_2, SUMMARY_COLUMNS
 # What makes two rows repeats of one configuration.
 CONFIGURATION = (
     "recipe engine engine_version world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps "
-    "activation_checkpointing compile offload device torch_version"
+    "activation_checkpointing compile offload device torch_version recipe_options"
 ).split()
 # Columns whose difference explains a different workload_hash when no run.json is at hand.
 WORK = "model n_params seq_len vocab_size precision global_batch_size steps data seed".split()
@@ -113,6 +113,7 @@ def _read(path: Path) -> pd.DataFrame:
         reason = str(error).splitlines()[0][:100]
         raise ConfigError(f"{file} is no summary ({reason})", "in compare", "give a file that gptscale wrote") from None
     rows = rows.assign(folder=str(file.parent.resolve()))
+    rows = rows.assign(recipe_options=[_recipe_options(row) for row in rows.itertuples()])
     return rows[rows.run_id == path.name] if is_run else rows
 
 
@@ -153,8 +154,11 @@ def _tell_apart(groups: list[Group]) -> None:
         twins = [group for group in groups if group.name == name]
         firsts = pd.DataFrame([group.rows.iloc[0] for group in twins])
         differing = [column for column in CONFIGURATION if firsts[column].nunique() > 1]
+        common = set.intersection(*(set(options.split("\n")) for options in firsts.recipe_options))
         for group in twins:
-            group.name += "".join(f" {column}={group.rows[column].iloc[0]}" for column in differing)
+            own = [o for o in group.rows.recipe_options.iloc[0].split("\n") if o not in common]
+            columns = [f"{column}={group.rows[column].iloc[0]}" for column in differing if column != "recipe_options"]
+            group.name += "".join(f" {option}" for option in columns + own)
 
 
 def _differences(ours: Any, theirs: Any) -> str:
@@ -167,8 +171,20 @@ def _differences(ours: Any, theirs: Any) -> str:
 
 
 def _noted_work(row: Any) -> dict[str, Any] | None:
-    file = Path(row.folder) / "runs" / row.run_id / "run.json"
-    return dict(json.loads(file.read_bytes())["workload"]) if file.is_file() else None
+    noted = _noted(row)
+    return dict(noted["workload"]) if noted else None
+
+
+def _recipe_options(row: Any) -> str:
+    """The recipe's own options, a line each, as run.json has them: runs that differ in one are no repeats."""
+    options = (_noted(row) or {}).get("recipe_config", {})
+    return "\n".join(f"{name}={value}" for name, value in sorted(options.items()))
+
+
+def _noted(row: Any) -> dict[str, Any] | None:
+    """What the run noted at its start; None if its folder is gone."""
+    file = Path(row.folder) / "runs" / str(row.run_id) / "run.json"
+    return dict(json.loads(file.read_bytes())) if file.is_file() else None
 
 
 def _mark_ties(ranked: list[Group]) -> None:

@@ -67,7 +67,18 @@ def notes(comparison: Comparison) -> list[str]:
             chains.append([group.name])
     ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
     said = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
+    said += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
     return said + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
+
+
+def _offload(group: Group) -> str:
+    """Where state lives off the device and what that costs; empty if it does not."""
+    held = [(name, group.median(f"offload_{column}_gib")) for name, column in (("the host", "cpu"), ("disk", "disk"))]
+    waiting = group.median("offload_wait_fraction")
+    if waiting is None:
+        return ""
+    places = " and ".join(f"{gib:.3g} GiB on {name}" for name, gib in held if gib)
+    return f"keeps {places}, {waiting:.1%} of the step waiting for it"
 
 
 def show(comparison: Comparison, console: Console) -> None:

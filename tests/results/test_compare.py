@@ -383,3 +383,19 @@ def test_reads_a_summary_of_version_1(tmp_path: Path) -> None:
         writer.writerows(rows)
     assert compare(load([tmp_path])).ranked[0].median("tokens_per_s") is not None
     assert compare(load([tmp_path])).ranked[0].median("offload_cpu_gib") is None
+
+
+def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path: Path) -> None:
+    for run_id, stage, speed in (("a", 2, 900.0), ("b", 3, 500.0), ("c", 3, 510.0)):
+        add_run(tmp_path, "zero_offload", speed, run_id=run_id)
+        file = tmp_path / "runs" / run_id / "run.json"
+        write_json(file, json.loads(file.read_text()) | {"recipe_config": {"stage": stage, "offload": "cpu"}})
+    assert order(compare(load([tmp_path]))) == ["zero_offload x2 stage=2", "zero_offload x2 stage=3"]
+
+
+def test_says_what_offload_costs(tmp_path: Path) -> None:
+    add_run(tmp_path, "zero_infinity", offload_cpu_gib=0.5, offload_disk_gib=2.0, offload_wait_fraction=0.25)
+    add_run(tmp_path, "ddp")
+    assert notes(compare(load([tmp_path])))[-1] == (
+        "zero_infinity x2: keeps 0.5 GiB on the host and 2 GiB on disk, 25.0% of the step waiting for it"
+    )

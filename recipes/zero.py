@@ -9,7 +9,8 @@ Memory per device      stage 1: bN + 12N/d + gradients 4N while they accumulate,
                        were computed); stage 2: bN + (12 + 4) N/d; stage 3: (b + 12 + 4) N/d; + a reduce bucket, activations
 zero_offload           (12 + 4 + b) N/d of that, and the step, on the host; stage 3: the weights, and 4N/d stay on the device
 zero_infinity          stage 3 with (12 + 4 + b) N/d in files; in memory is what is at work, and tensors of less than 1 MiB
-Wins                   when the state does not fit: 1, then 2, send no more than DDP; offload when even 16N/d does not
+Wins                   when the state does not fit: 1, and 2 without accumulation, send no more than DDP; offload when even
+                       16N/d does not fit
 Loses                  to DDP when that fits; offload to bus and host, NVMe to the disk, unless a step is long (doctor)
 Source                 Rajbhandari et al. 2020 (arXiv 1910.02054); Ren et al. 2021 (arXiv 2101.06840); Rajbhandari et al. 2021
                        (arXiv 2104.07857)

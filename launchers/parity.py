@@ -83,12 +83,12 @@ class Deviation:
     loss: float
     grad_norm: float
     weights: float | None
-    tolerance: tuple[float, float]
+    loss_tolerance: float
+    grad_norm_tolerance: float
 
     @property
     def passed(self) -> bool:
-        loss, grad_norm = self.tolerance
-        return max(self.loss, self.weights or 0.0) <= loss and self.grad_norm <= grad_norm
+        return max(self.loss, self.weights or 0.0) <= self.loss_tolerance and self.grad_norm <= self.grad_norm_tolerance
 
 
 def main(argv: Sequence[str]) -> int:
@@ -159,7 +159,7 @@ def against(reference: Path, run: Path, recipe: str, options: ParityOptions, opt
 
     weights = weight_deviation(reference, run) if optimizer == "sgd" and precision == "fp32" else None
     return Deviation(
-        recipe, nproc, optimizer, largest("loss"), largest("grad_norm"), weights, tolerance(recipe, precision)
+        recipe, nproc, optimizer, largest("loss"), largest("grad_norm"), weights, *tolerance(recipe, precision)
     )
 
 
@@ -200,7 +200,7 @@ def show(found: Sequence[Deviation]) -> None:
             f"{d.loss:.1e}",
             f"{d.grad_norm:.1e}",
             weights,
-            " ".join(f"{t:g}" for t in d.tolerance),
+            f"{d.loss_tolerance:g} {d.grad_norm_tolerance:g}",
             verdict,
         )
     console.print(table)

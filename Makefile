@@ -37,7 +37,7 @@ $(CHECKOUT): $(STAMP)
 	@touch $@
 
 prepare: venv  ## compile DeepSpeed's operators (about 4 minutes on 2 cores, once per machine and version)
-	@$(BIN)/gptscale prepare
+	@$(BIN)/gptscale prepare --recipes $(RECIPES)
 
 demo: prepare  ## every recipe that can run here, on real text, and their comparison (RECIPES=single,ddp narrows it)
 	@rm -rf demo

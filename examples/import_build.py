@@ -3,6 +3,7 @@
 torchrun --standalone --nproc-per-node 2 examples/import_build.py
 """
 
+import os
 from contextlib import nullcontext
 
 import torch
@@ -64,3 +65,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # done; torch's autograd threads can abort an interpreter's teardown, now and then

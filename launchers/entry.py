@@ -42,9 +42,7 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         if rank == 0:
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)  # whatever its kind: nothing ran, nothing was created
-    os.environ["OMP_NUM_THREADS"] = str(
-        threads_per_process(plan.run.world)
-    )  # for libraries that would choose themselves
+    share_cores()
     status = work(plan)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,7 +54,6 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
 def work(plan: Plan) -> int:
     """Train as planned, leave the row and the files; returns the exit status."""
     world = plan.run.world
-    torch.set_num_threads(threads_per_process(world))
     keep_freed_memory()
     record: RunRecord | None = None
     with ExitStack() as stack:
@@ -244,12 +241,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
-def threads_per_process(world: World) -> int:
-    """Share the cores between this machine's processes, unless the user has said how many threads."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return torch.get_num_threads()
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, len(os.sched_getaffinity(0)) // local)
+def share_cores() -> None:
+    """Share the cores between this machine's processes, unless the user has said how many threads each may have.
+
+    Said in the environment too, for libraries that would choose for themselves.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 if __name__ == "__main__":

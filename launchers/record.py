@@ -217,13 +217,13 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
         )
     offload = ""
     if row.get("offload_cpu_gib") is not None:
-        offload = (
-            f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
-            f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk, "
-            f"read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
-            f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}, "
-            f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
-        )
+        offload = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+        if row["offload_disk_gib"]:
+            offload += (
+                f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
+                f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
+            )
+        offload += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
         f"  speed   {speed}\n"

@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from gptscale.launchers import entry
 from gptscale.launchers.options import parse_run
 from gptscale.launchers.preflight import preflight
 from gptscale.recipes import single
+
+CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.fixture
@@ -132,3 +136,20 @@ def test_saves_when_due_and_only_then(plan, monkeypatch):
 def test_errors_of_collectives_are_a_peers():
     assert isinstance(entry.as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
     assert entry.as_known(ValueError("a defect")) is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "said", "expected"), [("1", None, CORES), ("2", None, max(1, CORES // 2)), ("1", "1", 1)]
+)
+def test_processes_of_a_machine_share_its_cores(processes, said, expected):
+    """In a process of its own: torch's threads, and what other libraries are told. Twice as many cost two thirds of the speed."""
+    code = (
+        "import os, torch; from gptscale.launchers.entry import share_cores; share_cores(); share_cores(); "
+        "print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"LOCAL_WORLD_SIZE": processes}
+    environment |= {"OMP_NUM_THREADS": said} if said else {}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.split() == [str(expected)] * 2

@@ -6,13 +6,19 @@ STAMP = $(VENV)/.gptscale-pins-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 # An environment kept elsewhere may have served another checkout: the editable install must be of this one.
 CHECKOUT = $(VENV)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
 BIN = $(VENV)/bin
+# Colossal-AI wants an older torch and an older transformers: an environment of its own, which gptscale finds by its name.
+COLOSSALAI = $(VENV)-colossalai
+COLOSSALAI_PINS = setup.cfg constraints/colossalai.txt
+COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat $(COLOSSALAI_PINS) | sha256sum | cut -c1-16)
+COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
+COLOSSALAI_PIP = $(COLOSSALAI)/bin/pip install --quiet --disable-pip-version-check -c constraints/colossalai.txt
 
 DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --warmup-steps 10 --out demo
 
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv prepare demo test lint types check clean
+.PHONY: help venv colossalai prepare demo test lint types check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -36,6 +42,23 @@ $(CHECKOUT): $(STAMP)
 	@rm -f $(VENV)/.gptscale-checkout-*
 	@touch $@
 
+colossalai: $(COLOSSALAI_CHECKOUT)  ## Colossal-AI's environment, in .venv-colossalai (about 6 GB; a few minutes the first time)
+
+$(COLOSSALAI_STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' \
+		|| { echo "gptscale: Colossal-AI's torch 2.5.1 needs Python 3.10 to 3.12: make PYTHON=python3.11 ..."; exit 2; }
+	@echo "setting up $(COLOSSALAI): Colossal-AI and its PyTorch, about 6 GB, a few minutes"
+	@$(PYTHON) -m venv $(COLOSSALAI)
+	@$(COLOSSALAI_PIP) setuptools wheel torch numpy
+	@$(COLOSSALAI_PIP) --no-build-isolation -e '.[colossalai]' pytest pytest-timeout hypothesis
+	@rm -f $(COLOSSALAI)/.gptscale-*
+	@touch $@
+
+$(COLOSSALAI_CHECKOUT): $(COLOSSALAI_STAMP)
+	@$(COLOSSALAI_PIP) --no-deps --no-build-isolation -e .
+	@rm -f $(COLOSSALAI)/.gptscale-checkout-*
+	@touch $@
+
 prepare: venv  ## compile DeepSpeed's operators (about 4 minutes on 2 cores, once per machine and version)
 	@$(BIN)/gptscale prepare --recipes $(RECIPES)
 
@@ -45,7 +68,7 @@ demo: prepare  ## every recipe that can run here, on real text, and their compar
 	@$(BIN)/$(DEMO)
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
-test: prepare lint types  ## lint, types, tests
+test: prepare colossalai lint types  ## lint, types, tests
 	$(BIN)/python -m pytest
 
 lint: venv
@@ -57,5 +80,5 @@ types: venv
 	@rm -rf build/types && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/types .
 	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale.common -p gptscale.recipes -p gptscale.results -p gptscale.launchers
 
-clean:  ## remove what was made, but for .venv
+clean:  ## remove what was made, but for the environments
 	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

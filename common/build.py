@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from gptscale.common.activation_checkpointing import apply_activation_checkpointing, apply_compile
 from gptscale.common.model import GPT, init_weights
 from gptscale.common.run import Run
 from gptscale.common.state import shard_of
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def meta_gpt(run: Run, under: AbstractContextManager[object] | None = None) -> GPT:
@@ -25,8 +29,8 @@ def meta_gpt(run: Run, under: AbstractContextManager[object] | None = None) -> G
     return model
 
 
-def materialise(model: GPT, run: Run, device: torch.device) -> GPT:
-    """Give what this process holds of `model` its memory on `device`, and the initial weights of the run's seed."""
+def materialise(model: M, run: Run, device: torch.device) -> M:
+    """Give what this process holds of a GPT or a stage its memory on `device`, and the initial weights of the run's seed."""
     model.to_empty(device=device)
     init_weights((shard_of(f"model/{n}", p) for n, p in model.named_parameters()), run.gpt, run.config.seed)
     return model

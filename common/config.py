@@ -80,10 +80,10 @@ class RunConfig:
     """Recompute in backward: nothing, whole blocks, or all but matrix products and attention."""
     compile: bool = False
     """torch.compile every block."""
-    tp_size: int = 1
-    """Tensor-parallel ranks; only recipes that shard tensors take more than 1."""
-    pp_size: int = 1
-    """Pipeline stages; only recipes that have them take more than 1."""
+    tp_size: int | None = None
+    """Tensor-parallel ranks; default 1, or all that there are where a recipe's first axis is tp."""
+    pp_size: int | None = None
+    """Pipeline ranks; default 1, or all that there are where a recipe's first axis is pp."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when it is there."""
     dist_timeout_s: float | None = None
@@ -184,6 +184,14 @@ class RecipeConfig:
 
     def check(self, run: Run) -> None:
         """ConfigError if these options cannot work in this run, in this world, with these folders."""
+
+    def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
+        """Micro-batches for a data rank's `sequences` when the user says nothing of them; None leaves it to the arithmetic."""
+        return None
+
+    def describe(self, run: Run) -> list[str]:
+        """What --dry-run should tell of how this strategy splits the run, a line each."""
+        return []
 
     def load_own(self, engine: Engine, folder: Path) -> int:
         """Load a checkpoint in the engine library's own format into `engine`; the step it was saved at."""

@@ -1,4 +1,7 @@
-"""Weights to and from transformers' GPT2LMHeadModel: the same numbers under its names, transposed where it transposes."""
+"""Weights to and from transformers' GPT2LMHeadModel: the same numbers under its names.
+
+Transposed where it transposes; our rows of query, key and value are (n_head, 3, head_dim), its are (3, n_head, head_dim).
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,18 @@ def name_pairs(n_layer: int) -> Iterator[tuple[str, str, bool]]:
     yield "ln_f.bias", "transformer.ln_f.bias", False
 
 
+def qkv_to_hf(value: Tensor, n_head: int) -> Tensor:
+    """Rows of our `attn.qkv`, (n_head, 3, head_dim) in dim 0, in transformers' order."""
+    turned: Tensor = value.unflatten(0, (n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return turned
+
+
+def qkv_from_hf(value: Tensor, n_head: int) -> Tensor:
+    """The inverse of `qkv_to_hf`."""
+    turned: Tensor = value.unflatten(0, (3, n_head, -1)).transpose(0, 1).flatten(0, 2)
+    return turned
+
+
 @torch.no_grad()
 def to_hf(model: GPT) -> GPT2LMHeadModel:
     """A GPT2LMHeadModel with this model's weights (unsharded, fp32) and equal logits; padding rows are left behind.
@@ -64,7 +79,8 @@ def to_hf(model: GPT) -> GPT2LMHeadModel:
     hf = GPT2LMHeadModel(config)
     ours, theirs = dict(model.named_parameters()), dict(hf.named_parameters())
     for our_name, their_name, transposed in name_pairs(gpt.n_layer):
-        value = ours[our_name].t() if transposed else ours[our_name]
+        value = qkv_to_hf(ours[our_name], gpt.n_head) if "qkv" in our_name else ours[our_name]
+        value = value.t() if transposed else value
         theirs[their_name].copy_(value[: gpt.vocab_size] if our_name == "wte.weight" else value)
     return hf
 
@@ -97,6 +113,7 @@ def from_hf(hf: GPT2LMHeadModel) -> GPT:
     theirs = dict(hf.named_parameters())
     for our_name, their_name, transposed in name_pairs(gpt.n_layer):
         value = theirs[their_name].t() if transposed else theirs[their_name]
+        value = qkv_from_hf(value, gpt.n_head) if "qkv" in our_name else value
         if our_name == "wte.weight":
             ours[our_name].zero_()  # the padding rows
             ours[our_name][: gpt.vocab_size].copy_(value)

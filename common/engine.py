@@ -1,6 +1,5 @@
-"""The seam: what every strategy must offer the one training loop, and nothing else.
-
-The cut is one optimizer step on this process's share of one global batch: the widest operation that all of them share.
+"""The seam: what every strategy must offer the one training loop, and nothing else. The cut is one optimizer step on this
+process's share of one global batch: the widest operation that all of them share.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from gptscale.common.bubble import Bubble
     from gptscale.common.offload import Offload
     from gptscale.common.state import Shard
 
@@ -37,10 +37,9 @@ class Batch:
 
 class StepResult(NamedTuple):
     """What one optimizer step leaves; tensors, so that reading them (and waiting) stays the loop's choice.
-
     loss: mean over the target tokens of the GLOBAL batch, detached, the same on every rank.
-    grad_norm: 2-norm of the whole model's gradient before clipping, the same on every rank.
-    rank_losses: (data_size,) each data rank's share of `loss`; names the rank that a NaN came from.
+    grad_norm: 2-norm of the whole gradient before clipping, the same on every rank. rank_losses: (data_size,) each data rank's
+    share of `loss`; names the rank that a NaN came from.
     """
 
     loss: Tensor
@@ -49,10 +48,7 @@ class StepResult(NamedTuple):
 
 
 class Engine(Protocol):
-    """A model, an optimizer and a way to split both over processes.
-
-    data_rank, data_size: which share of the global batch this process reads; tensor and pipeline peers share one.
-    """
+    """A model and an optimizer, split over processes. data_rank, data_size: the share of the batch that this one reads."""
 
     data_rank: int
     data_size: int
@@ -74,6 +70,9 @@ class Engine(Protocol):
 
     def offload(self) -> Offload | None:
         """What this process keeps off the device, and what that costs; None if nothing."""
+
+    def bubble(self) -> Bubble | None:
+        """How busy this process was in the pipeline; None if there is none."""
 
     def close(self) -> None:
         """Delete what would outlive the process: files."""

@@ -7,27 +7,54 @@ Here a block's gradient is taken while its logits are still in cache, in the for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORE = -100  # a target that counts nothing, as in torch.nn.functional.cross_entropy
 LOGITS_BYTES = {"cpu": 2**27, "cuda": 2**30}  # fp32 logits alive at once; CPU: measured, see docs/LOG.md
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) -> Tensor:
+class LinearCrossEntropy(nn.Module):
+    """The head and its loss, as a module without parameters, so that a strategy which cuts the table can put its own here."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """Summed loss, fp32 scalar. x (batch, seq, n_embd); weight (padded_vocab, n_embd); targets (batch, seq)."""
+        return linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), self.vocab_size)
+
+
+SoftmaxAndLoss = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softmax: SoftmaxAndLoss | None = None
+) -> Tensor:
     """Summed cross entropy (fp32 scalar) of the logits x @ weight.T against targets.
 
     x (rows, n_embd); weight (padded_vocab, n_embd), of which only the first `vocab_size` rows can win; targets (rows,)
     int64, -100 to ignore. Products run in autocast's dtype if it is on, else in x's; softmax and sums in fp32.
-    Differentiable once, in x and weight.
+    Differentiable once, in x and weight. softmax: `softmax_and_loss`, or one that knows the rest of a table that is cut.
     """
     device_type = x.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
-    loss: Tensor = _LinearCrossEntropy.apply(x, weight, targets, vocab_size, dtype)  # type: ignore[no-untyped-call]
-    return loss
+    softmax = softmax or softmax_and_loss
+    if not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+        return _loss_and_gradients(x, weight, targets, vocab_size, softmax, dtype, wanted=False)[0]
+    total, grad_x, grad_weight = _loss_and_gradients(
+        x.detach(), weight.detach(), targets, vocab_size, softmax, dtype, wanted=True
+    )
+    # Two nodes and a sum, not one node with two inputs: schedules that take a backward apart (zero bubble) can only cut the
+    # graph at nodes of torch's own.
+    of_x: Tensor = _WithGradient.apply(x, grad_x, total)  # type: ignore[no-untyped-call]
+    of_weight: Tensor = _WithGradient.apply(weight, grad_weight, torch.zeros_like(total))  # type: ignore[no-untyped-call]
+    return of_x + of_weight
 
 
 def softmax_and_loss(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -41,31 +68,46 @@ def softmax_and_loss(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[
     return grad.mul_(counted), loss
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
-        wants_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        rows = max(1, LOGITS_BYTES[x.device.type] // (4 * weight.shape[0]))
-        x_cast, weight_cast = x.to(dtype), weight.to(dtype)
-        grad_x = torch.empty_like(x) if wants_grad else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_grad else None
-        total = x.new_zeros((), dtype=torch.float32)
-        for begin in range(0, x.shape[0], rows):
-            part = slice(begin, begin + rows)
-            logits = (x_cast[part] @ weight_cast.t()).float()
-            grad, loss = softmax_and_loss(logits, targets[part], vocab_size)
-            total += loss
-            if grad_x is not None and grad_weight is not None:
-                grad = grad.to(dtype)
-                grad_x[part] = grad @ weight_cast
-                if dtype == torch.float32:
-                    grad_weight.addmm_(grad.t(), x_cast[part])
-                else:  # each block's product in the compute dtype, their sum in fp32
-                    grad_weight += grad.t() @ x_cast[part]
-        ctx.save_for_backward(grad_x, grad_weight.to(weight.dtype) if grad_weight is not None else None)
-        return total
+def _loss_and_gradients(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    softmax: SoftmaxAndLoss,
+    dtype: torch.dtype,
+    *,
+    wanted: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The summed loss and, if `wanted`, its gradients in x and weight, block of rows by block of rows."""
+    rows = max(1, LOGITS_BYTES[x.device.type] // (4 * weight.shape[0]))
+    x_cast, weight_cast = x.to(dtype), weight.to(dtype)
+    grad_x = torch.empty_like(x) if wanted else None
+    grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+    total = x.new_zeros((), dtype=torch.float32)
+    for begin in range(0, x.shape[0], rows):
+        part = slice(begin, begin + rows)
+        logits = (x_cast[part] @ weight_cast.t()).float()
+        grad, loss = softmax(logits, targets[part], vocab_size)
+        total += loss
+        if grad_x is not None and grad_weight is not None:
+            grad = grad.to(dtype)
+            grad_x[part] = grad @ weight_cast
+            if dtype == torch.float32:
+                grad_weight.addmm_(grad.t(), x_cast[part])
+            else:  # each block's product in the compute dtype, their sum in fp32
+                grad_weight += grad.t() @ x_cast[part]
+    return total, grad_x, grad_weight.to(weight.dtype) if grad_weight is not None else None
+
+
+class _WithGradient(torch.autograd.Function):
+    """`value`, a scalar whose gradient in `tensor` is known."""
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        grad_x, grad_weight = ctx.saved_tensors
-        return grad_x * grad_total.to(grad_x.dtype), grad_weight * grad_total.to(grad_weight.dtype), None, None, None
+    def forward(ctx: Any, tensor: Tensor, grad: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(grad)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (grad,) = ctx.saved_tensors
+        return grad * grad_value.to(grad.dtype), None, None

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptscale.common.loss import linear_cross_entropy
+from gptscale.common.loss import LinearCrossEntropy
 from gptscale.common.model_config import GPTConfig
 from gptscale.common.state import Shard
 
@@ -23,20 +23,24 @@ GELU_APPROXIMATION = {"gelu_tanh": "tanh", "gelu_erf": "none"}
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention; one matrix makes query, key and value."""
+    """Causal multi-head self-attention; one matrix makes query, key and value.
+
+    Its rows are (n_head, 3, head_dim): whatever cuts them into equal parts cuts between heads, and the code below serves a
+    part as it serves the whole.
+    """
 
     def __init__(self, gpt: GPTConfig) -> None:
         super().__init__()
-        self.n_head, self.dropout = gpt.n_head, gpt.dropout
+        self.head_dim, self.dropout = gpt.head_dim, gpt.dropout
         self.qkv = nn.Linear(gpt.n_embd, 3 * gpt.n_embd)
         self.proj = nn.Linear(gpt.n_embd, gpt.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, n_embd) to the same."""
-        batch, seq, n_embd = x.shape
-        q, k, v = self.qkv(x).view(batch, seq, 3, self.n_head, n_embd // self.n_head).permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(x)  # (batch, seq, 3 n_embd)
+        q, k, v = qkv.unflatten(2, (-1, 3, self.head_dim)).permute(3, 0, 2, 1, 4)  # (batch, n_head, seq, head_dim) each
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
-        y = self.proj(y.transpose(1, 2).reshape(batch, seq, n_embd))
+        y = self.proj(y.transpose(1, 2).flatten(2))
         return F.dropout(y, self.dropout, self.training)
 
 
@@ -86,6 +90,12 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(gpt.block_size, gpt.n_embd)
         self.blocks = nn.ModuleList(Block(gpt) for _ in range(gpt.n_layer))
         self.ln_f = nn.LayerNorm(gpt.n_embd)
+        self.loss = LinearCrossEntropy(gpt.vocab_size)
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """(batch, seq) token ids to (batch, seq, n_embd): what the first block reads."""
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
+        return F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (batch, seq, vocab_size) of `inputs` (batch, seq); with `targets` (batch, seq) the summed loss, a scalar.
@@ -93,14 +103,14 @@ class GPT(nn.Module):
         The loss is computed here, not by the caller, so that a wrapper which gathers weights around `forward` (FSDP)
         still has the head's weight at hand. Targets of -100 count nothing.
         """
-        positions = torch.arange(inputs.shape[1], device=inputs.device)
-        x = F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)
+        x = self.embed(inputs)
         for block in self.blocks:
             x = block(x)
         x = self.ln_f(x)
         if targets is None:
             return F.linear(x, self.wte.weight)[..., : self.config.vocab_size]
-        return linear_cross_entropy(x.flatten(0, 1), self.wte.weight, targets.flatten(), self.config.vocab_size)
+        loss: Tensor = self.loss(x, self.wte.weight, targets)
+        return loss
 
 
 def init_tensor(name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int) -> Tensor:

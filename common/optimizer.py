@@ -6,12 +6,13 @@ read, and do nothing at all when `found_inf` is set. The host never waits for ei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from gptscale.common.config import RunConfig
 from gptscale.common.offload import Offload, StepMeter
@@ -25,7 +26,8 @@ class Optimizer:
     """AdamW or SGD over named fp32 parameters, which may be DTensors.
 
     shards: the processes that hold the other shards; None when every process holds all of every gradient. offloaded: the
-    parameters were put into host memory, though the device is another, and this step is waited for there.
+    parameters were put into host memory, though the device is another, and this step is waited for there. copies: parameters
+    that this many of `shards` hold alike, beside what their DTensor says (a tied table on the first and last stage).
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class Optimizer:
         *,
         shards: dist.ProcessGroup | None = None,
         offloaded: bool = False,
+        copies: Mapping[str, int] | None = None,
     ) -> None:
         self.parameters, self.group, self.clip = parameters, shards, config.clip_grad_norm
+        self.copies = copies or {}
         self.offloaded = offloaded
         self.device = next(iter(parameters.values())).device
         self.loss_scale = LossScale(config.precision, self.device)
@@ -73,6 +77,7 @@ class Optimizer:
         `loss`: the global loss; if it or the norm is not finite, the weights stay as they are.
         """
         scale = self.loss_scale.value
+        sum_partial_gradients(self.parameters.values())
         norm = self._grad_norm() / scale
         overflowed = ~torch.isfinite(norm)
         lost = ~torch.isfinite(loss.to(self.device))
@@ -94,9 +99,9 @@ class Optimizer:
     def _grad_norm(self) -> Tensor:
         """2-norm over all parameters and ranks, (): squares of the local shards, each counted once, summed over ranks."""
         by_replicas: dict[int, list[Tensor]] = {}
-        for p in self.parameters.values():
+        for name, p in self.parameters.items():
             assert p.grad is not None, "every parameter of the model takes part in every step"
-            by_replicas.setdefault(replicas(p), []).append(local(p.grad))
+            by_replicas.setdefault(replicas(p) * self.copies.get(name, 1), []).append(local(p.grad))
         squares = [torch.stack(torch._foreach_norm(g)).float().square().sum() / n for n, g in by_replicas.items()]
         total = torch.stack(squares).sum()
         if self.group is not None:
@@ -136,6 +141,27 @@ class Optimizer:
 
     def close(self) -> None:
         """Nothing outlives the process."""
+
+
+def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Finish gradients that are each rank's sum over its own tokens, as sequence parallelism leaves those of norms.
+
+    All of them in one all-reduce, where DTensor would make one for each as it is used.
+    """
+    partial = []
+    for p in parameters:
+        if isinstance(p.grad, DTensor) and p.grad.placements != p.placements:  # type: ignore[attr-defined]
+            assert p.grad.placements == (Partial(),), f"a gradient in {p.grad.placements}"
+            partial.append(p)
+    if not partial:
+        return
+    grads = [p.grad.to_local() for p in partial]  # type: ignore[union-attr]
+    flat = torch.cat([g.flatten() for g in grads])
+    mesh = partial[0].grad.device_mesh  # type: ignore[union-attr]
+    dist.all_reduce(flat, group=mesh.get_group())
+    for p, grad, total in zip(partial, grads, flat.split([g.numel() for g in grads]), strict=True):
+        grad.copy_(total.view_as(grad))
+        p.grad = DTensor.from_local(grad, mesh, [Replicate()], run_check=False)
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

@@ -29,6 +29,14 @@ class Run:
         return self.config.tokens_per_sequence
 
     @property
+    def tp_size(self) -> int:
+        return self.config.tp_size or 1
+
+    @property
+    def pp_size(self) -> int:
+        return self.config.pp_size or 1
+
+    @property
     def tokens_per_step(self) -> int:
         return self.batch.global_batch_size * self.seq_len
 

@@ -54,7 +54,7 @@ class Stepper(Protocol):
 class TorchEngine:
     """Engine over `model`, whose forward(inputs, targets) gives the summed loss of a micro-batch.
 
-    group: the processes that split the batch, None for one. set_grad_sync(on): whether the next backward communicates.
+    group: the processes that split the batch, None if none do. set_grad_sync(on): whether the next backward communicates.
     backward(loss): how the strategy wants it called. Gradients must come out as the MEAN over `group`, as in DDP.
     """
 
@@ -78,7 +78,7 @@ class TorchEngine:
 
         The two small exchanges of it, of token counts and of losses, run beside a forward and a backward.
         """
-        seed_dropout(self.run.config.seed, batch.step, self.data_rank)
+        seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
         self.model.train()
         micro_batches = self._micro_batches(batch)
         n_targets, counted = self._all_reduce((batch.targets != IGNORE).sum())
@@ -127,6 +127,9 @@ class TorchEngine:
         """The optimizer's."""
         return self.optimizer.offload()
 
+    def bubble(self) -> None:
+        """No rank waits for a stage."""
+
     def close(self) -> None:
         """The optimizer's."""
         self.optimizer.close()
@@ -161,6 +164,10 @@ def holding_back(no_sync: Callable[[], AbstractContextManager[object]]) -> Calla
     return set_grad_sync
 
 
-def seed_dropout(seed: int, step: int, data_rank: int) -> None:
-    """Make dropout a pure function of (seed, step, rank): nothing to save, and a resumed run draws the same masks."""
-    torch.manual_seed(zlib.crc32(f"{seed} {step} {data_rank}".encode()))
+def seed_dropout(seed: int, step: int, rank: int) -> None:
+    """Make dropout a pure function of (seed, step, rank): nothing to save, and a resumed run draws the same masks.
+
+    Every rank of the world has a stream of its own. Data ranks must, and so must tensor and pipeline ranks, because no two of
+    them ever drop the same activations: attention drops in each rank's own heads, the rest in its own part of the sequence.
+    """
+    torch.manual_seed(zlib.crc32(f"{seed} {step} {rank}".encode()))

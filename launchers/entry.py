@@ -125,7 +125,7 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync),
             stop_requested=stop,
         )
-    record.offload = engine.offload()
+    record.offload, record.bubble = engine.offload(), engine.bubble()
     gather_objects(None)  # nobody closes, and deletes files, while another still counts them
     return last < run.config.steps
 

@@ -23,7 +23,9 @@ from rich.table import Table
 from gptscale.common.checkpoint import Reader, step_folders
 from gptscale.common.config import RunConfig
 from gptscale.common.errors import ConfigError
-from gptscale.launchers.options import parse
+from gptscale.common.model_config import PRESETS
+from gptscale.common.pipeline_plan import SCHEDULES
+from gptscale.launchers.options import option_words, parse, parse_run
 from gptscale.launchers.start import start
 from gptscale.launchers.sweep import chosen, workers
 from gptscale.recipes import get
@@ -53,6 +55,8 @@ class ParityOptions:
     """Of all runs, that of one process included."""
     model: str = "tiny"
     """Preset."""
+    n_layer: int | None = None
+    """Overrides the preset's number of blocks; default enough for two stages on every process."""
     data: str = "stdlib"
     """As in gptscale run."""
     out: Path | None = None
@@ -78,6 +82,7 @@ class Deviation:
     """Largest relative deviations of one run from one process; weights None where they say nothing."""
 
     recipe: str
+    options: str
     nproc: int
     optimizer: str
     loss: float
@@ -105,13 +110,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out: Path) -> list[Deviation]:
-    """One process, then each recipe on the same work."""
+    """One process, then each recipe on the same work, in every way that it splits it."""
     base = RunConfig(
         model=options.model,
+        n_layer=options.n_layer or enough_layers(names, options),
         data=options.data,
         steps=options.steps,
         global_batch_size=4 * options.nproc,
-        grad_accum_steps=2,
         optimizer=optimizer,  # type: ignore[arg-type]
         precision=options.precision,
         lr=None if optimizer == "adamw" else 0.1,
@@ -122,32 +127,62 @@ def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out
         device="cpu",
         out=out,
     )
-    reference = trained("single", 1, base)
+    reference = trained("single", 1, base, ())
     clipped = (pd.read_csv(reference / "steps.csv").grad_norm > base.clip_grad_norm).sum()
     if not clipped:
         raise ConfigError(
             "no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data"
         )
-    return [
-        against(reference, trained(name, workers(name, base, options.nproc), base), name, options, optimizer)
-        for name in names
-    ]
+    found = []
+    for name in names:
+        nproc = workers(name, base, options.nproc)
+        for words in ways(name, nproc):
+            run = trained(name, nproc, base, words)
+            found.append(against(reference, run, name, " ".join(words), options, optimizer))
+    return found
 
 
-def trained(recipe: str, nproc: int, config: RunConfig) -> Path:
+def ways(recipe: str, nproc: int) -> list[tuple[str, ...]]:
+    """The options with which a recipe splits its work differently on `nproc` processes: schedules, meshes."""
+    even = nproc % 2 == 0 and nproc > 2
+    if recipe == "pipeline":
+        return [("--schedule", schedule) for schedule in SCHEDULES]
+    if recipe == "hybrid_3d" and even:
+        both = ("--tp-size", "2", "--pp-size", "2")
+        return [("--tp-size", "2"), ("--pp-size", "2"), both, ("--tp-size", "2", "--data-parallel", "ddp")]
+    if recipe == "colossal_tensor" and even:
+        return [(), ("--tp-size", "2")]
+    if recipe == "colossal_pipeline":
+        schedules = [("--schedule", "1f1b"), ("--schedule", "interleaved")]
+        return [*schedules, *([("--tp-size", "2")] if even else [])]
+    return [()]
+
+
+def enough_layers(names: Sequence[str], options: ParityOptions) -> int | None:
+    """Blocks for two stages on every process, if a recipe has stages and the preset has fewer."""
+    wanted = 2 * options.nproc
+    staged = any("pp" in get(name).axes for name in names)
+    return wanted if staged and PRESETS[options.model].n_layer < wanted else None
+
+
+def trained(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) -> Path:
     """Run to the end; the run's folder. ConfigError if it failed: there is nothing to compare."""
     row = get(recipe)
-    name = f"{recipe}-{nproc}-{config.optimizer}"
-    print(f"== {recipe} on {nproc} process{'es' if nproc > 1 else ''}, {config.optimizer}", flush=True)
-    status = start(
-        recipe, dataclasses.replace(config, run_name=name), getattr(row.load(), row.config)(**row.preset), nproc
+    name = "-".join([recipe, str(nproc), config.optimizer, *(word.strip("-") for word in words)])
+    print(
+        f"== {recipe} {' '.join(words)} on {nproc} process{'es' if nproc > 1 else ''}, {config.optimizer}", flush=True
     )
+    # two micro-batches, or as many as the stages ask for
+    staged = "pp" in row.axes and not (recipe == "hybrid_3d" and "--pp-size" not in words)
+    config = dataclasses.replace(config, run_name=name, grad_accum_steps=None if staged else 2)
+    plain = getattr(row.load(), row.config)(**row.preset)
+    status = start(recipe, *parse_run(recipe, [*option_words(recipe, config, plain), *words]), nproc)
     if status:
         raise ConfigError(f"{recipe} ended with status {status}", "in parity", "see its own message above")
     return config.out / "runs" / name
 
 
-def against(reference: Path, run: Path, recipe: str, options: ParityOptions, optimizer: str) -> Deviation:
+def against(reference: Path, run: Path, recipe: str, words: str, options: ParityOptions, optimizer: str) -> Deviation:
     """How far a run's numbers are from the reference's."""
     nproc, precision = options.nproc, options.precision
     ours, theirs = pd.read_csv(run / "steps.csv"), pd.read_csv(reference / "steps.csv")
@@ -158,9 +193,8 @@ def against(reference: Path, run: Path, recipe: str, options: ParityOptions, opt
         return float(((ours[column] - theirs[column]).abs() / theirs[column].abs()).max())
 
     weights = weight_deviation(reference, run) if optimizer == "sgd" and precision == "fp32" else None
-    return Deviation(
-        recipe, nproc, optimizer, largest("loss"), largest("grad_norm"), weights, *tolerance(recipe, precision)
-    )
+    figures = largest("loss"), largest("grad_norm"), weights, *tolerance(recipe, precision)
+    return Deviation(recipe, words, nproc, optimizer, *figures)
 
 
 def tolerance(recipe: str, precision: str) -> tuple[float, float]:
@@ -187,14 +221,14 @@ def show(found: Sequence[Deviation]) -> None:
         title="largest relative deviation from one process",
         title_justify="left",
     )
-    console = Console(width=None if Console().is_terminal else 110)
+    console = Console(width=None if Console().is_terminal else 140)
     for title in ("recipe", "processes", "optimizer", "loss", "gradient norm", "final weights", "tolerance", ""):
         table.add_column(title, justify="left" if title in ("recipe", "optimizer", "") else "right", no_wrap=True)
     for d in found:
         weights = "-" if d.weights is None else f"{d.weights:.1e}"
         verdict = "[green]pass[/]" if d.passed else "[bold red]FAIL[/]"
         table.add_row(
-            d.recipe,
+            f"{d.recipe} {d.options}".strip(),
             str(d.nproc),
             d.optimizer,
             f"{d.loss:.1e}",

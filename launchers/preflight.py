@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from gptscale.common.batch import plan_batch
+from gptscale.common.batch import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.checkpoint import Reader, step_folders
 from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.common.distributed import World
@@ -62,13 +63,14 @@ class Plan:
             f"batch    {run.batch.describe()}; {run.tokens_per_step:,} tokens per step",
             f"data     {run.config.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
             f"state    {16 * gpt.n_params / 2**30:,.2f} GiB of fp32 weights, gradients and AdamW state before any sharding",
+            *self.recipe_config.describe(run),
         ]
 
 
 def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
     """Check a run and resolve it; every GptscaleError is found here or is not the user's to prevent."""
     row = get(recipe)
-    dp_size = _data_ranks(recipe, row, config, world)
+    config = _with_axes(recipe, row, config, world)
     if row.needs_cuda and world.device.type != "cuda":
         raise ConfigError(
             f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
@@ -77,19 +79,14 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     unsupported.check(recipe, config, recipe_config)
     if lacking := recipe_config.lacks():
         raise lacking
-    batch = plan_batch(
-        dp_size,
-        global_batch_size=config.global_batch_size,
-        micro_batch_size=config.micro_batch_size,
-        grad_accum_steps=config.grad_accum_steps,
-    )
+    batch = _batch_plan(config, recipe_config, world)
     run = Run(recipe, config, config.gpt(), batch, world)
     _check_out(config)
     recipe_config.check(run)
     source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
     plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config))
-    plan.batches(train, 0, dp_size)  # its own checks: long enough for one sequence, batch divisible
+    plan.batches(train, 0, batch.dp_size)  # its own checks: long enough for one sequence, batch divisible
     if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
         check_same_work(Reader(plan.resume).verify(), plan)
     return plan
@@ -107,26 +104,50 @@ def why_not_here(recipe: str) -> str | None:
     return str(lacking) if lacking else None
 
 
-def _data_ranks(recipe: str, row: Recipe, config: RunConfig, world: World) -> int:
-    """How many data ranks the world leaves after tensor and pipeline ranks."""
-    for axis in ("tp", "pp"):
-        size = getattr(config, f"{axis}_size")
-        if size > 1 and axis not in row.axes:
-            raise ConfigError(
-                f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1"
-            )
-    model_ranks, world_size = config.tp_size * config.pp_size, world.world_size
+def _with_axes(recipe: str, row: Recipe, config: RunConfig, world: World) -> RunConfig:
+    """The run's options with tp_size and pp_size resolved: as said, else 1, else (a recipe's first axis) what is left."""
+    world_size = world.world_size
     if not row.axes and world_size > 1:
         raise ConfigError(
             f"{recipe} is one process, not {world_size}", "in --nproc", "use --nproc 1, or recipe ddp or fsdp"
         )
-    if world_size % model_ranks:
-        below, above = world_size // model_ranks * model_ranks, -(-world_size // model_ranks) * model_ranks
+    sizes = {"tp": config.tp_size, "pp": config.pp_size}
+    for axis, size in sizes.items():
+        if size is not None and size > 1 and axis not in row.axes:
+            raise ConfigError(
+                f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1"
+            )
+    said = math.prod(size or 1 for size in sizes.values())
+    if world_size % said:
+        below, above = world_size // said * said, -(-world_size // said) * said
         fits = f"{below} or {above}" if below else f"{above}"
+        raise ConfigError(f"world {world_size} is not divisible by tp*pp={said}", "in --nproc", f"use nproc {fits}")
+    if row.axes and sizes.get(row.axes[0], 1) is None:
+        sizes[row.axes[0]], said = world_size // said, world_size
+    if world_size > said and "dp" not in row.axes:
         raise ConfigError(
-            f"world {world_size} is not divisible by tp*pp={model_ranks}", "in --nproc", f"use nproc {fits}"
+            f"{recipe} has no dp axis for {world_size // said} times {' x '.join(f'{a} {s or 1}' for a, s in sizes.items())}",
+            "in --nproc",
+            f"use --nproc {said}, or recipe hybrid_3d",
         )
-    return world_size // model_ranks
+    return dataclasses.replace(config, tp_size=sizes["tp"] or 1, pp_size=sizes["pp"] or 1)
+
+
+def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, world: World) -> BatchPlan:
+    """The batch arithmetic; a pipeline wants micro-batches where nothing is said of them."""
+    pp_size = config.pp_size or 1
+    dp_size = world.world_size // ((config.tp_size or 1) * pp_size)
+    global_batch_size, accumulation = config.global_batch_size, config.grad_accum_steps
+    if accumulation is None and config.micro_batch_size is None:
+        sequences = max(1, (global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE) // dp_size)
+        if accumulation := recipe_config.grad_accum_steps(sequences, pp_size):
+            global_batch_size = global_batch_size or sequences * dp_size
+    return plan_batch(
+        dp_size,
+        global_batch_size=global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        grad_accum_steps=accumulation,
+    )
 
 
 def _check_out(config: RunConfig) -> None:

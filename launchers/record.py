@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gptscale.common.bubble import Bubble
 from gptscale.common.devices import device_name, peak_tflops
 from gptscale.common.distributed import gather_objects
 from gptscale.common.metrics import Memory, peak_memory
@@ -38,7 +39,8 @@ def new_run_id(recipe: str) -> str:
 class RunRecord:
     """The folder of a run, held by this run alone while it lasts; rank 0 writes.
 
-    recorder: set once it exists, so that even a failed run's row holds what was measured before. offload: after the last step.
+    recorder: set once it exists, so that even a failed run's row holds what was measured before. offload,
+    bubble: after the last step.
     """
 
     def __init__(self, plan: Plan, run_id: str) -> None:
@@ -46,6 +48,7 @@ class RunRecord:
         self.folder = plan.run.config.out / "runs" / run_id
         self.recorder: Recorder | None = None
         self.offload: Offload | None = None
+        self.bubble: Bubble | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecord:
@@ -65,13 +68,14 @@ class RunRecord:
         run = self.plan.run
         mine = peak_memory(run.world.device)
         together = status in ("ok", "interrupted")
-        told = gather_objects((mine, self.offload)) if together else [(mine, self.offload)]
+        seen = (mine, self.offload, self.bubble)
+        told = gather_objects(seen) if together else [seen]
         if not run.world.is_main:
             return
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        row |= {f"peak_{k}": v for k, v in highest([m for m, _ in told]).items()} | offload_figures(
-            [o for _, o in told], self.recorder
-        )
+        memories, offloads, bubbles = zip(*told, strict=True)
+        row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
+        row |= bubble_figures(bubbles, self.recorder) if together else {}
         path = append_summary(run.config.out, row)
         done = self.recorder.last_step if self.recorder else 0
         write_json(self.folder / "status.json", {"status": status, "error": str(error), "step": done})
@@ -79,7 +83,7 @@ class RunRecord:
             print_summary(row, path, self.folder)
 
 
-def highest(memories: list[Memory]) -> dict[str, float | None]:
+def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
     """Each kind's maximum over ranks; None where the device has no such count."""
     result: dict[str, float | None] = {}
     for ours, column in (
@@ -107,6 +111,16 @@ def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | Non
         "offload_write_gib_per_s": min(writes) / 2**30 if writes else None,
         "offload_wait_fraction": max(sum(o.waits_s[-n:]) for o in known) / total_s if n else None,
     }
+
+
+def bubble_figures(bubbles: Sequence[Bubble | None], recorder: Recorder | None) -> dict[str, Any]:
+    """Share of the timed steps' schedules in which a rank computed nothing, over all ranks; and the schedule's own."""
+    known = [b for b in bubbles if b is not None]
+    if not known or recorder is None:
+        return {}
+    n = len(recorder.step_times_s)
+    busy_s, span_s = (sum(sum(getattr(b, field)[-n:]) for b in known) for field in ("busy_s", "span_s"))
+    return {"bubble_fraction": 1 - busy_s / span_s if n else None, "bubble_fraction_theory": known[0].theory}
 
 
 def identity(plan: Plan, run_id: str) -> dict[str, Any]:
@@ -224,6 +238,9 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
                 f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
             )
         offload += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
+    if row.get("bubble_fraction") is not None:
+        idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
+        offload += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
         f"  speed   {speed}\n"

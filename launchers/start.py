@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import sys
 from pathlib import Path
 
 import torch
 
+from gptscale.common import environments
 from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.launchers.local import launch
 from gptscale.launchers.options import option_words
@@ -57,7 +57,7 @@ def rows_of(summary: Path, run_id: str) -> int:
 def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
     """What each rank executes."""
     return [
-        sys.executable,
+        environments.python(get(recipe).environment),
         "-u",
         "-m",
         "gptscale.launchers.entry",
@@ -69,6 +69,8 @@ def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:
     """The same run by hand, under torchrun."""
     row = get(recipe)
-    module = ["gptscale.launchers.entry", recipe] if row.preset else [row.module]
+    module = ["gptscale.launchers.entry", recipe] if row.preset or row.environment else [row.module]
     starter = ["torchrun", "--standalone", "--nproc-per-node", str(nproc)] if row.axes else ["python"]
+    if not environments.is_inside(row.environment):
+        starter[0] = str(environments.folder(row.environment) / "bin" / starter[0])
     return [*starter, "-m", *module, *option_words(recipe, config, recipe_config)]

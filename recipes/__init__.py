@@ -6,14 +6,17 @@ import logging
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gptscale.common import environments
 from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError
 
 # Only errors: by themselves these write some hundred lines around each run, at its imports too.
 for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
     logging.getLogger(_logger).addFilter(lambda record: record.levelno >= logging.ERROR)
+# Tells an exception that it raises too, over a page of the whole schedule.
+logging.getLogger("torch.distributed.pipelining.schedules").addFilter(lambda record: False)
 
 
 class Recipe(NamedTuple):
@@ -22,6 +25,7 @@ class Recipe(NamedTuple):
     config: the name of its frozen dataclass in `module`. preset: fields of it that this row fixes.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     needs_cuda: its engine refuses a CPU. series: versions of the engine that are known to work, as they begin; "" is any.
+    environment: the one beside the running one that the engine lives in (common/environments.py); "" is the running one.
     what: one line for `gptscale list`.
     """
 
@@ -33,10 +37,14 @@ class Recipe(NamedTuple):
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
     series: str = ""
+    environment: str = ""
 
     def load(self) -> ModuleType:
         """Import the module, and with it the engine; ConfigError, with the pip line, if it is missing, other, or broken."""
         where = "in this environment"
+        if self.environment:
+            environments.require(self.engine, self.series, self.environment)
+            return import_module(self.module)  # which imports no engine: options are checked here, workers run there
         try:
             installed = version(self.engine)
         except PackageNotFoundError:
@@ -58,6 +66,11 @@ class Recipe(NamedTuple):
 
 def _zero(what: str, **preset: object) -> Recipe:
     return Recipe("gptscale.recipes.zero", "ZeroConfig", what, "deepspeed", preset=preset, series="0.19.")
+
+
+def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], **facts: Any) -> Recipe:
+    where = {"engine": "colossalai", "series": "0.5.0", "environment": "colossalai"}
+    return Recipe(f"gptscale.recipes.{module}", config, what, axes=axes, **where, **facts)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -90,6 +103,24 @@ RECIPES: dict[str, Recipe] = {
         needs_cuda=True,
         series="0.4.13",
     ),
+    "tensor_parallel": Recipe(
+        "gptscale.recipes.tensor_parallel",
+        "TensorParallelConfig",
+        "matrices and vocabulary cut, sequence between layers (DTensor)",
+        axes=("tp",),
+    ),
+    "pipeline": Recipe(
+        "gptscale.recipes.pipeline",
+        "PipelineConfig",
+        "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)",
+        axes=("pp",),
+    ),
+    "hybrid_3d": Recipe(
+        "gptscale.recipes.hybrid_3d",
+        "HybridConfig",
+        "data x tensor x pipeline on one mesh (--tp-size, --pp-size)",
+        axes=("dp", "tp", "pp"),
+    ),
     "accelerate_fsdp": Recipe(
         "gptscale.recipes.accelerate_fsdp",
         "AccelerateFSDPConfig",
@@ -101,6 +132,32 @@ RECIPES: dict[str, Recipe] = {
         "LightningFabricConfig",
         "a strategy by name through Lightning Fabric",
         "lightning-fabric",
+    ),
+    "colossal_tensor": _colossal(
+        "colossal_hybrid",
+        "ColossalTensorConfig",
+        "Colossal-AI: matrices cut over tensor ranks",
+        ("tp", "dp"),
+    ),
+    "colossal_pipeline": _colossal(
+        "colossal_hybrid",
+        "ColossalPipelineConfig",
+        "Colossal-AI: blocks over stages, 1F1B or interleaved, and tensor ranks",
+        ("pp", "tp", "dp"),
+    ),
+    "colossal_gemini": _colossal(
+        "colossal_data",
+        "ColossalGeminiConfig",
+        "Colossal-AI's Gemini: weights and state in chunks, on the device or the host",
+        ("dp",),
+        needs_cuda=True,
+    ),
+    "colossal_zero": _colossal(
+        "colossal_data",
+        "ColossalZeroConfig",
+        "Colossal-AI's LowLevelZero: ZeRO 1 or 2 (--stage)",
+        ("dp",),
+        needs_cuda=True,
     ),
 }
 

@@ -22,6 +22,7 @@ class Pair(NamedTuple):
     only_if: tuple[str, object] | None = None
 
 
+COLOSSALAI = ("colossal_tensor", "colossal_pipeline", "colossal_gemini", "colossal_zero")
 UNSUPPORTED = (
     Pair(
         ("fairscale_sdp", "fairscale_fsdp", "accelerate_fsdp", "lightning_fabric"),
@@ -37,6 +38,27 @@ UNSUPPORTED = (
         "at stage 3 DeepSpeed gathers weights in hooks around each module, which break torch.compile's graph of a block",
         "use stage 1 or 2, or fsdp",
         only_if=("stage", 3),
+    ),
+    Pair(
+        COLOSSALAI,
+        "precision",
+        ("fp16",),
+        "Colossal-AI keeps its loss scale to itself, it could be neither saved nor compared",
+        "use bf16, or fp16 with tensor_parallel or fsdp",
+    ),
+    Pair(
+        COLOSSALAI,
+        "compile",
+        (True,),
+        "Colossal-AI replaces methods of transformers' model, and its layers communicate inside them",
+        "use tensor_parallel, pipeline or fsdp",
+    ),
+    Pair(
+        COLOSSALAI,
+        "activation_checkpointing",
+        ("selective",),
+        "transformers recomputes whole blocks only",
+        "use full or none",
     ),
 )
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
-from gptscale.results.schema import NEW_IN_2, SUMMARY_COLUMNS
+from gptscale.results.schema import NEW_SINCE_1, SUMMARY_COLUMNS
 
 # What makes two rows repeats of one configuration.
 CONFIGURATION = (
@@ -106,7 +106,7 @@ def _read(path: Path) -> pd.DataFrame:
         text = file.read_text()
         whole = io.StringIO(text[: text.rfind("\n") + 1])  # a last line without an end is still being written, or torn
         rows = pd.read_csv(whole, dtype=str, keep_default_na=False)
-        rows = rows.assign(**{column: "" for column in NEW_IN_2 if column not in rows})
+        rows = rows.assign(**{column: "" for column in NEW_SINCE_1 if column not in rows})
         rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
         rows[TEXT] = rows[TEXT].map(lambda text: "".join(c if c.isprintable() else " " for c in text))
     except (ValueError, KeyError) as error:

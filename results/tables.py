@@ -15,7 +15,8 @@ IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accu
 FIGURES = (
     "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
     "peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction offload_cpu_gib offload_disk_gib "
-    "offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction loss_first loss_last"
+    "offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction bubble_fraction bubble_fraction_theory loss_first "
+    "loss_last"
 ).split()
 
 
@@ -68,6 +69,7 @@ def notes(comparison: Comparison) -> list[str]:
     ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
     said = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
     said += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
+    said += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
     return said + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
 
 
@@ -79,6 +81,16 @@ def _offload(group: Group) -> str:
         return ""
     places = " and ".join(f"{gib:.3g} GiB on {name}" for name, gib in held if gib)
     return f"keeps {places}, {waiting:.1%} of the step waiting for it"
+
+
+def _bubble(group: Group) -> str:
+    """How much of its time a pipeline computed nothing; empty without stages."""
+    measured, theory = group.median("bubble_fraction"), group.median("bubble_fraction_theory")
+    return (
+        ""
+        if measured is None
+        else f"pipeline idle {measured:.1%} of the time, its schedule alone would be {theory:.1%}"
+    )
 
 
 def show(comparison: Comparison, console: Console) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gptscale.common import model
+from gptscale.common import loss as loss_module
 from gptscale.common.checkpoint import Reader
 from gptscale.common.checkpoint_writer import save
 from gptscale.common.distributed import World, process_group
@@ -35,14 +35,14 @@ def main(recipe: str, out: Path) -> None:
     with process_group(world):
         engine = get(recipe).load().build(plan.run, recipe_config)
         batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
-        healthy = model.linear_cross_entropy
+        healthy = loss_module.linear_cross_entropy
         step = {"now": 0}
 
         def sick(*arguments):
             loss = healthy(*arguments)
             return loss * float("nan") if step["now"] >= SICK_STEP and world.rank == 1 else loss
 
-        model.linear_cross_entropy = sick
+        loss_module.linear_cross_entropy = sick
 
         def lr_at(now):
             if now == SICK_STEP:

@@ -80,7 +80,7 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
     (row,) = rows_of(path)
     assert float(row["loss_last"]) == loss
     assert row["error"] == 'a "quoted", text'
-    assert row["schema_version"] == "2"
+    assert row["schema_version"] == "3"
 
 
 def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:

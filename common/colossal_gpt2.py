@@ -1,0 +1,157 @@
+"""transformers' GPT2LMHeadModel as Colossal-AI is given it: without memory, causal, with this package's loss in its forward.
+
+Imports Colossal-AI and transformers 4.51: call colossal_start.start first.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from colossalai.lazy import LazyInitContext
+from colossalai.shardformer.layer import cross_entropy_1d
+from colossalai.shardformer.modeling.gpt2 import GPT2PipelineForwards
+from colossalai.shardformer.policies.gpt2 import GPT2LMHeadModelPolicy
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights
+
+from gptscale.common.convert import ACTIVATIONS
+from gptscale.common.loss import IGNORE
+from gptscale.common.model_config import GPTConfig
+from gptscale.common.run import Run
+
+ATTENTION = "gptscale_causal"
+DROPS = ("drop", "attn.resid_dropout", "mlp.dropout")  # their input is the same on all tensor ranks
+
+
+def lazy_gpt2(run: Run) -> GPT2LMHeadModel:
+    """The run's GPT as GPT2LMHeadModel, its table padded as ours, no weight in memory before Colossal-AI asks for it."""
+    gpt = run.gpt
+    config = GPT2Config(
+        vocab_size=gpt.padded_vocab_size,
+        n_positions=gpt.block_size,
+        n_embd=gpt.n_embd,
+        n_layer=gpt.n_layer,
+        n_head=gpt.n_head,
+        activation_function=ACTIVATIONS[gpt.activation],
+        resid_pdrop=gpt.dropout,
+        embd_pdrop=gpt.dropout,
+        attn_pdrop=gpt.dropout,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with no_init_weights(), LazyInitContext(default_device=run.world.device):
+        model = GPT2LMHeadModel(config)
+    model.tie_weights()
+    ALL_ATTENTION_FUNCTIONS[ATTENTION] = causal_attention
+    config._attn_implementation = ATTENTION
+    if run.config.activation_checkpointing == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+class GPT2WithLoss(nn.Module):
+    """forward(inputs, targets) of a GPT2LMHeadModel that nobody cuts in width or depth; `lazy` or in memory."""
+
+    def __init__(self, run: Run, *, lazy: bool) -> None:
+        super().__init__()
+        self.vocab_size = run.gpt.vocab_size
+        self.hf = lazy_gpt2(run) if lazy else LazyInitContext.materialize(lazy_gpt2(run))
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross entropy, fp32, ()."""
+        logits = self.hf(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
+        return cross_entropy(logits, targets.flatten(), self.vocab_size, None)
+
+
+def causal_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float, **_: Any
+) -> tuple[Tensor, None]:
+    """torch's fused causal attention, (batch, heads, seq, head_dim) to (batch, seq, heads, head_dim); the mask is ignored.
+
+    Colossal-AI's forward makes a mask of padding only; with one, transformers' "sdpa" is not causal, and "eager" holds every
+    score. A tensor rank has heads of its own, so it drops with the stream of its own that Colossal-AI made for it.
+    """
+    randomizer = getattr(module.attn_dropout, "randomizer", None)
+    with randomizer.fork_rng() if randomizer is not None and dropout else nullcontext():
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+    return y.transpose(1, 2), None
+
+
+class Policy(GPT2LMHeadModelPolicy):  # type: ignore[misc]
+    """Colossal-AI's own policy but for two things: forward returns the summed loss, and dropout after a reduction is the same
+    on all tensor ranks.
+
+    Upstream lets each rank drop other elements of what all of them hold alike; their residual streams, and with them the
+    gradients of norms and biases, which nobody sums, then drift apart.
+    """
+
+    def __init__(self, gpt: GPTConfig) -> None:
+        super().__init__()
+        self.vocab_size = gpt.vocab_size
+
+    def module_policy(self) -> dict[Any, Any]:
+        """What is replaced in which module."""
+        policy: dict[Any, Any] = super().module_policy()
+        for description in policy.values():
+            replaced = description.sub_module_replacement or []
+            description.sub_module_replacement = [r for r in replaced if r.suffix not in DROPS]
+        methods = policy[GPT2LMHeadModel].method_replacement
+        options = {k: v for k, v in methods["forward"].keywords.items() if k != "vocab_size"}
+        methods["forward"] = partial(summed_loss, vocab_size=self.vocab_size, **options)
+        return policy
+
+
+def summed_loss(
+    self: Any,
+    input_ids: Tensor | None = None,
+    targets: Tensor | None = None,
+    *,
+    vocab_size: int,
+    shard_config: Any,
+    hidden_states: Tensor | None = None,
+    stage_manager: Any = None,
+    stage_index: Any = None,
+) -> Any:
+    """The forward of GPT2LMHeadModel: summed cross entropy of (batch, seq) ids against targets, -100 not counted, fp32.
+
+    On a stage that is not the last, what the next one gets. Upstream's own forward shifts targets by one, takes their mean,
+    and lets padded ids win.
+    """
+    x = input_ids if hidden_states is None else hidden_states
+    assert x is not None
+    outputs = GPT2PipelineForwards.gpt2_model_forward(
+        self.transformer,
+        input_ids,
+        attention_mask=torch.ones(x.shape[:2], dtype=torch.long, device=x.device),  # upstream reads its shape
+        hidden_states=hidden_states,
+        use_cache=False,
+        return_dict=True,
+        stage_manager=stage_manager,
+        stage_index=stage_index,
+        shard_config=shard_config,
+        force_sp_gather=False,
+    )
+    if stage_manager is not None and not stage_manager.is_last_stage():
+        return {"hidden_states": outputs["hidden_states"]}
+    assert targets is not None
+    group = shard_config.tensor_parallel_process_group if shard_config.enable_tensor_parallelism else None
+    logits = self.lm_head(outputs.last_hidden_state).flatten(0, 1).float()
+    return cross_entropy(logits, targets.flatten(), vocab_size, group)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Summed loss of fp32 logits (rows, this rank's part of the table), whose columns from `vocab_size` on cannot win."""
+    if group is None:
+        return F.cross_entropy(logits[:, :vocab_size], targets, ignore_index=IGNORE, reduction="sum")
+    columns = logits.shape[1]
+    padding = torch.arange(columns, device=logits.device) + dist.get_rank(group) * columns >= vocab_size
+    whole = columns * dist.get_world_size(group)
+    logits = logits.masked_fill(padding, -torch.inf)
+    return cross_entropy_1d(logits, targets, IGNORE, group, whole, torch.float32, "sum")  # type: ignore[no-any-return]

@@ -1,0 +1,51 @@
+"""The environments beside the running one: an engine that cannot live with the others has one of its own, named after it.
+
+`.venv` has `.venv-colossalai` beside it: the same folder, the same name with a dash and the engine's. No variable says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+
+from gptscale.common.errors import ConfigError
+
+
+def folder(environment: str) -> Path:
+    """Where the environment `environment` is: the running one if it is that, else its sibling, which may not exist."""
+    here = Path(sys.prefix)
+    return here if is_inside(environment) else here.with_name(f"{here.name}-{environment}")
+
+
+def is_inside(environment: str) -> bool:
+    """Whether this process runs in the environment `environment`; every process is in ""."""
+    return not environment or Path(sys.prefix).name.endswith(f"-{environment}")
+
+
+def python(environment: str) -> str:
+    """The interpreter that runs what belongs into `environment`; "" is this one."""
+    return sys.executable if is_inside(environment) else str(folder(environment) / "bin" / "python")
+
+
+def installed(distribution: str, environment: str = "") -> str | None:
+    """Version of a distribution in `environment`, None if it, or the environment, is not there."""
+    if is_inside(environment):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            return None
+    if not Path(python(environment)).exists():
+        return None
+    packages = [str(path) for path in folder(environment).glob("lib/python3.*/site-packages")]
+    return next((d.version for d in distributions(name=distribution, path=packages)), None)
+
+
+def require(distribution: str, series: str, environment: str) -> None:
+    """ConfigError, with the command that mends it, unless `distribution` is in `environment` in a version that fits."""
+    found = installed(distribution, environment)
+    if found is None or not found.startswith(series):
+        lack = f"has {distribution} {found}, not {series}" if found else "is missing"
+        raise ConfigError(
+            f"the environment of {distribution} {lack}", f"at {folder(environment)}", f"make {environment}"
+        )

@@ -1,0 +1,117 @@
+"""ZeRO by Colossal-AI: LowLevelZero cuts optimizer state and gradients, Gemini packs weights into chunks and moves those.
+
+What is sharded        the batch; colossal_zero: fp32 weights and optimizer state (stage 1) and gradients (2), each parameter
+                       flattened and cut evenly; colossal_gemini: those, and a fraction shard_param_frac of the weights that
+                       are computed with, in chunks of some 32 Mi elements
+What is communicated   per device, b bytes a weight in the compute type. colossal_zero: gradients reduced in buckets, stage 1
+                       once a step 2 (d-1)/d x bN, stage 2 after each micro-batch (d-1)/d x bN, and new weights gathered,
+                       (d-1)/d x bN; colossal_gemini, per micro-batch: chunks gathered for forward and backward, gradients
+                       reduce-scattered, 3 (d-1)/d x bN
+Memory per device      colossal_zero: bN + (4 + 8) N/d, + gradients bN (stage 1, while they accumulate) or bN/d (2) + a bucket;
+                       colossal_gemini: (b + 12 + b) N/d + the gathered chunks; offload_optim_frac of 12 N/d, and
+                       offload_param_frac of bN/d, live on the host; + activations
+Wins                   colossal_gemini: when state does not fit and part of it may be on the host, block by block as needed
+Loses                  to fsdp and zero1 to zero3, which need no compiled optimizer (Gemini's HybridAdam is, at first use) and
+                       accumulate in fp32; both need a GPU, Gemini bf16 too
+Source                 Fang et al. 2023 (arXiv 2108.05818, PatrickStar); Rajbhandari et al. 2020 (arXiv 1910.02054);
+                       colossalai.org, "Booster plugins"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from gptscale.common.config import RecipeConfig
+from gptscale.common.errors import ConfigError
+from gptscale.common.library_optimizer import make_torch_optimizer
+from gptscale.common.run import Run
+
+if TYPE_CHECKING:
+    from gptscale.common.torch_engine import TorchEngine
+
+
+@dataclass(frozen=True)
+class ColossalZeroConfig(RecipeConfig):
+    """LowLevelZeroPlugin's own spelling."""
+
+    stage: Literal[1, 2] = 1
+    """1: optimizer state and fp32 weights; 2: gradients too."""
+    overlap_communication: bool = True
+    """Reduce gradients beside the backward that makes them."""
+
+
+@dataclass(frozen=True)
+class ColossalGeminiConfig(RecipeConfig):
+    """GeminiPlugin's own spelling, placement_policy static."""
+
+    shard_param_frac: float = 1.0
+    """Fraction of the weights that is cut: 1 as ZeRO 3, 0 as ZeRO 2."""
+    offload_optim_frac: float = 0.0
+    """Fraction of optimizer state and fp32 weights kept on the host."""
+    offload_param_frac: float = 0.0
+    """Fraction of the weights kept on the host; only beside an offload_optim_frac of 1."""
+
+    def __post_init__(self) -> None:
+        for field in ("shard_param_frac", "offload_optim_frac", "offload_param_frac"):
+            if not 0.0 <= getattr(self, field) <= 1.0:
+                what = f"{field} {getattr(self, field)} is out of range"
+                raise ConfigError(what, f"in --{field.replace('_', '-')}", "use 0 to 1")
+
+    @property
+    def offload(self) -> str:
+        return "cpu" if self.offload_optim_frac or self.offload_param_frac else "none"
+
+    def check(self, run: Run) -> None:
+        """ConfigError for what Gemini does not compute in, or cannot step with."""
+        if run.config.precision == "fp32":
+            raise ConfigError("Gemini computes in 16 bits only", "in --precision", "use bf16")
+        if run.config.optimizer != "adamw":
+            raise ConfigError("Gemini steps with its own AdamW only", "in --optimizer", "use adamw")
+
+
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer, gemini: bool, **options: Any) -> tuple[Any, Any]:
+    """`model` and `optimizer` in Colossal-AI's hands; options are the plugin's own."""
+    from colossalai.booster import Booster
+    from colossalai.booster.plugin import GeminiPlugin, LowLevelZeroPlugin
+
+    plugin = GeminiPlugin(**options) if gemini else LowLevelZeroPlugin(**options)
+    boosted, boosted_optimizer, *_ = Booster(plugin=plugin).boost(model, optimizer)
+    return boosted, boosted_optimizer
+
+
+def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchEngine:
+    """The whole model on each device (Gemini: a parameter at a time, into its chunk), its optimizer cut."""
+    from gptscale.common import colossal_start
+
+    colossal_start.start(run.world)
+    from gptscale.common.colossal_data_engine import gemini_engine, hybrid_adam, zero_engine
+    from gptscale.common.colossal_gpt2 import GPT2WithLoss
+
+    clip = run.config.clip_grad_norm
+    if isinstance(config, ColossalGeminiConfig):
+        model = GPT2WithLoss(run, lazy=True)
+        fractions = {f: getattr(config, f) for f in ("shard_param_frac", "offload_optim_frac", "offload_param_frac")}
+        options = {"precision": run.config.precision, "enable_gradient_accumulation": True, **fractions}
+        optimizer = hybrid_adam(model, run.config)
+        # Gemini notes norms only if it is to clip; no norm exceeds infinity
+        return gemini_engine(run, model, shard(model, optimizer, True, max_norm=clip or torch.inf, **options))
+    model = GPT2WithLoss(run, lazy=False)
+    options = {"precision": run.config.precision, "communication_dtype": torch.float32, "max_norm": clip}
+    options |= {"stage": config.stage, "overlap_communication": config.overlap_communication}
+    optimizer = make_torch_optimizer(model, run.config)
+    return zero_engine(run, config.stage, model, shard(model, optimizer, False, **options))
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("colossal_zero")
+
+
+if __name__ == "__main__":
+    main()

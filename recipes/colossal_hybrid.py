@@ -1,0 +1,124 @@
+"""Tensor and pipeline parallelism by Colossal-AI: one plugin cuts transformers' GPT2LMHeadModel in width, in depth, over data.
+
+What is sharded        colossal_tensor: the matrices of each block by heads and by hidden units, the token table and the logits by
+                       vocabulary, over t tensor ranks; colossal_pipeline: the blocks over p stages too. What remains of the
+                       world, d data ranks, splits the batch
+What is communicated   per block and micro-batch of b tokens, a bytes an activation: 4 all-reduces of b x h x a bytes over
+                       tensor ranks (2 forward, 2 backward); per stage border b x h x a forward and backward; per optimizer
+                       step gradients all-reduced over data ranks, and the tied table's between first and last stage
+Memory per device      16 N / (t p) bytes, norms and projections' biases whole on tensor ranks, the table on both ends of a
+                       pipeline; bf16: 2 + 12 + 2 (+ 4 at the step); + activations, logits of one micro-batch / t
+Wins                   where a code base is on transformers' classes: no line of the model changes
+Loses                  to this package's own cuts in what they overlap; attention is not flash unless torch's is; its own
+                       gradient norm is wrong under tensor parallelism, and its dropout lets replicas drift (mended here)
+Source                 Li et al. 2023 (arXiv 2110.14883); Shoeybi et al. 2019 (arXiv 1909.08053); Narayanan et al. 2021
+                       (arXiv 2104.04473); colossalai.org, "Booster plugins"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from gptscale.common.colossal_plan import check_pipeline, check_tensor, default_micro_batches
+from gptscale.common.config import RecipeConfig
+from gptscale.common.errors import ConfigError
+from gptscale.common.library_optimizer import make_torch_optimizer
+from gptscale.common.run import Run
+
+if TYPE_CHECKING:
+    from gptscale.common.colossal_engine import PipelineEngine, TensorEngine
+
+
+@dataclass(frozen=True)
+class ColossalTensorConfig(RecipeConfig):
+    """HybridParallelPlugin's own spelling."""
+
+    ddp_bucket_cap_mb: int = 25
+    """MB of gradients that data ranks reduce at once; under pipeline parallelism Colossal-AI reduces each by itself."""
+
+    def check(self, run: Run) -> None:
+        """ConfigError unless heads and table can be cut over the tensor ranks."""
+        check_tensor(run)
+
+
+@dataclass(frozen=True)
+class ColossalPipelineConfig(ColossalTensorConfig):
+    """HybridParallelPlugin's own spelling, but for the schedule, which it calls pp_style."""
+
+    schedule: Literal["1f1b", "interleaved"] = "1f1b"
+    """Order of forwards and backwards."""
+    num_model_chunks: int = 2
+    """Runs of blocks on each stage under the interleaved schedule."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.num_model_chunks <= 64:
+            what = f"num_model_chunks {self.num_model_chunks} is out of range"
+            raise ConfigError(what, "in --num-model-chunks", "use 2 to 64, or --schedule 1f1b")
+
+    @property
+    def chunks(self) -> int:
+        return self.num_model_chunks if self.schedule == "interleaved" else 1
+
+    def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
+        """Two micro-batches per stage where they divide the sequences."""
+        return default_micro_batches(self.schedule, pp_size, sequences)
+
+    def check(self, run: Run) -> None:
+        """ConfigError unless heads, table, blocks and micro-batches fit the ranks and the schedule."""
+        check_tensor(run)
+        check_pipeline(run, self.schedule, self.chunks)
+
+
+def shard(
+    model: nn.Module, optimizer: torch.optim.Optimizer, policy: Any, *, tp_size: int, pp_size: int, **options: Any
+) -> tuple[Any, Any, Any]:
+    """`model` cut by `policy` (None is Colossal-AI's own): the plugin, the model, the optimizer; options are the plugin's."""
+    from colossalai.booster import Booster
+    from colossalai.booster.plugin import HybridParallelPlugin
+
+    plugin = HybridParallelPlugin(tp_size=tp_size, pp_size=pp_size, custom_policy=policy, **options)
+    boosted, boosted_optimizer, *_ = Booster(plugin=plugin).boost(model, optimizer)
+    return plugin, boosted, boosted_optimizer
+
+
+def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngine:
+    """Without memory first; Colossal-AI makes each module on its stage, whole, and cuts it before it makes the next."""
+    from gptscale.common import colossal_start
+
+    colossal_start.start(run.world)
+    from gptscale.common.colossal_engine import PipelineEngine, TensorEngine
+    from gptscale.common.colossal_gpt2 import Policy, lazy_gpt2
+
+    tp_size, pp_size = run.config.tp_size or 1, run.config.pp_size or 1
+    model = lazy_gpt2(run)
+    options: dict[str, Any] = {"precision": run.config.precision, "ddp_bucket_cap_mb": config.ddp_bucket_cap_mb}
+    if pp_size > 1 and isinstance(config, ColossalPipelineConfig):
+        options |= {"pp_style": config.schedule, "num_model_chunks": config.chunks}
+        options |= {"num_microbatches": run.batch.grad_accum_steps}
+        # Overlapped, Colossal-AI drops the handle of a stage's last send; gloo then cancels what is not yet under way.
+        options |= {"overlap_p2p": run.world.device.type == "cuda"}
+    plugin, boosted, optimizer = shard(
+        model,
+        make_torch_optimizer(model, run.config),
+        Policy(run.gpt),
+        tp_size=tp_size,
+        pp_size=pp_size,
+        make_vocab_size_divisible_by=1,  # the table is padded already
+        **options,
+    )
+    return (PipelineEngine if pp_size > 1 else TensorEngine)(run, plugin, boosted, optimizer)
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("colossal_tensor")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Pipeline parallelism: the layers cut into stages, micro-batches passed from stage to stage.
+
+What is sharded        the layers: each of p devices holds v stages (v = 1, or more where a schedule interleaves). The token
+                       table lives twice, before the first block and, as the head, behind the last
+What is communicated   activations to the next stage and their gradients back: 2 x B T h b bytes per boundary between stages and
+                       micro-batch of B x T tokens (b bytes each), p v - 1 boundaries; once a step the gradient of the table,
+                       4 V h bytes, summed between the two devices that hold it. The least of all strategies
+Memory per device      16 bytes x the parameters of its stages + the activations of micro-batches in flight: all m of them
+                       under GPipe, at most p under 1F1B
+Idle                   (p-1)/(m+p-1) of the time under GPipe and 1F1B, (p-1)/(v m+p-1) under Interleaved1F1B; zero-bubble
+                       schedules fill that with the half of backward that only weights wait for
+Wins                   across nodes and on slow links, with many micro-batches; composes with every other strategy
+Loses                  with few micro-batches, or layers that do not divide evenly: the head weighs as much as several blocks
+Source                 Huang et al. 2019 (arXiv 1811.06965); Narayanan et al. 2021 (2104.04473); Qi et al. 2024 (2401.10241)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from gptscale.common.build import materialise
+from gptscale.common.config import RecipeConfig
+from gptscale.common.pipeline_build import parts_of, pipeline_engine, shapes_of
+from gptscale.common.pipeline_engine import PipelineEngine, PipelineLoss, TimedStage
+from gptscale.common.pipeline_plan import Schedule, check_stages, describe_stages, micro_batches, stage_sizes
+from gptscale.common.run import Run
+
+
+@dataclass(frozen=True)
+class PipelineConfig(RecipeConfig):
+    """Schedules have torch's names (torch.distributed.pipelining)."""
+
+    schedule: Schedule = "1F1B"
+    """GPipe | 1F1B | Interleaved1F1B | LoopedBFS | InterleavedZeroBubble | ZBVZeroBubble | DualPipeV."""
+    stages_per_rank: int = 0
+    """Stages that each process computes; 0 takes 1 for GPipe and 1F1B, 2 for the others."""
+    layers_per_stage: str = "balanced"
+    """Blocks of each stage, such as 13,13,12,10; balanced makes the heaviest stage as light as can be, the head counted."""
+
+    def grad_accum_steps(self, sequences: int, pp_size: int) -> int:
+        """Two micro-batches per stage where they divide the sequences."""
+        return micro_batches(self, sequences, pp_size)
+
+    def check(self, run: Run) -> None:
+        """ConfigError unless layers, stages, ranks and micro-batches fit each other and the schedule."""
+        check_stages(run, self)
+
+    def describe(self, run: Run) -> list[str]:
+        """The split, and what it leaves idle."""
+        return describe_stages(run, self)
+
+
+def shard(
+    parts: Mapping[int, nn.Module],
+    n_stages: int,
+    mesh: DeviceMesh,
+    schedule: str,
+    n_microbatches: int,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    shapes: Callable[[int], tuple[Tensor, Tensor]],
+    stage_class: type[PipelineStage] = PipelineStage,
+) -> tuple[list[Any], Any]:
+    """The stages that this process computes, and the schedule that runs them; gradients are summed over micro-batches.
+
+    parts: its modules by stage index. shapes(index): what a stage reads and what it leaves, on the meta device, so that no
+    batch must be run to find out. loss_fn(output of the last stage, targets). mesh: 1-D, the pipeline.
+    """
+    device = (
+        torch.device(mesh.device_type, torch.cuda.current_device())
+        if mesh.device_type == "cuda"
+        else torch.device("cpu")
+    )
+    stages = []
+    for index, part in parts.items():
+        reads, leaves = shapes(index)
+        stages.append(stage_class(part, index, n_stages, device, (reads,), (leaves,), mesh.get_group()))
+    kind: Any = get_schedule_class(schedule)
+    multi = issubclass(kind, PipelineScheduleMulti)
+    return stages, kind(stages if multi else stages[0], n_microbatches, loss_fn=loss_fn, scale_grads=False)
+
+
+def build(run: Run, config: PipelineConfig) -> PipelineEngine:
+    """Cut, fill, schedule."""
+    mesh = init_device_mesh(run.world.device.type, (run.world.world_size,), mesh_dim_names=("pp",))
+    parts = parts_of(run, config, mesh.get_local_rank())
+    for part in parts.values():
+        materialise(part, run, run.world.device)
+    loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
+    shapes = shapes_of(run, n_stages, torch.float32)
+    made = shard(parts, n_stages, mesh, config.schedule, run.batch.grad_accum_steps, loss, shapes, TimedStage)
+    return pipeline_engine(run, config, parts, made, loss, mesh)
+
+
+def main() -> None:
+    """This process's part of a run, from the command line."""
+    from gptscale.launchers.entry import run_recipe
+
+    run_recipe("pipeline")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ def adapt() -> None:
     from colossalai.accelerator import set_accelerator
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
 
-    class Cpu(CpuAccelerator):
+    class Cpu(CpuAccelerator):  # type: ignore[misc]
         """The CPU accelerator with the calls that training makes."""
 
         def manual_seed(self, seed: int) -> None:

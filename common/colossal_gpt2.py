@@ -18,7 +18,7 @@ from colossalai.shardformer.modeling.gpt2 import GPT2PipelineForwards
 from colossalai.shardformer.policies.gpt2 import GPT2LMHeadModelPolicy
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights  # type: ignore[attr-defined]
 
 from gptscale.common.convert import ACTIVATIONS
 from gptscale.common.loss import IGNORE

@@ -17,11 +17,10 @@ def start(world: World) -> None:
     warnings.filterwarnings("ignore", module=r"(colossalai|bitsandbytes|diffusers|transformers|torch)\.")
     for name in ("bitsandbytes", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    import colossalai.logging
-
-    colossalai.logging.disable_existing_loggers()
-    logging.getLogger("colossalai").setLevel(logging.ERROR)
+    from colossalai.logging import get_dist_logger
     from colossalai.pipeline import p2p
+
+    get_dist_logger().set_level("ERROR")
 
     p2p._check_for_nccl_hccl_backend = is_nccl
     # Its groups (cluster/process_group_mesh.py) are made with torch's default of half an hour.
@@ -40,4 +39,5 @@ def is_nccl(group: Any) -> bool:
     """
     import torch.distributed as dist
 
-    return "nccl" in (group or dist.group.WORLD).name()
+    group = group or dist.group.WORLD
+    return "nccl" in group.name()

@@ -97,7 +97,6 @@ class PipelineEngine:
             stage.clock = self.clock
         n_stages = stages[0].num_stages
         self.theory = bubble_fraction(simulate(order_of(schedule, n_stages, run.batch.grad_accum_steps), n_stages))
-        self._warm = False
 
     @property
     def model(self) -> nn.Module:
@@ -113,7 +112,7 @@ class PipelineEngine:
         # Gradients are averaged over data ranks, the loss is a mean over all of their tokens: data_size makes one the other.
         self.loss.to_grad = self.optimizer.scale.to(n_targets.device) * self.data_size / n_targets
         with self.clock.step():
-            total = self._through(batch, train=True)
+            total = self._through(batch)
         if self.tied is not None:
             weight, two = self.tied
             assert weight.grad is not None
@@ -124,11 +123,18 @@ class PipelineEngine:
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the global batch; only after a train_step, in which torch's pipeline sets its buffers up."""
-        if not self._warm:
-            raise RuntimeError("eval_loss before the first train_step")
-        total = self._through(batch, train=False)
-        return self._of_data_ranks(total).sum() / self._of_data_ranks((batch.targets != IGNORE).sum()).sum()
+        """Mean loss over the global batch; micro-batches one after another through all stages."""
+        for stage in self.stages:
+            stage.submod.eval()
+        self.loss.total = torch.zeros((), device=batch.inputs.device)
+        size = self.run.batch.micro_batch_size
+        for inputs, targets in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
+            x = inputs
+            for stage in self.stages:
+                x = self._forward(stage, x, targets)
+        dist.all_reduce(self.loss.total, group=self.pipeline)
+        n_targets = (batch.targets != IGNORE).sum()
+        return self._of_data_ranks(self.loss.total).sum() / self._of_data_ranks(n_targets).sum()
 
     def state(self) -> Iterable[Shard]:
         """The optimizer's."""
@@ -154,19 +160,32 @@ class PipelineEngine:
         """The optimizer's."""
         self.optimizer.close()
 
-    def _through(self, batch: Batch, *, train: bool) -> Tensor:
+    def _through(self, batch: Batch) -> Tensor:
         """Every micro-batch through every stage, and back; the summed loss of all, (), on each process of the pipeline."""
         for stage in self.stages:
-            stage.submod.train(train)
+            stage.submod.train()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
-        self._warm = self._warm or train
         inputs = (batch.inputs,) if self.first else ()
         targets: Any = {"target": batch.targets, "targets": batch.targets} if self.last else {}
-        go = self.schedule.step if train else self.schedule.eval
         with autocast(self.run.config.precision, batch.inputs.device):
-            go(*inputs, **targets, return_outputs=False)
+            self.schedule.step(*inputs, **targets, return_outputs=False)
         dist.all_reduce(self.loss.total, group=self.pipeline)  # zero but on the process of the last stage
         return self.loss.total
+
+    def _forward(self, stage: TimedStage, x: Tensor, targets: Tensor) -> Tensor:
+        """One stage's forward of one micro-batch; `x` is the output of the stage before, if that is here too."""
+        before, behind = (stage.stage_index_to_group_rank.get(stage.stage_index + d) for d in (-1, 1))
+        if before not in (None, stage.group_rank):
+            assert stage.inputs_meta is not None
+            x = torch.empty_like(stage.inputs_meta[0], device=x.device)
+            dist.recv(x, group=self.pipeline, group_src=before)
+        with autocast(self.run.config.precision, x.device):
+            y: Tensor = stage.submod(x, targets)
+        if stage.is_last:
+            self.loss.total += y
+        elif behind != stage.group_rank:
+            dist.send(y.contiguous(), group=self.pipeline, group_dst=behind)
+        return y
 
     def _of_data_ranks(self, value: Tensor) -> Tensor:
         """Every data rank's scalar, (data_size,)."""

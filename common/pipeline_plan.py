@@ -123,11 +123,11 @@ def check_stages(run: Run, options: PipelineOptions) -> None:
     made, sequences = run.batch.grad_accum_steps, run.batch.sequences_per_rank
     if not fits(schedule, made, pp_size, n_stages):
         several = [m for m in range(1, 8 * n_stages + 1) if fits(schedule, m, pp_size, n_stages)]
-        good = [m for m in several if sequences % m == 0] or several[:4]
+        good = [m for m in several if sequences % m == 0] or [m for m in several if m % pp_size == 0]
         raise ConfigError(
             f"{schedule} with {n_stages} stages on {pp_size} processes does not take {made} micro-batches",
             "in --grad-accum-steps",
-            f"use {' or '.join(map(str, good[:4]))}, or schedule GPipe",
+            f"use {' or '.join(map(str, good[:2]))}, or schedule GPipe",
         )
 
 

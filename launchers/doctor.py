@@ -18,7 +18,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from gptscale.common import deepspeed_ops
+from gptscale.common import deepspeed_ops, environments
 from gptscale.common.config import did_you_mean
 from gptscale.common.devices import device_name, peak_tflops
 from gptscale.common.errors import ConfigError
@@ -37,8 +37,8 @@ PACKAGES = (
     "fairscale",
     "accelerate",
     "lightning-fabric",
-    "colossalai",
 )
+BESIDE = {"colossalai": ("colossalai", "torch", "transformers")}  # environment: what is worth knowing of it
 SHARED_MEMORY_GIB_MIN = 1.0  # NCCL's and data workers' rings; containers often give 64 MiB
 
 
@@ -75,6 +75,7 @@ def gather() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version(name) for name in PACKAGES},
+        "environments": {name: environment(name) for name in BESIDE},
         "operators": operators(),
         "recipes": {name: why_not_here(name) for name in RECIPES},
         "devices": devices(),
@@ -109,6 +110,12 @@ def operators() -> dict[str, str | None]:
     if version("deepspeed") is None:
         return {}
     return {op: str(lack) if (lack := deepspeed_ops.lack([op])) else None for op in deepspeed_ops.BUILDERS}
+
+
+def environment(name: str) -> dict[str, str | None]:
+    """An environment beside this one: its folder, and the versions in it; all None if it is not there."""
+    versions = {package: environments.installed(package, name) for package in BESIDE[name]}
+    return {"folder": str(environments.folder(name)), **versions}
 
 
 def version(distribution: str) -> str | None:
@@ -158,6 +165,10 @@ def show(found: dict[str, Any], console: Console) -> None:
     console.print(
         f"{found['platform']}, {found['cpu_cores']} cores, backends {' '.join(found['backends'])}", highlight=False
     )
+    for name, facts in found["environments"].items():
+        there = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
+        said = f"{facts['folder']}: {there}" if facts[name] else f"no environment for {name}: make {name}"
+        console.print(said, highlight=False, soft_wrap=True)
     for device in found["devices"]:
         memory = (
             f", {device['memory_gib']:.0f} GiB, capability {device['capability']}" if "memory_gib" in device else ""

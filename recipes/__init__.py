@@ -6,7 +6,7 @@ import logging
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gptscale.common import environments
 from gptscale.common.config import did_you_mean
@@ -68,9 +68,11 @@ def _zero(what: str, **preset: object) -> Recipe:
     return Recipe("gptscale.recipes.zero", "ZeroConfig", what, "deepspeed", preset=preset, series="0.19.")
 
 
-def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], **facts: Any) -> Recipe:
-    where = {"engine": "colossalai", "series": "0.5.0", "environment": "colossalai"}
-    return Recipe(f"gptscale.recipes.{module}", config, what, axes=axes, **where, **facts)
+def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], needs_cuda: bool = False) -> Recipe:
+    module = f"gptscale.recipes.{module}"
+    return Recipe(
+        module, config, what, "colossalai", axes=axes, series="0.5.0", environment="colossalai", needs_cuda=needs_cuda
+    )
 
 
 RECIPES: dict[str, Recipe] = {

@@ -18,6 +18,7 @@ from gptscale.launchers.preflight import why_not_here
 HERE = Path(__file__).parent
 D = 2
 WIDTH = 512  # wide enough that no matrix is kept whole for being small (DeepSpeed's stage3_param_persistence_threshold)
+N = 4 * (12 * WIDTH**2 + 13 * WIDTH) + (384 + 128 + 2) * WIDTH  # tiny's layers, table (padded) and positions, this wide
 BUCKET = 0.5  # x N: DeepSpeed's reduce bucket, 4 bytes x N / 8
 LARGEST = 0.33  # x N: the largest parameter in fp32, 4 x 1,048,576 bytes of N = 12.9 million
 
@@ -37,6 +38,11 @@ FORMULAS = [
     ("accelerate_fsdp", [], "fp32", 16 / D, 0),
     ("lightning_fabric", [], "fp32", 16, 0),
     ("lightning_fabric", ["--strategy", "fully_shard"], "fp32", 16 / D, 0),
+    # norms and biases of rowwise matrices are whole: 6 h per layer and 2 h
+    ("tensor_parallel", [], "fp32", 16 / D * (1 + (4 * 6 + 2) * WIDTH / N), 0),
+    ("hybrid_3d", ["--tp-size", "2"], "fp32", 16 / D * (1 + (4 * 6 + 2) * WIDTH / N), 0),
+    ("hybrid_3d", [], "fp32", 16 / D, 0),
+    ("hybrid_3d", ["--data-parallel", "ddp"], "fp32", 16, 0),
 ]
 
 
@@ -55,6 +61,20 @@ def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, for
         assert 0.98 * formula <= per_parameter <= 1.02 * formula + constant
         if "zero" in recipe:
             assert found["state"] / found["n"] == pytest.approx(12 / D, rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
+def test_a_stage_holds_its_layers_and_both_ends_the_table(schedule, tmp_path):
+    """16 bytes x the parameters of its stages, and torch's buffers for what it receives."""
+    found = measured("pipeline", ["--schedule", schedule, "--grad-accum-steps", "8"], "fp32", tmp_path)
+    block, table, positions, norm = 12 * WIDTH**2 + 13 * WIDTH, 384 * WIDTH, 128 * WIDTH, 2 * WIDTH
+    held = [2 * block + table + positions, 2 * block + table + norm]
+    if schedule == "ZBVZeroBubble":  # the first rank has both ends, and the table once
+        held = [2 * block + table + positions + norm, 2 * block]
+    for rank, parameters in zip(found, held, strict=True):
+        assert rank["state"] == 12 * parameters
+        buffers = (1 if schedule == "1F1B" else 2) * 3 * 8 * 4 * 128 * WIDTH  # a stage has up to three per micro-batch
+        assert 0 <= rank["with_gradients"] - 16 * parameters <= buffers + 2**16
 
 
 def test_stage_2_shards_gradients_during_accumulation_and_stage_1_does_not(tmp_path):

@@ -60,7 +60,7 @@ def test_the_contract_stays_small():
     import gptscale.common.engine as engine
 
     assert len(Path(engine.__file__).read_text().splitlines()) < 80
-    assert METHODS == ["close", "counters", "eval_loss", "load_counters", "offload", "state", "train_step"]
+    assert METHODS == ["bubble", "close", "counters", "eval_loss", "load_counters", "offload", "state", "train_step"]
 
 
 @pytest.mark.parametrize("module_name", MODULES)

@@ -55,15 +55,20 @@ def assert_same_state(ours, theirs):
     assert Reader(ours).manifest["counters"] == Reader(theirs).manifest["counters"]
 
 
+ELSEWHERE = ("tensor_parallel", "pipeline", "hybrid_3d")  # test_split.py: many ways of splitting in one world
+HERE_TOO = [name for name, recipe in RECIPES.items() if name not in ELSEWHERE and not recipe.environment]
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("nproc", [2, 4])
 def test_parity_with_one_process(nproc, tmp_path):
     """20 steps, accumulation 2, clipping at work, AdamW and SGD: loss, gradient norm and (SGD) final weights within 1e-5."""
-    ended = gptscale("parity", "--nproc", nproc, "--out", tmp_path, timeout=880)
+    names = [name for name in HERE_TOO if not why_not_here(name)]
+    ended = gptscale("parity", "--recipes", ",".join(names), "--nproc", nproc, "--out", tmp_path, timeout=880)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-2000:]
     with (tmp_path / "parity.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {r["recipe"] for r in rows} == {name for name in RECIPES if name != "single" and not why_not_here(name)}
+    assert {r["recipe"] for r in rows} == set(names) - {"single"}
     for row in rows:
         assert row["passed"] == "True"
         assert all(float(row[k]) <= TOLERANCE for k in ("loss", "grad_norm"))
@@ -106,7 +111,9 @@ def test_knobs_change_no_number(variant, one_process, tmp_path):
 @pytest.mark.timeout(300)
 def test_parity_in_bf16(tmp_path):
     """Against one process in bf16, within each row's own tolerance."""
-    ended = gptscale("parity", "--precision", "bf16", "--optimizers", "adamw", "--out", tmp_path, timeout=280)
+    names = [n for n in (*HERE_TOO, "tensor_parallel", "hybrid_3d") if not why_not_here(n)]
+    words = ["--precision", "bf16", "--optimizers", "adamw", "--recipes", ",".join(names), "--out", tmp_path]
+    ended = gptscale("parity", *words, timeout=280)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-2000:]
 
 
@@ -120,6 +127,8 @@ def test_bf16_stays_near_fp32(one_process, tmp_path):
 
 SAVED = {"single": 1, "ddp": 2, "fsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2, "zero_offload": 2, "zero_infinity": 2}
 SAVED |= {"fairscale_sdp": 2, "accelerate_fsdp": 2, "lightning_fabric": 2}
+SAVED |= {"tensor_parallel": 2, "pipeline": 2, "hybrid_3d": 4}
+MESH = {"hybrid_3d": ["--tp-size", "2"]}  # dp 2 x tp 2
 LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic"]
 
 
@@ -128,7 +137,7 @@ def saved(tmp_path_factory):
     """A run of 8 steps of each recipe, checkpoints at 4 and 8, dropout on."""
     out = tmp_path_factory.mktemp("saved")
     for recipe, nproc in SAVED.items():
-        ok("run", recipe, "--nproc", nproc, *LONG, "--out", out, "--run-name", recipe)
+        ok("run", recipe, "--nproc", nproc, *MESH.get(recipe, []), *LONG, "--out", out, "--run-name", recipe)
     return out / "runs"
 
 
@@ -141,6 +150,7 @@ def test_resume_is_bit_identical(recipe, saved, tmp_path):
         recipe,
         "--nproc",
         SAVED[recipe],
+        *MESH.get(recipe, []),
         *LONG,
         "--out",
         tmp_path,
@@ -167,14 +177,19 @@ FROM_SOME = [
     ("zero_offload", 2),
 ]
 FROM_SOME += [("zero_infinity", 2), ("fairscale_sdp", 4), ("accelerate_fsdp", 2), ("lightning_fabric", 2)]
+FROM_SOME += [("tensor_parallel", 2), ("pipeline", 2), ("hybrid_3d", 4)]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("recipe", "nproc"), FROM_ALL + FROM_SOME)
 def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recipe, nproc, saved, tmp_path):
-    names = SAVED if (recipe, nproc) in FROM_ALL else ("single", "fsdp", "zero2", "zero3", "zero_infinity")
+    names = (
+        SAVED
+        if (recipe, nproc) in FROM_ALL
+        else ("single", "fsdp", "zero2", "zero3", "zero_infinity", "hybrid_3d", "pipeline")
+    )
     sources = [saved / name / "checkpoints" / "step-4" for name in names]
-    script("world_reload.py", nproc, recipe, tmp_path, *sources)
+    script("world_reload.py", nproc, recipe, tmp_path, *sources, *MESH.get(recipe, []))
     for source in sources:
         assert_same_state(tmp_path / source.parents[1].name / "step-4", source)
 
@@ -190,6 +205,7 @@ WIDE = ["--n-embd", "512", "--global-batch-size", "4", "--seq-len", "64"]  # so 
         ("zero3", 2, {"fsdp": 4, "single": 1}, []),
         ("zero_infinity", 2, {"zero1": 4, "fairscale_sdp": 2}, WIDE),
         ("ddp", 2, {"zero_infinity": 2}, WIDE),
+        ("tensor_parallel", 2, {"pipeline": 2, "fsdp": 4}, []),
     ],
 )
 def test_a_run_goes_on_in_another_recipe(begun, nproc, continued, options, tmp_path):
@@ -231,14 +247,14 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
     assert list(steps(tmp_path / "rank0").index) == [1, 2, 3]
 
 
-def begun(out, *options):
-    """A ddp run on two ranks that would last minutes; returned once it has saved, with its ranks' process ids."""
+def begun(out, recipe="ddp"):
+    """A run on two ranks that would last minutes; returned once it has saved, with its ranks' process ids."""
     command = [
         sys.executable,
         "-m",
         "gptscale.launchers.cli",
         "run",
-        "ddp",
+        recipe,
         "--nproc",
         "2",
         "--steps",
@@ -249,7 +265,6 @@ def begun(out, *options):
         str(out),
         "--run-name",
         "long",
-        *options,
     ]
     launcher = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 60
@@ -272,9 +287,9 @@ def summary(out):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(victim, tmp_path):
-    launcher, ranks = begun(tmp_path)
+@pytest.mark.parametrize(("recipe", "victim"), [("ddp", 0), ("ddp", 1), ("tensor_parallel", 0), ("pipeline", 1)])
+def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim, tmp_path):
+    launcher, ranks = begun(tmp_path, recipe)
     os.kill(ranks[victim], signal.SIGKILL)
     said, _ = launcher.communicate(timeout=15)
     assert launcher.returncode == 7
@@ -285,7 +300,7 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(victim, tmp_pat
     last = Reader(step_folders(tmp_path / "runs" / "long" / "checkpoints")[0]).verify().step
     ok(
         "run",
-        "ddp",
+        recipe,
         "--nproc",
         2,
         "--steps",

@@ -44,7 +44,7 @@ def main(recipe, out, options):
         engine.train_step(batch, 1e-3)
         built = live_bytes(engine.model) - before
         # the same, but stopped where gradients are whole: between backward and step
-        held, calls, stepper, hold_back = {}, [], engine.optimizer, engine.set_grad_sync
+        held, calls, stepper, hold_back = {}, [], engine.optimizer, getattr(engine, "set_grad_sync", None)
 
         def second_micro_batch(on):
             calls.append(on)
@@ -52,12 +52,13 @@ def main(recipe, out, options):
                 held["between"] = live_bytes(engine.model) - before
             hold_back(on)
 
-        engine.set_grad_sync = second_micro_batch
+        if hold_back:
+            engine.set_grad_sync = second_micro_batch
         stepper.step = lambda lr, loss: held.update(live_bytes=live_bytes(engine.model) - before) or loss
         engine.train_step(batch, 1e-3)
         found = {
             "built": built,
-            "between": held["between"],
+            "between": held.get("between"),
             "with_gradients": held["live_bytes"],
             "n": plan.run.gpt.n_params_in_memory,
         }

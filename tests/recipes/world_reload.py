@@ -1,6 +1,6 @@
 """Run as ranks: load each checkpoint into this recipe at this world size, and save what was loaded, without a step between.
 
-usage: world_reload.py RECIPE OUT CHECKPOINT...
+usage: world_reload.py RECIPE OUT CHECKPOINT... [option...]
 """
 
 import os
@@ -18,9 +18,9 @@ from gptscale.launchers.preflight import preflight
 from gptscale.recipes import get
 
 
-def main(recipe: str, out: Path, checkpoints: list[Path]) -> None:
+def main(recipe: str, out: Path, checkpoints: list[Path], options: list[str]) -> None:
     torch.set_num_threads(1)
-    words = ["--data", "synthetic", "--dropout", "0.1", "--seed", "99", "--out", str(out)]
+    words = ["--data", "synthetic", "--dropout", "0.1", "--seed", "99", "--out", str(out), *options]
     config, recipe_config = parse_run(recipe, words)
     plan = preflight(recipe, config, recipe_config, World.from_environment(config))
     with process_group(plan.run.world) if get(recipe).axes else nullcontext():
@@ -34,6 +34,8 @@ def main(recipe: str, out: Path, checkpoints: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), [Path(p) for p in sys.argv[3:]])
+    words = sys.argv[3:]
+    split = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
+    main(sys.argv[1], Path(sys.argv[2]), [Path(p) for p in words[:split]], words[split:])
     sys.stdout.flush()
     os._exit(0)

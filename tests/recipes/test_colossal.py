@@ -1,0 +1,370 @@
+"""Colossal-AI's recipes, in their own environment, against one process in this one; and the two environments' meeting points."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from gptscale.common import environments
+from gptscale.common.checkpoint import Reader
+from gptscale.common.colossal_plan import bubble_fraction, default_micro_batches
+from gptscale.common.colossal_weights import FlatLayout, TensorLayout, cut_dim, fill
+from gptscale.common.convert import name_pairs, qkv_to_hf
+from gptscale.common.errors import ConfigError
+from gptscale.common.model import init_tensor
+from gptscale.common.model_config import GPTConfig
+from gptscale.launchers import cli
+from gptscale.launchers.doctor import environment
+from gptscale.launchers.local import launch
+from gptscale.launchers.parity import weight_deviation
+from gptscale.launchers.preflight import why_not_here
+from gptscale.recipes import get
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+TOLERANCE = 1e-5
+LACK = None if environments.is_inside("colossalai") else why_not_here("colossal_tensor")
+needs_colossalai = pytest.mark.skipif(LACK is not None, reason=str(LACK))
+
+
+def command(*words):
+    return [sys.executable, "-m", "gptscale.launchers.cli", *map(str, words)]
+
+
+def ok(*words):
+    ended = subprocess.run(command(*words), env=ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return ended
+
+
+def script(name, environment, nproc, *words):
+    words = [environments.python(environment), str(HERE / name), *map(str, words)]
+    assert launch(words, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0
+
+
+def steps(run):
+    return pd.read_csv(run / "steps.csv").set_index("step")
+
+
+def rows(out):
+    with (out / "summary.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def assert_same_state(ours, theirs, kind=""):
+    a, b = Reader(ours).verify(), Reader(theirs).verify()
+    assert set(a.names()) == set(b.names())
+    assert not [n for n in a.names() if n.startswith(kind) and not torch.equal(a.read(n), b.read(n))]
+
+
+# --- one process, and each way of splitting
+
+WORK = "--steps 20 --global-batch-size 16 --grad-accum-steps 4 --optimizer sgd --lr 0.1 --warmup-steps 2 --save-last".split()
+SPLITS = {
+    "tp 2": ("colossal_tensor", 2, []),
+    "tp 4": ("colossal_tensor", 4, []),
+    "dp 2 x tp 2": ("colossal_tensor", 4, ["--tp-size", "2"]),
+    "pp 2": ("colossal_pipeline", 2, []),
+    "pp 2, interleaved": ("colossal_pipeline", 2, ["--schedule", "interleaved"]),
+    "tp 2 x pp 2": ("colossal_pipeline", 4, ["--tp-size", "2"]),
+    "dp 2 x pp 2": ("colossal_pipeline", 4, ["--pp-size", "2"]),
+}
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    out = tmp_path_factory.mktemp("one")
+    ok("run", "single", *WORK, "--out", out, "--run-name", "one")
+    return out / "runs" / "one"
+
+
+@needs_colossalai
+@pytest.mark.parametrize("split", SPLITS)
+def test_computes_what_one_process_computes(split, one_process, tmp_path):
+    """20 steps of SGD, accumulation and clipping at work: losses, gradient norms, final weights; and the row is like any."""
+    recipe, nproc, options = SPLITS[split]
+    ok("run", recipe, "--nproc", nproc, *WORK, *options, "--out", tmp_path, "--run-name", "r")
+    found, one = steps(tmp_path / "runs" / "r"), steps(one_process)
+    assert (one.grad_norm > 1).any()
+    for column in ("loss", "grad_norm"):
+        assert ((found[column] - one[column]).abs() / one[column]).max() <= TOLERANCE
+    assert 0 < weight_deviation(one_process, tmp_path / "runs" / "r") <= TOLERANCE
+    (row,), (its,) = rows(tmp_path), rows(one_process.parents[1])
+    assert list(row) == list(its)
+    assert (row["engine"], row["engine_version"], row["status"]) == ("colossalai", "0.5.0", "ok")
+    assert row["torch_version"].startswith("2.5.1")
+    assert row["workload_hash"] == its["workload_hash"]
+    sizes = {axis: int(row[f"{axis}_size"]) for axis in ("dp", "tp", "pp")}
+    said = dict(pair.split() for pair in split.split(",")[0].split(" x "))
+    assert sizes == {"dp": 1, "tp": 1, "pp": 1} | {axis: int(size) for axis, size in said.items()}
+    assert bool(row["bubble_fraction"]) == (sizes["pp"] > 1)
+
+
+# --- checkpoints and streams
+
+LONG = "--steps 8 --save-every 4 --dropout 0.1 --data synthetic --grad-accum-steps 2 --global-batch-size 8".split()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Runs of 8 steps with dropout, checkpoints at 4 and 8: of one process, and of tp 2 x pp 2."""
+    out = tmp_path_factory.mktemp("saved")
+    ok("run", "single", *LONG, "--out", out, "--run-name", "single")
+    ok("run", "colossal_pipeline", "--nproc", 4, "--tp-size", 2, *LONG, "--out", out, "--run-name", "colossal")
+    return out / "runs"
+
+
+@needs_colossalai
+@pytest.mark.timeout(400)
+def test_resume_is_bit_identical(saved, tmp_path):
+    options = ["--nproc", 4, "--tp-size", 2, *LONG, "--out", tmp_path, "--run-name", "again"]
+    ok("run", "colossal_pipeline", *options, "--resume", saved / "colossal" / "checkpoints" / "step-4")
+    whole, again = steps(saved / "colossal"), steps(tmp_path / "runs" / "again")
+    assert whole.loc[5:, ["loss", "grad_norm", "lr"]].equals(again[["loss", "grad_norm", "lr"]])
+    ends = [run / "checkpoints" / "step-8" for run in (saved / "colossal", tmp_path / "runs" / "again")]
+    assert_same_state(*ends)
+
+
+MOVES = {
+    "tp 2 x pp 2": ("colossal_pipeline", 4, ["--tp-size", "2", "--grad-accum-steps", "2"]),
+    "pp 2, interleaved": ("colossal_pipeline", 2, ["--schedule", "interleaved", "--grad-accum-steps", "2"]),
+    "dp 2 x tp 2": ("colossal_tensor", 4, ["--tp-size", "2"]),
+}
+
+
+@needs_colossalai
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("split", MOVES)
+def test_state_comes_in_and_goes_out_without_a_changed_bit(split, saved, tmp_path):
+    """From one process into each split and out again; streams of dropout; bytes held; a sick step moves nothing."""
+    recipe, nproc, options = MOVES[split]
+    source = saved / "single" / "checkpoints" / "step-4"
+    script("world_colossal.py", "colossalai", nproc, recipe, tmp_path, source, *options)
+    assert_same_state(tmp_path / "again" / "step-4", source)
+    found = [json.loads((tmp_path / f"rank{r}" / "found.json").read_text()) for r in range(nproc)]
+    assert all(f["moved by building"] and not f["moved by sick steps"] for f in found)
+    assert len({f["eval"] for f in found}) == 1
+    gpt = GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=128, vocab_size=257)
+    tp, pp = found[0]["tp"], found[0]["pp"]
+    for rank, f in enumerate(found):
+        assert f["parameters"] == parameters_of(gpt, tp, pp, rank // tp % pp)
+        assert f["bytes"] == 12 * f["parameters"]
+    for rank, f in enumerate(found):
+        for other, g in enumerate(found):
+            same_stage_and_data = rank // tp == other // tp
+            assert (f["rest"] == g["rest"]) == same_stage_and_data  # tensor ranks hold the same residual stream
+            if rank != other and tp > 1:
+                assert f["attention"] != g["attention"]  # and heads of their own
+
+
+def parameters_of(gpt, tp, pp, stage):
+    """What a rank holds: its blocks' matrices over t, biases of column-cut ones too, the rest whole; the table on both ends."""
+    h = gpt.n_embd
+    block = (12 * h * h + 7 * h) // tp + 6 * h
+    ends = gpt.padded_vocab_size * h // tp
+    first, last = ends + gpt.block_size * h, (ends if pp > 1 else 0) + 2 * h
+    return gpt.n_layer // pp * block + (first if stage == 0 else 0) + (last if stage == pp - 1 else 0)
+
+
+@needs_colossalai
+@pytest.mark.timeout(400)
+def test_state_goes_on_in_one_process(saved, tmp_path):
+    source = saved / "colossal" / "checkpoints" / "step-4"
+    script("world_reload.py", "", 1, "single", tmp_path, source)
+    assert_same_state(tmp_path / "colossal" / "step-4", source)
+
+
+@needs_colossalai
+def test_both_environments_start_from_the_same_weights(tmp_path):
+    """Bit for bit: a step at rate 0 leaves them as they were made."""
+    work = ["--steps", 1, "--lr", 0, "--optimizer", "sgd", "--save-last", "--out", tmp_path]
+    ok("run", "single", *work, "--run-name", "one")
+    ok("run", "colossal_tensor", "--nproc", 2, *work, "--run-name", "two")
+    ends = [tmp_path / "runs" / name / "checkpoints" / "step-1" for name in ("one", "two")]
+    assert_same_state(*ends)
+
+
+# --- where ranks' shares lie, without Colossal-AI
+
+GPT = GPTConfig(n_layer=1, n_head=4, n_embd=12, block_size=6, vocab_size=5)
+SHAPES = {
+    "wte.weight": (128, 12),
+    "wpe.weight": (6, 12),
+    "blocks.0.ln_1.weight": (12,),
+    "blocks.0.attn.qkv.weight": (36, 12),
+    "blocks.0.attn.qkv.bias": (36,),
+    "blocks.0.attn.proj.weight": (12, 12),
+    "blocks.0.mlp.fc.weight": (48, 12),
+    "blocks.0.mlp.proj.weight": (12, 48),
+}
+
+
+def as_theirs(name, value):
+    """Our tensor as transformers lays it out."""
+    transposed = {ours: t for ours, _, t in name_pairs(1)}[name]
+    value = qkv_to_hf(value, GPT.n_head) if "qkv" in name else value
+    return (value.t() if transposed else value).contiguous()
+
+
+def put_together(shards, shape):
+    whole = torch.full(shape, torch.nan)
+    for shard in shards:
+        assert shard.shape == shape
+        assert shard.tensor.shape == whole[shard.box].shape
+        assert whole[shard.box].isnan().all()  # no element twice
+        whole[shard.box] = shard.tensor
+    return whole
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tensor_ranks_boxes_make_the_whole(name, size):
+    value = torch.arange(torch.Size(SHAPES[name]).numel(), dtype=torch.float32).view(SHAPES[name])
+    theirs, shards = as_theirs(name, value), []
+    for rank in range(size):
+        local, dim = theirs, cut_dim(name)
+        if "qkv" in name:  # Colossal-AI's split_fused_qkv_in_gpt2_style
+            local = torch.cat([part.chunk(size, -1)[rank] for part in theirs.chunk(3, -1)], -1)
+        elif dim is not None and (rank or size > 1):
+            local = theirs.chunk(size, dim if theirs.shape == value.shape and "wte" in name else 1 - dim)[rank]
+        layout = TensorLayout(GPT, rank, size)
+        shards += layout.boxes(f"model/{name}", local) if rank == 0 or dim is not None else []
+    assert torch.equal(put_together(shards, SHAPES[name]), value)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_flat_ranges_boxes_make_the_whole(name, size):
+    """As LowLevelZero cuts: flattened, padded to a multiple of the ranks, in equal pieces wherever they fall."""
+    value = torch.arange(torch.Size(SHAPES[name]).numel(), dtype=torch.float32).view(SHAPES[name])
+    theirs = as_theirs(name, value)
+    padded = torch.nn.functional.pad(theirs.flatten(), (0, -theirs.numel() % size))
+    shards = []
+    for rank, flat in enumerate(padded.chunk(size)):
+        layout = FlatLayout(GPT, {name: (tuple(theirs.shape), rank * flat.numel())})
+        shards += layout.boxes(f"model/{name}", flat)
+    assert torch.equal(put_together(shards, SHAPES[name]), value)
+
+
+def test_filling_a_tensor_ranks_memory_gives_the_initial_weights():
+    name = "blocks.0.attn.qkv.weight"
+    theirs = torch.empty(12, 36)
+    fill(TensorLayout(GPT).boxes(f"model/{name}", theirs), GPT, seed=5)
+    assert torch.equal(theirs, as_theirs(name, init_tensor(name, SHAPES[name], GPT, 5)))
+
+
+def test_arithmetic_of_a_pipeline():
+    assert bubble_fraction(4, 1, 8) == 3 / 11
+    assert bubble_fraction(2, 2, 4) == 1 / 9
+    assert default_micro_batches("1f1b", 2, 8) == 4
+    assert default_micro_batches("interleaved", 2, 6) == 2
+    assert default_micro_batches("1f1b", 1, 8) is None
+
+
+# --- what a user can get wrong
+
+CASES = {
+    "heads": (["colossal_tensor", "--nproc", "3"], "cannot be cut over 3 tensor ranks, in --tp-size, use 1 or 2 or 4"),
+    "blocks": (["colossal_pipeline", "--nproc", "5"], "4 blocks are too few for 5 stages, in --pp-size, use at most 4"),
+    "chunks": (
+        "colossal_pipeline --nproc 2 --schedule interleaved --num-model-chunks 3".split(),
+        "4 blocks are too few for 2 stages of 3 chunks, in --pp-size, use --n-layer 6 or more",
+    ),
+    "too few micro-batches": (
+        "colossal_pipeline --nproc 4 --grad-accum-steps 2 --global-batch-size 8".split(),
+        "1f1b on 4 stages takes 4 or more micro-batches, not 2, in --grad-accum-steps, use 4 or 8",
+    ),
+    "uneven rounds": (
+        "colossal_pipeline --nproc 2 --schedule interleaved --grad-accum-steps 3 --global-batch-size 12".split(),
+        "interleaved on 2 stages takes a multiple of 2 micro-batches, not 3, in --grad-accum-steps, use 2 or 4 or 6 or 12",
+    ),
+    "unknown schedule": ("colossal_pipeline --nproc 2 --schedule gpipe".split(), "gpipe"),
+    "dropout recomputed": (
+        "colossal_tensor --nproc 2 --dropout 0.1 --activation-checkpointing full".split(),
+        "drops other elements when a block is recomputed",
+    ),
+    "no GPU": (["colossal_zero", "--nproc", "2", "--device", "cpu"], "colossal_zero needs a CUDA device"),
+    "no GPU for Gemini": (["colossal_gemini", "--device", "cpu"], "colossal_gemini needs a CUDA device"),
+    "compile": (["colossal_tensor", "--compile"], "colossal_tensor does not work with compile True"),
+    "fractions": (["colossal_gemini", "--offload-optim-frac", "2"], "offload_optim_frac 2.0 is out of range"),
+}
+
+
+@needs_colossalai
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_one_line(case, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words, expected = CASES[case]
+    assert cli.main(["run", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert expected in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_its_environment_the_line_says_what_makes_it(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    assert cli.main(["run", "colossal_tensor"]) == 2
+    said = capsys.readouterr().err
+    where = tmp_path / "venv-colossalai"
+    assert said == f"gptscale: error: the environment of colossalai is missing, at {where}, make colossalai\n"
+    assert environment("colossalai")["colossalai"] is None
+    packages = where / "lib" / "python3.11" / "site-packages" / "colossalai-0.4.9.dist-info"
+    packages.mkdir(parents=True)
+    (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: colossalai\nVersion: 0.4.9\n")
+    (where / "bin").mkdir()
+    (where / "bin" / "python").touch()
+    with pytest.raises(ConfigError, match=r"has colossalai 0\.4\.9, not 0\.5\.0"):
+        get("colossal_zero").load()
+
+
+@needs_colossalai
+def test_dry_run_tells_the_command_with_its_interpreter(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main("run colossal_pipeline --nproc 4 --tp-size 2 --dry-run".split()) == 0
+    starter = environments.folder("colossalai") / "bin" / "torchrun"
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert f"{starter} --standalone --nproc-per-node 4 -m gptscale.launchers.entry colossal_pipeline" in line
+
+
+@needs_colossalai
+def test_a_killed_rank_ends_all_and_is_named(tmp_path):
+    words = ["run", "colossal_pipeline", "--nproc", 2, "--steps", 100000, "--out", tmp_path, "--run-name", "long"]
+    launcher = subprocess.Popen(
+        command(*words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 90
+    while not (tmp_path / "runs" / "long" / "steps.csv").exists():
+        assert launcher.poll() is None, launcher.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(1)
+    listed = ["ps", "-o", "pid=", "--ppid", str(launcher.pid)]
+    ranks = [int(p) for p in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()]
+    os.kill(ranks[1], signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=20)
+    assert launcher.returncode == 7
+    assert "rank 1 was killed by SIGKILL" in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    assert [(row["status"], row["engine"]) for row in rows(tmp_path)] == [("failed", "colossalai")]
+
+
+# --- common/ under Colossal-AI's torch
+
+
+@needs_colossalai
+@pytest.mark.timeout(400)
+def test_common_runs_under_its_torch():
+    words = [environments.python("colossalai"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/common"]
+    ended = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=380, check=False)
+    assert ended.returncode == 0, ended.stdout[-4000:]
+    assert " failed" not in ended.stdout.splitlines()[-1]

@@ -1,0 +1,29 @@
+"""Tensor, pipeline and hybrid parallelism in real worlds: the same numbers as one process, in every way of splitting."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gptscale.launchers.local import launch
+from gptscale.launchers.parity import ways
+
+HERE = Path(__file__).parent
+TOLERANCE = 1e-5
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("nproc", "n_layer"), [(2, 4), (4, 8)])
+def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_layer, tmp_path):
+    """Losses and norms of 20 steps of AdamW, losses, norms and final weights of 8 of SGD, accumulation and clipping at
+    work, an evaluation; and no two ranks of a world draw the same dropout, each the same again for the same step."""
+    script = [sys.executable, str(HERE / "world_split.py"), str(tmp_path), str(n_layer)]
+    assert launch(script, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0
+    expected = {" ".join([r, *way]) for r in ("tensor_parallel", "pipeline", "hybrid_3d") for way in ways(r, nproc)}
+    for rank in range(nproc):
+        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert set(found) == expected
+        worst = {way: max(deviations.values()) for way, deviations in found.items()}
+        assert {way: d for way, d in worst.items() if not d <= TOLERANCE} == {}
+        assert all(deviations["weights"] > 0 for deviations in found.values())

@@ -28,13 +28,14 @@ class Span(NamedTuple):
 class Bubble:
     """Of one process. theory: the schedule's bubble fraction with equal stages. busy_s, span_s: of each step so far.
 
-    spans: of the last step; waits: within it, while nothing was computed and a transfer was waited for.
+    spans: of the last step, from its beginning, which was at `began_at` by the clock of the whole machine.
     """
 
     theory: float
     busy_s: tuple[float, ...]
     span_s: tuple[float, ...]
     spans: tuple[Span, ...] = ()
+    began_at: float = 0.0
 
 
 Computation = tuple[str, int, int]  # kind, stage, micro-batch
@@ -108,6 +109,27 @@ def _gives(kind: str) -> str:
     return INPUT if kind == BACKWARD else kind
 
 
+def gaps(spans: Mapping[int, Sequence[Span]], n_stages: int) -> dict[int, list[tuple[str, float, float]]]:
+    """What each rank did between its computations, (what, begin, end), from a trace on one clock.
+
+    Before a computation it waits: `bubble` until another rank has computed what is needed, `communication` from then on
+    (the transfer, and the runtime's own work). Behind the last computation, until all ranks are done: `bubble`.
+    """
+    done = {(_gives(s.kind), s.stage, s.micro_batch): s.end for of_rank in spans.values() for s in of_rank}
+    begin = min(s.begin for of_rank in spans.values() for s in of_rank)
+    end = max(done.values())
+    found: dict[int, list[tuple[str, float, float]]] = {}
+    for rank, of_rank in spans.items():
+        free, found[rank] = begin, []
+        for span in of_rank:
+            ready = max([free, *(done[need] for need in _needs(span.kind, span.stage, span.micro_batch, n_stages))])
+            ready = min(ready, span.begin)
+            found[rank] += [("bubble", free, ready), ("communication", ready, span.begin)]
+            free = span.end
+        found[rank].append(("bubble", free, end))
+    return {rank: [gap for gap in of_rank if gap[2] > gap[1]] for rank, of_rank in found.items()}
+
+
 def _needs(kind: str, stage: int, micro_batch: int, n_stages: int) -> list[Computation]:
     if kind == FORWARD:
         return [(FORWARD, stage - 1, micro_batch)] if stage else []
@@ -125,6 +147,7 @@ class StageClock:
         self.busy_s: list[float] = []
         self.span_s: list[float] = []
         self.spans: tuple[Span, ...] = ()
+        self.began_at = 0.0
         self._open: list[tuple[str, int, int, Any, Any]] = []
         self._began: Any = None
 
@@ -139,9 +162,10 @@ class StageClock:
     def step(self) -> Iterator[None]:
         """Around a step; what the one before left on the device is read now, when it has long been done."""
         self.read()
-        self._began = self._now()
+        self._began, began_at = self._now(), self.clock()
         yield
         self._open.append(("", -1, -1, self._began, self._now()))
+        self.began_at = began_at
 
     @contextmanager
     def computing(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:

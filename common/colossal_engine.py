@@ -148,6 +148,9 @@ class PipelineEngine:
         self.theory = bubble_fraction(stages, chunks, run.batch.grad_accum_steps)
         self.clock = StageClock(run.world.device)
         time_schedule(plugin.scheduler, self.clock)
+        # Evaluating a batch of another size than the last (at first: none) makes upstream send shapes anew for ever after, and
+        # its interleaved schedule then forgets to, and hangs. All batches here are of one size.
+        plugin.scheduler.last_batch_size = run.batch.sequences_per_rank
         self.group = plugin.dp_group
         self.data_rank, self.data_size = dist.get_rank(self.group), dist.get_world_size(self.group)
 

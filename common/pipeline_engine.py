@@ -153,8 +153,9 @@ class PipelineEngine:
 
     def bubble(self) -> Bubble:
         """Measured by the stages' clock."""
-        self.clock.read()
-        return Bubble(self.theory, tuple(self.clock.busy_s), tuple(self.clock.span_s), self.clock.spans)
+        clock = self.clock
+        clock.read()
+        return Bubble(self.theory, tuple(clock.busy_s), tuple(clock.span_s), clock.spans, clock.began_at)
 
     def close(self) -> None:
         """The optimizer's."""

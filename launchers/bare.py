@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 LR = 1e-3
@@ -115,6 +116,104 @@ def lightning_fabric(model: nn.Module, block: type[nn.Module]) -> Step:
     return _plain(wrapped, optimizer, clip=lambda norm: fabric.clip_gradients(wrapped, optimizer, max_norm=norm))
 
 
+def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
+    """torch's parallelize_module with sequence parallelism, and its loss_parallel."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        loss_parallel,
+        parallelize_module,
+    )
+
+    class Loss(nn.Module):
+        def forward(self, x: Any, weight: Any, targets: Tensor) -> Tensor:
+            logits = F.linear(x.redistribute(placements=[Replicate()]), weight)
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (dist.get_world_size(),))
+    plan: dict[str, Any] = {
+        "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "wpe": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
+        "ln_f": SequenceParallel(),
+    }
+    for name, module in model.named_modules():
+        if isinstance(module, block):
+            plan |= {f"{name}.{norm}": SequenceParallel() for norm in ("ln_1", "ln_2")}
+            for part, matrix in (("attn", "qkv"), ("mlp", "fc")):
+                plan[f"{name}.{part}"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
+                plan[f"{name}.{part}.{matrix}"] = ColwiseParallel()
+                plan[f"{name}.{part}.proj"] = RowwiseParallel(output_layouts=Shard(1))
+    model.loss = Loss()
+    parallelize_module(model, mesh, plan)
+    plain = _plain(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        with loss_parallel():
+            loss: Any = plain(inputs, targets)
+        return getattr(loss, "to_local", lambda: loss)()
+
+    return step
+
+
+def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
+    """torch's pipelining with 1F1B; the table on both ends, its gradient and the norm summed by hand."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gpt: Any = model
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            n = len(gpt.blocks) // size
+            self.blocks = nn.ModuleList(gpt.blocks[rank * n : (rank + 1) * n])
+            if rank in (0, size - 1):
+                self.wte = gpt.wte
+            if rank == 0:
+                self.wpe = gpt.wpe
+            if rank == size - 1:
+                self.ln_f, self.loss = gpt.ln_f, gpt.loss
+
+        def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+            if rank == 0:
+                x = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
+            for one in self.blocks:
+                x = one(x)
+            return self.loss(self.ln_f(x), self.wte.weight, targets) if rank == size - 1 else x
+
+    part = Part()
+    device = next(part.parameters()).device
+    stage = PipelineStage(part, rank, size, device)
+    schedule = Schedule1F1B(stage, 2 * size, loss_fn=lambda loss, targets: loss, scale_grads=False)
+    optimizer = torch.optim.AdamW(groups(part), lr=LR, fused=True)
+    ends = dist.new_group([0, size - 1])
+    parameters = list(part.parameters())
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        last = {"target": targets, "targets": targets} if rank == size - 1 else {}
+        schedule.step(*([inputs] if rank == 0 else []), **last, losses=losses, return_outputs=False)
+        if rank in (0, size - 1):
+            dist.all_reduce(part.wte.weight.grad, group=ends)
+        torch._foreach_div_([p.grad for p in parameters], float(targets.numel()))
+        squares = torch.stack(torch._foreach_norm([p.grad for p in parameters])).square().sum()
+        if rank == size - 1:
+            squares -= part.wte.weight.grad.square().sum()
+        dist.all_reduce(squares)
+        torch._foreach_mul_([p.grad for p in parameters], (1 / (squares.sqrt() + 1e-6)).clamp(max=1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = torch.stack(losses).sum() / targets.numel() if losses else squares.new_zeros(())
+        dist.all_reduce(loss)
+        return loss.detach()
+
+    return step
+
+
 def _plain(
     model: nn.Module,
     optimizer: Any,
@@ -144,6 +243,8 @@ SETUPS: dict[str, Callable[[nn.Module, type[nn.Module]], Step]] = {
     "zero3": zero(3),
     "zero_offload": zero(2, offload=True),
     "fairscale_sdp": fairscale_sdp,
+    "tensor_parallel": tensor_parallel,
+    "pipeline": pipeline,
     "accelerate_fsdp": accelerate_fsdp,
     "lightning_fabric": lightning_fabric,
 }

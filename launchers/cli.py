@@ -67,6 +67,13 @@ def parity(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def trace(argv: Sequence[str]) -> int:
+    """gptscale trace [--schedules A,B] [--nproc N] [options]: a picture of each pipeline schedule, from real steps."""
+    from gptscale.launchers.trace import main
+
+    return main(argv)
+
+
 def doctor(argv: Sequence[str]) -> int:
     """gptscale doctor [--json]: what is installed, what can run here, and why not the rest."""
     from gptscale.launchers.doctor import main
@@ -115,6 +122,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "sweep": sweep,
     "compare": compare,
     "parity": parity,
+    "trace": trace,
     "list": list_recipes,
     "doctor": doctor,
     "prepare": prepare,

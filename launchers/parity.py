@@ -37,6 +37,7 @@ FP32 = (1e-5, 1e-5)  # largest relative deviation of losses (and weights), of gr
 BF16_AUTOCAST = (3e-4, 2.5e-2)
 BF16_CAST = (2e-3, 5e-2)
 CAST = "fsdp fsdp_offload zero1 zero2 zero3 zero_offload zero_infinity fairscale_fsdp accelerate_fsdp".split()
+CAST += "colossal_tensor colossal_pipeline colossal_gemini colossal_zero".split()
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ def one_gpu(tmp_path_factory):
 def test_trains_as_one_gpu_does_and_resumes_bit_for_bit(recipe, one_gpu, tmp_path):
     if reason := why_not_here(recipe):
         pytest.skip(reason)
+    if recipe == "colossal_gemini":
+        pytest.skip("computes in 16 bits only")
     found = run(tmp_path, recipe, "whole")
     for column in ("loss", "grad_norm"):
         assert ((found[column] - one_gpu[column]).abs() / one_gpu[column]).max() <= 1e-5

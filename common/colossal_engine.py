@@ -23,6 +23,8 @@ from gptscale.common.run import Run
 from gptscale.common.state import Shard
 from gptscale.common.torch_engine import TorchEngine, holding_back
 
+NOTED = ("send_tensor_metadata", "send_grad_metadata", "tensor_metadata_recv", "grad_metadata_recv")
+
 
 class HybridOptimizer(LibraryOptimizer):
     """The Stepper over Colossal-AI's optimizer: its step and its fp32 master weights, with a norm that is global.
@@ -170,8 +172,12 @@ class PipelineEngine:
     def eval_loss(self, batch: Batch) -> Tensor:
         """Mean loss over the global batch."""
         self.boosted.eval()
+        schedule = self.plugin.scheduler
+        # What upstream notes of a tensor at its first transfer includes that no gradient is wanted; training must not find that.
+        noted = {name: getattr(schedule, name) for name in NOTED}
         with self.boosted.no_sync():  # upstream would sum gradients of the tied table that are not there
             loss = self._execute(batch, 1 / self._n_targets(batch), None)
+        vars(schedule).update(noted)
         dist.all_reduce(loss, group=self.group)
         return loss
 

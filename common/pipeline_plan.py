@@ -66,14 +66,14 @@ def head_cost(gpt: GPTConfig, seq_len: int) -> float:
 def balanced(n_layer: int, n_stages: int, head: float) -> list[int]:
     """Blocks of each stage, so that the heaviest stage is as light as can be; `head` weighs on the last.
 
-    Every stage has a block, but the last may be the head alone.
+    Every stage has a block, but the last may be the head alone. Of equally good shares, the one that leaves the others less.
     """
     if n_stages == 1:
         return [n_layer]
     others = n_stages - 1
 
     def heaviest(in_last: int) -> tuple[float, int]:
-        return max(-(-(n_layer - in_last) // others), in_last + head), in_last
+        return max(-(-(n_layer - in_last) // others), in_last + head), -in_last
 
     in_last = min(range(n_layer - others + 1), key=heaviest)
     rest = n_layer - in_last

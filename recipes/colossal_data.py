@@ -97,7 +97,9 @@ def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchE
         fractions = {f: getattr(config, f) for f in ("shard_param_frac", "offload_optim_frac", "offload_param_frac")}
         options = {"precision": run.config.precision, "enable_gradient_accumulation": True, **fractions}
         optimizer = hybrid_adam(model, run.config)
-        # Gemini notes norms only if it is to clip; no norm exceeds infinity
+        # A model of a single chunk is kept whole, and what it accumulates is then counted once for each rank (0.5.0).
+        options["min_chunk_size_m"] = min(32.0, run.gpt.n_params_in_memory / 2**23)
+        # Gemini notes norms only if it is to clip; no norm exceeds infinity.
         return gemini_engine(run, model, shard(model, optimizer, True, max_norm=clip or torch.inf, **options))
     model = GPT2WithLoss(run, lazy=False)
     options = {"precision": run.config.precision, "communication_dtype": torch.float32, "max_norm": clip}

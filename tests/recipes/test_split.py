@@ -27,3 +27,23 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_laye
         worst = {way: max(deviations.values()) for way, deviations in found.items()}
         assert {way: d for way, d in worst.items() if not d <= TOLERANCE} == {}
         assert all(deviations["weights"] > 0 for deviations in found.values())
+
+
+@pytest.mark.parametrize("recipe", ["tensor_parallel", "pipeline"])
+def test_no_rank_ever_has_the_whole_model(recipe, tmp_path):
+    """gpt2 on two ranks: the resident set grows by a rank's own weights and, at most, a block of those being drawn."""
+    script = [
+        sys.executable,
+        str(HERE / "world_rss.py"),
+        recipe,
+        str(tmp_path),
+        "--model",
+        "gpt2",
+        "--optimizer",
+        "sgd",
+    ]
+    assert launch([*script, "--data", "synthetic"], 2, environment={"OMP_NUM_THREADS": "1"}) == 0
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert found["held"] < 0.8 * 4 * found["n"]  # of a pipeline both ends hold the table, 0.3 of gpt2
+        assert found["grown"] < found["held"] + 64 * 2**20 < 4 * found["n"]

@@ -37,7 +37,7 @@ def launch(command: Sequence[str], nproc: int, *, environment: dict[str, str] | 
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks connect to that store instead of starting one
-        "TORCHELASTIC_RESTART_COUNT": "0",  # asked for by torch < 2.7
+        "TORCHELASTIC_RESTART_COUNT": "0",  # asked for by torch 2.5
         "WORLD_SIZE": str(nproc),
         "LOCAL_WORLD_SIZE": str(nproc),
         "GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo"),

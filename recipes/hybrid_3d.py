@@ -30,7 +30,7 @@ from gptscale.common.model import Block
 from gptscale.common.optimizer import Optimizer
 from gptscale.common.pipeline_build import parts_of, pipeline_engine, shapes_of
 from gptscale.common.pipeline_engine import PipelineLoss, TimedStage
-from gptscale.common.pipeline_plan import V_SHAPED, describe_stages, stage_sizes
+from gptscale.common.pipeline_plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
 from gptscale.common.precision import DTYPES
 from gptscale.common.run import Run
 from gptscale.common.tensor_parallel import check_tp
@@ -57,6 +57,12 @@ class HybridConfig(PipelineConfig):
                 f"{self.schedule} shares the table between two modules of a process, which neither DTensor nor FSDP can cut",
                 "in --schedule",
                 "use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline",
+            )
+        if self.schedule in SPLIT_BACKWARD and run.batch.dp_size > 1:
+            raise ConfigError(
+                f"{self.schedule} computes gradients of weights by itself, past fully_shard, which would not sum them",
+                "in --schedule",
+                "use 1F1B or Interleaved1F1B, or no data ranks: tp_size x pp_size = world",
             )
         super().check(run)
 

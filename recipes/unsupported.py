@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.common.errors import ConfigError
+from gptscale.common.pipeline_plan import SPLIT_BACKWARD
 
 
 class Pair(NamedTuple):
     """`recipes` cannot have `option` at one of `values`: why, and what to do instead.
 
-    only_if: an option of the recipe's own and its value, without which the pair is fine.
+    only_if: an option of the recipe's own and its values, without which the pair is fine.
     """
 
     recipes: tuple[str, ...]
@@ -19,7 +20,7 @@ class Pair(NamedTuple):
     values: tuple[object, ...]
     why: str
     instead: str
-    only_if: tuple[str, object] | None = None
+    only_if: tuple[str, tuple[object, ...]] | None = None
 
 
 COLOSSALAI = ("colossal_tensor", "colossal_pipeline", "colossal_gemini", "colossal_zero")
@@ -37,7 +38,23 @@ UNSUPPORTED = (
         (True,),
         "at stage 3 DeepSpeed gathers weights in hooks around each module, which break torch.compile's graph of a block",
         "use stage 1 or 2, or fsdp",
-        only_if=("stage", 3),
+        only_if=("stage", (3,)),
+    ),
+    Pair(
+        ("pipeline", "hybrid_3d"),
+        "compile",
+        (True,),
+        "these schedules take backward apart at autograd's nodes, and a compiled block is one node",
+        "use 1F1B or Interleaved1F1B",
+        only_if=("schedule", SPLIT_BACKWARD),
+    ),
+    Pair(
+        ("pipeline", "hybrid_3d"),
+        "activation_checkpointing",
+        ("selective",),
+        "these schedules go through a block backward twice, and what selective checkpointing kept is gone after the first",
+        "use full or none, or schedule 1F1B or Interleaved1F1B",
+        only_if=("schedule", SPLIT_BACKWARD),
     ),
     Pair(
         COLOSSALAI,
@@ -69,7 +86,7 @@ def check(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> None:
         value = getattr(config, pair.option)
         if recipe not in pair.recipes or value not in pair.values:
             continue
-        if pair.only_if is None or getattr(recipe_config, pair.only_if[0]) == pair.only_if[1]:
+        if pair.only_if is None or getattr(recipe_config, pair.only_if[0]) in pair.only_if[1]:
             option = pair.option.replace("_", "-")
             raise ConfigError(
                 f"{recipe} does not work with {pair.option} {value}: {pair.why}", f"in --{option}", pair.instead
@@ -82,6 +99,6 @@ def as_markdown() -> str:
     for pair in UNSUPPORTED:
         values = ", ".join(f"`{value}`" for value in pair.values)
         names = ", ".join(f"`{name}`" for name in pair.recipes)
-        names += f" with `--{pair.only_if[0]} {pair.only_if[1]}`" if pair.only_if else ""
+        names += f" with `--{pair.only_if[0]} {' or '.join(map(str, pair.only_if[1]))}`" if pair.only_if else ""
         lines.append(f"| {names} | `--{pair.option.replace('_', '-')}` | {values} | {pair.why} | {pair.instead} |")
     return "\n".join(lines) + "\n"

@@ -73,6 +73,8 @@ CASES = {
     "layers per stage": (["run", "pipeline", "--nproc", "2", "--layers-per-stage", "3,2"], "3,2 does not share 4 blocks among 2 stages, in --layers-per-stage, use for example 2,2"),
     "layers per stage, no numbers": (["run", "pipeline", "--nproc", "2", "--layers-per-stage", "all"], "'all' is no list of numbers, in --layers-per-stage, use balanced, or for example 2,2"),
     "a V in three dimensions": (["run", "hybrid_3d", "--nproc", "4", "--pp-size", "2", "--schedule", "ZBVZeroBubble"], "in --schedule, use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline"),
+    "zero bubble and data ranks": (["run", "hybrid_3d", "--nproc", "4", "--pp-size", "2", "--schedule", "InterleavedZeroBubble"], "use 1F1B or Interleaved1F1B, or no data ranks"),
+    "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
     "heads": (["run", "single", "--n-head", "5"], "n_embd 128 is not divisible by n_head 5, in the model, use n_head 4"),
     "no layers": (["run", "single", "--n-layer", "0"], "n_layer 0 is out of range"),
     "batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "7"], "use 6 or 8"),

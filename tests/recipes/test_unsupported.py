@@ -23,7 +23,7 @@ class Config:
 
 @pytest.mark.parametrize("pair", unsupported.UNSUPPORTED)
 def test_each_pair_is_refused_and_only_then(pair):
-    condition = dict([pair.only_if] if pair.only_if else [])
+    condition = {pair.only_if[0]: pair.only_if[1][0]} if pair.only_if else {}
     for recipe in pair.recipes:
         assert recipe in RECIPES
         for value in pair.values:

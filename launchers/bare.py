@@ -132,7 +132,8 @@ def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
     class Loss(nn.Module):
         def forward(self, x: Any, weight: Any, targets: Tensor) -> Tensor:
             logits = F.linear(x.redistribute(placements=[Replicate()]), weight)
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            loss: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            return loss
 
     mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (dist.get_world_size(),))
     plan: dict[str, Any] = {
@@ -154,7 +155,8 @@ def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         with loss_parallel():
             loss: Any = plain(inputs, targets)
-        return getattr(loss, "to_local", lambda: loss)()
+        local: Tensor = getattr(loss, "to_local", lambda: loss)()
+        return local
 
     return step
 
@@ -183,7 +185,8 @@ def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
                 x = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
             for one in self.blocks:
                 x = one(x)
-            return self.loss(self.ln_f(x), self.wte.weight, targets) if rank == size - 1 else x
+            y: Tensor = self.loss(self.ln_f(x), self.wte.weight, targets) if rank == size - 1 else x
+            return y
 
     part = Part()
     device = next(part.parameters()).device
@@ -199,12 +202,13 @@ def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
         schedule.step(*([inputs] if rank == 0 else []), **last, losses=losses, return_outputs=False)
         if rank in (0, size - 1):
             dist.all_reduce(part.wte.weight.grad, group=ends)
-        torch._foreach_div_([p.grad for p in parameters], float(targets.numel()))
-        squares = torch.stack(torch._foreach_norm([p.grad for p in parameters])).square().sum()
+        grads: list[Any] = [p.grad for p in parameters]
+        torch._foreach_div_(grads, float(targets.numel()))
+        squares = torch.stack(torch._foreach_norm(grads)).square().sum()
         if rank == size - 1:
             squares -= part.wte.weight.grad.square().sum()
         dist.all_reduce(squares)
-        torch._foreach_mul_([p.grad for p in parameters], (1 / (squares.sqrt() + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(grads, (1 / (squares.sqrt() + 1e-6)).clamp(max=1.0))
         optimizer.step()
         optimizer.zero_grad()
         loss = torch.stack(losses).sum() / targets.numel() if losses else squares.new_zeros(())

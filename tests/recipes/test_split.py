@@ -16,7 +16,7 @@ TOLERANCE = 1e-5
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("nproc", "n_layer"), [(2, 4), (4, 8)])
 def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_layer, tmp_path):
-    """Losses and norms of 20 steps of AdamW, losses, norms and final weights of 8 of SGD, accumulation and clipping at
+    """Losses and norms of 20 steps of AdamW, losses, norms and final weights of 5 of SGD, accumulation and clipping at
     work, an evaluation; and no two ranks of a world draw the same dropout, each the same again for the same step."""
     script = [sys.executable, str(HERE / "world_split.py"), str(tmp_path), str(n_layer)]
     assert launch(script, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0

@@ -19,7 +19,7 @@ from gptscale.launchers.parity import ways
 from gptscale.launchers.preflight import preflight
 from gptscale.recipes import get
 
-STEPS = {"adamw": 20, "sgd": 8}
+STEPS = {"adamw": 20, "sgd": 5}
 LR = {"adamw": 1e-3, "sgd": 0.1}
 
 
@@ -69,7 +69,8 @@ def main(out, n_layer):
     torch.set_num_threads(1)
     world = World.from_environment(parse_run("single", [])[0])
     n = world.world_size
-    common = ["--global-batch-size", str(4 * n), "--n-layer", n_layer, "--data", "synthetic", "--out", str(out)]
+    common = ["--global-batch-size", str(4 * n), "--n-layer", n_layer, "--data", "synthetic", "--seq-len", "32"]
+    common += ["--out", str(out)]
     alone = dataclasses.replace(world, rank=0, world_size=1)
     found = {}
     with process_group(world):

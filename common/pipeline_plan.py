@@ -49,8 +49,12 @@ def fits(schedule: str, n_microbatches: int, pp_size: int, n_stages: int) -> boo
     return n_microbatches >= (pp_size if schedule == "ZBVZeroBubble" else 1)
 
 
-def micro_batches(options: PipelineOptions, sequences: int, pp_size: int) -> int:
-    """How many micro-batches to make of a data rank's sequences: two per stage, else as many as fit, else one per stage."""
+def micro_batches(options: PipelineOptions, sequences: int, pp_size: int) -> int | None:
+    """How many micro-batches to make of a data rank's sequences: two per stage, or what is nearest to it and fits; one per
+    stage if nothing does. None, which leaves it to the batch arithmetic, on one process.
+    """
+    if pp_size == 1:
+        return None
     n_stages = pp_size * per_rank(options)
     wanted = 2 * n_stages
     usable = [m for m in range(1, sequences + 1) if sequences % m == 0 and fits(options.schedule, m, pp_size, n_stages)]

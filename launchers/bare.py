@@ -118,7 +118,17 @@ def lightning_fabric(model: nn.Module, block: type[nn.Module]) -> Step:
 
 def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
     """torch's parallelize_module with sequence parallelism, and its loss_parallel."""
+    return _tensors_and_data(model, block, tp_size=dist.get_world_size())
+
+
+def hybrid_3d(model: nn.Module, block: type[nn.Module]) -> Step:
+    """The same over two processes, and fully_shard over the rest."""
+    return _tensors_and_data(model, block, tp_size=2)
+
+
+def _tensors_and_data(model: nn.Module, block: type[nn.Module], tp_size: int) -> Step:
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -135,7 +145,8 @@ def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
             loss: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             return loss
 
-    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", (dist.get_world_size(),))
+    sizes = (dist.get_world_size() // tp_size, tp_size)
+    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", sizes, mesh_dim_names=("dp", "tp"))
     plan: dict[str, Any] = {
         "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "wpe": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
@@ -149,7 +160,12 @@ def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
                 plan[f"{name}.{part}.{matrix}"] = ColwiseParallel()
                 plan[f"{name}.{part}.proj"] = RowwiseParallel(output_layouts=Shard(1))
     model.loss = Loss()
-    parallelize_module(model, mesh, plan)
+    parallelize_module(model, mesh["tp"], plan)
+    if sizes[0] > 1:
+        for module in list(model.modules()):
+            if isinstance(module, block):
+                fully_shard(module, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
     plain = _plain(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -249,6 +265,7 @@ SETUPS: dict[str, Callable[[nn.Module, type[nn.Module]], Step]] = {
     "fairscale_sdp": fairscale_sdp,
     "tensor_parallel": tensor_parallel,
     "pipeline": pipeline,
+    "hybrid_3d": hybrid_3d,
     "accelerate_fsdp": accelerate_fsdp,
     "lightning_fabric": lightning_fabric,
 }

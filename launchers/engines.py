@@ -39,6 +39,7 @@ from gptscale.recipes import get
 from gptscale.results.recorder import Recorder
 
 BLOCK_STEPS = 4
+SPLITS = {"hybrid_3d": ["--tp-size", "2"]}  # as its minimal loop does; with --nproc 4 there are data ranks too
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ def show(frame: pd.DataFrame) -> None:
 def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> dict[str, object]:
     """One rank's part: both engines built, then blocks in turn; seconds per step and the ratio of each pair."""
     words = ["--model", model, "--n-embd", str(n_embd), "--data", "synthetic", "--out", str(folder), "--lr", "1e-3"]
+    words += SPLITS.get(name, [])
     steps = BLOCK_STEPS * (rounds + 1)
     recipe = get(name)
     config, recipe_config = parse_run(

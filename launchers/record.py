@@ -30,6 +30,8 @@ from gptscale.recipes import get
 from gptscale.results.recorder import Recorder
 from gptscale.results.writer import append_summary, run_directory, write_json
 
+PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
+
 
 def new_run_id(recipe: str) -> str:
     """A name for a run that was given none: recipe, UTC time, and four digits against twins."""
@@ -192,9 +194,7 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "device": device_name(run.world.device),
-            "packages": {
-                n: v for n in ("torch", "numpy", "transformers", "deepspeed", "fairscale") if (v := _version(n))
-            },
+            "packages": {n: v for n in PACKAGES if (v := _version(n))},
         },
     }
 

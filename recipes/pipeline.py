@@ -45,7 +45,7 @@ class PipelineConfig(RecipeConfig):
     layers_per_stage: str = "balanced"
     """Blocks of each stage, such as 13,13,12,10; balanced makes the heaviest stage as light as can be, the head counted."""
 
-    def grad_accum_steps(self, sequences: int, pp_size: int) -> int:
+    def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
         """Two micro-batches per stage where they divide the sequences."""
         return micro_batches(self, sequences, pp_size)
 

@@ -13,7 +13,7 @@ COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat $(COLOSSALAI_PINS) |
 COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
 COLOSSALAI_PIP = $(COLOSSALAI)/bin/pip install --quiet --disable-pip-version-check -c constraints/colossalai.txt
 
-DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --warmup-steps 10 --out demo
+DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --lr 5e-4 --warmup-steps 10 --out demo
 
 RECIPES ?= all
 

@@ -19,6 +19,7 @@ from gptscale.results.compare import Comparison, Group
 
 # Okabe & Ito 2008: told apart by colour-blind readers too; dashes do the rest where curves cover each other.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
+SMALL: dict[str, Any] = {"ncols": 2, "fontsize": 6.5, "loc": "upper right"}  # a legend of many
 DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
 
 
@@ -75,7 +76,7 @@ def _losses(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[
         }
         axis.plot(steps.step, steps.loss, label=group.name, **style)
     if curves:
-        axis.legend(frameon=False)
+        axis.legend(frameon=False, **SMALL if len(curves) > 8 else {})
     else:
         _say_empty(axis, "no steps.csv beside these rows")
 
@@ -95,7 +96,7 @@ def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: d
     axis.set(title=f"relative deviation of loss from {reference.name}", xlabel="step", yscale="log")
     axis.set_ylim(resolution / 3, max(axis.get_ylim()[1], 1e-4))
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, **SMALL if len(curves) > 8 else {})
 
 
 def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str, title: str) -> None:

@@ -4,6 +4,7 @@ usage: world_fairscale.py OUT; rank 0 writes OUT/losses.json
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -62,3 +63,5 @@ if __name__ == "__main__":
         (Path(sys.argv[1]) / "losses.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads can abort the interpreter's own teardown

@@ -186,6 +186,7 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
         "recipe_config": dataclasses.asdict(plan.recipe_config),
         "gpt": dataclasses.asdict(run.gpt),
         "batch": dataclasses.asdict(run.batch),
+        "plan": plan.describe(),
         "world_size": run.world.world_size,
         "identity": identity(plan, run_id),
         "workload": work,

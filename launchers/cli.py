@@ -113,7 +113,7 @@ def list_recipes(argv: Sequence[str]) -> int:
     table = Table("recipe", "engine", "splits", "what it does", box=None, pad_edge=False)
     for name, recipe in RECIPES.items():
         table.add_row(name, recipe.engine, " ".join(recipe.axes) or "-", recipe.what)
-    Console().print(table)
+    Console(width=None if Console().is_terminal else 120).print(table)
     return 0
 
 

@@ -287,7 +287,9 @@ def summary(out):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize(("recipe", "victim"), [("ddp", 0), ("ddp", 1), ("tensor_parallel", 0), ("pipeline", 1), ("hybrid_3d", 1)])
+@pytest.mark.parametrize(
+    ("recipe", "victim"), [("ddp", 0), ("ddp", 1), ("tensor_parallel", 0), ("pipeline", 1), ("hybrid_3d", 1)]
+)
 def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim, tmp_path):
     launcher, ranks = begun(tmp_path, recipe)
     os.kill(ranks[victim], signal.SIGKILL)

@@ -1,29 +1,26 @@
 """transformers' GPT2LMHeadModel as Colossal-AI is given it: without memory, causal, with this package's loss in its forward.
 
-Imports Colossal-AI and transformers 4.51: call colossal_start.start first.
+Its functions import Colossal-AI and transformers 4.51: call colossal_start.start first.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from colossalai.lazy import LazyInitContext
-from colossalai.shardformer.layer import cross_entropy_1d
-from colossalai.shardformer.modeling.gpt2 import GPT2PipelineForwards
-from colossalai.shardformer.policies.gpt2 import GPT2LMHeadModelPolicy
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights  # type: ignore[attr-defined]
 
 from gptscale.common.convert import ACTIVATIONS
 from gptscale.common.loss import IGNORE
 from gptscale.common.model_config import GPTConfig
 from gptscale.common.run import Run
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
 
 ATTENTION = "gptscale_causal"
 DROPS = ("drop", "attn.resid_dropout", "mlp.dropout")  # their input is the same on all tensor ranks
@@ -31,6 +28,10 @@ DROPS = ("drop", "attn.resid_dropout", "mlp.dropout")  # their input is the same
 
 def lazy_gpt2(run: Run) -> GPT2LMHeadModel:
     """The run's GPT as GPT2LMHeadModel, its table padded as ours, no weight in memory before Colossal-AI asks for it."""
+    from colossalai.lazy import LazyInitContext
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights  # type: ignore[attr-defined]
+
     gpt = run.gpt
     config = GPT2Config(
         vocab_size=gpt.padded_vocab_size,
@@ -60,6 +61,8 @@ class GPT2WithLoss(nn.Module):
     """forward(inputs, targets) of a GPT2LMHeadModel that nobody cuts in width or depth; `lazy` or in memory."""
 
     def __init__(self, run: Run, *, lazy: bool) -> None:
+        from colossalai.lazy import LazyInitContext
+
         super().__init__()
         self.vocab_size = run.gpt.vocab_size
         self.hf = lazy_gpt2(run) if lazy else LazyInitContext.materialize(lazy_gpt2(run))
@@ -84,28 +87,29 @@ def causal_attention(
     return y.transpose(1, 2), None
 
 
-class Policy(GPT2LMHeadModelPolicy):  # type: ignore[misc]
+def policy(gpt: GPTConfig) -> Any:
     """Colossal-AI's own policy but for two things: forward returns the summed loss, and dropout after a reduction is the same
     on all tensor ranks.
 
     Upstream lets each rank drop other elements of what all of them hold alike; their residual streams, and with them the
     gradients of norms and biases, which nobody sums, then drift apart.
     """
+    from colossalai.shardformer.policies.gpt2 import GPT2LMHeadModelPolicy
+    from transformers import GPT2LMHeadModel
 
-    def __init__(self, gpt: GPTConfig) -> None:
-        super().__init__()
-        self.vocab_size = gpt.vocab_size
+    class Policy(GPT2LMHeadModelPolicy):  # type: ignore[misc]
+        def module_policy(self) -> dict[Any, Any]:
+            """What is replaced in which module."""
+            described: dict[Any, Any] = super().module_policy()
+            for description in described.values():
+                replaced = description.sub_module_replacement or []
+                description.sub_module_replacement = [r for r in replaced if r.suffix not in DROPS]
+            methods = described[GPT2LMHeadModel].method_replacement
+            options = {k: v for k, v in methods["forward"].keywords.items() if k != "vocab_size"}
+            methods["forward"] = partial(summed_loss, vocab_size=gpt.vocab_size, **options)
+            return described
 
-    def module_policy(self) -> dict[Any, Any]:
-        """What is replaced in which module."""
-        policy: dict[Any, Any] = super().module_policy()
-        for description in policy.values():
-            replaced = description.sub_module_replacement or []
-            description.sub_module_replacement = [r for r in replaced if r.suffix not in DROPS]
-        methods = policy[GPT2LMHeadModel].method_replacement
-        options = {k: v for k, v in methods["forward"].keywords.items() if k != "vocab_size"}
-        methods["forward"] = partial(summed_loss, vocab_size=self.vocab_size, **options)
-        return policy
+    return Policy()
 
 
 def summed_loss(
@@ -126,6 +130,8 @@ def summed_loss(
     """
     x = input_ids if hidden_states is None else hidden_states
     assert x is not None
+    from colossalai.shardformer.modeling.gpt2 import GPT2PipelineForwards
+
     outputs = GPT2PipelineForwards.gpt2_model_forward(
         self.transformer,
         input_ids,
@@ -150,6 +156,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, group: dist.
     """Summed loss of fp32 logits (rows, this rank's part of the table), whose columns from `vocab_size` on cannot win."""
     if group is None:
         return F.cross_entropy(logits[:, :vocab_size], targets, ignore_index=IGNORE, reduction="sum")
+    from colossalai.shardformer.layer import cross_entropy_1d
+
     columns = logits.shape[1]
     padding = torch.arange(columns, device=logits.device) + dist.get_rank(group) * columns >= vocab_size
     whole = columns * dist.get_world_size(group)

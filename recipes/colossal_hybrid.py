@@ -91,7 +91,7 @@ def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngi
 
     colossal_start.start(run.world)
     from gptscale.common.colossal_engine import PipelineEngine, TensorEngine
-    from gptscale.common.colossal_gpt2 import Policy, lazy_gpt2
+    from gptscale.common.colossal_gpt2 import lazy_gpt2, policy
 
     tp_size, pp_size = run.config.tp_size or 1, run.config.pp_size or 1
     model = lazy_gpt2(run)
@@ -104,7 +104,7 @@ def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngi
     plugin, boosted, optimizer = shard(
         model,
         make_torch_optimizer(model, run.config),
-        Policy(run.gpt),
+        policy(run.gpt),
         tp_size=tp_size,
         pp_size=pp_size,
         make_vocab_size_divisible_by=1,  # the table is padded already

@@ -42,7 +42,7 @@ def steps_in(path: Path) -> list[int]:
 
 
 def test_columns_are_the_documented_ones() -> None:
-    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 55
+    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 57
     assert SUMMARY_COLUMNS[:5] == ["schema_version", "run_id", "timestamp", "status", "error"]
     assert SUMMARY_COLUMNS[-1] == "workload_hash"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,8 @@ from gptscale.common.colossal_weights import TensorLayout, cut_dim, fill, named_
 from gptscale.common.engine import Batch, StepResult
 from gptscale.common.library_optimizer import LibraryOptimizer
 from gptscale.common.loss import IGNORE
-from gptscale.common.offload import Offload
 from gptscale.common.run import Run
-from gptscale.common.state import Shard
-from gptscale.common.torch_engine import TorchEngine, holding_back
+from gptscale.common.torch_engine import SteppedEngine, TorchEngine, holding_back
 
 NOTED = ("send_tensor_metadata", "send_grad_metadata", "tensor_metadata_recv", "grad_metadata_recv")
 
@@ -67,11 +65,6 @@ class HybridOptimizer(LibraryOptimizer):
         norm = total.sqrt()
         torch._foreach_mul_(list(gradients.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
-
-    def load_counters(self, counters: dict[str, float]) -> None:
-        """Restore `counters()`, and publish the weights that were loaded before."""
-        super().load_counters(counters)
-        self.publish()
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -139,7 +132,7 @@ class TensorEngine(TorchEngine):
         return super().train_step(batch, lr)
 
 
-class PipelineEngine:
+class PipelineEngine(SteppedEngine):
     """Engine over a boosted model that is cut in depth; Colossal-AI's schedule runs the micro-batches of a step."""
 
     def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
@@ -200,27 +193,7 @@ class PipelineEngine:
         dist.all_reduce(total, group=self.plugin.pp_group)
         return total
 
-    def state(self) -> Iterable[Shard]:
-        """The optimizer's."""
-        return self.optimizer.state()
-
-    def counters(self) -> dict[str, float]:
-        """The optimizer's."""
-        return self.optimizer.counters()
-
-    def load_counters(self, counters: dict[str, float]) -> None:
-        """The optimizer's."""
-        self.optimizer.load_counters(counters)
-
-    def offload(self) -> Offload | None:
-        """The optimizer's."""
-        return self.optimizer.offload()
-
     def bubble(self) -> Bubble:
         """Measured around Colossal-AI's forward_step and backward_step."""
         self.clock.read()
         return Bubble(self.theory, tuple(self.clock.busy_s), tuple(self.clock.span_s), self.clock.spans)
-
-    def close(self) -> None:
-        """The optimizer's."""
-        self.optimizer.close()

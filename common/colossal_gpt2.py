@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptscale.common.convert import ACTIVATIONS
+from gptscale.common.convert import hf_config
 from gptscale.common.loss import IGNORE
 from gptscale.common.model_config import GPTConfig
 from gptscale.common.run import Run
@@ -29,24 +29,11 @@ DROPS = ("drop", "attn.resid_dropout", "mlp.dropout")  # their input is the same
 def lazy_gpt2(run: Run) -> GPT2LMHeadModel:
     """The run's GPT as GPT2LMHeadModel, its table padded as ours, no weight in memory before Colossal-AI asks for it."""
     from colossalai.lazy import LazyInitContext
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights  # type: ignore[attr-defined]
 
-    gpt = run.gpt
-    config = GPT2Config(
-        vocab_size=gpt.padded_vocab_size,
-        n_positions=gpt.block_size,
-        n_embd=gpt.n_embd,
-        n_layer=gpt.n_layer,
-        n_head=gpt.n_head,
-        activation_function=ACTIVATIONS[gpt.activation],
-        resid_pdrop=gpt.dropout,
-        embd_pdrop=gpt.dropout,
-        attn_pdrop=gpt.dropout,
-        use_cache=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    config = hf_config(run.gpt, run.gpt.padded_vocab_size)
+    config.use_cache = False
     with no_init_weights(), LazyInitContext(default_device=run.world.device):
         model = GPT2LMHeadModel(config)
     model.tie_weights()

@@ -14,7 +14,7 @@ def tensor_sizes(gpt: GPTConfig) -> list[int]:
 
 def check_tensor(run: Run) -> None:
     """ConfigError unless tensor ranks share heads and table, and dropout can be recomputed."""
-    gpt, tp_size = run.gpt, run.config.tp_size or 1
+    gpt, tp_size = run.gpt, run.tp_size
     if tp_size not in tensor_sizes(gpt):
         fits = " or ".join(map(str, tensor_sizes(gpt)))
         raise ConfigError(
@@ -32,7 +32,7 @@ def check_tensor(run: Run) -> None:
 
 def check_pipeline(run: Run, schedule: str, chunks: int) -> None:
     """ConfigError unless blocks and micro-batches fit the stages, `chunks` runs of blocks on each."""
-    stages, n_layer, made = run.config.pp_size or 1, run.gpt.n_layer, run.batch.grad_accum_steps
+    stages, n_layer, made = run.pp_size, run.gpt.n_layer, run.batch.grad_accum_steps
     if stages == 1:
         return
     if n_layer < stages * chunks:

@@ -58,11 +58,6 @@ class ZeroOptimizer(LibraryOptimizer):
                 square += self.zero._compute_grad_norm(dp_pg=store.torch_pg, gradients=gradients) ** 2
         return torch.tensor(square, device=self.scale.device).sqrt()
 
-    def load_counters(self, counters: dict[str, float]) -> None:
-        """Restore `counters()`, and publish the weights that were loaded before."""
-        super().load_counters(counters)
-        self.publish()
-
     @torch.no_grad()
     def publish(self) -> None:
         """The weights that are computed with, gathered from every rank's master weights."""
@@ -86,9 +81,7 @@ class GeminiStepper:
         self.mine = {name: gemini.id_to_fake_params[i] for i, name in ids.items()}
         begins = {name: gemini.get_offsets(i)[1] for i, name in ids.items()}
         self.layout = FlatLayout(run.gpt, {name: (tuple(working[name].shape), begin) for name, begin in begins.items()})
-        for (
-            fake
-        ) in self.mine.values():  # now, not at the first step, so that a checkpoint can be loaded in place before it
+        for fake in self.mine.values():  # now, not at the first step, so that a checkpoint can be loaded in place
             master = self._master(fake)
             self.inner.state[fake] = {"step": 0, **{key: torch.zeros_like(master) for key in ADAMW_STATE}}
         fill((s for s in self.state() if s.name.startswith("model/")), run.gpt, run.config.seed)

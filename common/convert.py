@@ -15,7 +15,7 @@ from gptscale.common.model import GPT
 from gptscale.common.model_config import GPTConfig
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
+    from transformers import GPT2Config, GPT2LMHeadModel
 
 # ours: theirs; their Conv1D holds matrices as (in, out), ours are (out, in).
 BLOCK_NAMES = {
@@ -54,17 +54,12 @@ def qkv_from_hf(value: Tensor, n_head: int) -> Tensor:
     return turned
 
 
-@torch.no_grad()
-def to_hf(model: GPT) -> GPT2LMHeadModel:
-    """A GPT2LMHeadModel with this model's weights (unsharded, fp32) and equal logits; padding rows are left behind.
+def hf_config(gpt: GPTConfig, vocab_size: int) -> GPT2Config:
+    """transformers' configuration of the same shape with a table of `vocab_size` rows; dropout is ours in all three places."""
+    from transformers import GPT2Config
 
-    Dropout is the model's, in all three places (transformers' default of 0.1 is not taken). Needs `transformers`.
-    """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    gpt = model.config
-    config = GPT2Config(
-        vocab_size=gpt.vocab_size,
+    return GPT2Config(
+        vocab_size=vocab_size,
         n_positions=gpt.block_size,
         n_embd=gpt.n_embd,
         n_layer=gpt.n_layer,
@@ -76,7 +71,18 @@ def to_hf(model: GPT) -> GPT2LMHeadModel:
         bos_token_id=None,
         eos_token_id=None,
     )
-    hf = GPT2LMHeadModel(config)
+
+
+@torch.no_grad()
+def to_hf(model: GPT) -> GPT2LMHeadModel:
+    """A GPT2LMHeadModel with this model's weights (unsharded, fp32) and equal logits; padding rows are left behind.
+
+    Dropout is the model's, in all three places (transformers' default of 0.1 is not taken). Needs `transformers`.
+    """
+    from transformers import GPT2LMHeadModel
+
+    gpt = model.config
+    hf = GPT2LMHeadModel(hf_config(gpt, gpt.vocab_size))
     ours, theirs = dict(model.named_parameters()), dict(hf.named_parameters())
     for our_name, their_name, transposed in name_pairs(gpt.n_layer):
         value = qkv_to_hf(ours[our_name], gpt.n_head) if "qkv" in our_name else ours[our_name]

@@ -85,9 +85,13 @@ class LibraryOptimizer:
         return {"optimizer_steps": max(steps, default=0.0), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Restore `counters()`."""
+        """Restore `counters()`, and publish the weights that were loaded before."""
         for state in self.inner.state.values():
             state["step"].fill_(counters["optimizer_steps"])
+        self.publish()
+
+    def publish(self) -> None:
+        """Where a library computes with copies of the weights, make these follow; here there are none."""
 
     def offload(self) -> Offload | None:
         """Nothing is off the device."""

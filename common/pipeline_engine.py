@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +25,8 @@ from gptscale.common.bubble import (
 from gptscale.common.engine import Batch, StepResult
 from gptscale.common.loss import IGNORE
 from gptscale.common.precision import autocast
-from gptscale.common.state import Shard, local
-from gptscale.common.torch_engine import Stepper, seed_dropout
+from gptscale.common.state import local
+from gptscale.common.torch_engine import SteppedEngine, Stepper, seed_dropout
 
 if TYPE_CHECKING:
     from gptscale.common.run import Run
@@ -68,7 +68,7 @@ class PipelineLoss:
         return summed * self.to_grad
 
 
-class PipelineEngine:
+class PipelineEngine(SteppedEngine):
     """Engine over the stages that this process computes, in the order of `schedule`, whose loss function is `loss`.
 
     pipeline: the processes of one pipeline; data: those that split the batch, None if none do. tied: where the table lives
@@ -136,30 +136,11 @@ class PipelineEngine:
         n_targets = (batch.targets != IGNORE).sum()
         return self._of_data_ranks(self.loss.total).sum() / self._of_data_ranks(n_targets).sum()
 
-    def state(self) -> Iterable[Shard]:
-        """The optimizer's."""
-        return self.optimizer.state()
-
-    def counters(self) -> dict[str, float]:
-        """The optimizer's."""
-        return self.optimizer.counters()
-
-    def load_counters(self, counters: dict[str, float]) -> None:
-        """The optimizer's."""
-        self.optimizer.load_counters(counters)
-
-    def offload(self) -> None:
-        """Nothing leaves the device."""
-
     def bubble(self) -> Bubble:
         """Measured by the stages' clock."""
         clock = self.clock
         clock.read()
         return Bubble(self.theory, tuple(clock.busy_s), tuple(clock.span_s), clock.spans, clock.began_at)
-
-    def close(self) -> None:
-        """The optimizer's."""
-        self.optimizer.close()
 
     def _through(self, batch: Batch) -> Tensor:
         """Every micro-batch through every stage, and back; the summed loss of all, (), on each process of the pipeline."""

@@ -21,6 +21,7 @@ from gptscale.common.precision import autocast
 from gptscale.common.state import Shard
 
 if TYPE_CHECKING:
+    from gptscale.common.bubble import Bubble
     from gptscale.common.offload import Offload
     from gptscale.common.run import Run
 
@@ -51,7 +52,37 @@ class Stepper(Protocol):
         """As Engine.close."""
 
 
-class TorchEngine:
+class SteppedEngine:
+    """What an engine whose weights and state are its Stepper's leaves to it: all of Engine but the two passes."""
+
+    optimizer: Stepper
+
+    def state(self) -> Iterable[Shard]:
+        """The optimizer's: it knows every weight and what belongs to it."""
+        return self.optimizer.state()
+
+    def counters(self) -> dict[str, float]:
+        """The optimizer's."""
+        return self.optimizer.counters()
+
+    def load_counters(self, counters: dict[str, float]) -> None:
+        """The optimizer's."""
+        self.optimizer.load_counters(counters)
+
+    def offload(self) -> Offload | None:
+        """The optimizer's."""
+        return self.optimizer.offload()
+
+    def bubble(self) -> Bubble | None:
+        """No rank waits for a stage."""
+        return None
+
+    def close(self) -> None:
+        """The optimizer's."""
+        self.optimizer.close()
+
+
+class TorchEngine(SteppedEngine):
     """Engine over `model`, whose forward(inputs, targets) gives the summed loss of a micro-batch.
 
     group: the processes that split the batch, None if none do. set_grad_sync(on): whether the next backward communicates.
@@ -110,29 +141,6 @@ class TorchEngine:
         sums, reduced = self._all_reduce(torch.stack([loss, (batch.targets != IGNORE).sum().to(loss.dtype)]))
         reduced()
         return sums[0] / sums[1]
-
-    def state(self) -> Iterable[Shard]:
-        """The optimizer's: it knows every weight and what belongs to it."""
-        return self.optimizer.state()
-
-    def counters(self) -> dict[str, float]:
-        """The optimizer's."""
-        return self.optimizer.counters()
-
-    def load_counters(self, counters: dict[str, float]) -> None:
-        """The optimizer's."""
-        self.optimizer.load_counters(counters)
-
-    def offload(self) -> Offload | None:
-        """The optimizer's."""
-        return self.optimizer.offload()
-
-    def bubble(self) -> None:
-        """No rank waits for a stage."""
-
-    def close(self) -> None:
-        """The optimizer's."""
-        self.optimizer.close()
 
     def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         size = self.run.batch.micro_batch_size

@@ -230,24 +230,24 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
             f"{shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
             f"p90 {_ms(row, 'p90')}), {shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
         )
-    offload = ""
+    also = ""
     if row.get("offload_cpu_gib") is not None:
-        offload = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+        also = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
         if row["offload_disk_gib"]:
-            offload += (
+            also += (
                 f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
                 f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
             )
-        offload += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
+        also += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
     if row.get("bubble_fraction") is not None:
         idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
-        offload += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
+        also += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
         f"  speed   {speed}\n"
         f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
         f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
-        f"{offload}"
+        f"{also}"
         f"  files   {folder}\n"
         f"  row     {csv}    (gptscale compare {csv.parent})",
         flush=True,

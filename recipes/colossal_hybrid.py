@@ -93,7 +93,7 @@ def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngi
     from gptscale.common.colossal_engine import PipelineEngine, TensorEngine
     from gptscale.common.colossal_gpt2 import lazy_gpt2, policy
 
-    tp_size, pp_size = run.config.tp_size or 1, run.config.pp_size or 1
+    tp_size, pp_size = run.tp_size, run.pp_size
     model = lazy_gpt2(run)
     options: dict[str, Any] = {"precision": run.config.precision, "ddp_bucket_cap_mb": config.ddp_bucket_cap_mb}
     if pp_size > 1 and isinstance(config, ColossalPipelineConfig):

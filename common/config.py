@@ -189,6 +189,11 @@ class RecipeConfig:
         """Micro-batches for a data rank's `sequences` when the user says nothing of them; None leaves it to the arithmetic."""
         return None
 
+    @classmethod
+    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
+        """Options with which this recipe splits its work differently on `nproc` processes: what parity has to try."""
+        return [()]
+
     def describe(self, run: Run) -> list[str]:
         """What --dry-run should tell of how this strategy splits the run, a line each."""
         return []

@@ -21,12 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from gptscale.common.checkpoint import Reader, step_folders
-from gptscale.common.config import RunConfig
+from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.common.errors import ConfigError
 from gptscale.common.model_config import PRESETS
-from gptscale.common.pipeline_plan import SCHEDULES
 from gptscale.launchers.options import option_words, parse, parse_run
-from gptscale.launchers.start import start
+from gptscale.launchers.start import plan_run, start
 from gptscale.launchers.sweep import chosen, workers
 from gptscale.recipes import get
 
@@ -144,19 +143,10 @@ def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out
 
 
 def ways(recipe: str, nproc: int) -> list[tuple[str, ...]]:
-    """The options with which a recipe splits its work differently on `nproc` processes: schedules, meshes."""
-    even = nproc % 2 == 0 and nproc > 2
-    if recipe == "pipeline":
-        return [("--schedule", schedule) for schedule in SCHEDULES]
-    if recipe == "hybrid_3d" and even:
-        both = ("--tp-size", "2", "--pp-size", "2")
-        return [("--tp-size", "2"), ("--pp-size", "2"), both, ("--tp-size", "2", "--data-parallel", "ddp")]
-    if recipe == "colossal_tensor" and even:
-        return [(), ("--tp-size", "2")]
-    if recipe == "colossal_pipeline":
-        schedules = [("--schedule", "1f1b"), ("--schedule", "interleaved")]
-        return [*schedules, *([("--tp-size", "2")] if even else [])]
-    return [()]
+    """As the recipe's configuration has them."""
+    row = get(recipe)
+    config_type: type[RecipeConfig] = getattr(row.load(), row.config)
+    return config_type.ways(nproc)
 
 
 def enough_layers(names: Sequence[str], options: ParityOptions) -> int | None:
@@ -173,11 +163,16 @@ def trained(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) ->
     print(
         f"== {recipe} {' '.join(words)} on {nproc} process{'es' if nproc > 1 else ''}, {config.optimizer}", flush=True
     )
-    # two micro-batches, or as many as the stages ask for
-    staged = "pp" in row.axes and not (recipe == "hybrid_3d" and "--pp-size" not in words)
-    config = dataclasses.replace(config, run_name=name, grad_accum_steps=None if staged else 2)
-    plain = getattr(row.load(), row.config)(**row.preset)
-    status = start(recipe, *parse_run(recipe, [*option_words(recipe, config, plain), *words]), nproc)
+    words = [
+        *option_words(
+            recipe, dataclasses.replace(config, run_name=name), getattr(row.load(), row.config)(**row.preset)
+        ),
+        *words,
+    ]
+    config, recipe_config = parse_run(recipe, words)
+    if plan_run(recipe, config, recipe_config, nproc).run.batch.grad_accum_steps == 1:  # stages ask for more themselves
+        config = dataclasses.replace(config, grad_accum_steps=2)
+    status = start(recipe, config, recipe_config, nproc)
     if status:
         raise ConfigError(f"{recipe} ended with status {status}", "in parity", "see its own message above")
     return config.out / "runs" / name

@@ -40,6 +40,11 @@ class ColossalTensorConfig(RecipeConfig):
     ddp_bucket_cap_mb: int = 25
     """MB of gradients that data ranks reduce at once; under pipeline parallelism Colossal-AI reduces each by itself."""
 
+    @classmethod
+    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
+        """All ranks of one kind; with data ranks."""
+        return [(), ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else [()]
+
     def check(self, run: Run) -> None:
         """ConfigError unless heads and table can be cut over the tensor ranks."""
         check_tensor(run)
@@ -62,6 +67,12 @@ class ColossalPipelineConfig(ColossalTensorConfig):
     @property
     def chunks(self) -> int:
         return self.num_model_chunks if self.schedule == "interleaved" else 1
+
+    @classmethod
+    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
+        """Both schedules; with tensor ranks."""
+        both: list[tuple[str, ...]] = [("--schedule", "1f1b"), ("--schedule", "interleaved")]
+        return [*both, ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else both
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
         """Two micro-batches per stage where they divide the sequences."""

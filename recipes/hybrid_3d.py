@@ -47,6 +47,14 @@ class HybridConfig(PipelineConfig):
     data_parallel: Literal["fsdp", "ddp"] = "fsdp"
     """fsdp cuts parameters over the data ranks; ddp keeps them whole there."""
 
+    @classmethod
+    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
+        """Every pair of axes."""
+        if nproc < 4 or nproc % 2:
+            return [()]
+        tp, pp = ("--tp-size", "2"), ("--pp-size", "2")
+        return [tp, pp, tp + pp, (*tp, "--data-parallel", "ddp")]
+
     def check(self, run: Run) -> None:
         """ConfigError unless the sizes fit the model and the batch."""
         check_tp(run)

@@ -30,7 +30,7 @@ from gptscale.common.build import materialise
 from gptscale.common.config import RecipeConfig
 from gptscale.common.pipeline_build import parts_of, pipeline_engine, shapes_of
 from gptscale.common.pipeline_engine import PipelineEngine, PipelineLoss, TimedStage
-from gptscale.common.pipeline_plan import Schedule, check_stages, describe_stages, micro_batches, stage_sizes
+from gptscale.common.pipeline_plan import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches, stage_sizes
 from gptscale.common.run import Run
 
 
@@ -48,6 +48,11 @@ class PipelineConfig(RecipeConfig):
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
         """Two micro-batches per stage where they divide the sequences."""
         return micro_batches(self, sequences, pp_size)
+
+    @classmethod
+    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
+        """Every schedule."""
+        return [("--schedule", schedule) for schedule in SCHEDULES]
 
     def check(self, run: Run) -> None:
         """ConfigError unless layers, stages, ranks and micro-batches fit each other and the schedule."""

@@ -8,7 +8,8 @@ from gptscale.common.model_config import PRESETS
 from gptscale.common.pipeline_plan import balanced, fits, head_cost, stage_indices
 
 
-@given(st.integers(1, 96), st.integers(1, 16), st.floats(0, 8))
+# no subnormals: what torch 2.5.1 compiles for a CPU is linked with -ffast-math, and loading it flushes them to zero
+@given(st.integers(1, 96), st.integers(1, 16), st.floats(0, 8, allow_subnormal=False))
 def test_the_heaviest_stage_is_as_light_as_can_be(n_layer, n_stages, head):
     if n_layer < max(1, n_stages - 1):
         return

@@ -61,6 +61,7 @@ CASES = {
     "replicas": (["run", "fsdp", "--nproc", "3", "--dp-replicate-size", "2"], "world 3 is not divisible by dp_replicate_size 2, in --dp-replicate-size, use one of [1, 3]"),
     "tensor ranks and heads": (["run", "tensor_parallel", "--nproc", "3"], "n_head 4 is not divisible by tp_size 3, in --tp-size, use one of [1, 2, 4]"),
     "tensor ranks and sequence": (["run", "tensor_parallel", "--nproc", "4", "--seq-len", "126"], "seq_len 126 is not divisible by tp_size 4, in --tp-size, use one of [1, 2]"),
+    "tensor ranks and vocabulary": (["run", "tensor_parallel", "--nproc", "5", "--n-head", "5", "--n-embd", "160", "--seq-len", "125"], "the padded vocabulary 384 is not divisible by tp_size 5, in --tp-size, use one of [1]"),
     "tensor ranks and world": (["run", "hybrid_3d", "--nproc", "3", "--tp-size", "2"], "world 3 is not divisible by tp*pp=2, in --nproc, use nproc 2 or 4"),
     "no data ranks": (["run", "tensor_parallel", "--nproc", "4", "--tp-size", "2"], "tensor_parallel has no dp axis for 2 times tp 2 x pp 1, in --nproc, use --nproc 2, or recipe hybrid_3d"),
     "async TP on a CPU": (["run", "tensor_parallel", "--nproc", "2", "--async-tp", "--device", "cpu"], "async TP needs CUDA devices with NVLink, in --async-tp"),

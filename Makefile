@@ -6,6 +6,8 @@ STAMP = $(VENV)/.gptscale-pins-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 # An environment kept elsewhere may have served another checkout: the editable install must be of this one.
 CHECKOUT = $(VENV)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
 BIN = $(VENV)/bin
+# From a checkout the operators are compiled by `prepare`, into a cache that the next checkout finds again.
+export GPTSCALE_SKIP_KERNELS = 1
 # Colossal-AI wants an older torch and an older transformers: an environment of its own, which gptscale finds by its name.
 COLOSSALAI = $(VENV)-colossalai
 COLOSSALAI_PINS = setup.cfg constraints/colossalai.txt
@@ -59,7 +61,7 @@ $(COLOSSALAI_CHECKOUT): $(COLOSSALAI_STAMP)
 	@rm -f $(COLOSSALAI)/.gptscale-checkout-*
 	@touch $@
 
-prepare: venv  ## compile DeepSpeed's operators (about 4 minutes on 2 cores, once per machine and version)
+prepare: venv  ## compile our operators and DeepSpeed's (about 5 minutes on 2 cores, once per machine and version)
 	@$(BIN)/gptscale prepare --recipes $(RECIPES)
 
 demo: prepare  ## every recipe that can run here, on real text, and their comparison (RECIPES=single,ddp narrows it)
@@ -78,7 +80,7 @@ lint: venv
 # A normal install: static checkers do not follow an editable one that maps folders to packages.
 types: venv
 	@rm -rf build/types && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/types .
-	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale.common -p gptscale.recipes -p gptscale.results -p gptscale.launchers
+	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale
 
 clean:  ## remove what was made, but for the environments
 	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

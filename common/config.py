@@ -36,6 +36,8 @@ class RunConfig:
     """Overrides the preset's vocabulary; the table in memory is padded to a multiple of 128."""
     seq_len: int | None = None
     """Tokens per sequence; default the model's block_size, which it also sets when longer."""
+    activation: str | None = None
+    """Overrides the preset's: gelu_tanh | gelu_erf | gelu_sigmoid | custom-tanh | custom-erf | custom-sigmoid (our kernels)."""
     dropout: float = 0.0
     """Dropout of embeddings, attention and residual branches; 0 for comparisons."""
 
@@ -156,7 +158,11 @@ class RunConfig:
     def gpt(self) -> GPTConfig:
         """The model's shape: the preset with this run's overrides."""
         preset = PRESETS[self.model]
-        changes = {f: v for f in ("n_layer", "n_head", "n_embd", "vocab_size") if (v := getattr(self, f)) is not None}
+        changes = {
+            f: v
+            for f in ("n_layer", "n_head", "n_embd", "vocab_size", "activation")
+            if (v := getattr(self, f)) is not None
+        }
         block_size = max(preset.block_size, self.seq_len or 0)
         return dataclasses.replace(preset, dropout=self.dropout, block_size=block_size, **changes)
 

@@ -26,7 +26,7 @@ BLOCK_NAMES = {
     "mlp.fc": "mlp.c_fc",
     "mlp.proj": "mlp.c_proj",
 }
-ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu_erf": "gelu"}
+ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu_erf": "gelu", "gelu_sigmoid": "quick_gelu"}
 
 
 def name_pairs(n_layer: int) -> Iterator[tuple[str, str, bool]]:
@@ -64,7 +64,7 @@ def hf_config(gpt: GPTConfig, vocab_size: int) -> GPT2Config:
         n_embd=gpt.n_embd,
         n_layer=gpt.n_layer,
         n_head=gpt.n_head,
-        activation_function=ACTIVATIONS[gpt.activation],
+        activation_function=ACTIVATIONS[gpt.activation.replace("custom-", "gelu_")],
         resid_pdrop=gpt.dropout,
         embd_pdrop=gpt.dropout,
         attn_pdrop=gpt.dropout,

@@ -15,18 +15,15 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from filelock import FileLock, Timeout
-
-from gptscale.common.errors import ConfigError, StorageError
+from gptscale.common import build_cache
+from gptscale.common.errors import ConfigError
 from gptscale.common.io_meter import MeteredIO
 
 # In the order in which they must be loaded: async_io uses symbols of pin_memory. Seconds: seen on 2 cores, docs/LOG.md.
@@ -38,14 +35,13 @@ LOCK_TIMEOUT_S = 30.0
 
 def ops_path() -> Path:
     """Where this machine's builds for these versions lie, or would."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gptscale"
     versions = "-".join(f"{name}{importlib.metadata.version(name)}" for name in ("deepspeed", "torch"))
     # Compiled for the very CPU (-march=native): a home folder may be shared with machines that have another.
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
     cpu = next((line for line in lines if line.startswith("flags")), lines[0])
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return cache / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"
+    return build_cache.root() / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"
 
 
 def ops_folder() -> Path:
@@ -53,15 +49,7 @@ def ops_folder() -> Path:
 
     Raises StorageError if it belongs to another user.
     """
-    folder = ops_path()
-    for level in (folder.parents[1], folder.parent, folder):
-        level.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if level.stat().st_uid != os.getuid():
-            raise StorageError(
-                f"{level} belongs to another user", "in the operator cache", "set XDG_CACHE_HOME to your own"
-            )
-        level.chmod(0o700)
-    return folder
+    return build_cache.private(ops_path())
 
 
 def library(op: str) -> Path:
@@ -117,51 +105,36 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
         return False
     if lacks := what_is_missing(op):
         raise ConfigError(*lacks)
-    folder = ops_folder()
-    lock = FileLock(folder / ".prepare.lock")
+
+    def build(work: Path) -> Path:
+        say(f"compiling DeepSpeed's {op} (about {ABOUT_S[op]} s on 2 cores, once) ...")
+        return _build(op, work)
+
+    return build_cache.build_once(ops_folder() / op, build, say, wait_s=LOCK_TIMEOUT_S)
+
+
+def _build(op: str, work: Path) -> Path:
+    log = work / "log"
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(work), "DS_ACCELERATOR": "cpu"}
+    environment["PATH"] = build_cache.search_path()
+    command = [sys.executable, "-m", "gptscale.common.deepspeed_ops", op]
     try:
-        lock.acquire(timeout=LOCK_TIMEOUT_S)
-    except Timeout:
+        with log.open("w") as output:
+            subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=BUILD_TIMEOUT_S, check=True)
+    except subprocess.SubprocessError as error:
+        lines = [x for x in log.read_text().splitlines() if "rror" in x] or [str(error)]
         raise ConfigError(
-            "another `gptscale prepare` is compiling", f"under {folder}", "wait for it, or end that process"
-        ) from None
-    with lock:
-        for left in folder.glob(".building-*"):  # by a build that was killed; nobody else builds while we hold the lock
-            say(f"removing what a killed compile left: {left.name}")
-            shutil.rmtree(left)
-        if missing([op]):
-            say(f"compiling DeepSpeed's {op} (about {ABOUT_S[op]} s on 2 cores, once) ...")
-            _build(op, folder)
-    return True
-
-
-def _build(op: str, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as work:
-        log = Path(work) / "log"
-        environment = {**os.environ, "TORCH_EXTENSIONS_DIR": work, "DS_ACCELERATOR": "cpu"}
-        environment["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])  # ninja
-        command = [sys.executable, "-m", "gptscale.common.deepspeed_ops", op]
-        try:
-            with log.open("w") as output:
-                subprocess.run(
-                    command, env=environment, stdout=output, stderr=output, timeout=BUILD_TIMEOUT_S, check=True
-                )
-        except subprocess.SubprocessError as error:
-            lines = [x for x in log.read_text().splitlines() if "rror" in x] or [str(error)]
-            raise ConfigError(
-                f"DeepSpeed's {op} does not compile ({lines[0].strip()[:200]})",
-                "in gptscale prepare",
-                "see gptscale doctor",
-            ) from error
-        os.rename(Path(work) / op, folder / op)
+            f"DeepSpeed's {op} does not compile ({lines[0].strip()[:200]})",
+            "in gptscale prepare",
+            "see gptscale doctor",
+        ) from error
+    return work / op
 
 
 def what_is_missing(op: str) -> tuple[str, str, str] | None:
     """What a compile of `op` would lack here: what, where, and the line that installs it."""
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        return "no C++ compiler", f"for DeepSpeed's {op}", "apt-get install g++"
-    if shutil.which("ninja", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])) is None:
-        return "no ninja", f"for DeepSpeed's {op}", "pip install ninja"
+    if lacks := build_cache.tool_missing():
+        return lacks[0], f"for DeepSpeed's {op}", lacks[1]
     if op == "async_io" and not _has_libaio():
         return "no libaio headers", f"for DeepSpeed's {op}", "apt-get install libaio-dev"
     return None

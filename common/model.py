@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptscale.common.activations import activation_function
 from gptscale.common.loss import LinearCrossEntropy
 from gptscale.common.model_config import GPTConfig
 from gptscale.common.state import Shard
-
-GELU_APPROXIMATION = {"gelu_tanh": "tanh", "gelu_erf": "none"}
 
 
 class Attention(nn.Module):
@@ -49,13 +48,13 @@ class MLP(nn.Module):
 
     def __init__(self, gpt: GPTConfig) -> None:
         super().__init__()
-        self.approximate, self.dropout = GELU_APPROXIMATION[gpt.activation], gpt.dropout
+        self.activation, self.dropout = activation_function(gpt.activation), gpt.dropout
         self.fc = nn.Linear(gpt.n_embd, 4 * gpt.n_embd)
         self.proj = nn.Linear(4 * gpt.n_embd, gpt.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, n_embd) to the same."""
-        y = self.proj(F.gelu(self.fc(x), approximate=self.approximate))
+        y = self.proj(self.activation(self.fc(x)))
         return F.dropout(y, self.dropout, self.training)
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
 
+# f(x) = x P(x) with P the normal distribution or one of its approximations (ops/gelu.py has the formulas); custom-* are
+# the package's own operators for the same three.
+ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_sigmoid", "custom-tanh", "custom-erf", "custom-sigmoid")
 VOCAB_MULTIPLE = 128  # rows of the embedding table in memory: whole GEMM tiles, and divisible by 2..128 tensor ranks
 
 
@@ -14,7 +17,7 @@ class GPTConfig:
     """Shape of a GPT-2 style decoder (pre-norm, learned positions, tied head).
 
     vocab_size counts the ids that exist; the table in memory has `padded_vocab_size` rows, whose padding never wins.
-    lr: AdamW learning rate that suits the shape. activation: gelu_tanh (GPT-2's) or gelu_erf.
+    lr: AdamW learning rate that suits the shape. activation: one of ACTIVATIONS; GPT-2's is gelu_tanh.
     """
 
     n_layer: int
@@ -37,6 +40,10 @@ class GPTConfig:
                 f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}",
                 "in the model",
                 f"use n_head {nearest_divisor(self.n_embd, self.n_head)}",
+            )
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                f"unknown activation {self.activation!r}", "in --activation", "use one of: " + " ".join(ACTIVATIONS)
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout {self.dropout} is outside [0, 1)", "in the model", "use --dropout 0")

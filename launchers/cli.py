@@ -96,12 +96,30 @@ def tokenize(argv: Sequence[str]) -> int:
 
 
 def bench(argv: Sequence[str]) -> int:
-    """gptscale bench handout|loop|data|engines: measurements against alternatives in the same run."""
+    """gptscale bench handout|loop|data|engines|ops: measurements against alternatives in the same run."""
     if argv and argv[0] == "engines":
         from gptscale.launchers.engines import main as engines
 
         return engines(argv[1:])
+    if argv and argv[0] == "ops":
+        from gptscale.launchers.bench_ops import main as ops
+
+        return ops(argv[1:])
     from gptscale.launchers.bench import main
+
+    return main(argv)
+
+
+def lenet(argv: Sequence[str]) -> int:
+    """gptscale lenet WORD [options]: the vision experiments; `gptscale lenet --help` lists the words."""
+    from gptscale.lenet.cli import main
+
+    return main(argv)
+
+
+def minigrad(argv: Sequence[str]) -> int:
+    """gptscale minigrad [--model pure_linear|simple_conv|LeNet]: train with a small autograd, beside the old figures."""
+    from gptscale.launchers.minigrad import main
 
     return main(argv)
 
@@ -128,6 +146,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "prepare": prepare,
     "tokenize": tokenize,
     "bench": bench,
+    "lenet": lenet,
+    "minigrad": minigrad,
 }
 
 

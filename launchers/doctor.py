@@ -25,6 +25,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.model_config import PRESETS
 from gptscale.launchers.options import parse
 from gptscale.launchers.preflight import why_not_here
+from gptscale.ops import extension
 from gptscale.recipes import RECIPES
 
 PACKAGES = (
@@ -76,6 +77,7 @@ def gather() -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: version(name) for name in PACKAGES},
         "environments": {name: environment(name) for name in BESIDE},
+        "own_operators": {"cpu": extension.implementation(), "cuda": triton()},
         "operators": operators(),
         "recipes": {name: why_not_here(name) for name in RECIPES},
         "devices": devices(),
@@ -103,6 +105,12 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
         "write_gib_per_s": disk.write_gib_per_s,
         "verdict": said,
     }
+
+
+def triton() -> str:
+    """What the package's operators use on a GPU."""
+    there = version("triton")
+    return f"Triton {there}" if there else "PyTorch's own operations: Triton is not installed (pip install triton)"
 
 
 def operators() -> dict[str, str | None]:
@@ -181,6 +189,10 @@ def show(found: dict[str, Any], console: Console) -> None:
     for name, reason in found["recipes"].items():
         table.add_row(name, "[green]yes[/]" if reason is None else "[red]no[/]", reason or "")
     console.print(table)
+    own = found["own_operators"]
+    console.print(
+        f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}", highlight=False, soft_wrap=True
+    )
     for op, reason in found["operators"].items():
         console.print(f"DeepSpeed's {op}: {reason or 'compiled'}", highlight=False, soft_wrap=True)
     if "nvme" in found:

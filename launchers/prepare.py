@@ -1,4 +1,4 @@
-"""`gptscale prepare`: compile what recipes need, once, before any run; a run itself never compiles."""
+"""`gptscale prepare`: compile the package's operators and what recipes need, once, before any run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from gptscale.common import deepspeed_ops
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
+from gptscale.ops import extension
 from gptscale.recipes import RECIPES, get
 
 
@@ -22,10 +23,19 @@ class PrepareOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile each operator that the recipes named need. With `all`, one that cannot be compiled here is left out, and said."""
+    """Compile our own operators, and each of DeepSpeed's that the recipes named need.
+
+    Our own, and with `all` DeepSpeed's too, are left out where they cannot be compiled, and that is said.
+    """
     options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
     names = list(RECIPES) if options.recipes == "all" else [name.strip() for name in options.recipes.split(",")]
     console = Console(stderr=True)
+    try:
+        with console.status("the C++ operators"):
+            built = extension.prepare(print)
+        print(f"C++ operators {'compiled' if built else 'are there'}", flush=True)
+    except ConfigError as error:
+        print(f"leaving out the C++ operators, which will run in Python: {error}")
     wanted: dict[str, str] = {}
     for name in names:
         recipe = get(name)
@@ -47,5 +57,6 @@ def main(argv: Sequence[str]) -> int:
             if options.recipes != "all":
                 raise
             print(f"leaving out {op}: {error}")
-    print(f"operators are in {deepspeed_ops.ops_folder()}" if wanted else "nothing to compile")
+    if wanted:
+        print(f"DeepSpeed's operators are in {deepspeed_ops.ops_folder()}")
     return 0

@@ -72,6 +72,13 @@ UNSUPPORTED = (
     ),
     Pair(
         COLOSSALAI,
+        "activation",
+        ("custom-tanh", "custom-erf", "custom-sigmoid"),
+        "the model is transformers' own, with transformers' activations",
+        "use gelu_tanh, gelu_erf or gelu_sigmoid",
+    ),
+    Pair(
+        COLOSSALAI,
         "activation_checkpointing",
         ("selective",),
         "transformers recomputes whole blocks only",

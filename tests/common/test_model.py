@@ -117,7 +117,7 @@ def test_full_recomputes_every_block_and_selective_no_product(ids):
     assert full - none == 2 * 8 * 3 * 64**2 * 64 + 4 * 3 * 64 * 32 * 32 * 2
 
 
-@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf"])
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf", "gelu_sigmoid"])
 def test_transformers_gpt2_has_equal_logits_both_ways(ids, activation):
     pytest.importorskip("transformers")
     import dataclasses
@@ -129,6 +129,20 @@ def test_transformers_gpt2_has_equal_logits_both_ways(ids, activation):
         back = from_hf(hf).eval()(ids[:, :-1])
     assert (ours - theirs).abs().max() <= 1e-5 * max(1.0, theirs.abs().max())
     assert torch.equal(ours, back)
+
+
+@pytest.mark.parametrize("variant", ["tanh", "erf", "sigmoid"])
+def test_our_operators_in_the_gpt_compute_what_torchs_do(ids, variant):
+    import dataclasses
+
+    found = []
+    for activation in (f"gelu_{variant}", f"custom-{variant}"):
+        model = random_model(dataclasses.replace(SMALL, activation=activation))
+        loss = model(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt()
+        found.append((loss.item(), norm.item()))
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
 def test_from_hf_starts_from_transformers_own_random_weights(ids):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gptscale.recipes
-from gptscale.common import deepspeed_ops, swap_folder
+from gptscale.common import build_cache, deepspeed_ops, swap_folder
 from gptscale.common.checkpoint_writer import save
 from gptscale.common.state import Shard
 from gptscale.launchers.cli import main
@@ -283,7 +283,7 @@ def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys,
     monkeypatch.setattr(deepspeed_ops, "library", lambda op: folder / "nowhere.so")
     said = refused(capsys, folder, ["run", "zero_offload"])
     assert "DeepSpeed's cpu_adam not compiled yet, on this machine, run gptscale prepare" in said
-    monkeypatch.setattr(deepspeed_ops.shutil, "which", lambda name, **options: None)
+    monkeypatch.setattr(build_cache.shutil, "which", lambda name, **options: None)
     assert "no C++ compiler, on this machine, apt-get install g++, then gptscale prepare" in refused(
         capsys, folder, ["run", "zero_offload"]
     )

@@ -12,6 +12,7 @@ from filelock import FileLock
 
 from gptscale.common import deepspeed_ops
 from gptscale.common.errors import ConfigError, NumericError
+from gptscale.ops import extension
 
 pytest.importorskip("deepspeed")
 PREPARE = [sys.executable, "-m", "gptscale.launchers.cli", "prepare", "--recipes", "zero_infinity"]
@@ -20,9 +21,12 @@ PREPARE = [sys.executable, "-m", "gptscale.launchers.cli", "prepare", "--recipes
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A cache of its own, with all that zero_infinity needs but pin_memory, the quickest to compile."""
-    there = deepspeed_ops.ops_folder()
+    there, kernels = deepspeed_ops.ops_folder(), extension.cached()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = deepspeed_ops.ops_folder()
+    if not kernels.exists():
+        pytest.skip(f"our operators are not compiled in {kernels}: run gptscale prepare")
+    shutil.copytree(kernels.parent, extension.cached().parent)
     for op in ("cpu_adam", "async_io"):
         if not (there / op).exists():
             pytest.skip(f"{op} is not compiled in {there}: run gptscale prepare")

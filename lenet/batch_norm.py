@@ -1,0 +1,76 @@
+"""Batch normalisation whose statistics are those of the batch on all ranks, on any device.
+
+torch's own SyncBatchNorm refuses CPU tensors. This one needs nothing but an all-reduce that backward can pass through, and is
+what lets two gloo processes compute what one process computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks; each rank's gradient is the sum over ranks too, since each used the same result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        total = grads[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+class SyncedBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm2d over the global batch, equal shares on every rank; in evaluation, or alone, it is BatchNorm2d.
+
+    The variance is computed about the global mean, in a second all-reduce: the difference of two large sums would lose the
+    digits that parity with one process is about.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Input and result (batch, channels, height, width)."""
+        if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
+            plain: Tensor = super().forward(input)
+            return plain
+        x = input.float()  # under autocast it may be bf16, too coarse to sum in
+        n = x.numel() // x.shape[1] * dist.get_world_size()
+        mean = _SumOverRanks.apply(x.sum((0, 2, 3))) / n
+        centred = x - mean.view(1, -1, 1, 1)
+        variance = _SumOverRanks.apply(centred.square().sum((0, 2, 3))) / n
+        self._follow(mean.detach(), variance.detach() * (n / (n - 1)))
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        result: Tensor = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        return result.to(input.dtype)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        self.num_batches_tracked.add_(1)
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(unbiased_variance, self.momentum)
+
+
+def synced(model: nn.Module) -> nn.Module:
+    """The model with every BatchNorm2d replaced by one over all ranks: torch's on CUDA, this module's elsewhere."""
+    if any(p.is_cuda for p in model.parameters()):
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return converted
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.BatchNorm2d:
+                replacement = SyncedBatchNorm2d(child.num_features, child.eps, child.momentum)
+                replacement.load_state_dict(child.state_dict())
+                setattr(module, name, replacement)
+    return model

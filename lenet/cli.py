@@ -1,0 +1,101 @@
+"""`gptscale lenet WORD`: the vision experiments, a word each."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from gptscale.common.config import did_you_mean
+from gptscale.common.errors import ConfigError
+from gptscale.lenet.config import VisionConfig, option_words
+
+
+@dataclass(frozen=True)
+class NprocOptions:
+    """How many processes."""
+
+    nproc: int = 1
+    """Processes on this machine; with several the batch is split by DistributedDataParallel."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nproc <= 1024:
+            raise ConfigError(f"nproc {self.nproc} is out of range", "in --nproc", "use 1 to 1024")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """A run's options and the launcher's."""
+
+    run: VisionConfig = field(default_factory=VisionConfig)
+    launch: NprocOptions = field(default_factory=NprocOptions)
+
+
+def train(argv: Sequence[str]) -> int:
+    """gptscale lenet train [--nproc N] [options]: train one vision model."""
+    from gptscale.launchers.entry import share_cores
+    from gptscale.launchers.local import launch
+    from gptscale.launchers.options import parse
+    from gptscale.lenet.plan import make_plan, world_from_environment
+    from gptscale.lenet.train import bare_resume
+    from gptscale.lenet.train import train as run
+
+    options = parse(TrainOptions, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
+    world = world_from_environment(options.run)
+    if options.launch.nproc == 1 and options.run.strategy not in ("ddp", "fabric"):
+        share_cores()
+        return run(options.run, world).exit_status
+    make_plan(options.run, dataclasses.replace(world, world_size=options.launch.nproc))  # one line, before any process
+    words = option_words(options.run)
+    return launch([sys.executable, "-u", "-m", "gptscale.lenet.train", *words], options.launch.nproc)
+
+
+def baseline(argv: Sequence[str]) -> int:
+    """gptscale lenet baseline [--data D] [--preset P] [--seeds 1,2,3]: LeNet-5 beside the texts' figures, with a figure."""
+    from gptscale.lenet.baseline import main
+
+    return main(argv)
+
+
+def bench(argv: Sequence[str]) -> int:
+    """gptscale lenet bench [--data D] [options]: images/s and accuracy beside a plain PyTorch script, in the same run."""
+    from gptscale.lenet.bench import main
+
+    return main(argv)
+
+
+def workers(argv: Sequence[str]) -> int:
+    """gptscale lenet workers [--workers 0,2,4] [options]: what worker processes of the DataLoader buy."""
+    from gptscale.lenet.workers import main
+
+    return main(argv)
+
+
+def strategies(argv: Sequence[str]) -> int:
+    """gptscale lenet strategies [--nproc N] [options]: one process, DataParallel, DDP and Fabric with equal loaders."""
+    from gptscale.lenet.strategies import main
+
+    return main(argv)
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train,
+    "baseline": baseline,
+    "bench": bench,
+    "strategies": strategies,
+    "workers": workers,
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the word that `argv` begins with."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("The vision experiments: LeNet-5 and others on digits, MNIST, CIFAR-10 or a folder of images.\n")
+        for command in COMMANDS.values():
+            print("  " + str(command.__doc__))
+        print("\nEvery command has --help. A first try: gptscale lenet train --epochs 3")
+        return 0
+    if argv[0] not in COMMANDS:
+        raise ConfigError(f"unknown command {argv[0]!r}", "after lenet", did_you_mean(argv[0], COMMANDS))
+    return COMMANDS[argv[0]](argv[1:])

@@ -1,0 +1,273 @@
+"""GELU in three variants, and bias+GELU in one pass.
+
+    f(x) = x P(x)        f'(x) = P(x) + x P'(x)        f''(x) = 2 P'(x) + x P''(x)
+
+    erf      P(x) = Phi(x) = erfc(-x / sqrt 2) / 2, the normal distribution     (PyTorch: F.gelu(x), approximate="none")
+    tanh     P(x) = s(2 sqrt(2/pi) (x + 0.044715 x^3)), s(z) = 1/(1 + exp(-z))  (PyTorch: F.gelu(x, approximate="tanh"))
+    sigmoid  P(x) = s(1.702 x)                                                  (in PyTorch by hand: x * sigmoid(1.702 x))
+
+Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415), section 2. They are three functions: sigmoid is
+up to 0.0203 from erf, tanh up to 0.00048. docs/ops/gelu.md has derivation, kernels and figures.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gptscale.ops import library
+from gptscale.ops.arguments import check_like, check_shape, check_tensor
+
+Approximate = Literal["erf", "tanh", "sigmoid"]
+APPROXIMATE = ("erf", "tanh", "sigmoid")
+
+K0 = 2 * math.sqrt(2 / math.pi)
+K1 = 0.044715 * K0
+K_SIGMOID = 1.702
+
+
+def gelu(x: Tensor, approximate: Approximate = "erf", implementation: str = "auto") -> Tensor:
+    """x P(x), elementwise, in x's shape, dtype and memory layout; differentiable twice.
+
+    approximate: which P. implementation: auto takes C++ on a CPU and Triton on a GPU; python, cpp and triton insist.
+    Raises TypeError or ValueError that names the argument.
+    """
+    check_tensor("x", x)
+    _check_approximate(approximate)
+    if implementation == "python":
+        return _apply(GeluFunction, x, approximate)
+    library.require(implementation, x.device)
+    library.ready()
+    result: Tensor = torch.ops.gptscale.gelu(x, approximate)
+    return result
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: Approximate = "erf", implementation: str = "auto") -> Tensor:
+    """gelu(x + bias) in one pass over x (..., n), bias (n); the sum is not rounded to x's dtype in between."""
+    check_tensor("x", x)
+    check_like("bias", bias, "x", x)
+    if x.dim() == 0:
+        raise ValueError("x: shape (..., n) expected, not ()")
+    check_shape("bias", bias, (x.shape[-1],), f"the last of x's {tuple(x.shape)}")
+    _check_approximate(approximate)
+    if implementation == "python":
+        return _apply(BiasGeluFunction, x, bias, approximate)
+    library.require(implementation, x.device)
+    library.ready()
+    result: Tensor = torch.ops.gptscale.bias_gelu(x, bias, approximate)
+    return result
+
+
+def _check_approximate(approximate: str) -> None:
+    if approximate not in APPROXIMATE:
+        raise ValueError(f"approximate: erf, tanh or sigmoid expected, not {approximate!r}")
+
+
+# --- In Python: the formulas, and the textbook way of giving them to autograd
+
+
+def p(x: Tensor, approximate: str) -> Tensor:
+    """P(x). erfc instead of 1 + erf: for x < 0 that would subtract nearly equal numbers."""
+    if approximate == "erf":
+        return 0.5 * torch.erfc(x * -math.sqrt(0.5))
+    return torch.sigmoid(x * (K0 + K1 * x * x) if approximate == "tanh" else K_SIGMOID * x)
+
+
+def p_prime(x: Tensor, approximate: str) -> Tensor:
+    """P'(x)."""
+    if approximate == "erf":
+        return torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    s = p(x, approximate)
+    return s * (1 - s) * (K0 + 3 * K1 * x * x if approximate == "tanh" else K_SIGMOID)
+
+
+def p_second(x: Tensor, approximate: str) -> Tensor:
+    """P''(x)."""
+    if approximate == "erf":
+        return -x * p_prime(x, approximate)
+    s = p(x, approximate)
+    slope = K0 + 3 * K1 * x * x if approximate == "tanh" else K_SIGMOID
+    curved = 6 * K1 * x if approximate == "tanh" else 0.0
+    return s * (1 - s) * ((1 - 2 * s) * slope * slope + curved)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x as the formulas are computed: half precisions in float."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def python_gelu(x: Tensor, approximate: str) -> Tensor:
+    """f(x) by torch's own operations."""
+    wide = _wide(x)
+    return (wide * p(wide, approximate)).to(x.dtype)
+
+
+def python_gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
+    """grad f'(x)."""
+    wide = _wide(x)
+    return (_wide(grad) * (p(wide, approximate) + wide * p_prime(wide, approximate))).to(x.dtype)
+
+
+def python_gelu_double_backward(upstream: Tensor, grad: Tensor, x: Tensor, approximate: str) -> Tensor:
+    """upstream grad f''(x): what the derivative of `python_gelu_backward` gives x."""
+    wide = _wide(x)
+    second = 2 * p_prime(wide, approximate) + wide * p_second(wide, approximate)
+    return (_wide(upstream) * _wide(grad) * second).to(x.dtype)
+
+
+def python_bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    """f(x + bias)."""
+    return python_gelu(_wide(x) + _wide(bias), approximate).to(x.dtype)
+
+
+def python_bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    """(grad f'(x + bias), the same summed over rows)."""
+    to_x = python_gelu_backward(_wide(grad), _wide(x) + _wide(bias), approximate)
+    return to_x.to(x.dtype), to_x.reshape(-1, bias.numel()).sum(0).to(bias.dtype)
+
+
+class GeluFunction(torch.autograd.Function):
+    """f with its derivative written by hand; that derivative is a Function too, and so has one itself."""
+
+    @staticmethod
+    def forward(x: Tensor, approximate: str) -> Tensor:
+        return python_gelu(x, approximate)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.approximate = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return _apply(GeluBackwardFunction, grad, x, ctx.approximate), None
+
+
+class GeluBackwardFunction(torch.autograd.Function):
+    """grad f'(x)."""
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
+        return python_gelu_backward(grad, x, approximate)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        grad, x, ctx.approximate = inputs
+        ctx.save_for_backward(grad, x)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad, x = ctx.saved_tensors
+        to_grad = _apply(GeluBackwardFunction, upstream, x, ctx.approximate)
+        return to_grad, python_gelu_double_backward(upstream, grad, x, ctx.approximate), None
+
+
+class BiasGeluFunction(torch.autograd.Function):
+    """f(x + bias): x and bias share the derivative, which bias sums over the rows it was added to."""
+
+    @staticmethod
+    def forward(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+        return python_bias_gelu(x, bias, approximate)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, bias, ctx.approximate = inputs
+        ctx.save_for_backward(x, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, bias = ctx.saved_tensors
+        to_x = _apply(GeluBackwardFunction, _wide(grad), _wide(x) + _wide(bias), ctx.approximate)
+        return to_x.to(x.dtype), to_x.reshape(-1, bias.numel()).sum(0).to(bias.dtype), None
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+# --- To torch.library
+
+
+def _fake_rows(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _fake_rows_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), bias.new_empty(bias.shape)
+
+
+def _triton(name: str) -> Any:
+    def run(*args: Any) -> Any:
+        from gptscale.ops import gelu_triton
+
+        return getattr(gelu_triton, name)(*args)
+
+    return run
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.approximate = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gelu_formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (x,) = ctx.saved_tensors
+    return torch.ops.gptscale.gelu_backward(grad, x, ctx.approximate), None
+
+
+def _gelu_backward_formula(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+    grad, x = ctx.saved_tensors
+    to_grad = torch.ops.gptscale.gelu_backward(upstream, x, ctx.approximate)
+    return to_grad, python_gelu_double_backward(upstream, grad, x, ctx.approximate), None
+
+
+def _bias_gelu_formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    return (*torch.ops.gptscale.bias_gelu_backward(grad, *ctx.saved_tensors, ctx.approximate), None)
+
+
+def _bias_gelu_backward_formula(ctx: Any, upstream_x: Tensor, upstream_bias: Tensor) -> tuple[Any, ...]:
+    grad, x, bias = ctx.saved_tensors
+    upstream, at = upstream_x + upstream_bias, x + bias
+    to_x = python_gelu_double_backward(upstream, grad, at, ctx.approximate)
+    to_grad = torch.ops.gptscale.gelu_backward(upstream, at, ctx.approximate)
+    return to_grad, to_x, to_x.reshape(-1, bias.numel()).sum(0), None
+
+
+library.define(
+    "gelu(Tensor x, str approximate) -> Tensor",
+    fake=lambda x, approximate: torch.empty_like(x),
+    python=lambda x, approximate: torch.empty_like(x).copy_(python_gelu(x, approximate)),
+    triton=_triton("gelu"),
+    setup_context=_save,
+    backward=_gelu_formula,
+)
+library.define(
+    "gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor",
+    fake=lambda grad, x, approximate: torch.empty_like(x),
+    python=lambda grad, x, approximate: torch.empty_like(x).copy_(python_gelu_backward(grad, x, approximate)),
+    triton=_triton("gelu_backward"),
+    setup_context=_save,
+    backward=_gelu_backward_formula,
+)
+library.define(
+    "bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor",
+    fake=_fake_rows,
+    python=lambda x, bias, approximate: python_bias_gelu(x.contiguous(), bias, approximate),
+    triton=_triton("bias_gelu"),
+    setup_context=_save,
+    backward=_bias_gelu_formula,
+    autocast=lambda dtype, x, bias, approximate: (x, bias.to(x.dtype), approximate),
+)
+library.define(
+    "bias_gelu_backward(Tensor grad, Tensor x, Tensor bias, str approximate) -> (Tensor, Tensor)",
+    fake=_fake_rows_backward,
+    python=lambda grad, x, bias, approximate: python_bias_gelu_backward(grad, x.contiguous(), bias, approximate),
+    triton=_triton("bias_gelu_backward"),
+    setup_context=_save,
+    backward=_bias_gelu_backward_formula,
+)

@@ -1,0 +1,145 @@
+"""Layers: parameters, the modules that hold them, and the walk that finds every parameter whatever the model."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+
+from gptscale.ops.minigrad.convolution import conv2d
+from gptscale.ops.minigrad.kernels import ConvBiasReLU, MaxPooling
+from gptscale.ops.minigrad.tensor import Array, Tensor
+
+Convolution = Literal["kernel", "im2col"]
+
+
+class Parameter(Tensor):
+    """A tensor that training changes."""
+
+    __slots__ = ()
+
+    def __init__(self, array: Array) -> None:
+        super().__init__(array, needs_grad=True)
+
+
+class Module:
+    """Something with parameters that maps a tensor to a tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+    def parameters(self) -> list[Parameter]:
+        """Every parameter below this module, once each, in the order of the attributes."""
+        return find_parameters(self)
+
+    def to(self, device: torch.device) -> None:
+        """Move all parameters."""
+        for parameter in self.parameters():
+            parameter.array = parameter.array.to(device)
+
+
+def find_parameters(root: object) -> list[Parameter]:
+    """The parameters in an object, its attributes, and lists, tuples and dictionaries of such, however deep.
+
+    One that can be reached in two ways (a shared weight) is found once: an optimizer must not apply its gradient twice.
+    """
+    found: list[Parameter] = []
+    seen: set[int] = set()
+
+    def visit(thing: object) -> None:
+        if id(thing) in seen:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, Parameter):
+            found.append(thing)
+        elif isinstance(thing, Module):
+            visit(vars(thing))
+        elif isinstance(thing, dict):
+            for value in thing.values():
+                visit(value)
+        elif isinstance(thing, (list, tuple)):
+            for value in thing:
+                visit(value)
+
+    visit(root)
+    return found
+
+
+def initial(shape: tuple[int, ...], fan_in: int, random: torch.Generator) -> Parameter:
+    """Normal weights of variance 2 / fan_in, which keep a signal's variance through ReLU layers (He et al. 2015)."""
+    return Parameter(torch.randn(shape, generator=random) * math.sqrt(2.0 / fan_in))
+
+
+class Linear(Module):
+    """`x @ weight + bias`: (batch, inputs) to (batch, outputs)."""
+
+    def __init__(self, inputs: int, outputs: int, random: torch.Generator) -> None:
+        self.weight = initial((inputs, outputs), inputs, random)
+        self.bias = Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class ConvReLU(Module):
+    """Convolution, bias and ReLU: by the package's operator (`kernel`) or by the lesson's (`im2col`)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        size: int,
+        random: torch.Generator,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        convolution: Convolution = "kernel",
+    ) -> None:
+        self.weight = initial((out_channels, in_channels, size, size), in_channels * size**2, random)
+        self.bias = Parameter(torch.zeros(out_channels))
+        self.stride, self.padding, self.convolution = stride, padding, convolution
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.convolution == "im2col":
+            return conv2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding).relu()
+        return ConvBiasReLU(stride=self.stride, padding=self.padding)(x, self.weight, self.bias)
+
+
+class MaxPool(Module):
+    """The largest of each `size` x `size` pixels; `backward` as in MaxPooling."""
+
+    def __init__(self, size: int, *, backward: str = "auto") -> None:
+        self.size, self.backward = size, backward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return MaxPooling(self.size, backward=self.backward)(x)
+
+
+class ReLULayer(Module):
+    """ReLU as a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+class Flatten(Module):
+    """(batch, ...) to (batch, the product of the rest)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1)
+
+
+class Sequential(Module):
+    """Layers one after another."""
+
+    def __init__(self, *layers: Module) -> None:
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x

@@ -1,0 +1,64 @@
+"""The three models of the experiment, for images of 28 x 28 pixels and ten classes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from gptscale.ops.minigrad.layers import (
+    Convolution,
+    ConvReLU,
+    Flatten,
+    Linear,
+    MaxPool,
+    Module,
+    ReLULayer,
+    Sequential,
+)
+
+ModelName = Literal["pure_linear", "simple_conv", "LeNet"]
+
+
+def pure_linear(random: torch.Generator) -> Module:
+    """Two linear layers with 100 hidden units: 79,510 parameters."""
+    return Sequential(Flatten(), Linear(28 * 28, 100, random), ReLULayer(), Linear(100, 10, random))
+
+
+def simple_conv(random: torch.Generator, *, convolution: Convolution = "kernel") -> Module:
+    """One convolution, a single filter of 5 x 5, and two linear layers: 79,536 parameters."""
+    return Sequential(
+        ConvReLU(1, 1, 5, random, padding=2, convolution=convolution),  # 28 x 28
+        Flatten(),
+        Linear(28 * 28, 100, random),
+        ReLULayer(),
+        Linear(100, 10, random),
+    )
+
+
+def lenet(random: torch.Generator, *, convolution: Convolution = "kernel", pool_backward: str = "auto") -> Module:
+    """LeNet-5 (LeCun et al. 1998) with max pooling and ReLU, as it is usually built today: 61,706 parameters."""
+    return Sequential(
+        ConvReLU(1, 6, 5, random, padding=2, convolution=convolution),  # 28 x 28
+        MaxPool(2, backward=pool_backward),  # 14 x 14
+        ConvReLU(6, 16, 5, random, convolution=convolution),  # 10 x 10
+        MaxPool(2, backward=pool_backward),  # 5 x 5
+        Flatten(),
+        Linear(16 * 5 * 5, 120, random),
+        ReLULayer(),
+        Linear(120, 84, random),
+        ReLULayer(),
+        Linear(84, 10, random),
+    )
+
+
+def build(
+    name: ModelName, *, seed: int = 0, convolution: Convolution = "kernel", pool_backward: str = "auto"
+) -> Module:
+    """The model of that name; the same seed gives the same weights."""
+    random = torch.Generator().manual_seed(seed)
+    if name == "pure_linear":
+        return pure_linear(random)
+    if name == "simple_conv":
+        return simple_conv(random, convolution=convolution)
+    return lenet(random, convolution=convolution, pool_backward=pool_backward)

@@ -1,1 +1,1 @@
-"""Vision experiments on MNIST and CIFAR-10; empty until they land."""
+"""The vision experiments: LeNet-5 and others on digits, MNIST, CIFAR-10 or a folder of images."""

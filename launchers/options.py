@@ -102,9 +102,13 @@ def _names(kind: Any) -> list[str]:
 
 
 def _first_sentence(box: str) -> str:
-    """The message inside tyro's box: the lines between its first two rules, joined."""
-    lines = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in box.splitlines()]
-    rules = [i for i, line in enumerate(lines) if line and not line.strip("-─━ ")]
+    """The message inside tyro's box: the lines between its first two rules, joined.
+
+    On a terminal the box is coloured, and the first rule has a title in it.
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in plain.splitlines()]
+    rules = [i for i, line in enumerate(lines) if "──" in line or "━━" in line or (line and not line.strip("- "))]
     end = rules[1] if len(rules) > 1 else len(lines)
     begin = rules[0] + 1 if rules else 0
     text = " ".join(line for line in lines[begin:end] if line)

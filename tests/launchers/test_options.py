@@ -1,4 +1,7 @@
 import dataclasses
+import shutil
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -79,3 +82,19 @@ def test_overview_and_list(capsys):
     said = capsys.readouterr().out
     assert not [name for name in [*COMMANDS, *RECIPES] if name not in said]
     assert "gptscale 0.1.0" in said
+
+
+def test_on_a_terminal_too_the_message_is_one_plain_sentence():
+    """tyro draws a coloured box there, with a title in its border; `script` gives the command a terminal."""
+    script = shutil.which("script")
+    if script is None:
+        pytest.skip("no program `script` to make a terminal")
+    command = f"{sys.executable} -m gptscale.launchers.cli run ddp --precision fp8"
+    ended = subprocess.run(
+        [script, "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert ended.stdout.strip() == (
+        "gptscale: error: invalid choice 'fp8' for argument '--precision'. Expected one of ('fp32', 'bf16', 'fp16'), "
+        "on the command line, see gptscale run ddp --help"
+    )

@@ -149,7 +149,8 @@ def test_bias_gelu_is_gelu_of_the_sum_and_sums_its_gradient(implementation):
                 eps = torch.finfo(dtype).eps
                 torch.testing.assert_close(y.double(), g.python_gelu(wide, variant), rtol=4 * eps, atol=4 * eps)
                 exact = g.python_gelu_backward(grad.double(), wide, variant)
-                torch.testing.assert_close(to_x.double(), exact, rtol=4 * eps, atol=8 * eps)
+                loose = 64 if dtype is torch.float32 else 4  # exp(-x^2/2) of a rounded x^2, in Python
+                torch.testing.assert_close(to_x.double(), exact, rtol=loose * eps, atol=8 * eps)
                 summed = exact.reshape(-1, shape[-1]).sum(0)
                 size = float(exact.abs().reshape(-1, shape[-1]).sum(0).max())
                 torch.testing.assert_close(to_bias.double(), summed, rtol=8 * eps, atol=4 * eps * (1 + size))

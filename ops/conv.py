@@ -188,6 +188,7 @@ def masked_by(y: Tensor, grad: Tensor) -> Tensor:
 def convolution_backward(
     masked: Tensor, x: Tensor, weight: Tensor, geometry: Any, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and weight, from the masked one: the library's, of the plain convolution."""
     stride, padding, dilation, groups = geometry
     if not any(needs):
         return None, None
@@ -282,9 +283,7 @@ class ConvBiasReluBackwardFunction(torch.autograd.Function):
 # --- To torch.library
 
 
-def _fake(
-    x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> Tensor:
+def _fake(x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Tensor:
     if x.device.type == "cpu":  # the layout is the library's choice
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     shape = _out_shape(x, weight, stride, padding, dilation)
@@ -329,7 +328,8 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _backward_formula(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
     wanted = [one if needed else None for one, needed in zip(upstream, ctx.needs, strict=True)]
-    to_grad, to_x, to_weight = double_backward(wanted, *ctx.saved_tensors, ctx.geometry)
+    grad, y, x, weight = ctx.saved_tensors
+    to_grad, to_x, to_weight = double_backward(wanted, grad, y, x, weight, ctx.geometry)
     return to_grad, None, to_x, to_weight, *[None] * 5
 
 

@@ -126,7 +126,9 @@ def _mask_kernel(
         else:
             column += COLUMNS
     if OVER_ROWS:
-        tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * columns + column, tl.sum(total, axis=0), mask=column < columns)
+        tl.store(
+            sums_ptr + tl.program_id(0).to(tl.int64) * columns + column, tl.sum(total, axis=0), mask=column < columns
+        )
     else:
         tl.store(sums_ptr + tl.program_id(1).to(tl.int64) * rows + row, tl.sum(total, axis=1), mask=row < rows)
 
@@ -182,7 +184,12 @@ def mask_and_sum(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     parts = (grid[0], columns) if over_rows else (grid[1], images, channels)
     sums = torch.empty(parts, dtype=torch.float32, device=y.device)
     _mask_kernel[grid](
-        *(grad, y, masked, sums, rows, columns), OVER_ROWS=over_rows, ROWS=ROWS, COLUMNS=COLUMNS, STEPS=STEPS, num_warps=4
+        *(grad, y, masked, sums, rows, columns),
+        OVER_ROWS=over_rows,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        STEPS=STEPS,
+        num_warps=4,
     )
     return masked, sums.flatten(0, -2).sum(0).to(y.dtype)
 

@@ -209,7 +209,8 @@ def _first_inside(x: Tensor, out_size: Pair, kernel: Pair, stride: Pair, padding
         firsts.append((-start).clamp(min=0).add(d - 1).div(d, rounding_mode="floor"))
         inside.append((firsts[-1] < k) & (start + firsts[-1] * d < length))
     offsets = firsts[0][:, None] * kernel[1] + firsts[1]
-    return offsets.masked_fill(~(inside[0][:, None] & inside[1]), -1).to(torch.int8)
+    found: Tensor = offsets.masked_fill(~(inside[0][:, None] & inside[1]), -1).to(torch.int8)
+    return found
 
 
 def python_max_pool2d_backward(

@@ -133,7 +133,14 @@ def max_pool2d(
     if n := y.numel():
         channels = x.shape[1] if layout is torch.channels_last else 1
         _forward_kernel[(triton.cdiv(n, BLOCK),)](
-            x, y, offsets, n, channels, *x.shape[-2:], *size[-2:], **_constants(x.dtype, kernel, stride, padding, dilation)
+            x,
+            y,
+            offsets,
+            n,
+            channels,
+            *x.shape[-2:],
+            *size[-2:],
+            **_constants(x.dtype, kernel, stride, padding, dilation),
         )
     return y, offsets
 

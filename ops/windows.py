@@ -23,9 +23,7 @@ def pair(name: str, value: Any, least: int) -> Pair:
     return both
 
 
-def windows_along(
-    length: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool = False
-) -> int:
+def windows_along(length: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool = False) -> int:
     """How many windows fit along a dimension: floor((length + 2 padding - dilation (kernel - 1) - 1) / stride) + 1.
 
     With ceil_mode the quotient is rounded up, but no window starts beyond the input and its leading padding (as

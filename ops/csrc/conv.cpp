@@ -89,6 +89,8 @@ Tensor conv_bias_relu_cpu(const Tensor& x, const Tensor& weight, const Tensor& b
     return convolution(x, weight, bias, stride, padding, dilation, groups).relu_();
 }
 
+constexpr int64_t PIXELS = 32;  // whose gradients are added up in float, before double takes over
+
 // (grad where y let through, its sum over everything but channels)
 std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& y) {
     if (!has_kernel(y.scalar_type()) || y.numel() == 0) {
@@ -103,7 +105,7 @@ std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& y) {
     char* out = (char*)masked.mutable_data_ptr();
     Dtype dtype = dtype_of(y.scalar_type());
     // parts of the sums are fixed by the shape alone: the same bits for any number of threads
-    int64_t per_part = last ? std::max<int64_t>(1, std::min<int64_t>(256, GRAIN / channels)) : 1;
+    int64_t per_part = last ? PIXELS : 1;
     int64_t parts = last ? (pixels + per_part - 1) / per_part : y.size(0), plane = pixels / y.size(0);
     Tensor sums = at::zeros({channels}, y.options().dtype(at::kDouble)), partial;
     double* sum = sums.mutable_data_ptr<double>();

@@ -30,7 +30,7 @@ struct Windows {
 
 // Elements of an input's gradient that are worked on at once, a row at least; of overlapping windows in half precision no row
 // may have more. channels_last and fp64, no pixel may have more than MAX_POOL_CHANNELS.
-constexpr int64_t MAX_POOL_BAND = 16384, MAX_POOL_CHANNELS = 2048;
+constexpr int64_t MAX_POOL_BAND = 16384, MAX_POOL_CHANNELS = 4096;
 
 // A convolution whose input has been copied with its padding, each row as `stride_w` phases of `phase` columns (phase r has
 // columns r, r + stride_w, ...), so that a window's element `tap[j]` further is contiguous over output columns.

@@ -15,9 +15,7 @@ def check_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: a Tensor expected, not {type(value).__name__}")
     if value.dtype not in DTYPES:
-        raise TypeError(
-            f"{name}: fp32, fp64, bf16 or fp16 expected, not {value.dtype} (shape {tuple(value.shape)})"
-        )
+        raise TypeError(f"{name}: fp32, fp64, bf16 or fp16 expected, not {value.dtype} (shape {tuple(value.shape)})")
     if value.layout is not torch.strided:
         raise TypeError(f"{name}: a dense tensor expected, not {value.layout} (shape {tuple(value.shape)})")
 

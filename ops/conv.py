@@ -86,7 +86,8 @@ def conv_bias_relu_backward(
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
     for name, tensor in (("grad", grad), ("y", y)):
         check_like(name, tensor, "x", x)
-        check_shape(name, tensor, _out_shape(x, weight, *geometry[:3]), f"the output's, for x {tuple(x.shape)}")
+        shape = (x.shape[0], weight.shape[0], *_out_size(x.shape, weight.shape, *geometry[:3]))
+        check_shape(name, tensor, shape, f"the output's, for x {tuple(x.shape)}")
     if not isinstance(needs, (tuple, list)) or len(needs) != 3 or not all(isinstance(n, bool) for n in needs):
         raise TypeError(f"needs: three bools expected (for x, weight, bias), not {needs!r}")
     if _written_in_python(implementation):
@@ -113,7 +114,8 @@ def _check(
     check_like("weight", weight, "x", x)
     check_like("bias", bias, "x", x)
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
-    check_shape("bias", bias, (weight.shape[0],), f"one for each output channel of weight {tuple(weight.shape)}")
+    if bias.shape != weight.shape[:1]:
+        check_shape("bias", bias, (weight.shape[0],), f"one for each output channel of weight {tuple(weight.shape)}")
     return geometry
 
 
@@ -124,31 +126,35 @@ def _geometry(
     geometry = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
     if isinstance(groups, bool) or not isinstance(groups, int):
         raise TypeError(f"groups: an int expected, not {groups!r}")
-    if x.dim() != 4:
-        raise ValueError(f"x: shape (batch, channels, height, width) expected, not {tuple(x.shape)}")
-    if weight.dim() != 4 or min(weight.shape) < 1:
+    size, kernel = x.shape, weight.shape
+    if len(size) != 4:
+        raise ValueError(f"x: shape (batch, channels, height, width) expected, not {tuple(size)}")
+    if len(kernel) != 4 or min(kernel) < 1:
         raise ValueError(
             "weight: shape (out channels, channels / groups, kernel height, kernel width), none of them 0, expected, "
-            f"not {tuple(weight.shape)}"
+            f"not {tuple(kernel)}"
         )
-    if groups < 1 or weight.shape[0] % groups:
-        raise ValueError(f"groups: a divisor of weight's {weight.shape[0]} output channels expected, not {groups}")
-    if x.shape[1] != weight.shape[1] * groups:
+    if groups < 1 or kernel[0] % groups:
+        raise ValueError(f"groups: a divisor of weight's {kernel[0]} output channels expected, not {groups}")
+    if size[1] != kernel[1] * groups:
         raise ValueError(
-            f"weight: shape {tuple(weight.shape)} with groups={groups} takes {weight.shape[1] * groups} channels, but x "
-            f"{tuple(x.shape)} has {x.shape[1]}"
+            f"weight: shape {tuple(kernel)} with groups={groups} takes {kernel[1] * groups} channels, but x {tuple(size)} "
+            f"has {size[1]}"
         )
-    if min(_out_shape(x, weight, *geometry)[2:]) < 1:
+    out_height, out_width = _out_size(size, kernel, *geometry)
+    if out_height < 1 or out_width < 1:
         raise ValueError(
-            f"x: {tuple(x.shape)} is too small for weight {tuple(weight.shape)} (padding {geometry[1]}, dilation "
-            f"{geometry[2]})"
+            f"x: {tuple(size)} is too small for weight {tuple(kernel)} (padding {geometry[1]}, dilation {geometry[2]})"
         )
     return *geometry, groups
 
 
-def _out_shape(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> tuple[int, ...]:
-    spread = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    return (x.shape[0], weight.shape[0], *(windows_along(*along) for along in spread))
+def _out_size(size: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> Pair:
+    """Height and width of the output, from the last two sizes of x and weight."""
+    return (
+        windows_along(size[-2], kernel[-2], stride[0], padding[0], dilation[0]),
+        windows_along(size[-1], kernel[-1], stride[1], padding[1], dilation[1]),
+    )
 
 
 # --- By torch's own operations
@@ -286,7 +292,7 @@ class ConvBiasReluBackwardFunction(torch.autograd.Function):
 def _fake(x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Tensor:
     if x.device.type == "cpu":  # the layout is the library's choice
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    shape = _out_shape(x, weight, stride, padding, dilation)
+    shape = (x.shape[0], weight.shape[0], *_out_size(x.shape, weight.shape, stride, padding, dilation))
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
 
 

@@ -59,8 +59,8 @@ def max_pool2d_with_offsets(
     geometry = _geometry(kernel_size, stride, padding, dilation)
     if x.dim() not in (3, 4):
         raise ValueError(f"x: shape (batch, channels, height, width) or without batch expected, not {tuple(x.shape)}")
-    out_size = _out_size(tuple(x.shape), geometry, ceil_mode)
-    if min(x.shape[-2:]) < 1 or min(out_size) < 1:
+    out_height, out_width = _out_size(x.shape, geometry, ceil_mode)
+    if x.shape[-2] < 1 or x.shape[-1] < 1 or out_height < 1 or out_width < 1:
         raise ValueError(f"x: {tuple(x.shape)} is too small for windows of {geometry[0]} (dilation {geometry[3]})")
     y: Tensor
     if _written_in_python(implementation):
@@ -119,8 +119,11 @@ def _geometry(kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> tup
 
 
 def _out_size(size: Sequence[int], geometry: tuple[Pair, Pair, Pair, Pair], ceil_mode: bool) -> Pair:
-    rows, columns = zip(*geometry, strict=True)
-    return windows_along(size[-2], *rows, ceil_mode), windows_along(size[-1], *columns, ceil_mode)
+    kernel, stride, padding, dilation = geometry
+    return (
+        windows_along(size[-2], kernel[0], stride[0], padding[0], dilation[0], ceil_mode),
+        windows_along(size[-1], kernel[1], stride[1], padding[1], dilation[1], ceil_mode),
+    )
 
 
 def _check_offsets(grad: Tensor, offsets: Any, size: tuple[int, ...], geometry: tuple[Pair, Pair, Pair, Pair]) -> None:
@@ -133,9 +136,9 @@ def _check_offsets(grad: Tensor, offsets: Any, size: tuple[int, ...], geometry: 
         raise ValueError(f"offsets: grad's shape {tuple(grad.shape)} expected, not {tuple(offsets.shape)}")
     if len(size) not in (3, 4) or len(size) != grad.dim() or min(size[-2:]) < 1:
         raise ValueError(f"input_size: 3 or 4 sizes expected, as many as grad {tuple(grad.shape)} has, not {size}")
-    fitting = [(*size[:-2], *_out_size(size, geometry, ceil_mode)) for ceil_mode in (False, True)]
-    if tuple(grad.shape) not in fitting:
-        raise ValueError(f"grad: shape {fitting[0]} expected, for an input of {size}, not {tuple(grad.shape)}")
+    fitting = (*size[:-2], *_out_size(size, geometry, False))
+    if tuple(grad.shape) not in (fitting, (*size[:-2], *_out_size(size, geometry, True))):
+        raise ValueError(f"grad: shape {fitting} expected, for an input of {size}, not {tuple(grad.shape)}")
 
 
 # --- Element by element, as one would first write it: the teaching baseline

@@ -12,6 +12,8 @@ Pair = tuple[int, int]
 
 def pair(name: str, value: Any, least: int) -> Pair:
     """`value` for height and width: one int for both, or two; TypeError or ValueError unless each is at least `least`."""
+    if type(value) is int and value >= least:  # almost always, and this runs at every call
+        return value, value
     both = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(both) != 2:
         raise ValueError(f"{name}: one int or two expected, not {value!r}")

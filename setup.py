@@ -35,7 +35,7 @@ def kernels():
     described = runpy.run_path("ops/sources.py")
     files = [f"ops/csrc/{path.name}" for path in described["sources"]()]
     name = f"gptscale.ops._kernels_{described['fingerprint'](torch.__version__)}"
-    extension = CppExtension(name, files, extra_compile_args=described["FLAGS"])
+    extension = CppExtension(name, files, extra_compile_args=described["FLAGS"], extra_link_args=["-fopenmp"])
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 

@@ -73,6 +73,7 @@ def compile_into(folder: Path) -> None:
         "kernels",
         [str(path) for path in sources()],
         extra_cflags=FLAGS,
+        extra_ldflags=["-fopenmp"],
         build_directory=str(folder),
         is_python_module=False,
         with_cuda=False,

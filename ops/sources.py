@@ -8,8 +8,16 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "csrc"
 # -fno-math-errno and -fno-trapping-math let branches become selects, and so loops vectors; NaN, Inf and -0.0 keep their
-# meaning, as they would not under -ffast-math.
-FLAGS = ["-O3", "-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fvisibility=hidden"]
+# meaning, as they would not under -ffast-math. Without -fopenmp at::parallel_for is a loop on one thread.
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    "-fopenmp",
+]
 
 
 def sources() -> list[Path]:

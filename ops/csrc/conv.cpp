@@ -48,7 +48,8 @@ bool plain(const Tensor& x) { return x.is_contiguous() && x.suggest_memory_forma
 bool few_channels(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups) {
     bool floats = x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && bias.scalar_type() == at::kFloat;
     return floats && groups == 1 && x.size(1) <= FEW && x.size(1) == weight.size(1) && plain(x) && plain(weight) &&
-           x.numel() > 0 && weight.numel() / weight.size(0) <= TAPS && weight.size(3) <= CONVOLUTION_WIDEST && weight.size(0) >= CONVOLUTION_BLOCK / 2 &&
+           x.numel() > 0 && weight.numel() / weight.size(0) <= TAPS && weight.size(3) <= CONVOLUTION_WIDEST &&
+           weight.size(0) >= CONVOLUTION_BLOCK / 2 &&
            bias.dim() == 1 && bias.size(0) == weight.size(0);
 }
 

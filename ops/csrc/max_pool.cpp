@@ -91,7 +91,8 @@ Tensor max_pool_backward_cpu(const Tensor& grad, const Tensor& offsets, IntArray
         return max_pool_backward_cpu(grad.to(at::kFloat), offsets, input_size, kernel, stride, padding, dilation)
             .to(grad.scalar_type());
     if (w.channels_last && dtype == Dtype::f64 && w.channels > MAX_POOL_CHANNELS)
-        return max_pool_backward_cpu(grad, offsets.contiguous(), input_size, kernel, stride, padding, dilation).contiguous(format);
+        return max_pool_backward_cpu(grad, offsets.contiguous(), input_size, kernel, stride, padding, dilation)
+            .contiguous(format);
     Tensor g = grad.contiguous(format), where = offsets.contiguous(format), gx = at::empty(input_size, grad.options(), format);
     const void* gs = g.const_data_ptr();
     const int8_t* at = where.const_data_ptr<int8_t>();

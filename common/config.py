@@ -117,6 +117,8 @@ class RunConfig:
     """Name of the folder under runs/; default recipe and time."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV."""
+    wandb: bool = False
+    """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
 
     def __post_init__(self) -> None:
         self._check_ranges()

@@ -69,16 +69,16 @@ class World:
 
 
 @contextmanager
-def process_group(world: World) -> Iterator[None]:
-    """The default process group for the body's length; gloo for CPU tensors, NCCL for CUDA's.
+def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]:
+    """The default process group for the body's length; gloo for CPU tensors, NCCL for CUDA's, or `cuda_backend`.
 
     After an exception it is not torn down: peers may be gone, and a collective teardown would wait for them. The
     process is about to end, and its end closes the connections, which is what tells the peers.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-    device_id = world.device if world.device.type == "cuda" else None
+    backend = f"cpu:gloo,cuda:{cuda_backend}" if world.device.type == "cuda" else "gloo"
+    device_id = world.device if "nccl" in backend else None  # which lets NCCL connect at once; gloo has no use for it
     dist.init_process_group(
         backend,
         rank=world.rank,

@@ -1,6 +1,7 @@
 """`gptscale bench ops`: the package's operators beside PyTorch's own and beside the machine's copy bandwidth, in the same run.
 
-What is compared runs in turn, ours, PyTorch's, copy, ours ..., in one process, and medians over the rounds are taken. Bytes are
+What is compared runs in turn, in one process: ours, PyTorch's, copy, and the next round in another order, each turn after a call
+that is not timed, so that nobody finds the caches as another left them. Medians over the rounds are taken. Bytes are
 those that must move, each once: inputs read, outputs written. Copy is STREAM's: one tensor into another that is there
 already, read plus write (McCalpin 1995, "Memory Bandwidth and Machine Balance"). Freed memory is kept for the next call, as
 in a training run, so that page faults are in no figure.
@@ -12,33 +13,26 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from gptscale.common.config import did_you_mean
 from gptscale.common.devices import device_name
 from gptscale.common.errors import ConfigError
 from gptscale.common.host_memory import keep_freed_memory
+from gptscale.launchers.ops_cases import DTYPES, KIB, OPERATORS, SIZES_KIB, Case, cases
+from gptscale.launchers.ops_pictures import draw
 from gptscale.launchers.options import parse
 from gptscale.ops import library
-from gptscale.ops.conv import conv_bias_relu
-from gptscale.ops.gelu import APPROXIMATE, bias_gelu, gelu
-from gptscale.ops.max_pool import max_pool2d_backward, max_pool2d_with_offsets
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-KIB = 2**10
-SIZES_KIB = [4**k for k in range(10)]  # 1 KiB to 256 MiB
 ROUND_S = 0.02  # of one contender at least, so that the clock's grain and a thread's waking do not show
-BIAS_COLUMNS = 2048
-OPERATORS = ("gelu", "bias_gelu", "max_pool2d", "conv_bias_relu")
+ORDERS = ((0, 1, 2), (1, 0, 2))  # of ours, PyTorch's and copying
+SQUARE = 1024  # side of the matrices whose product is the roof of arithmetic
 
 
 @dataclass(frozen=True)
@@ -53,16 +47,16 @@ class OpsOptions:
     """Numbers of CPU threads; of no account on a GPU."""
     largest_kib: int = SIZES_KIB[-1]
     """Largest input of elementwise operators; sizes are 1 KiB and its quadruples."""
-    rounds: int = 7
-    """Turns of each contender."""
+    rounds: int = 8
+    """Turns of each contender; an even number has as many turns of either order."""
     spread: float = 1.0
     """Standard deviation of the inputs; far from 0 the CPU kernels for GELU take a longer way (docs/ops/gelu.md)."""
     device: str = "cpu"
     """cpu or cuda."""
     csv: Path | None = None
     """File for all figures."""
-    png: Path | None = None
-    """File for the picture: bandwidth over size."""
+    pictures: Path | None = None
+    """Folder for the pictures, one for each kind of operator: bandwidth over size, by case, and a roofline."""
 
     def __post_init__(self) -> None:
         for word in self.names():
@@ -83,23 +77,6 @@ class OpsOptions:
         return list(OPERATORS) if self.operators == "all" else self.operators.split(",")
 
 
-class Case(NamedTuple):
-    """One comparison: `ours` against `theirs`, the same mathematics by PyTorch; both move `bytes` at least.
-
-    bar: what ours must be in multiples of theirs, above 64 KiB; memory_bound: then also 80 % of the copy bandwidth.
-    """
-
-    operator: str
-    what: str
-    dtype: str
-    size: int
-    bytes: int
-    ours: Callable[[], Any]
-    theirs: Callable[[], Any]
-    bar: float
-    memory_bound: bool
-
-
 def main(argv: Sequence[str]) -> int:
     """Measure, print, write."""
     options = parse(OpsOptions, argv, prog="gptscale bench ops", about="Operators beside PyTorch's own, and copying.")
@@ -111,9 +88,9 @@ def main(argv: Sequence[str]) -> int:
         options.csv.parent.mkdir(parents=True, exist_ok=True)
         frame.to_csv(options.csv, index=False)
         print(f"wrote {options.csv}")
-    if options.png:
-        draw(frame, options.png)
-        print(f"wrote {options.png}")
+    if options.pictures:
+        for path in draw(frame, options.pictures):
+            print(f"wrote {path}")
     return 0
 
 
@@ -124,9 +101,12 @@ def figures(options: OpsOptions) -> Iterator[dict[str, Any]]:
     try:
         for threads in map(int, options.threads.split(",")) if device.type == "cpu" else [1]:
             torch.set_num_threads(threads)
-            for case in cases(options, device):
+            dtypes = options.dtypes.split(",")
+            peaks = {dtype: matmul_rate(DTYPES[dtype], device) for dtype in dtypes}
+            for case in cases(options.names(), dtypes, options.largest_kib, options.spread, device):
                 console.print(f"{threads} thread(s): {case.operator} {case.what} {case.dtype} {case.size // KIB} KiB")
-                yield measured(case, threads, options.rounds, device)
+                row = measured(case, threads, options.rounds, device)
+                yield row | {"flops": case.flops, "bytes": case.bytes, "matmul_gflop_per_s": peaks[case.dtype]}
     finally:
         torch.set_num_threads(before)
 
@@ -137,7 +117,11 @@ def measured(case: Case, threads: int, rounds: int, device: torch.device) -> dic
     target = torch.empty_like(source)
     contenders = (case.ours, case.theirs, lambda: target.copy_(source))
     calls = [max(1, int(ROUND_S / max(timed(f, 1, device), 1e-7))) for f in contenders for _ in [timed(f, 2, device)]]
-    times = [[timed(f, n, device) for f, n in zip(contenders, calls, strict=True)] for _ in range(rounds)]
+    times = [[0.0] * len(contenders) for _ in range(rounds)]
+    for turn, row in enumerate(times):
+        for i in ORDERS[turn % len(ORDERS)]:
+            timed(contenders[i], 1, device)
+            row[i] = timed(contenders[i], calls[i], device)
     ours, theirs, copy = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(t[1] / t[0] for t in times)
     share = statistics.median(t[2] / t[0] for t in times)
@@ -160,6 +144,14 @@ def measured(case: Case, threads: int, rounds: int, device: torch.device) -> dic
     }
 
 
+def matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """GFLOP/s of a square matrix product, median of nine."""
+    side = SQUARE if device.type == "cpu" else 8 * SQUARE
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    timed(lambda: a @ b, 2, device)
+    return 2 * side**3 / statistics.median(timed(lambda: a @ b, 1, device) for _ in range(9)) / 1e9
+
+
 def timed(f: Callable[[], Any], calls: int, device: torch.device) -> float:
     """Seconds per call."""
     if device.type == "cuda":
@@ -170,129 +162,6 @@ def timed(f: Callable[[], Any], calls: int, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return (time.perf_counter() - began) / calls
-
-
-def cases(options: OpsOptions, device: torch.device) -> Iterator[Case]:
-    """All comparisons asked for, one at a time: the largest would not fit in memory together."""
-    chosen = options.names()
-    for dtype in options.dtypes.split(","):
-        for kib in (k for k in SIZES_KIB if k <= options.largest_kib):
-            if "gelu" in chosen:
-                yield from gelu_cases(kib * KIB, dtype, options.spread, device)
-            if "bias_gelu" in chosen:
-                yield from bias_gelu_cases(kib * KIB, dtype, options.spread, device)
-    if "max_pool2d" in chosen:
-        yield from max_pool_cases(options.dtypes.split(","), device)
-    if "conv_bias_relu" in chosen:
-        yield from conv_cases(options.dtypes.split(","), device)
-
-
-def torchs_gelu(x: Tensor, variant: str) -> Tensor:
-    """PyTorch's own: for sigmoid, which it has no operator for, F.gelu, the fastest a user would take instead."""
-    return F.gelu(x, approximate="tanh" if variant == "tanh" else "none")
-
-
-def torchs_gelu_backward(grad: Tensor, x: Tensor, variant: str) -> Tensor:
-    """Its derivative."""
-    found: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh" if variant == "tanh" else "none")
-    return found
-
-
-def gelu_cases(size: int, dtype: str, spread: float, device: torch.device) -> Iterator[Case]:
-    """Each variant, forward and backward."""
-    x = (torch.randn(size // DTYPES[dtype].itemsize, device=device) * spread).to(DTYPES[dtype])
-    grad = torch.randn_like(x)
-    ours = torch.ops.gptscale.gelu_backward
-    for v in APPROXIMATE:
-        forward = (lambda v=v: gelu(x, v)), (lambda v=v: torchs_gelu(x, v))
-        yield Case("gelu", f"{v} forward", dtype, size, 2 * size, *forward, 1.0, True)
-        backward = (lambda v=v: ours(grad, x, v)), (lambda v=v: torchs_gelu_backward(grad, x, v))
-        yield Case("gelu", f"{v} backward", dtype, size, 3 * size, *backward, 1.0, True)
-
-
-def bias_gelu_cases(size: int, dtype: str, spread: float, device: torch.device) -> Iterator[Case]:
-    """Fused, against adding and then GELU; backward with the bias gradient, against GELU's and a sum."""
-    columns = min(BIAS_COLUMNS, size // DTYPES[dtype].itemsize)
-    x = (torch.randn(size // DTYPES[dtype].itemsize, device=device) * spread).to(DTYPES[dtype]).view(-1, columns)
-    grad, bias = torch.randn_like(x), torch.randn(columns, device=device).to(DTYPES[dtype])
-    summed = x + bias  # what the eager form has kept
-    ours = torch.ops.gptscale.bias_gelu_backward
-    for v in ("erf", "tanh"):
-        forward = (lambda v=v: bias_gelu(x, bias, v)), (lambda v=v: torchs_gelu(x + bias, v))
-        yield Case("bias_gelu", f"{v} forward", dtype, size, 2 * size, *forward, 1.3, True)
-        backward = (lambda v=v: ours(grad, x, bias, v)), (lambda v=v: torchs_gelu_backward(grad, summed, v).sum(0))
-        yield Case("bias_gelu", f"{v} backward", dtype, size, 3 * size, *backward, 1.3, True)
-
-
-# (batch, channels, height, width), as in LeNet, in a CIFAR net, in ResNet's stem, and a large one
-POOLED = ((32, 6, 28, 28), (32, 64, 32, 32), (8, 64, 112, 112), (32, 64, 112, 112))
-WINDOWS = ((2, 2, 0), (3, 2, 1), (3, 1, 1))  # size, stride, padding
-
-
-def max_pool_cases(dtypes: Sequence[str], device: torch.device) -> Iterator[Case]:
-    """Forward and backward: PyTorch's keep 8 bytes a window for the place of its maximum, ours 1."""
-    aten = torch.ops.aten
-    for dtype in dtypes:
-        for shape in POOLED:
-            for layout in (torch.contiguous_format, torch.channels_last):
-                for size, stride, padding in WINDOWS:
-                    x = torch.randn(shape, device=device).to(DTYPES[dtype]).to(memory_format=layout)
-                    geometry = (size, size), (stride, stride), (padding, padding), (1, 1)
-                    y, offsets = max_pool2d_with_offsets(x, *geometry)
-                    _, indices = aten.max_pool2d_with_indices(x, *geometry)
-                    grad = torch.randn_like(y)
-                    what = f"{size}x{size}/{stride} {'NHWC' if layout is torch.channels_last else 'NCHW'}"
-                    moved = x.nbytes + y.nbytes + offsets.nbytes
-                    forward = (
-                        partial(max_pool2d_with_offsets, x, *geometry),
-                        partial(aten.max_pool2d_with_indices, x, *geometry),
-                    )
-                    yield Case("max_pool2d", f"{what} forward", dtype, x.nbytes, moved, *forward, 1.0, False)
-                    backward = (
-                        partial(max_pool2d_backward, grad, offsets, x.shape, *geometry),
-                        partial(aten.max_pool2d_with_indices_backward, grad, x, *geometry, False, indices),
-                    )
-                    yield Case("max_pool2d", f"{what} backward", dtype, x.nbytes, moved, *backward, 1.0, False)
-
-
-# (batch, in, size, out, kernel, stride, padding, groups): LeNet's two, a CIFAR net's, a strided, a depthwise
-CONVOLVED = (
-    (32, 1, 28, 6, 5, 1, 2, 1),
-    (32, 6, 14, 16, 5, 1, 0, 1),
-    (32, 3, 32, 64, 3, 1, 1, 1),
-    (32, 64, 32, 64, 3, 1, 1, 1),
-    (8, 64, 56, 128, 3, 2, 1, 1),
-    (8, 64, 56, 64, 3, 1, 1, 64),
-)
-
-
-def conv_cases(dtypes: Sequence[str], device: torch.device) -> Iterator[Case]:
-    """Forward, and forward with backward, against F.relu(F.conv2d(...))."""
-    for dtype in dtypes:
-        for batch, channels, size, out, kernel, stride, padding, groups in CONVOLVED:
-            x = torch.randn(batch, channels, size, size, device=device).to(DTYPES[dtype]).requires_grad_()
-            weight = torch.randn(out, channels // groups, kernel, kernel, device=device).mul_(0.1).to(DTYPES[dtype])
-            weight.requires_grad_()
-            bias = torch.randn(out, device=device).to(DTYPES[dtype]).requires_grad_()
-            eager = partial(F.conv2d, x, weight, bias, stride, padding, 1, groups)
-            ours = partial(conv_bias_relu, x, weight, bias, stride, padding, 1, groups)
-            both = partial(_both, ours, (x, weight, bias)), partial(_both, partial(_relu, eager), (x, weight, bias))
-            forward = torch.no_grad()(ours), torch.no_grad()(partial(_relu, eager))
-            what = f"{channels}x{size}x{size} to {out}, {kernel}x{kernel}/{stride}" + (
-                f", {groups} groups" * (groups > 1)
-            )
-            moved = x.nbytes + weight.nbytes + bias.nbytes + forward[0]().nbytes
-            yield Case("conv_bias_relu", f"{what} forward", dtype, x.nbytes, moved, *forward, 1.0, False)
-            yield Case("conv_bias_relu", f"{what} both", dtype, x.nbytes, 3 * moved, *both, 1.0, False)
-
-
-def _relu(convolved: Callable[[], Tensor]) -> Tensor:
-    return F.relu(convolved())
-
-
-def _both(forward: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    y = forward()
-    return torch.autograd.grad(y, leaves, torch.ones_like(y))
 
 
 def show(frame: pd.DataFrame, console: Console) -> None:
@@ -313,40 +182,3 @@ def show(frame: pd.DataFrame, console: Console) -> None:
     copies = frame.sort_values("size_kib").groupby("threads").copy_gb_per_s.last()
     said = ", ".join(f"{threads} thread(s) {rate:.1f} GB/s" for threads, rate in copies.items())
     console.print(f"copy at the largest size: {said}; {frame.device.iloc[0]}, torch {torch.__version__}")
-
-
-def draw(frame: pd.DataFrame, path: Path) -> None:
-    """Bytes per second over size, a panel per direction, type and number of threads; copying is the roof."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    frame = frame[frame.operator.isin(["gelu", "bias_gelu"])]
-    if frame.empty:
-        raise ConfigError("only gelu and bias_gelu have sizes to draw", "in --png", "add one of them to --operators")
-    rows = frame[["dtype", "threads"]].drop_duplicates().itertuples(index=False)
-    panels = [(dtype, threads, way) for dtype, threads in rows for way in ("forward", "backward")]
-    figure, axes = plt.subplots(-(-len(panels) // 2), 2, figsize=(11, 3.2 * (-(-len(panels) // 2))), squeeze=False)
-    for axis, (dtype, threads, way) in zip(axes.flat, panels, strict=False):
-        part = frame[(frame.dtype == dtype) & (frame.threads == threads) & frame.what.str.endswith(way)]
-        roof = part.groupby("size_kib").copy_gb_per_s.median()
-        axis.plot(roof.index, roof.values, color="black", linewidth=2, label="copy")
-        for i, (key, lines) in enumerate(part.groupby(["operator", "what"], sort=False)):
-            name = f"{key[0]} {key[1].removesuffix(' ' + way)}"
-            axis.plot(lines.size_kib, lines.ours_gb_per_s, color=f"C{i}", marker=".", label=name)
-            axis.plot(lines.size_kib, lines.torch_gb_per_s, color=f"C{i}", linestyle=":")
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlabel="KiB of input",
-            ylabel="GB/s",
-            title=f"{way}, {dtype}, {threads} thread(s)",
-        )
-        axis.grid(alpha=0.3)
-    lines, names = axes.flat[0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="lower center", ncols=len(names), fontsize=8, title="dotted: PyTorch's own")
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

@@ -22,6 +22,7 @@ from gptscale.common.run import Run, workload
 from gptscale.common.tokens import TokenSource, open_source
 from gptscale.recipes import Recipe, get, unsupported
 from gptscale.results.schema import SUMMARY_COLUMNS
+from gptscale.results.wandb_board import check_wandb
 from gptscale.results.writer import csv_line
 
 
@@ -76,6 +77,8 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
             f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
         )
     check_precision(config.precision, world.device)
+    if config.wandb:
+        check_wandb()
     unsupported.check(recipe, config, recipe_config)
     if lacking := recipe_config.lacks():
         raise lacking

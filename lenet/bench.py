@@ -100,7 +100,10 @@ def run_contender(name: str, options: LenetBenchOptions, seed: int) -> dict[str,
     batch_size, lr, schedule, workers = CONTENDERS[name]
     task = {"data": options.data, "data_dir": str(options.data_dir.absolute()), "epochs": options.epochs, "lr": lr}
     task |= {"threads": options.threads, "seed": seed, "batch_size": batch_size}
-    task |= {"lr_schedule": schedule} if workers is None else {"num_workers": workers}
+    if workers is None:
+        task |= {"lr_schedule": schedule, "operators": "custom", "channels_last": False}
+    else:
+        task |= {"num_workers": workers}
     module = "gptscale.lenet.bench" if workers is None else "gptscale.lenet.plain"
     command = [sys.executable, "-m", module, json.dumps(task)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

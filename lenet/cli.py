@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError
-from gptscale.lenet.config import VisionConfig, option_words
+from gptscale.lenet.config import VisionConfig
 
 
 @dataclass(frozen=True)
@@ -35,20 +33,17 @@ class TrainOptions:
 def train(argv: Sequence[str]) -> int:
     """gptscale lenet train [--nproc N] [options]: train one vision model."""
     from gptscale.launchers.entry import share_cores
-    from gptscale.launchers.local import launch
     from gptscale.launchers.options import parse
-    from gptscale.lenet.plan import make_plan, world_from_environment
+    from gptscale.lenet.plan import world_from_environment
+    from gptscale.lenet.start import start
     from gptscale.lenet.train import bare_resume
     from gptscale.lenet.train import train as run
 
     options = parse(TrainOptions, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
-    world = world_from_environment(options.run)
     if options.launch.nproc == 1 and options.run.strategy not in ("ddp", "fabric"):
         share_cores()
-        return run(options.run, world).exit_status
-    make_plan(options.run, dataclasses.replace(world, world_size=options.launch.nproc))  # one line, before any process
-    words = option_words(options.run)
-    return launch([sys.executable, "-u", "-m", "gptscale.lenet.train", *words], options.launch.nproc)
+        return run(options.run, world_from_environment(options.run)).exit_status
+    return start(options.run, options.launch.nproc)
 
 
 def baseline(argv: Sequence[str]) -> int:
@@ -79,10 +74,50 @@ def strategies(argv: Sequence[str]) -> int:
     return main(argv)
 
 
+def fused(argv: Sequence[str]) -> int:
+    """gptscale lenet fused [--data D] [options]: 2 and 10 convolutions, fused with bias and ReLU or not, cuDNN on and off."""
+    from gptscale.lenet.fused import main
+
+    return main(argv)
+
+
+def memory(argv: Sequence[str]) -> int:
+    """gptscale lenet memory [--model M] [--batch-size N] [options]: what fills the memory in one step, as a picture."""
+    from gptscale.lenet.memory import main
+
+    return main(argv)
+
+
+def precision(argv: Sequence[str]) -> int:
+    """gptscale lenet precision [--modes M] [options]: fp32, tf32, fp16, bf16, with autocast and without, and loss scales."""
+    from gptscale.lenet.precision import main
+
+    return main(argv)
+
+
+def batch(argv: Sequence[str]) -> int:
+    """gptscale lenet batch [--per-rank 16,32,64,128] [--nproc N]: what the batch of a rank does to time, memory and accuracy."""
+    from gptscale.lenet.batch import main
+
+    return main(argv)
+
+
+def backend(argv: Sequence[str]) -> int:
+    """gptscale lenet backend [--per-rank 32,128] [--nproc N]: NCCL against Gloo, with the spread of equal runs."""
+    from gptscale.lenet.backend import main
+
+    return main(argv)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
+    "backend": backend,
     "baseline": baseline,
+    "batch": batch,
     "bench": bench,
+    "memory": memory,
+    "fused": fused,
+    "precision": precision,
     "strategies": strategies,
     "workers": workers,
 }

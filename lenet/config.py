@@ -14,8 +14,10 @@ from gptscale.lenet.activations import Gelu
 from gptscale.lenet.augment import Augmentation
 from gptscale.lenet.models import SIDES, check_model
 from gptscale.lenet.schedule import Schedule
+from gptscale.results.wandb_board import check_wandb
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+MAX_LOSS_SCALE = 2.0**24
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class VisionConfig:
     model: str = "lenet"
     """lenet | lenet_classic | pure_linear | simple_conv | cnn | conv2_shared | conv2_independent | conv10_shared |
     conv10_independent | vgg11 | vgg13 | vgg16 | vgg19 | resnet18."""
+    operators: Literal["torch", "custom"] = "torch"
+    """torch | custom: max pooling, and convolution + bias + ReLU of lenet and the conv* nets, by gptscale.ops."""
     gelu: Gelu | None = None
     """GELU instead of the model's own activation (ReLU; scaled tanh in lenet_classic): erf | tanh | sigmoid by torch,
     custom-erf | custom-tanh | custom-sigmoid by this package's operators."""
@@ -72,13 +76,18 @@ class VisionConfig:
     """auto (ddp with several processes, else single) | single | ddp | dataparallel (one process, two or more GPUs) | fabric
     (ddp by Lightning Fabric)."""
     precision: Precision = "fp32"
-    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16 (CUDA)."""
+    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16 (slow on a CPU without such instructions)."""
     amp: bool = True
     """With bf16 and fp16: autocast, weights in fp32. --no-amp casts weights and images instead."""
+    loss_scale: str | None = None
+    """What the loss of fp16 is multiplied with: dynamic (default with autocast) | none (default without) | a number. bf16 has the
+    range of fp32 and needs none."""
     channels_last: bool = True
     """Pixels of all channels beside each other in memory, which is faster for convolutions."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when it is there."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """What several processes exchange gradients by: auto takes nccl for CUDA, else gloo."""
     dist_timeout_s: float | None = None
     """Longest wait for another rank in seconds; default 120 on CPU, 600 on GPU."""
 
@@ -98,6 +107,8 @@ class VisionConfig:
     """Name of the folder under runs/; default model and time."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV."""
+    wandb: bool = False
+    """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
     study: str = "train"
     """Column of lenet.csv: which command this run is part of."""
     variant: str = ""
@@ -138,18 +149,50 @@ class VisionConfig:
             raise ConfigError(f"{self.data} is not downloaded", "in --download", "use --data mnist or cifar10")
         if not self.amp and self.precision not in ("bf16", "fp16"):
             raise ConfigError(f"{self.precision} has no autocast to leave out", "in --no-amp", "use bf16 or fp16")
+        if self.precision == "fp16" and not self.amp and self.optimizer != "sgd":
+            fix = "use --optimizer sgd, or leave --no-amp out"
+            raise ConfigError(f"the second moments of {self.optimizer} underflow in fp16", "in --no-amp", fix)
+        self._check_loss_scale()
+        if self.wandb:
+            check_wandb()
+
+    def _check_loss_scale(self) -> None:
+        scale = self.loss_scale
+        if scale is None:
+            return
+        if self.precision != "fp16":
+            why = "bf16 has fp32's range" if self.precision == "bf16" else "nothing underflows"
+            fix = "leave it out, or use --precision fp16"
+            raise ConfigError(f"a loss scale is pointless with {self.precision}: {why}", "in --loss-scale", fix)
+        if scale in ("dynamic", "none"):
+            return
+        try:
+            number = float(scale)
+        except ValueError:
+            number = math.nan
+        if not 1 <= number <= MAX_LOSS_SCALE:
+            fix = f"use dynamic, none, or a number of 1 to {MAX_LOSS_SCALE:.0f}"
+            raise ConfigError(f"loss_scale {scale!r} is neither a word nor a number in range", "in --loss-scale", fix)
+
+    @property
+    def resolved_loss_scale(self) -> str | None:
+        """dynamic, none or a number; None for a precision that has no use for one."""
+        if self.precision != "fp16":
+            return None
+        return self.loss_scale or ("dynamic" if self.amp else "none")
 
 
 # What must be the same in a run and its continuation, and what makes two runs repeats but for their seed.
 WORK = (
-    "model gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum label_smoothing "
-    "precision amp channels_last"
+    "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
+    "label_smoothing precision amp channels_last"
 ).split()
 
 
 def work_of(config: VisionConfig, fingerprint: str) -> dict[str, Any]:
     """The options that decide what is computed, with the data's fingerprint in place of its name."""
-    return {name: getattr(config, name) for name in WORK} | {"seed": config.seed, "data_fingerprint": fingerprint}
+    also = {"loss_scale": config.resolved_loss_scale, "seed": config.seed, "data_fingerprint": fingerprint}
+    return {name: getattr(config, name) for name in WORK} | also
 
 
 def option_words(config: VisionConfig) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from gptscale.common.state import Shard, shard_of
 from gptscale.lenet.batch_norm import synced
 from gptscale.lenet.config import VisionConfig
 from gptscale.lenet.models import Shape, build_model
+from gptscale.lenet.optimizer import make_optimizer, make_scaler
+from gptscale.lenet.parallel import make_fabric, strategy_of
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -47,7 +48,9 @@ class VisionEngine:
     def __init__(self, config: VisionConfig, shape: Shape, world: World) -> None:
         self.config, self.world, self.n_classes = config, world, shape.n_classes
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
-        model = build_model(config.model, shape, gelu=config.gelu, seed=config.seed)
+        model = build_model(
+            config.model, shape, gelu=config.gelu, custom=config.operators == "custom", seed=config.seed
+        )
         dtype = torch.float32 if config.amp else DTYPES[config.precision]
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module = model.to(world.device, dtype, memory_format=layout)  # type: ignore[call-overload]
@@ -67,7 +70,11 @@ class VisionEngine:
             fabric = make_fabric(world)
             self.model = fabric.setup_module(self.module)
             self.backward = fabric.backward
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16" and config.amp)
+        self.scaler, self.fixed_scale = make_scaler(config, world.device)
+        # Whether the last step overflowed and was left out, 0 or 1 as (); None without a loss scale.
+        self.skipped: Tensor | None = None
+        if self.scaler.is_enabled():
+            self.optimizer.register_step_pre_hook(self._note_overflow)
 
     def _autocast(self) -> AbstractContextManager[None]:
         if self.config.precision in ("fp32", "tf32") or not self.config.amp:
@@ -86,9 +93,13 @@ class VisionEngine:
             group["lr"] = lr
         self.backward(self.scaler.scale(loss))
         self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.scaler.update(self.fixed_scale)
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
+
+    def _note_overflow(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        # GradScaler tells a fused optimizer so, and it leaves weights and state as they are; every rank has the same gradients.
+        self.skipped = optimizer.found_inf  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def settle(self) -> None:
@@ -127,7 +138,7 @@ class VisionEngine:
                 yield shard_of(f"optimizer.{key}/{name}", tensor)
 
     def counters(self) -> dict[str, float]:
-        """The fp16 loss scale, if there is one."""
+        """The state of fp16's loss scale, if there is one."""
         return {k: float(v) for k, v in self.scaler.state_dict().items()} if self.scaler.is_enabled() else {}
 
     def load_counters(self, counters: dict[str, float]) -> None:
@@ -135,45 +146,3 @@ class VisionEngine:
         if self.scaler.is_enabled():
             whole = {"growth_interval", "_growth_tracker"}
             self.scaler.load_state_dict({k: int(v) if k in whole else v for k, v in counters.items()})
-
-
-def strategy_of(config: VisionConfig, world: World) -> str:
-    """The strategy's name with auto resolved."""
-    if config.strategy == "auto":
-        return "ddp" if world.world_size > 1 else "single"
-    return config.strategy
-
-
-def make_fabric(world: World) -> Any:
-    """Lightning's Fabric with its DDPStrategy over the process group that runs already."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.plugins.environments import TorchElasticEnvironment
-    from lightning_fabric.strategies import DDPStrategy
-
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
-    machine: dict[str, Any] = {"accelerator": world.device.type, "devices": local_size}
-    strategy = DDPStrategy(broadcast_buffers=False)
-    fabric = Fabric(
-        strategy=strategy, plugins=[TorchElasticEnvironment()], num_nodes=world.world_size // local_size, **machine
-    )
-    fabric.launch()
-    return fabric
-
-
-def make_optimizer(config: VisionConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Torch's optimizer, its state already there, so that a checkpoint can be loaded in place before the first step."""
-    parameters = list(model.parameters())
-    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
-    if config.optimizer == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, momentum=config.momentum, **common)
-        for p in parameters if config.momentum else []:
-            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return optimizer
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    optimizer = kind(parameters, **common)
-    for p in parameters:
-        state = optimizer.state[p]
-        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-        for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
-    return optimizer

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError
-from gptscale.lenet.activations import activation
+from gptscale.lenet.activations import Activation, activation
 from gptscale.lenet.resnet import resnet18
 from gptscale.lenet.vgg import vgg
+from gptscale.ops.conv import conv_bias_relu
+from gptscale.ops.max_pool import max_pool2d
 
 SIDES = (28, 32)
 
@@ -30,6 +32,25 @@ class Shape:
     n_classes: int
 
 
+def activated(convolution: nn.Module, act: Activation, x: Tensor, *, fused: bool) -> Tensor:
+    """`act` of the convolution; ReLU may be `fused` with it and its bias into the one operator of gptscale.ops."""
+    if fused and act.name == "relu":
+        assert isinstance(convolution, nn.Conv2d)
+        assert convolution.bias is not None
+        return conv_bias_relu(
+            x, convolution.weight, convolution.bias, convolution.stride, tuple(map(int, convolution.padding))
+        )
+    result: Tensor = act(convolution(x))
+    return result
+
+
+class CustomMaxPool2d(nn.MaxPool2d):
+    """nn.MaxPool2d by the operator of gptscale.ops, which keeps a byte for each window where torch's keeps eight and x."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return max_pool2d(input, self.kernel_size, self.stride, self.padding)
+
+
 class LeNet5(nn.Module):
     """LeNet-5 as it is taught today: two convolutions of 5x5 with max pooling, three linear layers; 61,706 parameters on MNIST.
 
@@ -40,6 +61,7 @@ class LeNet5(nn.Module):
     def __init__(self, shape: Shape, gelu: str | None) -> None:
         super().__init__()
         self.pools_first = gelu is None  # GELU falls below zero and rises again: there the order matters
+        self.fused = False
         self.features = nn.ModuleList(
             [nn.Conv2d(shape.channels, 6, 5, padding=(32 - shape.side) // 2), nn.Conv2d(6, 16, 5)]
         )
@@ -51,8 +73,10 @@ class LeNet5(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for convolution in self.features:
-            x = convolution(x)
-            x = self.act(self.pool(x)) if self.pools_first else self.pool(self.act(x))
+            if self.pools_first and not self.fused:
+                x = self.act(self.pool(convolution(x)))
+            else:
+                x = self.pool(activated(convolution, self.act, x, fused=self.fused))
         result: Tensor = self.head(x.flatten(1))
         return result
 
@@ -148,13 +172,14 @@ def cnn(shape: Shape, gelu: str | None) -> nn.Module:
 class Convolutions(nn.Module):
     """`depth` convolutions of 3x3 one after another, each with its activation, then one linear layer.
 
-    shared: all but the first are one and the same, as in the text's 10-layer net, which learns nothing: applied nine times,
-    its weights scale the signal by the ninth power of what they should. Otherwise each has weights of its own.
+    shared: all but the first are one and the same, as in the text's 10-layer net, which learned nothing there: applied nine
+    times, its weights scale the signal by the ninth power of what they should. Otherwise each has weights of its own.
+    With `fused` set, convolution, bias and ReLU are the one operator of gptscale.ops.
     """
 
     def __init__(self, shape: Shape, gelu: str | None, *, depth: int, shared: bool, channels: int = 16) -> None:
         super().__init__()
-        self.depth = depth
+        self.depth, self.fused = depth, False
         self.first = nn.Conv2d(shape.channels, channels, 3, padding=1)
         made = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(1 if shared else depth - 1)]
         self.rest = nn.ModuleList(made)
@@ -163,9 +188,9 @@ class Convolutions(nn.Module):
         self.head = nn.Linear(channels * (shape.side // 4) ** 2, shape.n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.pool(self.act(self.first(x)))
+        x = self.pool(activated(self.first, self.act, x, fused=self.fused))
         for i in range(self.depth - 1):
-            x = self.act(self.rest[i % len(self.rest)](x))
+            x = activated(self.rest[i % len(self.rest)], self.act, x, fused=self.fused)
         result: Tensor = self.head(self.pool(x).flatten(1))
         return result
 
@@ -202,9 +227,21 @@ def check_model(name: str) -> None:
         raise ConfigError(f"unknown model {name!r}", "in --model", did_you_mean(name, MODELS))
 
 
-def build_model(name: str, shape: Shape, *, gelu: str | None = None, seed: int = 0) -> nn.Module:
+def with_custom_operators(model: nn.Module) -> nn.Module:
+    """`model` with this package's operators wherever it pools, and fused where it can fuse."""
+    for module in list(model.modules()):
+        if isinstance(module, (LeNet5, Convolutions)):
+            module.fused = True
+        for name, child in list(module.named_children()):
+            if type(child) is nn.MaxPool2d:
+                setattr(module, name, CustomMaxPool2d(child.kernel_size, child.stride, child.padding))
+    return model
+
+
+def build_model(name: str, shape: Shape, *, gelu: str | None = None, custom: bool = False, seed: int = 0) -> nn.Module:
     """A model with torch's own initial weights, a function of `seed` alone; the caller's generator is left as it was.
 
+    custom: by this package's operators where they fit.
     Raises ConfigError for an unknown name, and for a side that is not 28 or 32.
     """
     check_model(name)
@@ -212,4 +249,5 @@ def build_model(name: str, shape: Shape, *, gelu: str | None = None, seed: int =
         raise ConfigError(f"images of {shape.side} pixels", "in --image-size", "use 28 or 32")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return MODELS[name](shape, gelu)
+        model = MODELS[name](shape, gelu)
+    return with_custom_operators(model) if custom else model

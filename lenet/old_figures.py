@@ -41,3 +41,36 @@ STRATEGIES = (
     ("baseline, 1 GPU", 4, 18.47, 99.07),
     ("DDP, 1 GPU", 0, 75.58, 99.09),
 )
+
+# O4 (D): layers, way, seconds forward, seconds backward, accuracy. Its 10 layers are one convolution, applied ten times.
+FUSED = (
+    (10, "cuDNN", 7.04, 13.88, 11.35),
+    (10, "fused", 3.41, 19.17, 11.35),
+    (10, "cuDNN off", 97.08, 220.32, 11.35),
+    (10, "CPU", 20.56, 109.53, 11.35),
+    (2, "cuDNN", 2.27, 4.87, 94.14),
+    (2, "fused", 1.88, 6.39, 94.12),
+    (2, "cuDNN off", 23.52, 43.88, 93.79),
+    (2, "CPU", 6.67, 22.03, 93.76),
+)
+
+# C1 (C): what its precisions were measured with. It gives curves as pictures and no figures; average memory was typed in by hand.
+PRECISION = "VGG-19 on CIFAR-10, 200 epochs, batch 256, SGD 0.01"
+PRECISION_MODES = ("fp32", "fp16", "bf16")
+
+# C5 and C6 (D): GPUs, images per GPU, seconds, MB, accuracy; 15 epochs. Of two GPUs the accuracy is rank 0's.
+BATCHES = (
+    (1, 32, 107.87, 312.08, 64.84),
+    (2, 32, 67.21, 313.80, 61.85),
+    (2, 16, 78.67, 167.25, 63.08),
+    (2, 32, 80.27, 313.80, 61.10),
+    (2, 64, 80.30, 605.17, 58.65),
+    (2, 128, 80.59, 1189.30, 56.83),
+)
+# C7 (D): backend, images per GPU, seconds, MB; two GPUs.
+BACKENDS = (
+    ("NCCL", 32, 78.58, 312.9),
+    ("Gloo", 32, 77.11, 312.9),
+    ("NCCL", 128, 75.83, 1189.0),
+    ("Gloo", 128, 75.31, 1188.0),
+)

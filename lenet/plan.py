@@ -17,15 +17,17 @@ from gptscale.common.distributed import World
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.precision import check_precision
 from gptscale.common.run import workload_hash
+from gptscale.launchers.preflight import world_of as local_world
 from gptscale.lenet.config import VisionConfig, work_of
 from gptscale.lenet.loader import FastLoader, Loader, Normalise, PilLoader, Walk, pil_transform
 from gptscale.lenet.models import SIDES, Shape
+from gptscale.lenet.parallel import backend_of, check_strategy
 from gptscale.lenet.results import SUMMARY_NAME, header
 from gptscale.lenet.schedule import rate
 from gptscale.lenet.sources import VisionData, open_data
 
 FIXED = (  # what a run that continues may not change
-    "model gelu batch_norm augment loader batch_size optimizer precision amp seed data_fingerprint"
+    "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
 ).split()
 
 
@@ -83,6 +85,7 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     """Check a run and resolve it; every GptscaleError is found here or is not the user's to prevent."""
     check_vision_precision(config, world.device)
     check_strategy(config, world)
+    backend_of(config, world)
     _check_out(config)
     if config.loader == "dataloader":
         pil_transform(config.augment, SIDES[0])  # torchvision must be there
@@ -98,7 +101,16 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
 
 def world_from_environment(config: VisionConfig) -> World:
     """As World.from_environment, for a vision run."""
-    return World.from_environment(RunConfig(device=config.device, dist_timeout_s=config.dist_timeout_s))
+    return World.from_environment(_as_run(config))
+
+
+def world_of(config: VisionConfig, nproc: int) -> World:
+    """The world that `nproc` local processes will be, as rank 0 will see it; ConfigError if the GPUs are too few."""
+    return local_world(_as_run(config), nproc)
+
+
+def _as_run(config: VisionConfig) -> RunConfig:
+    return RunConfig(device=config.device, dist_timeout_s=config.dist_timeout_s)
 
 
 def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
@@ -109,23 +121,10 @@ def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
         ):  # both came with Ampere
             raise ConfigError("tf32 needs a GPU of Ampere (8.0) or newer", "in --precision", "use fp32")
         return
+    if config.precision == "fp16" and device.type == "cpu":
+        return  # unlike the GPT's attention and loss, everything these models need is there, though slow without instructions
     names: dict[str, GptPrecision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
     check_precision(names[config.precision], device)
-
-
-def check_strategy(config: VisionConfig, world: World) -> None:
-    """ConfigError for a strategy that this world, or what is installed, cannot have."""
-    if config.strategy in ("single", "dataparallel") and world.world_size > 1:
-        what = f"{config.strategy} is one process, not {world.world_size}"
-        raise ConfigError(what, "in --strategy", "use --nproc 1, or --strategy ddp")
-    if config.strategy == "dataparallel" and (world.device.type != "cuda" or torch.cuda.device_count() < 2):
-        raise ConfigError("dataparallel needs two or more GPUs", "in --strategy", "use single or ddp")
-    if config.strategy == "fabric":
-        try:
-            import lightning_fabric  # noqa: F401
-        except ImportError:
-            fix = "pip install 'gptscale[lightning-fabric]'"
-            raise ConfigError("Lightning Fabric is not installed", "in --strategy fabric", fix) from None
 
 
 def check_same_work(reader: Reader, plan: VisionPlan) -> None:

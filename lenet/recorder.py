@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from gptscale.common.errors import NumericError
 from gptscale.common.metrics import reset_peak_memory, synchronize
+from gptscale.lenet.bar import Bar
 from gptscale.lenet.engine import Score
 from gptscale.lenet.plan import VisionPlan
 from gptscale.lenet.results import EPOCH_COLUMNS, STEP_COLUMNS, fractions
 from gptscale.results.board import Board
+from gptscale.results.wandb_board import WandbBoard
 from gptscale.results.writer import StepLog
 
 WARMUP_STEPS = 3  # left out of the means: caches, the allocator, the first choice of kernels
 
 
 class Pending(NamedTuple):
-    """A step whose loss is still on the device."""
+    """A step whose loss is still on the device. skipped: 1 if fp16's gradients overflowed; None without a loss scale."""
 
     step: int
     epoch: int
@@ -34,16 +35,21 @@ class Pending(NamedTuple):
     loss: Tensor
     load_s: float
     update_s: float
+    skipped: Tensor | None = None
 
 
 @dataclass
 class Progressed:
-    """What a continuing run must know of its past: the sum of the losses of the epoch so far, the first loss, best accuracy."""
+    """What a continuing run must know of its past.
+
+    The sum of the losses of the epoch so far, the first loss, the best accuracy, and how many steps overflowed.
+    """
 
     epoch_loss_sum: float = 0.0
     epoch_steps: int = 0
     loss_first: float | None = None
     best_accuracy: float = 0.0
+    skipped_steps: int = 0
 
 
 @dataclass
@@ -56,32 +62,6 @@ class Totals:
     updates_s: list[float] = field(default_factory=list)
     steps: int = 0
     seconds_to: dict[float, float] = field(default_factory=dict)
-
-
-class Bar:
-    """A progress bar on a terminal, and lines above it; in a log file only the lines."""
-
-    def __init__(self, name: str, steps: int, quiet: bool) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, transient=True, refresh_per_second=4)
-        self._task, self._quiet = self._bar.add_task(name, total=steps), quiet
-        self._shown = self._bar.console.is_terminal and not quiet
-        if self._shown:
-            self._bar.start()
-
-    def step(self, step: int) -> None:
-        if self._shown:
-            self._bar.update(self._task, completed=step)
-
-    def say(self, line: str) -> None:
-        if self._shown:
-            self._bar.console.print(line, highlight=False, markup=False)
-        elif not self._quiet:
-            print(line, flush=True)
-
-    def close(self) -> None:
-        if self._shown:
-            self._bar.stop()
 
 
 class VisionRecorder:
@@ -107,7 +87,7 @@ class VisionRecorder:
         self._pending: list[Pending] = []
         self._steps: StepLog | None = None
         self._epochs: StepLog | None = None
-        self._board: Board | None = None
+        self._boards: list[Board | WandbBoard] = []
         self._bar: Bar | None = None
         self._epoch_time_s, self._epoch_steps = 0.0, 0  # of this process: a resumed epoch has a past of its own
 
@@ -118,7 +98,10 @@ class VisionRecorder:
                 done = self.start_step // self.plan.walk.steps_per_epoch
                 self._epochs = StepLog(self.folder / "epochs.csv", EPOCH_COLUMNS, after_step=done)
                 if self.plan.config.tensorboard:
-                    self._board = Board(self.folder, self.start_step)
+                    self._boards.append(Board(self.folder, self.start_step))
+                if self.plan.config.wandb:
+                    options = asdict(self.plan.config)
+                    self._boards.append(WandbBoard(self.folder, self.start_step, options))
             self._bar = Bar(self.plan.config.model, self.plan.steps, self.quiet)
         reset_peak_memory(self.plan.world.device)
         self._window_began = time.perf_counter()
@@ -127,7 +110,9 @@ class VisionRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for part in (self._bar, self._board, self._epochs, self._steps):
+        for board in self._boards:
+            board.close(failed=kind is not None)
+        for part in (self._bar, self._epochs, self._steps):
             if part:
                 part.close()
 
@@ -145,7 +130,7 @@ class VisionRecorder:
         return not self._pending
 
     def read(self) -> None:
-        """Wait for the device once, with one copy for all pending steps, then write these."""
+        """Wait for the device once, with one copy of all pending losses, then write these steps."""
         if not self._pending:
             return
         window, self._pending = self._pending, []
@@ -154,6 +139,8 @@ class VisionRecorder:
             dist.all_reduce(losses)
             losses /= self.plan.world.world_size
         values = losses.tolist()
+        flags = [p.skipped for p in window if p.skipped is not None]  # of all steps, or of none
+        skipped = [int(flag) for flag in torch.stack(flags).tolist()] if flags else [None] * len(window)
         synchronize(self.plan.world.device)
         now = time.perf_counter()
         window_s, self._window_began = now - self._window_began, now
@@ -161,20 +148,22 @@ class VisionRecorder:
         # On a GPU a step's work is queued, and only the window as a whole has a true time.
         queued = self.plan.world.device.type == "cuda"
         share_s = max(0.0, window_s - sum(p.load_s for p in window)) / len(window)
-        for pending, loss in zip(window, values, strict=True):
-            self._write(pending, loss, share_s if queued else pending.update_s)
+        for pending, loss, left_out in zip(window, values, skipped, strict=True):
+            self._write(pending, loss, share_s if queued else pending.update_s, left_out)
         if self._steps:
             self._steps.flush()
-        if self._board:
+        if self._boards:
             mean = {"train/loss": sum(values) / len(values), "train/lr": window[-1].lr}
-            self._board.scalars(window[-1].step, mean)
+            for board in self._boards:
+                board.scalars(window[-1].step, mean)
         if self._bar:
             self._bar.step(window[-1].step)
 
-    def _write(self, p: Pending, loss: float, update_s: float) -> None:
+    def _write(self, p: Pending, loss: float, update_s: float, skipped: int | None) -> None:
         past, totals = self.past, self.totals
         past.epoch_loss_sum, past.epoch_steps = past.epoch_loss_sum + loss, past.epoch_steps + 1
         past.loss_first = loss if past.loss_first is None else past.loss_first
+        past.skipped_steps += skipped or 0
         self.loss_last = loss
         totals.steps += 1
         if p.step - self.start_step > WARMUP_STEPS:
@@ -182,7 +171,7 @@ class VisionRecorder:
             totals.updates_s.append(update_s)
         if self._steps:
             row = {"step": p.step, "epoch": p.epoch, "loss": loss, "lr": p.lr, "load_s": p.load_s, "update_s": update_s}
-            self._steps.append(row)
+            self._steps.append(row | {"skipped": skipped})
         if not math.isfinite(loss):
             # every rank sees the same mean; the weights may be harmed, the last checkpoint is not
             raise NumericError(f"loss {loss}", f"at step {p.step}", "lower --lr, or --resume from the last checkpoint")
@@ -212,10 +201,12 @@ class VisionRecorder:
         if self._epochs:
             self._epochs.append(row)
             self._epochs.flush()
-        if self._board:
+        if self._boards:
             figures = {"epoch/train_loss": row["train_loss"], "epoch/test_loss": row["test_loss"]}
             figures |= {"epoch/test_accuracy": row["test_accuracy"], "epoch/images_per_s": rate}
-            self._board.scalars(step, {name: value for name, value in figures.items() if value is not None})
+            known = {name: value for name, value in figures.items() if value is not None}
+            for board in self._boards:
+                board.scalars(step, known)
         if self._bar:
             self._bar.say(f"{said}  {self._epoch_time_s:.1f} s  {rate:,.0f} images/s")
 
@@ -229,7 +220,7 @@ class VisionRecorder:
     def sync(self) -> None:
         """Rows so far to the disk; called before a checkpoint, so that a resumed run finds no gap."""
         self.read()
-        for part in (self._steps, self._epochs, self._board):
+        for part in (self._steps, self._epochs, *self._boards):
             if part:
                 part.sync()
 
@@ -237,6 +228,8 @@ class VisionRecorder:
         """The measured columns of the summary row."""
         totals, config = self.totals, self.plan.config
         row: dict[str, Any] = {"loss_first": self.past.loss_first, "loss_last": self.loss_last}
+        if config.resolved_loss_scale not in (None, "none"):
+            row["skipped_steps"] = self.past.skipped_steps
         if self.score is not None:
             row |= {"test_loss": self.score.loss, "test_accuracy": self.score.accuracy}
             row |= {

@@ -14,25 +14,26 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.results.schema import STATUSES
 from gptscale.results.writer import LOCK_WAIT_S, StepLog
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 lacks backend, loss_scale, skipped_steps and the columns of the sampler
 SUMMARY_NAME = "lenet.csv"
 
 # class_accuracy: fractions with blanks between, in the order of the classes, `-` for a class without test images.
 SUMMARY_COLUMNS = (
-    "schema_version run_id timestamp status error study variant model gelu n_params batch_norm data n_train n_test image_size "
-    "augment loader num_workers strategy precision amp channels_last world_size batch_size epochs steps optimizer lr "
-    "lr_schedule weight_decay label_smoothing seed loss_first loss_last test_loss test_accuracy best_test_accuracy "
-    "class_accuracy seconds_to_99 seconds_to_99_4 data_time_s train_time_s eval_time_s total_time_s load_s "
-    "update_s load_fraction images_per_s images_per_s_per_device peak_mem_allocated_gib peak_mem_reserved_gib "
-    "peak_rss_gib device threads host torch_version git_commit workload_hash"
+    "schema_version run_id timestamp status error study variant model operators gelu n_params batch_norm data n_train "
+    "n_test image_size augment loader num_workers strategy backend precision amp loss_scale channels_last world_size batch_size "
+    "epochs steps optimizer lr lr_schedule weight_decay label_smoothing seed loss_first loss_last skipped_steps test_loss "
+    "test_accuracy best_test_accuracy class_accuracy seconds_to_99 seconds_to_99_4 data_time_s train_time_s eval_time_s "
+    "total_time_s load_s update_s load_fraction images_per_s images_per_s_per_device avg_mem_gib peak_mem_allocated_gib "
+    "peak_mem_reserved_gib peak_rss_gib gpu_util_percent gpu_mem_used_gib power_w cpu_util_percent device threads host "
+    "torch_version git_commit workload_hash"
 ).split()
-STEP_COLUMNS = "step epoch loss lr load_s update_s".split()
+STEP_COLUMNS = "step epoch loss lr load_s update_s skipped".split()
 EPOCH_COLUMNS = (
     "epoch step train_loss test_loss test_accuracy class_accuracy train_time_s eval_time_s images_per_s".split()
 )
 TEXT = (
-    "run_id timestamp status error study variant model gelu batch_norm data augment loader strategy precision amp channels_last "
-    "optimizer lr_schedule class_accuracy device host torch_version git_commit workload_hash"
+    "run_id timestamp status error study variant model operators gelu batch_norm data augment loader strategy backend precision "
+    "amp loss_scale channels_last optimizer lr_schedule class_accuracy device host torch_version git_commit workload_hash"
 ).split()
 
 

@@ -15,12 +15,12 @@ import torch
 from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
+from gptscale.lenet.bars import draw_bars
 from gptscale.lenet.old_figures import STRATEGIES as OLD
 from gptscale.lenet.study import (
     Cell,
     Column,
     StudyOptions,
-    draw_bars,
     finish,
     grouped,
     not_significant,

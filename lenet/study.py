@@ -19,7 +19,7 @@ from rich.table import Table
 
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.lenet.config import VisionConfig, option_words
-from gptscale.lenet.plan import make_plan, world_from_environment
+from gptscale.lenet.plan import make_plan, world_of
 from gptscale.lenet.results import SUMMARY_COLUMNS, read_summary
 
 LOG_COLUMNS = 150  # where there is no terminal whose width could be asked
@@ -59,6 +59,20 @@ class StudyOptions:
         check_files(self, ("csv", "md", "png"))
 
 
+def whole_numbers(text: str, option: str, example: str) -> list[int]:
+    """Positive numbers with commas between; ConfigError for anything else."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ConfigError(f"{text!r} is no list of numbers", f"in --{option}", f"use for example {example}")
+    return [int(word) for word in words]
+
+
+def check_nproc(nproc: int, low: int) -> None:
+    """ConfigError for a number of processes below `low`, or absurd."""
+    if not low <= nproc <= 1024:
+        raise ConfigError(f"nproc {nproc} is out of range", "in --nproc", f"use {low} to 1024")
+
+
 def check_files(options: Any, names: Sequence[str]) -> None:
     """ConfigError for a file that is a folder, or lies in none."""
     for name in names:
@@ -70,11 +84,15 @@ def check_files(options: Any, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a grid: its name, what it changes in the run, and its number of processes."""
+    """One configuration of a grid: its name, what it changes in the run, its number of processes.
+
+    accepts: exit statuses beside 0 that are a result and not the end of the study.
+    """
 
     variant: str
     options: dict[str, Any]
     nproc: int = 1
+    accepts: tuple[int, ...] = ()
 
 
 def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.DataFrame:
@@ -90,9 +108,8 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
         tensorboard=False,
     )
     configs = [dataclasses.replace(base, variant=cell.variant, **cell.options) for cell in cells]
-    world = world_from_environment(base)
     for cell, config in zip(cells, configs, strict=True):
-        make_plan(config, dataclasses.replace(world, world_size=cell.nproc))
+        make_plan(config, world_of(config, cell.nproc))
     names = []
     for turn in range(options.repeats):
         for cell, config in zip(cells, configs, strict=True):
@@ -108,7 +125,7 @@ def _run(config: VisionConfig, cell: Cell) -> None:
     command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", "--nproc", str(cell.nproc)]
     words = [*command, *option_words(config)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False, env=os.environ)
-    if ended.returncode:
+    if ended.returncode not in (0, *cell.accepts):
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         raise GptscaleError(f"{cell.variant} failed ({last[:300]})", "in the study", "see the message of that run")
 
@@ -128,9 +145,34 @@ def of(name: str, factor: float = 1.0) -> Callable[[Any], float | None]:
     return lambda row: None if pd.isna(row[name]) else float(row[name]) * factor
 
 
+def first_of(*names: str) -> Callable[[Any], float | None]:
+    """The getter of the first of these columns that is not empty."""
+    return lambda row: next((float(row[name]) for name in names if not pd.isna(row[name])), None)
+
+
+# Tensors on a GPU; where there is none, the resident set of the process.
+AVERAGE_MEMORY = Column("average GiB", of("avg_mem_gib"), ".3f", spread=True)
+PEAK_MEMORY = Column("peak GiB", first_of("peak_mem_allocated_gib", "peak_rss_gib"), ".3f")
+
+
+def memory_note(rows: pd.DataFrame) -> str:
+    """What the columns of memory count here."""
+    if rows.peak_mem_allocated_gib.notna().any():
+        return "memory is what tensors took on the GPU of a rank"
+    return "memory is the resident set of a rank's process, Python and torch included: there is no GPU"
+
+
 def grouped(rows: pd.DataFrame, cells: Sequence[Cell]) -> dict[str, list[Any]]:
-    """The rows of each variant, in the order of the grid."""
-    return {c.variant: [row for _, row in rows[rows.variant == c.variant].iterrows()] for c in cells}
+    """The rows of each variant that ended well, in the order of the grid."""
+    ended = rows[rows.status == "ok"]
+    return {c.variant: [row for _, row in ended[ended.variant == c.variant].iterrows()] for c in cells}
+
+
+def failures(rows: pd.DataFrame) -> list[str]:
+    """What went wrong in rows that are in no median, as sentences."""
+    return [
+        f"{row.variant}, seed {row.seed}: {row.status}, {row.error}" for _, row in rows.iterrows() if row.status != "ok"
+    ]
 
 
 def table(groups: dict[str, list[Any]], columns: Sequence[Column], first: str = "run") -> list[dict[str, str]]:
@@ -153,9 +195,14 @@ def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
     return max(a) >= min(b) and max(b) >= min(a)
 
 
+def values_of(groups: dict[str, list[Any]], column: Column) -> dict[str, list[float]]:
+    """What every variant's rows have in `column`."""
+    return {name: [v for row in rows if (v := column.value(row)) is not None] for name, rows in groups.items()}
+
+
 def not_significant(groups: dict[str, list[Any]], column: Column) -> list[str]:
     """Pairs of variants whose spreads of `column` overlap, as sentences."""
-    values = {name: [v for row in rows if (v := column.value(row)) is not None] for name, rows in groups.items()}
+    values = values_of(groups, column)
     names = [name for name, found in values.items() if len(found) > 1]
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if overlaps(values[a], values[b])]
     return [f"{column.title}: {a} and {b} do not differ significantly, their spreads overlap" for a, b in pairs]
@@ -199,29 +246,3 @@ def finish(
     for path in (options.csv, options.md, picture):
         if path:
             print(f"wrote {path}")
-
-
-def draw_bars(groups: dict[str, list[Any]], columns: Sequence[Column], title: str, path: Path) -> None:
-    """A panel per column: medians of the variants as bars, with a line from the lowest to the highest repeat."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        1, len(columns), figsize=(5 * len(columns), 1.6 + 0.42 * len(groups)), constrained_layout=True, squeeze=False
-    )
-    names = list(groups)
-    for panel, column in zip(axes[0], columns, strict=True):
-        for place, name in enumerate(names):
-            values = [v for row in groups[name] if (v := column.value(row)) is not None]
-            if values:
-                panel.barh(place, statistics.median(values), color="#56B4E9")
-                panel.plot([min(values), max(values)], [place, place], color="black", linewidth=1.5)
-        panel.set_yticks(range(len(names)), names)
-        panel.invert_yaxis()
-        panel.set_title(column.title, fontsize=10)
-        panel.grid(axis="x", alpha=0.3)
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)

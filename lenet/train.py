@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
-import socket
 import sys
 import time
 import traceback
-import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from gptscale.common.checkpoint import Reader, newest_valid
-from gptscale.common.checkpoint_writer import save
-from gptscale.common.devices import device_name
 from gptscale.common.distributed import World, agree_any, gather_objects, process_group
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
 from gptscale.common.host_memory import keep_freed_memory
-from gptscale.common.metrics import peak_memory
 from gptscale.launchers.entry import StopRequest, as_known, is_out_of_memory, share_cores
 from gptscale.launchers.options import parse
-from gptscale.launchers.record import git_commit
 from gptscale.lenet.config import VisionConfig
-from gptscale.lenet.engine import VisionEngine, strategy_of
+from gptscale.lenet.engine import VisionEngine
 from gptscale.lenet.loader import rank_part
-from gptscale.lenet.plan import VisionPlan, check_same_work, make_plan, world_from_environment
-from gptscale.lenet.recorder import Pending, Progressed, VisionRecorder
-from gptscale.lenet.results import append_summary
-from gptscale.results.writer import run_directory, write_json
+from gptscale.lenet.parallel import backend_of
+from gptscale.lenet.plan import VisionPlan, make_plan, world_from_environment
+from gptscale.lenet.recorder import Pending, VisionRecorder
+from gptscale.lenet.resume import Saver, resume
+from gptscale.lenet.row import RunRow
+from gptscale.lenet.sampler import Sampler
 
 EVAL_BATCH_SIZE = 1000
 
@@ -57,16 +49,16 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> Outcome
     plan = make_plan(config, world)
     data_time_s = time.perf_counter() - began
     keep_freed_memory()
+    backend = backend_of(config, world)
     with ExitStack() as stack:
-        is_distributed = strategy_of(config, world) in ("ddp", "fabric")
-        if is_distributed and "MASTER_ADDR" not in os.environ:
+        if backend and "MASTER_ADDR" not in os.environ:
             what = f"{config.strategy} needs a rendezvous, which no launcher has set"
             raise ConfigError(what, "in the environment", "start with `gptscale lenet train` or torchrun")
-        stack.enter_context(process_group(world) if is_distributed else nullcontext())
-        run = _Run(plan, began, data_time_s, quiet)
+        stack.enter_context(process_group(world, cuda_backend=backend) if backend else nullcontext())
+        run = _Run(plan, RunRow(plan, began=began, data_time_s=data_time_s, quiet=quiet))
         try:
             check_same_options(plan)
-            run.open(stack)
+            run.row.open(stack)
             status = PREEMPTED_EXIT_STATUS if run.train() else 0
             return run.finish("interrupted" if status else "ok", None, status)
         except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
@@ -88,98 +80,32 @@ def check_same_options(plan: VisionPlan) -> None:
 
 
 class _Run:
-    """A planned run from its folder to its row."""
+    """A planned run: its row, and what was measured when it ended, however it did."""
 
-    def __init__(self, plan: VisionPlan, began: float, data_time_s: float, quiet: bool) -> None:
-        self.plan, self.began, self.data_time_s, self.quiet = plan, began, data_time_s, quiet
-        self.run_id = ""
+    def __init__(self, plan: VisionPlan, row: RunRow) -> None:
+        self.plan, self.row = plan, row
         self.recorder: VisionRecorder | None = None
-        self.n_params: int | None = None
-
-    @property
-    def folder(self) -> Path:
-        return self.plan.config.out / "runs" / self.run_id
-
-    def open(self, stack: ExitStack) -> None:
-        """Make and hold the folder; its name is rank 0's."""
-        config = self.plan.config
-        fresh = f"lenet-{config.model}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
-        self.run_id = str(gather_objects(config.run_name or fresh)[0])
-        if self.plan.world.is_main:
-            stack.enter_context(run_directory(config.out, self.run_id))
-            write_json(self.folder / "run.json", self.noted())
-        gather_objects(None)  # the folder exists before any other rank goes on
+        self.sampler = Sampler(plan.world.device)
 
     def train(self) -> bool:
         """Build, resume, train, test; whether it stopped early because it was asked to."""
-        plan = self.plan
+        plan, folder = self.plan, self.row.folder
         with StopRequest() as stop:
             engine = VisionEngine(plan.config, plan.shape, plan.world)
-            self.n_params = sum(p.numel() for p in engine.module.parameters())
+            self.row.n_params = sum(p.numel() for p in engine.module.parameters())
             start, past = resume(plan, engine)
-            with VisionRecorder(
-                plan, self.folder, start_step=start, past=past, began=self.began, quiet=self.quiet
-            ) as recorder:
-                self.recorder = recorder
-                saver = _Saver(plan, engine, recorder, self.folder / "checkpoints")
-                return train_epochs(plan, engine, recorder, start, saver, stop)
+            recorder = VisionRecorder(
+                plan, folder, start_step=start, past=past, began=self.row.began, quiet=self.row.quiet
+            )
+            with recorder as self.recorder, self.sampler:
+                return train_epochs(
+                    plan, engine, recorder, start, Saver(plan, engine, recorder, folder / "checkpoints"), stop
+                )
 
     def finish(self, status: str, error: BaseException | None, exit_status: int) -> Outcome:
-        """Leave the row and the status; after a failure this rank's own memory must do, since its peers may be gone."""
-        mine = peak_memory(self.plan.world.device)
-        told = gather_objects(mine) if status in ("ok", "interrupted") else [mine]
-        row = self.identity() | {"status": status, "error": "" if error is None else str(error)}
-        row |= self.recorder.figures() if self.recorder else {}
-        row |= {"data_time_s": self.data_time_s, "total_time_s": time.perf_counter() - self.began}
-        for kind, column in (("allocated_gib", "mem_allocated"), ("reserved_gib", "mem_reserved"), ("rss_gib", "rss")):
-            known = [value for memory in told if (value := getattr(memory, kind)) is not None]
-            row[f"peak_{column}_gib"] = max(known) if known else None
-        if self.plan.world.is_main and self.run_id:
-            path = append_summary(self.plan.config.out, row)
-            step = self.recorder.last_step if self.recorder else 0
-            write_json(self.folder / "status.json", {"status": status, "error": row["error"], "step": step})
-            if not self.quiet:
-                print_summary(row, path, self.folder)
-        return Outcome(exit_status, row, self.folder)
-
-    def identity(self) -> dict[str, Any]:
-        """The columns that are known before the first step."""
-        plan = self.plan
-        config, data, world = plan.config, plan.data, plan.world
-        same = (
-            "model batch_norm augment loader num_workers precision amp channels_last batch_size epochs optimizer lr lr_schedule "
-            "weight_decay label_smoothing seed study variant"
-        ).split()
-        return {name: getattr(config, name) for name in same} | {
-            "run_id": self.run_id,
-            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "gelu": config.gelu,
-            "n_params": self.n_params,
-            "data": data.name,
-            "n_train": len(data.train),
-            "n_test": len(data.test),
-            "image_size": data.side,
-            "strategy": strategy_of(config, world),
-            "world_size": world.world_size,
-            "steps": plan.steps,
-            "device": device_name(world.device),
-            "threads": torch.get_num_threads(),
-            "host": socket.gethostname(),
-            "torch_version": torch.__version__,
-            "git_commit": git_commit(),
-            "workload_hash": plan.workload_hash,
-        }
-
-    def noted(self) -> dict[str, Any]:
-        """What run.json holds, for whoever wants to repeat the run."""
-        return {
-            "run_id": self.run_id,
-            "config": dataclasses.asdict(self.plan.config),
-            "identity": self.identity(),
-            "workload": self.plan.work,
-            "classes": self.plan.data.classes,
-            "environment": {"python": platform.python_version(), "platform": platform.platform()},
-        }
+        """Leave the row."""
+        row = self.row.finish(status, error, self.recorder, self.sampler.usage())
+        return Outcome(exit_status, row, self.row.folder)
 
 
 def train_epochs(
@@ -205,7 +131,7 @@ def train_epochs(
             loss = engine.train_step(step, images, labels, lr)
             step, now = step + 1, time.perf_counter()
             ends = step % per_epoch == 0 or step == plan.steps
-            pending = Pending(step, epoch + 1, lr, loss, load_s=got - asked, update_s=now - got)
+            pending = Pending(step, epoch + 1, lr, loss, load_s=got - asked, update_s=now - got, skipped=engine.skipped)
             if recorder.step(pending, last=ends) and not ends and agree_any(stop_requested()):
                 save_checkpoint(step, -1)
                 return True
@@ -237,72 +163,6 @@ class TestSet:
         """Pairs of images, normalised, and labels."""
         for images, labels in zip(self.images.split(EVAL_BATCH_SIZE), self.labels.split(EVAL_BATCH_SIZE), strict=True):
             yield self.normalise(images), labels
-
-
-class _Saver:
-    """Saves when it is due: every `save_every` epochs, at the end, and when the run is asked to stop."""
-
-    def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
-        self.plan, self.engine, self.recorder, self.folder = plan, engine, recorder, folder
-
-    def __call__(self, step: int, epochs: int) -> None:
-        every = self.plan.config.save_every
-        if not every or (epochs >= 0 and epochs % every and step != self.plan.steps):
-            return
-        self.recorder.sync()  # rows up to this step reach the disk first, so that a resumed CSV has no gap
-        facts = {
-            "recipe": "lenet",
-            "world_size": self.plan.world.world_size,
-            "workload": self.plan.work,
-            "past": dataclasses.asdict(self.recorder.past),
-        }
-        engine: Any = self.engine  # has what the writer asks of an Engine: state and counters
-        save(engine, self.folder, step, facts, keep=self.plan.config.keep_checkpoints)
-
-
-def resume(plan: VisionPlan, engine: VisionEngine) -> tuple[int, Progressed]:
-    """Load the checkpoint that --resume means, the same on every rank; the step to go on from, and what is known of the past."""
-    if plan.resume is None:
-        return 0, Progressed()
-    found: str | GptscaleError | None = None
-    if plan.world.is_main:
-        try:
-            explicit = (plan.resume / "manifest.json").exists()
-            reader = Reader(plan.resume) if explicit else newest_valid(plan.resume)  # the plan verified an explicit one
-            check_same_work(reader, plan)
-            found = str(reader.path)
-        except GptscaleError as error:
-            found = error
-    found = gather_objects(found)[0]
-    if isinstance(found, GptscaleError):
-        raise found
-    reader = Reader(Path(str(found)))
-    state: Any = engine
-    reader.load_into(state)
-    if plan.world.is_main:
-        print(f"resumed from {reader.path}", flush=True)
-    return reader.step, Progressed(**reader.manifest["past"])
-
-
-def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
-    """The block that ends a run."""
-
-    def shown(key: str, form: str, unit: str = "") -> str:
-        value = row.get(key)
-        return "-" if value is None else f"{value:{form}}{unit}"
-
-    print(
-        f"\n{row['model']} {row['status']} on {row['data']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}, "
-        f"test accuracy {shown('test_accuracy', '.2%')} of {row['n_test']:,} images\n"
-        f"  speed   {shown('images_per_s', ',.0f')} images/s, load {shown('load_s', '.6f', ' s')} and update "
-        f"{shown('update_s', '.6f', ' s')} per step, training {shown('train_time_s', '.1f', ' s')}, in all "
-        f"{shown('total_time_s', '.1f', ' s')} (99 % after {shown('seconds_to_99', '.1f', ' s')})\n"
-        f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.3f', ' GiB')}, "
-        f"host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
-        f"  files   {folder}\n"
-        f"  row     {csv}",
-        flush=True,
-    )
 
 
 def worker(argv: Sequence[str]) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
+from gptscale.lenet.bars import draw_bars
 from gptscale.lenet.old_figures import AUGMENTATION_LOADS, WORKERS
 from gptscale.lenet.study import (
     Cell,
     Column,
     StudyOptions,
-    draw_bars,
     finish,
     grouped,
     not_significant,

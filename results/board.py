@@ -42,8 +42,8 @@ class Board:
         except OSError as error:
             self._give_up(error)
 
-    def close(self) -> None:
-        """Write what is left and close."""
+    def close(self, failed: bool = False) -> None:
+        """Write what is left and close; events have no word for a run that failed."""
         try:
             if self._writer is not None:
                 self._writer.close()

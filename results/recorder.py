@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from gptscale.common.metrics import Speed, peak_memory, reset_peak_memory, speed
 from gptscale.common.run import Run
 from gptscale.results.board import Board
 from gptscale.results.console import Console
+from gptscale.results.wandb_board import WandbBoard
 from gptscale.results.writer import StepLog
 
 FP16_SKIPS_MAX = 30  # from 2**16 the scale is at its floor after 16; what still overflows then is no matter of scale
@@ -89,7 +91,7 @@ class Recorder:
         self._skipped = 0
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
-        self._board: Board | None = None
+        self._boards: list[Board | WandbBoard] = []
         self._console: Console | None = None
 
     def __enter__(self) -> Recorder:
@@ -100,7 +102,9 @@ class Recorder:
             if config.eval_every:
                 self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
             if config.tensorboard:
-                self._board = Board(self.folder, self.start_step)
+                self._boards.append(Board(self.folder, self.start_step))
+            if config.wandb:
+                self._boards.append(WandbBoard(self.folder, self.start_step, asdict(config)))
             self._console = Console(self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0]))
         reset_peak_memory(self.run.world.device)
         self._watch = Stopwatch(self.clock)
@@ -111,7 +115,9 @@ class Recorder:
     ) -> None:
         if kind is None:
             self._read_window()
-        for part in (self._console, self._board, self._evals, self._log):
+        for board in self._boards:
+            board.close(failed=kind is not None)
+        for part in (self._console, self._evals, self._log):
             if part:
                 part.close()
 
@@ -142,15 +148,15 @@ class Recorder:
         if self._evals:
             self._evals.append({"step": step, "loss": value})
             self._evals.flush()
-        if self._board:
-            self._board.scalars(step, {"eval/loss": value})
+        for board in self._boards:
+            board.scalars(step, {"eval/loss": value})
         if self._console:
             self._console.say(f"step {step}/{self.run.config.steps}  eval loss {value:.4f}")
 
     def sync(self) -> None:
         """Rows so far to the disk; called before a checkpoint, so that a resumed run finds no gap."""
         self._read_window()
-        for part in (self._log, self._evals, self._board):
+        for part in (self._log, self._evals, *self._boards):
             if part:
                 part.sync()
 
@@ -203,9 +209,11 @@ class Recorder:
         if self._log:
             times = {"step_time_s": step_time_s, "data_wait_s": pending.data_wait_s}
             self._log.append({"step": step, "tokens": step * self.run.tokens_per_step, **figures, **times})
-        if self._board:
+        if self._boards:
             rates = {"tokens_per_s": self.run.tokens_per_step / step_time_s, "peak_mem_gib": peak_gib}
-            self._board.scalars(step, {f"train/{name}": value for name, value in (figures | rates).items()})
+            scalars = {f"train/{name}": value for name, value in (figures | rates).items()}
+            for board in self._boards:
+                board.scalars(step, scalars)
         if self._console:
             self._console.step(step, loss, step_time_s, peak_gib)
 

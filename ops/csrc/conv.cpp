@@ -45,33 +45,41 @@ Convolution described(const Tensor& x, const Tensor& weight, IntArrayRef stride,
 
 bool plain(const Tensor& x) { return x.is_contiguous() && x.suggest_memory_format() == at::MemoryFormat::Contiguous; }
 
-bool few_channels(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t groups) {
-    bool floats = x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && bias.scalar_type() == at::kFloat;
-    return floats && groups == 1 && x.size(1) <= FEW && x.size(1) == weight.size(1) && plain(x) && plain(weight) &&
-           x.numel() > 0 && weight.numel() / weight.size(0) <= TAPS && weight.size(3) <= CONVOLUTION_WIDEST &&
-           weight.size(0) >= CONVOLUTION_BLOCK / 2 &&
-           bias.dim() == 1 && bias.size(0) == weight.size(0);
+bool few_channels(const Tensor& x, const Tensor& weight, int64_t groups) {
+    return x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && groups == 1 && x.size(1) <= FEW &&
+           x.size(1) == weight.size(1) && plain(x) && plain(weight) && x.numel() > 0 &&
+           weight.numel() / weight.size(0) <= TAPS && weight.size(3) <= CONVOLUTION_WIDEST &&
+           weight.size(0) >= CONVOLUTION_BLOCK / 2;
+}
+
+// x with its padding; pad_plane tells the order.
+Tensor padded_copy(const Convolution& c, const Tensor& x) {
+    int64_t planes = x.size(0) * c.channels, plane = c.padded_height * c.pitch;
+    Tensor padded = at::empty({planes * plane}, x.options());
+    const float* from = x.const_data_ptr<float>();
+    float* to = padded.mutable_data_ptr<float>();
+    at::parallel_for(0, planes, std::max<int64_t>(1, GRAIN / plane), [&](int64_t begin, int64_t end) {
+        for (int64_t p = begin; p < end; ++p) pick(pad_plane)(c, from + p * c.height * c.width, to + p * plane);
+    });
+    return padded;
 }
 
 Tensor convolve_few(const Convolution& c, const Tensor& x, const Tensor& weight, const Tensor& bias) {
     int64_t images = x.size(0), blocks = (c.out_channels + CONVOLUTION_BLOCK - 1) / CONVOLUTION_BLOCK;
-    int64_t taps = c.channels * c.kernel_h * c.kernel_w, plane = c.padded_height * c.pitch;
-    Tensor padded = at::empty({images * c.channels * plane}, x.options());
+    int64_t taps = c.channels * c.kernel_h * c.kernel_w;
+    Tensor padded = padded_copy(c, x);
     Tensor packed = at::zeros({blocks, taps, CONVOLUTION_BLOCK}, x.options());
     Tensor biases = at::zeros({blocks * CONVOLUTION_BLOCK}, x.options());
     Tensor y = at::empty({images, c.out_channels, c.out_height, c.out_width}, x.options());
     Tensor w = weight.contiguous(), b = bias.contiguous();
-    const float *from = x.const_data_ptr<float>(), *ws = w.const_data_ptr<float>(), *bs = b.const_data_ptr<float>();
-    float *in = padded.mutable_data_ptr<float>(), *pack = packed.mutable_data_ptr<float>();
+    const float *ws = w.const_data_ptr<float>(), *bs = b.const_data_ptr<float>(), *in = padded.const_data_ptr<float>();
+    float* pack = packed.mutable_data_ptr<float>();
     float *bias_pack = biases.mutable_data_ptr<float>(), *out = y.mutable_data_ptr<float>();
     for (int64_t k = 0; k < c.out_channels; ++k) {
         bias_pack[k] = bs[k];
         for (int64_t t = 0; t < taps; ++t)
             pack[(k / CONVOLUTION_BLOCK * taps + t) * CONVOLUTION_BLOCK + k % CONVOLUTION_BLOCK] = ws[k * taps + t];
     }
-    at::parallel_for(0, images * c.channels, std::max<int64_t>(1, GRAIN / plane), [&](int64_t begin, int64_t end) {
-        for (int64_t p = begin; p < end; ++p) pick(pad_plane)(c, from + p * c.height * c.width, in + p * plane);
-    });
     int64_t work = taps * c.out_channels * c.out_width / 16;
     at::parallel_for(0, images * c.out_height, std::max<int64_t>(1, GRAIN / (work + 1)), [&](int64_t begin, int64_t end) {
         pick(conv_bias_relu_rows)(c, in, pack, bias_pack, out, begin, end);
@@ -79,11 +87,28 @@ Tensor convolve_few(const Convolution& c, const Tensor& x, const Tensor& weight,
     return y;
 }
 
+// The gradient of weight from the masked one, m. Parts are fixed by the shape: the same bits for any number of threads.
+Tensor weight_gradient_of_few(const Convolution& c, const Tensor& x, const Tensor& m, const Tensor& weight) {
+    constexpr int64_t PARTS = 64;
+    int64_t images = x.size(0), parts = std::min(images, PARTS), taps = c.channels * c.kernel_h * c.kernel_w;
+    Tensor padded = padded_copy(c, x), gradient = m.contiguous();
+    Tensor partial = at::zeros({parts, c.out_channels, taps}, x.options().dtype(at::kDouble));
+    const float *in = padded.const_data_ptr<float>(), *g = gradient.const_data_ptr<float>();
+    double* sums = partial.mutable_data_ptr<double>();
+    int64_t work = images / parts * taps * c.out_channels * c.out_height * c.out_width / 16;
+    at::parallel_for(0, parts, std::max<int64_t>(1, GRAIN / (work + 1)), [&](int64_t begin, int64_t end) {
+        for (int64_t p = begin; p < end; ++p)
+            pick(conv_weight_gradient)(c, in, g, sums + p * c.out_channels * taps, images * p / parts, images * (p + 1) / parts);
+    });
+    return partial.sum(0).to(at::kFloat).view(weight.sizes());
+}
+
 // --- CPU
 
 Tensor conv_bias_relu_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias, IntArrayRef stride, IntArrayRef padding,
                           IntArrayRef dilation, int64_t groups) {
-    if (few_channels(x, weight, bias, groups)) {
+    bool fits = bias.scalar_type() == at::kFloat && bias.dim() == 1 && bias.size(0) == weight.size(0);
+    if (fits && few_channels(x, weight, groups)) {
         Convolution c = described(x, weight, stride, padding, dilation);
         if (c.out_width >= pick(lanes)() && c.out_height > 0) return convolve_few(c, x, weight, bias);
     }
@@ -142,11 +167,17 @@ std::tuple<Tensor, Tensor, Tensor> conv_bias_relu_backward_cpu(const Tensor& gra
                                                                std::array<bool, 3> needs) {
     auto [masked, to_bias] = relu_backward(grad, y);
     Tensor none = at::empty({0}, grad.options()), to_x = none, to_weight = none;
-    if (needs[0] || needs[1]) {
+    bool theirs = needs[1];
+    if (needs[1] && few_channels(x, weight, groups)) {
+        Convolution c = described(x, weight, stride, padding, dilation);
+        theirs = c.out_width < pick(lanes)() || c.out_height < 1;
+        if (!theirs) to_weight = weight_gradient_of_few(c, x, masked, weight);
+    }
+    if (needs[0] || theirs) {
         auto found = at::convolution_backward(masked, x, weight, c10::nullopt, stride, padding, dilation, false, {0, 0},
-                                              groups, {needs[0], needs[1], false});
+                                              groups, {needs[0], theirs, false});
         if (needs[0]) to_x = std::get<0>(found);
-        if (needs[1]) to_weight = std::get<1>(found);
+        if (theirs) to_weight = std::get<1>(found);
     }
     return {to_x, to_weight, needs[2] ? to_bias : none};
 }

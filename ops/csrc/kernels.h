@@ -64,6 +64,9 @@ struct Convolution {
     /* rows [begin, end) of all images of the output, every channel of each */                                         \
     void conv_bias_relu_rows(const Convolution&, const float* padded, const float* weight, const float* bias,          \
                              float* y, int64_t begin, int64_t end);                                                    \
+    /* images [begin, end): sums[out][tap] += the sum of x m over them, m (images, out, height, width) of the output */ \
+    void conv_weight_gradient(const Convolution&, const float* padded, const float* m, double* sums, int64_t begin,    \
+                              int64_t end);                                                                            \
     /* masked = g where not y <= 0; sums[plane] of it */                                                               \
     void relu_backward_planes(Dtype, const void* g, const void* y, void* masked, double* sums, int64_t planes,         \
                               int64_t size);                                                                           \

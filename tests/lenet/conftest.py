@@ -5,8 +5,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+
+from gptscale.launchers.cli import main
+from gptscale.lenet import study as study_module
+from gptscale.lenet.config import VisionConfig
+from gptscale.lenet.plan import world_from_environment
+from gptscale.lenet.study import Cell
+from gptscale.lenet.train import train
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +66,47 @@ def cifar_sample(shared_data: Path) -> Path:
     if not folder.is_dir():
         pytest.skip("needs cifar10-sample in shared/data beside the checkout")
     return folder
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pd.DataFrame]:
+    """Runs a study for a few steps of the embedded digits; its rows by variant, after checking the files.
+
+    Runs that need no second process share this one: starting Python costs more than the few steps.
+    """
+    pytest.importorskip("sklearn")
+    launched = study_module._run
+
+    def run(config: VisionConfig, cell: Cell) -> None:
+        if cell.nproc > 1 or config.strategy in ("ddp", "fabric"):
+            launched(config, cell)
+        else:
+            assert train(config, world_from_environment(config), quiet=True).exit_status in (0, *cell.accepts)
+
+    monkeypatch.setattr(study_module, "_run", run)
+
+    def study(name: str, *words: str, ends: tuple[str, ...] = ("ok",)) -> pd.DataFrame:
+        files = {kind: tmp_path / f"s.{kind}" for kind in ("csv", "md", "png")}
+        given = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+        common = [
+            "--repeats",
+            "1",
+            "--epochs",
+            "1",
+            "--max-steps",
+            "6",
+            "--out",
+            str(tmp_path / "out"),
+            "--device",
+            "cpu",
+        ]
+        assert main(["lenet", name, *common, *given, *words]) == 0
+        assert files["png"].read_bytes().startswith(b"\x89PNG")
+        assert "text " in files["md"].read_text()
+        rows = pd.read_csv(files["csv"])
+        assert (rows.study == name).all()
+        assert set(rows.status) == set(ends)
+        assert (rows.n_test == 449).all()
+        return rows.set_index("variant")
+
+    return study

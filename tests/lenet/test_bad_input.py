@@ -21,9 +21,24 @@ CASES = {
     "rate": ([*TRAIN, "--lr", "nan"], "lr nan is out of range"),
     "workers": ([*TRAIN, "--num-workers", "2"], "the fast loader has no worker processes, in --num-workers"),
     "size": ([*TRAIN, "--image-size", "64"], "image_size 64 is out of range, in --image-size, use 28 or 32"),
-    "fp16 on a CPU": ([*TRAIN, "--precision", "fp16"], "fp16 needs a GPU, in --precision, use fp32 or bf16 on CPU"),
     "tf32 on a CPU": ([*TRAIN, "--precision", "tf32"], "tf32 needs a GPU of Ampere (8.0) or newer"),
     "no autocast": ([*TRAIN, "--no-amp"], "fp32 has no autocast to leave out, in --no-amp"),
+    "adam in fp16": ([*TRAIN, "--precision", "fp16", "--no-amp"], "the second moments of adam underflow in fp16, in --no-amp"),
+    "loss scale of bf16": ([*TRAIN, "--precision", "bf16", "--loss-scale", "dynamic"], "with bf16: bf16 has fp32's range"),
+    "loss scale of fp32": ([*TRAIN, "--loss-scale", "none"], "pointless with fp32: nothing underflows, in --loss-scale"),
+    "loss scale": ([*TRAIN, "--precision", "fp16", "--loss-scale", "high"], "use dynamic, none, or a number of 1 to 16777216"),
+    "loss scale of 0": ([*TRAIN, "--precision", "fp16", "--loss-scale", "0"], "loss_scale '0' is neither a word nor a number"),
+    "nccl on a CPU": ([*TRAIN, "--nproc", "2", "--backend", "nccl"], "nccl needs CUDA devices, in --backend, use gloo"),
+    "backend of one": ([*TRAIN, "--backend", "gloo"], "one process needs no gloo, in --backend, leave it out"),
+    "backend": ([*TRAIN, "--backend", "mpi"], "'mpi'"),
+    "mode": (["lenet", "precision", "--modes", "fp32,bf61"], "unknown mode 'bf61', in --modes, did you mean 'bf16'?"),
+    "tf32 asked for": (["lenet", "precision", "--device", "cpu", "--modes", "tf32"], "tf32 needs a GPU of Ampere"),
+    "scale of a study": (["lenet", "precision", "--loss-scale", "-1"], "loss_scale '-1' is neither"),
+    "batches": (["lenet", "batch", "--per-rank", "16;32"], "'16;32' is no list of numbers, in --per-rank, use for"),
+    "no batch": (["lenet", "backend", "--per-rank", "0"], "'0' is no list of numbers, in --per-rank, use for example 32,128"),
+    "too large a batch": (["lenet", "batch", "--device", "cpu", "--per-rank", "700"], "expected at least one batch of 1400"),
+    "processes of batch": (["lenet", "batch", "--nproc", "0"], "nproc 0 is out of range, in --nproc, use 1 to 1024"),
+    "processes of backend": (["lenet", "backend", "--nproc", "1"], "nproc 1 is out of range, in --nproc, use 2 to 1024"),
     "what to download": ([*TRAIN, "--download"], "digits is not downloaded, in --download"),
     "data": ([*TRAIN, "--data", "nowhere"], "nowhere is no folder, in --data, give digits, mnist, cifar10 or a folder"),
     "data not there": ([*TRAIN, "--data", "cifar10"], "cifar10 is not there"),
@@ -119,6 +134,15 @@ def test_bf16_and_tf32_before_ampere(
     words = ["lenet", "train", "--precision"]
     assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5" in refused(capsys, folder, [*words, "bf16"])
     assert "tf32 needs a GPU of Ampere (8.0) or newer" in refused(capsys, folder, [*words, "tf32"])
+
+
+def test_more_processes_than_gpus(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for words in (["train", "--nproc", "2"], ["backend"]):
+        assert "2 processes need as many GPUs, 1 visible, in --nproc" in refused(capsys, folder, ["lenet", *words])
 
 
 def test_under_torchrun_only_rank_0_speaks(folder: Path) -> None:

@@ -2,58 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pandas as pd
 import pytest
 
-from gptscale.launchers.cli import main
-from gptscale.lenet import study as study_module
-from gptscale.lenet.config import VisionConfig
-from gptscale.lenet.plan import world_from_environment
-from gptscale.lenet.study import Cell, Column, not_significant, of, overlaps, table
-from gptscale.lenet.train import train
+from gptscale.lenet.study import Column, not_significant, of, overlaps, table
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    pytest.importorskip("sklearn")
-
-
-@pytest.fixture(autouse=True)
-def _alone_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that need no second process share this one: starting Python costs more than the few steps."""
-    launched = study_module._run
-
-    def run(config: VisionConfig, cell: Cell) -> None:
-        if cell.nproc > 1 or config.strategy in ("ddp", "fabric"):
-            launched(config, cell)
-        else:
-            assert train(config, world_from_environment(config), quiet=True).exit_status == 0
-
-    monkeypatch.setattr(study_module, "_run", run)
-
-
-def study(name: str, folder: Path, *words: str) -> pd.DataFrame:
-    """Run a study for a few steps; its rows by variant, after checking the files."""
-    files = {kind: folder / f"s.{kind}" for kind in ("csv", "md", "png")}
-    given = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
-    common = ["--repeats", "1", "--epochs", "1", "--max-steps", "6", "--out", str(folder / "out"), "--device", "cpu"]
-    assert main(["lenet", name, *common, *given, *words]) == 0
-    assert files["png"].read_bytes().startswith(b"\x89PNG")
-    assert "text " in files["md"].read_text()
-    rows = pd.read_csv(files["csv"])
-    assert (rows.study == name).all()
-    assert (rows.status == "ok").all()
-    assert (rows.n_test == 449).all()
-    return rows.set_index("variant")
-
-
-def test_strategies_compute_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
     """One process, and Fabric on one and two: one loss, as parity has it (test_training.py has DDP)."""
     pytest.importorskip("lightning_fabric")
-    rows = study("strategies", tmp_path, "--strategies", "single,fabric", "--batch-size", "16")
+    rows = study("strategies", "--strategies", "single,fabric", "--batch-size", "16")
     assert rows.world_size.to_dict() == {"single x1": 1, "fabric x1": 1, "fabric x2": 2}
     assert rows.strategy.tolist() == ["single", "fabric", "fabric"]
     for column in ("loss_first", "loss_last"):
@@ -62,9 +22,9 @@ def test_strategies_compute_the_same(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "dataparallel was not run" in capsys.readouterr().out
 
 
-def test_workers(tmp_path: Path) -> None:
+def test_workers(study: Callable[..., pd.DataFrame]) -> None:
     pytest.importorskip("torchvision")
-    rows = study("workers", tmp_path, "--workers", "0,2")
+    rows = study("workers", "--workers", "0,2")
     assert rows.index.tolist() == [
         "0 workers", "2 workers", "fast loader",
         "0 workers, not augmented", "2 workers, not augmented", "fast loader, not augmented",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 
@@ -172,6 +173,32 @@ def test_a_loss_that_is_none_stops_the_run_with_its_row(
     assert len(steps(ended)) == 5
     assert read_summary(tmp_path / "lenet.csv").status.tolist() == ["failed"]
     assert "lower --lr" in capsys.readouterr().err
+
+
+def test_a_run_whose_rank_0_is_killed_leaves_its_row(tmp_path: Path, idx_folder: Path) -> None:
+    """The launcher writes it, from what the run noted at its start."""
+    words = ["--nproc", "2", "--data", str(idx_folder), "--batch-size", "16", "--epochs", "100000", "--device", "cpu"]
+    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *words, "--out", str(tmp_path)]
+    launcher = subprocess.Popen(
+        [*command, "--run-name", "r", "--no-tensorboard", "--log-every", "1"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        steps_file, deadline = tmp_path / "runs" / "r" / "steps.csv", time.monotonic() + 60
+        while not (steps_file.exists() and steps_file.stat().st_size > 200) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (rank_0,) = (p for p in psutil.Process(launcher.pid).children() if p.environ()["RANK"] == "0")
+        rank_0.kill()
+        assert b"rank 0 was killed by SIGKILL" in launcher.communicate(timeout=30)[1]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 7
+    (row,) = read_summary(tmp_path / "lenet.csv").to_dict("records")
+    assert (row["run_id"], row["status"], row["model"], row["world_size"]) == ("r", "failed", "lenet", 2)
+    assert row["error"] == "ended with status 7 before it could leave its own row"
 
 
 def test_bf16_and_the_other_precisions(tmp_path: Path, idx_folder: Path) -> None:

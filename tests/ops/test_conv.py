@@ -228,7 +228,7 @@ def test_autocast_lowers_precision_as_conv2d_does(implementation):
 
 @needs_cpp
 def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
-    """Of what is ours: the convolution of few channels, the mask and the bias gradient."""
+    """Of what is ours: the convolution of few channels, its weight gradient, the mask and the bias gradient."""
     torch.manual_seed(0)
     before = torch.get_num_threads()
     try:
@@ -239,8 +239,8 @@ def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
             grad, found = torch.randn_like(y), []
             for threads in (1, 2, 2):
                 torch.set_num_threads(threads)
-                back = c.conv_bias_relu_backward(grad, y, x, weight, needs=(False, False, True))
-                found.append((c.conv_bias_relu_forward(x, weight, bias), back[2]))
+                back = c.conv_bias_relu_backward(grad, y, x, weight, needs=(False, True, True))
+                found.append((c.conv_bias_relu_forward(x, weight, bias), back[1], back[2]))
             assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
     finally:
         torch.set_num_threads(before)
@@ -277,6 +277,19 @@ int main() {
         pick(conv_bias_relu_rows)(c, padded.data(), weight.data(), bias.data(), y.data(), 0, images * c.out_height);
         for (float v : y)
             if (!(v >= 1.0f)) return 1;
+        int taps = int(c.channels * c.kernel_h * c.kernel_w);
+        std::vector<double> gradient(c.out_channels * taps);
+        pick(conv_weight_gradient)(c, padded.data(), y.data(), gradient.data(), 0, images);
+        int out = draw(int(c.out_channels)), tap = draw(taps), j = tap % int(c.kernel_w), i = tap / int(c.kernel_w);
+        double expected = 0;
+        for (int n = 0; n < images; ++n)
+            for (int oh = 0; oh < c.out_height; ++oh)
+                for (int ow = 0; ow < c.out_width; ++ow)
+                    expected += double(y[((n * c.out_channels + out) * c.out_height + oh) * c.out_width + ow]) *
+                                padded[((n * c.channels + i / c.kernel_h) * c.padded_height + oh * c.stride_h +
+                                        i % c.kernel_h * c.dilation_h) * c.pitch + c.tap[j] + ow];
+        double found = gradient[out * taps + tap];
+        if (!(found <= expected * 1.00001 && found >= expected * 0.99999)) return 2;
         for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16}) {
             int size = dtype == Dtype::f32 ? 4 : 2, planes = 1 + draw(5), length = 1 + draw(3000);
             std::vector<char> g(planes * length * size, 1), from(g.size(), 1), masked(g.size());

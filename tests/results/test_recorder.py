@@ -235,8 +235,8 @@ def test_full_disk_ends_the_events_but_not_the_run(
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        assert recorder._board is not None
-        monkeypatch.setattr(recorder._board._writer, "add_summary", full)
+        (board,) = recorder._boards
+        monkeypatch.setattr(board._writer, "add_summary", full)
         record(recorder, clock, range(3, 11))
     assert len(pd.read_csv(tmp_path / "steps.csv")) == 10
     assert capsys.readouterr().err.count("TensorBoard events end here") == 1

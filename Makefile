@@ -20,10 +20,10 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai prepare demo test lint types check clean
+.PHONY: help venv colossalai prepare demo test lint types check bench-check clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 venv: $(CHECKOUT)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
 
@@ -81,6 +81,11 @@ lint: venv
 types: venv
 	@rm -rf build/types && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/types .
 	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale
+
+# Ratios of one run on a CPU; a busy machine moves even those, so nothing else may run beside it.
+bench-check: venv  ## is our step still as much faster than the others as it was? (about 5 minutes on 2 quiet cores)
+	$(BIN)/gptscale bench model --device cpu --contenders single,single_gelu,handout,minimal_compiled --rounds 2 \
+		--floors results/measured/cpu-bench-model-floors.csv
 
 clean:  ## remove what was made, but for the environments
 	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

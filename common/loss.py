@@ -1,7 +1,7 @@
 """Cross entropy of a linear head, a block of rows at a time, so that the logits of a whole batch never exist.
 
 At (batch 8, seq 1024, vocabulary 50304) the fp32 logits alone take 1.5 GiB, and autograd's usual path holds several copies.
-Here a block's gradient is taken while its logits are still in cache, in the forward pass, as in Liger Kernel (Hsu et al.
+Here a block's gradient is taken in the forward pass, in the memory of its logits, as in Liger Kernel (Hsu et al.
 2024, arXiv 2410.10989): three matrix products per block, the same as the plain head, and no recomputation.
 """
 
@@ -14,8 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptscale.common.products import product
+
 IGNORE = -100  # a target that counts nothing, as in torch.nn.functional.cross_entropy
-LOGITS_BYTES = {"cpu": 2**27, "cuda": 2**30}  # fp32 logits alive at once; CPU: measured, see docs/LOG.md
+LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}  # fp32 logits alive at once; CPU: measured, see docs/bench_model.md
+SLICE_BYTES = 2**23  # CPU: of these, taken through the softmax at once, so that its passes find them in the cache
 
 
 class LinearCrossEntropy(nn.Module):
@@ -60,12 +63,35 @@ def linear_cross_entropy(
 def softmax_and_loss(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """From fp32 logits (rows, padded_vocab), overwritten: d loss / d logits (rows, padded_vocab), and the summed loss."""
     logits[:, vocab_size:] = -torch.inf
+    if logits.device.type == "cpu":
+        rows = max(1, SLICE_BYTES // (4 * logits.shape[1]))
+        slices = zip(logits.split(rows), targets.split(rows), strict=True)
+        return logits, torch.stack([_in_place(*some) for some in slices]).sum()
     counted = (targets != IGNORE).unsqueeze(1)
     column = targets.clamp_min(0).unsqueeze(1)
     log_probs = F.log_softmax(logits, dim=1)
     loss = -(log_probs.gather(1, column) * counted).sum()
     grad = log_probs.exp_().scatter_add_(1, column, log_probs.new_full((1, 1), -1.0).expand_as(column))
     return grad.mul_(counted), loss
+
+
+def _in_place(logits: Tensor, targets: Tensor) -> Tensor:
+    """The summed loss of a few rows, whose logits become their gradient."""
+    counted = (targets != IGNORE).unsqueeze(1)
+    column = targets.clamp_min(0).unsqueeze(1)
+    largest = logits.amax(1, keepdim=True)
+    below = largest - logits.gather(1, column)
+    probs = logits.sub_(largest).exp_()
+    sums = probs.sum(1, keepdim=True)
+    loss = ((sums.log() + below) * counted).sum()
+    probs.mul_(counted / sums).scatter_add_(1, column, -counted.to(probs.dtype))
+    return loss
+
+
+def rows_at_once(rows: int, table_rows: int, device_type: str) -> int:
+    """How many of `rows` make a block: as equal blocks as LOGITS_BYTES allows, since a short one multiplies slowly."""
+    most = max(1, LOGITS_BYTES[device_type] // (4 * table_rows))
+    return max(1, -(-rows // max(1, -(-rows // most))))
 
 
 def _loss_and_gradients(
@@ -79,21 +105,23 @@ def _loss_and_gradients(
     wanted: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The summed loss and, if `wanted`, its gradients in x and weight, block of rows by block of rows."""
-    rows = max(1, LOGITS_BYTES[x.device.type] // (4 * weight.shape[0]))
+    rows = rows_at_once(x.shape[0], weight.shape[0], x.device.type)
     x_cast, weight_cast = x.to(dtype), weight.to(dtype)
     grad_x = torch.empty_like(x) if wanted else None
-    grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wanted else None
+    grad_weight = torch.empty_like(weight, dtype=torch.float32) if wanted else None
     total = x.new_zeros((), dtype=torch.float32)
     for begin in range(0, x.shape[0], rows):
         part = slice(begin, begin + rows)
-        logits = (x_cast[part] @ weight_cast.t()).float()
+        logits = product(x_cast[part], weight_cast.t()).float()
         grad, loss = softmax(logits, targets[part], vocab_size)
         total += loss
         if grad_x is not None and grad_weight is not None:
             grad = grad.to(dtype)
-            grad_x[part] = grad @ weight_cast
+            grad_x[part] = product(grad, weight_cast)
             if dtype == torch.float32:
-                grad_weight.addmm_(grad.t(), x_cast[part])
+                grad_weight.addmm_(grad.t(), x_cast[part], beta=float(begin > 0))
+            elif begin == 0:
+                grad_weight.copy_(grad.t() @ x_cast[part])
             else:  # each block's product in the compute dtype, their sum in fp32
                 grad_weight += grad.t() @ x_cast[part]
     return total, grad_x, grad_weight.to(weight.dtype) if grad_weight is not None else None

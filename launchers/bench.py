@@ -116,13 +116,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_contender(contender: str, options: BenchOptions) -> dict[str, Any]:
-    """One turn of one contender, in its own process; its last line is the result."""
+    """One turn of one contender."""
     task = {**asdict(options), "csv": None, "md": None, "gpt": asdict(options.gpt()), "contender": contender}
-    command = [sys.executable, "-m", "gptscale.launchers.contenders", json.dumps(task)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=CONTENDER_TIMEOUT_S, check=False)
+    return run_worker("gptscale.launchers.contenders", task)
+
+
+def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
+    """Run `module` on a task in a process of its own; its last line is the result."""
+    command = [sys.executable, "-m", module, json.dumps(task)]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=CONTENDER_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        what = f"{task['contender']} took more than {CONTENDER_TIMEOUT_S:g} s"
+        raise GptscaleError(what, "in bench", "measure a smaller model or fewer steps") from None
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise GptscaleError(f"{contender} failed ({last[:200]})", "in bench", "see the requirements of that contender")
+        what = f"{task['contender']} failed ({last[:200]})"
+        raise GptscaleError(what, "in bench", "see the requirements of that contender")
     return dict(json.loads(ended.stdout.splitlines()[-1]))
 
 

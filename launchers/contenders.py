@@ -80,18 +80,22 @@ def handout(task: dict[str, Any]) -> Callable[[], object]:
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
     ids = random_batch(run).inputs
-    mask = torch.ones_like(ids)
 
     def step() -> None:
         optimizer.zero_grad()
         with autocast(run.config.precision, device):
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=not checkpointing)[0]
-            shifted, labels = logits[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
-            loss = F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1))
-        loss.backward()
+            loss = handout_loss(model, ids, use_cache=not checkpointing)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     return step
+
+
+def handout_loss(model: Any, ids: Tensor, *, use_cache: bool) -> Tensor:
+    """The exercise's forward and loss: a mask of ones, whole logits, and copies of them and of the ids, shifted by one."""
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=use_cache)[0]
+    shifted, labels = logits[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
+    return F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1))
 
 
 def single(task: dict[str, Any], compile: bool = False) -> Callable[[], object]:

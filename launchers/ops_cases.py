@@ -155,6 +155,12 @@ def conv_cases(dtypes: Sequence[str], device: torch.device) -> Iterator[Case]:
             flops = 2 * y.numel() * weight[0].numel()
             yield Case("conv_bias_relu", f"{what} forward", dtype, x.nbytes, moved, *forward, 1.0, False, flops)
             yield Case("conv_bias_relu", f"{what} both", dtype, x.nbytes, 3 * moved, *both, 1.0, False, 3 * flops)
+            if channels <= 3:  # a first layer: nobody asks for the gradient of the images
+                leaves = (weight, bias)
+                first = partial(_both, ours, leaves), partial(_both, partial(_relu, eager), leaves)
+                x.requires_grad_(False)
+                name = f"{what} first-layer both"
+                yield Case("conv_bias_relu", name, dtype, x.nbytes, 2 * moved, *first, 1.0, False, 2 * flops)
 
 
 def _relu(convolved: Callable[[], Tensor]) -> Tensor:

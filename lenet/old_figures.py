@@ -21,7 +21,7 @@ REPORT_A: dict[str, Any] = {
     ),
 }  # fmt: skip
 REPORT_B: dict[str, Any] = {
-    "name": "text B: RandomAffine, batch 32",
+    "name": "text B: RandomAffine",
     "accuracy": 99.19,
     "seconds": 73.16,
     "losses": (0.5223, 0.1826, 0.1362, 0.1165, 0.1025, 0.0902, 0.0861, 0.0791, 0.0785, 0.0720),

@@ -8,8 +8,9 @@ from gptscale.common.loss import IGNORE, linear_cross_entropy
 
 @pytest.fixture
 def problem(monkeypatch):
-    """100 rows in blocks of 30 (the last one shorter), 120 ids in a table of 128, every seventh target ignored."""
-    monkeypatch.setitem(loss_module.LOGITS_BYTES, "cpu", 4 * 128 * 30)
+    """100 rows in blocks of 34 (the last one shorter), slices of 10, 120 ids in a table of 128, each seventh target ignored."""
+    monkeypatch.setitem(loss_module.LOGITS_BYTES, "cpu", 4 * 128 * 40)
+    monkeypatch.setattr(loss_module, "SLICE_BYTES", 4 * 128 * 10)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(100, 16, generator=generator, dtype=torch.float64)
     weight = torch.randn(128, 16, generator=generator, dtype=torch.float64)
@@ -89,4 +90,4 @@ def test_never_holds_the_logits_of_the_batch(problem, monkeypatch):
 
     monkeypatch.setattr(loss_module, "softmax_and_loss", spy)
     linear_cross_entropy(x.float(), weight.float(), targets, 120)
-    assert [tuple(s) for s in seen] == [(30, 128)] * 3 + [(10, 128)]
+    assert [tuple(s) for s in seen] == [(34, 128)] * 2 + [(32, 128)]

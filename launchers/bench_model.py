@@ -1,0 +1,247 @@
+"""`gptscale bench model`: the package's step between what no step can beat and what one would use instead, in one run.
+
+Ceilings (the step's matrix products alone, copying), ours, the exercise's baseline, and a script written by hand run in turn,
+A B C A B C, each in a process of its own; medians over rounds are compared. All train one model from the same weights on the
+same batches, and the run ends with an error if their losses differ. docs/bench_model.md defines every figure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from gptscale.common.config import did_you_mean
+from gptscale.common.devices import supports_bf16
+from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.model_config import PRESETS, GPTConfig
+from gptscale.launchers.bench import CPU_SHAPE, run_worker
+from gptscale.launchers.options import parse
+
+WORKER = "gptscale.launchers.model_contenders"
+CEILINGS = "ceilings"
+OURS = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
+OTHERS = ("handout", "handout_best", "minimal", "minimal_compiled")
+WARMUP_STEPS = 3
+COMPARED_STEPS = 10  # rounding grows under AdamW: later losses of equal programs drift apart too
+# nats; two programs round bf16 products and sums in different places
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 3e-3}
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True)
+class ModelBenchOptions:
+    """The model, the work, and what to hold it to; on CUDA the defaults are 1.6b, bf16, batch 33, 2 rounds of 25 steps."""
+
+    model: str | None = None
+    """Preset; default 1.6b on CUDA, on a CPU hidden 384, 6 layers, 6 heads, sequence 256, vocabulary 50257."""
+    hidden: int | None = None
+    """Overrides the model's hidden size."""
+    layers: int | None = None
+    """Overrides its number of layers."""
+    heads: int | None = None
+    """Overrides its number of heads."""
+    seq_len: int | None = None
+    """Overrides its tokens per sequence."""
+    vocab_size: int | None = None
+    """Overrides its vocabulary."""
+    batch_size: int | None = None
+    """Sequences per step; default 8, on CUDA 33 (33 x 1024 rows are whole waves of an H200's 132 processors)."""
+    dtype: Literal["fp32", "bf16"] | None = None
+    """Of products; weights and optimizer state are fp32. Default fp32, on CUDA bf16."""
+    data: Literal["random", "text"] = "random"
+    """random ids, or text: Python's own standard library as bytes (a GPU draws another power on it)."""
+    contenders: str = "all"
+    """Names with commas between: single, single_gelu, single_compiled, single_gelu_compiled, handout, handout_best, minimal,
+    minimal_compiled."""
+    steps: int | None = None
+    """Timed steps of each turn; default 4, on CUDA 25."""
+    rounds: int | None = None
+    """Turns of each contender; default 3, on CUDA 2."""
+    threads: int = 2
+    """CPU threads."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA when it is there."""
+    scale: Literal["none", "seq", "layers"] = "none"
+    """Instead: ours at sequence 256 to 8192, or at 2 to 96 layers, each at the same number of tokens per step."""
+    floors: Path | None = None
+    """CSV of ratios (name,floor); exit status 1 if one of them is not reached."""
+    csv: Path | None = None
+    """File for all figures."""
+    png: Path | None = None
+    """File for the picture."""
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.model not in PRESETS:
+            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
+        high = {"steps": 10_000, "rounds": 100, "threads": 1024, "batch_size": 10**5, "layers": 10**4}
+        for name in ("hidden", "layers", "heads", "seq_len", "vocab_size", "batch_size", "steps", "rounds", "threads"):
+            value, most = getattr(self, name), high.get(name, 10**6)
+            if value is not None and not 1 <= value <= most:
+                option = f"in --{name.replace('_', '-')}"
+                raise ConfigError(f"{name} {value} is out of range", option, f"use 1 to {most}")
+        for word in self.names():
+            if word not in OURS + OTHERS:
+                raise ConfigError(f"unknown contender {word!r}", "in --contenders", did_you_mean(word, OURS + OTHERS))
+        for option, path in (("--csv", self.csv), ("--png", self.png)):
+            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+                raise ConfigError(f"{path} cannot be written", f"in {option}", "name a file in a folder that exists")
+
+    def names(self) -> list[str]:
+        """The contenders chosen, each once."""
+        return list(OURS + OTHERS) if self.contenders == "all" else list(dict.fromkeys(self.contenders.split(",")))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The options, resolved for a device: what every contender is told."""
+
+    gpt: GPTConfig
+    batch_size: int
+    precision: str
+    device: str
+    steps: int
+    rounds: int
+    threads: int
+    data: str
+    warmup_steps: int = WARMUP_STEPS
+
+    @property
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.batch_size * self.gpt.block_size
+
+    def task(self, contender: str, profile: bool = False) -> dict[str, Any]:
+        """What a worker of `contender` is told."""
+        return {**asdict(self), "contender": contender, "profile": profile, "activation_checkpointing": "none"}
+
+
+@dataclass
+class Found:
+    """One contender over all rounds.
+
+    times_s: of each step, a list per round. losses: of the first round. failure: why there is nothing; empty if there is.
+    """
+
+    name: str
+    times_s: list[list[float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    peak_gib: float = 0.0
+    gpu: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def steps_s(self) -> list[float]:
+        """All steps of all rounds."""
+        return [t for times in self.times_s for t in times]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.steps_s)
+
+    def take(self, result: dict[str, Any]) -> None:
+        """Add one turn."""
+        if result["status"] == "oom":
+            self.failure = OUT_OF_MEMORY
+            return
+        self.times_s.append(result["step_times_s"])
+        self.losses = self.losses or result["losses"]
+        self.peak_gib = max(self.peak_gib, result["peak_gib"])
+        self.gpu = result["gpu"]
+        self.parts = result.get("parts", {})
+
+
+def resolve(options: ModelBenchOptions) -> Bench:
+    """The options with this machine's defaults; ConfigError for what it cannot do."""
+    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
+    if cuda and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is visible", "in --device cuda", "use --device cpu")
+    preset = PRESETS[options.model] if options.model else PRESETS["1.6b"] if cuda else CPU_SHAPE
+    fields = {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "seq_len": "block_size"}
+    changes = {fields.get(o, o): v for o in (*fields, "vocab_size") if (v := getattr(options, o)) is not None}
+    precision = options.dtype or ("bf16" if cuda else "fp32")
+    if cuda and precision == "bf16" and not supports_bf16(torch.cuda.get_device_capability()):
+        raise ConfigError("bf16 needs Ampere or newer", "in --dtype", "use --dtype fp32")
+    if options.data == "text" and changes.get("vocab_size", preset.vocab_size) < 257:
+        raise ConfigError("text needs a vocabulary of 257", "in --vocab-size", "use --vocab-size 257 or --data random")
+    if any(name.startswith("handout") for name in options.names()) and not importlib.util.find_spec("transformers"):
+        fix = "pip install transformers, or --contenders single,single_compiled,minimal,minimal_compiled"
+        raise ConfigError("handout and handout_best need transformers", "in --contenders", fix)
+    return Bench(
+        gpt=dataclasses.replace(preset, **changes),
+        batch_size=options.batch_size or (33 if cuda else 8),
+        precision=precision,
+        device="cuda" if cuda else "cpu",
+        steps=options.steps or (25 if cuda else 4),
+        rounds=options.rounds or (2 if cuda else 3),
+        threads=options.threads,
+        data=options.data,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, check, print, write."""
+    about = "Our step, the exercise's, one written by hand, and what none can beat: in one run."
+    options = parse(ModelBenchOptions, argv, prog="gptscale bench model", about=about)
+    bench = resolve(options)
+    command = "gptscale bench model " + shlex.join(argv)
+    if options.scale != "none":
+        from gptscale.launchers.model_scale import scale
+
+        return scale(options, bench, command)
+    from gptscale.launchers.model_floors import check_floors, read_floors
+    from gptscale.launchers.model_report import Report
+
+    floors = read_floors(options.floors, options.names()) if options.floors else []
+    found, ceilings = measure(bench, options.names())
+    check_losses([f for f in found if not f.failure], LOSS_TOLERANCE[bench.precision])
+    report = Report(bench, found, ceilings, command)
+    report.show()
+    report.write(options.csv, options.png)
+    broken = any(f.failure not in ("", OUT_OF_MEMORY) for f in found)
+    return max(check_floors(report.ratios(), floors), int(broken))
+
+
+def measure(bench: Bench, names: Sequence[str]) -> tuple[list[Found], list[dict[str, Any]]]:
+    """All contenders and the ceilings, in turn; one that fails is told of, and not tried again."""
+    found, ceilings = [Found(name) for name in names], []
+    for turn in range(bench.rounds):
+        tell(f"round {turn + 1} of {bench.rounds}: {CEILINGS}")
+        ceilings.append(run_worker(WORKER, bench.task(CEILINGS)))
+        if ceilings[-1]["status"] == "oom":
+            raise GptscaleError("the matrix products alone do not fit", "on this device", "use a smaller --batch-size")
+        for contender in (f for f in found if not f.failure):
+            tell(f"round {turn + 1} of {bench.rounds}: {contender.name}")
+            profile = turn + 1 == bench.rounds and contender.name in OURS
+            try:
+                contender.take(run_worker(WORKER, bench.task(contender.name, profile)))
+            except GptscaleError as error:  # hours of other figures may depend on it; the exit status is 1
+                contender.failure = error.what
+                tell(f"gptscale: error: {error}")
+    return found, ceilings
+
+
+def check_losses(found: Sequence[Found], tolerance: float) -> None:
+    """GptscaleError unless all contenders had the same losses: a comparison of different work says nothing."""
+    for other in found[1:]:
+        pairs = zip(found[0].losses[:COMPARED_STEPS], other.losses[:COMPARED_STEPS], strict=True)
+        for step, (a, b) in enumerate(pairs, start=1):
+            if not abs(a - b) <= tolerance:  # NaN is no agreement
+                what = f"step {step} has loss {b:.6f} in {other.name} and {a:.6f} in {found[0].name}"
+                raise GptscaleError(
+                    f"{what}: more than {tolerance:g} apart", "in bench model", "compare equal work only"
+                )
+
+
+def tell(line: str) -> None:
+    """Progress, out of the way of the result."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,230 @@
+"""What `gptscale bench model` says: ratios, tables, CSV. docs/bench_model.md has the definitions."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from gptscale.common.devices import device_name, peak_tflops
+from gptscale.common.errors import GptscaleError
+from gptscale.common.flops import model_flops_per_token
+from gptscale.common.precision import DTYPES
+from gptscale.launchers.bench_model import OURS, Bench, Found
+from gptscale.launchers.model_ceilings import PARTS, floors, products, step_flops, step_seconds
+from gptscale.launchers.model_floors import SHARES
+
+
+class Report:
+    """The figures of one run. found: contenders with their times; ceilings: what model_ceilings measured in each round."""
+
+    def __init__(self, bench: Bench, found: Sequence[Found], ceilings: Sequence[dict[str, Any]], command: str) -> None:
+        self.bench, self.command = bench, command
+        self.found = [f for f in found if not f.failure]
+        self.failures = {f.name: f.failure for f in found if f.failure}
+        if not self.found:
+            what = "; ".join(f"{name}: {failure}" for name, failure in self.failures.items())
+            raise GptscaleError(f"no contender ran ({what})", "in bench model", "use a smaller --batch-size")
+        mine = [f for f in self.found if f.name in OURS]
+        self.ours = min(mine or self.found, key=lambda f: f.median_s)  # the fastest of ours is what ratios are to
+        self.products = median_products([c["products"] for c in ceilings])
+        self.copy_bytes_per_s = statistics.median(c["copy_bytes_per_s"] for c in ceilings)
+        self.gemm_by_round_s = [
+            [step_seconds(bench.gpt, bench.tokens, c["products"], route) for c in ceilings] for route in (None, "mm")
+        ]
+        self.gemm_s = step_seconds(bench.gpt, bench.tokens, self.products)
+        self.gemm_flops = step_flops(bench.gpt, bench.tokens)
+        self.flops = model_flops_per_token(bench.gpt, bench.gpt.block_size) * bench.tokens
+        self.device = device_name(torch.device(bench.device))
+
+    def ratios(self) -> dict[str, float]:
+        """What travels between machines, each the median over rounds of a ratio within one round.
+
+        share_of_gemm_rate: the model's operations per second in our step over those of the products alone, each by its faster
+        route; share_of_mm_rate: by torch.mm. over_NAME: the time of a step of that contender over that of ours.
+        """
+        ours = [statistics.median(times) for times in self.ours.times_s]
+        fastest, mm = (
+            statistics.median(gemm / step for gemm, step in zip(by_round, ours, strict=True))
+            for by_round in self.gemm_by_round_s
+        )
+        more = self.flops / self.gemm_flops  # attention counts in the model, the table's padding in the products
+        found = dict(zip(SHARES, (fastest * more, mm * more, fastest), strict=True))
+        for other in self.found:
+            by_round = [statistics.median(times) / our for times, our in zip(other.times_s, ours, strict=True)]
+            found[f"over_{other.name}"] = statistics.median(by_round)
+        return found
+
+    def parts(self, found: Found) -> dict[str, float]:
+        """Microseconds per token of each part, as its profile splits the median step (profiling itself takes time)."""
+        scale = found.median_s / sum(found.parts.values())
+        return {part: seconds * scale / self.bench.tokens * 1e6 for part, seconds in found.parts.items()}
+
+    def floors(self) -> dict[str, float]:
+        """Microseconds per token that each part cannot go below, at the rates measured in this run."""
+        measured = {"products": self.products, "copy_bytes_per_s": self.copy_bytes_per_s}
+        least = floors(self.bench.gpt, self.bench.tokens, measured, DTYPES[self.bench.precision])  # type: ignore[index]
+        return {part: seconds / self.bench.tokens * 1e6 for part, seconds in least.items()}
+
+    def row(self, found: Found) -> dict[str, Any]:
+        """A contender's figures."""
+        p10, median, p90 = np.quantile(found.steps_s, (0.1, 0.5, 0.9))
+        tflops, peak = self.flops / median / 1e12, peak_tflops(self.device, self.bench.precision)
+        return {
+            "kind": "contender",
+            "name": found.name,
+            "seconds": median,
+            "seconds_p10": p10,
+            "seconds_p90": p90,
+            "tokens_per_s": self.bench.tokens / median,
+            "tflops": tflops,
+            "of_gemm_rate": tflops / (self.gemm_flops / self.gemm_s / 1e12),
+            "mfu": None if peak is None else tflops / peak,
+            "peak_gib": found.peak_gib,
+            "over_ours": self.ratios()[f"over_{found.name}"],
+            "steps_timed": len(found.steps_s),
+            "loss_last": found.losses[-1],
+            **{k: v for k, v in found.gpu.items() if k != "name"},
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """Every figure, a row each; `kind` says what it is of."""
+        rows: list[dict[str, Any]] = [self.row(f) for f in self.found]
+        rows += [{"kind": "failed", "name": name, "failure": failure} for name, failure in self.failures.items()]
+        for p in products(self.bench.gpt, self.bench.tokens):
+            for route, each in self.products[f"{p.name} {p.how}"].items():
+                name = f"{p.name} {p.how} by {route}"
+                rows.append(
+                    {"kind": "product", "name": name, "seconds": each * p.per_step, "tflops": p.flops / each / 1e12}
+                )
+        for which, how in ((None, "each by its faster route"), ("mm", "mm")):
+            gemm_s = step_seconds(self.bench.gpt, self.bench.tokens, self.products, which)
+            total = {"kind": "ceiling", "name": f"matrix products, {how}", "seconds": gemm_s}
+            rows.append(total | {"tflops": self.gemm_flops / gemm_s / 1e12})
+        rows.append({"kind": "ceiling", "name": "copy", "gb_per_s": self.copy_bytes_per_s / 1e9})
+        least = self.floors()
+        for found in (f for f in self.found if f.parts):
+            for part, us in self.parts(found).items():
+                name = f"{found.name}: {part}"
+                rows.append({"kind": "part", "name": name, "us_per_token": us, "floor_us_per_token": least[part]})
+        rows += [{"kind": "ratio", "name": name, "ratio": value} for name, value in self.ratios().items()]
+        frame = pd.DataFrame(rows)
+        for name, value in self.circumstances().items():
+            frame[name] = value
+        return frame
+
+    def circumstances(self) -> dict[str, Any]:
+        """What all rows share."""
+        b, gpt = self.bench, self.bench.gpt
+        shape = {"hidden": gpt.n_embd, "layers": gpt.n_layer, "heads": gpt.n_head, "seq_len": gpt.block_size}
+        return {
+            **shape,
+            "vocab_size": gpt.vocab_size,
+            "batch_size": b.batch_size,
+            "dtype": b.precision,
+            "data": b.data,
+            "threads": b.threads,
+            "device": self.device,
+            "torch_version": torch.__version__,
+            "date": datetime.date.today().isoformat(),
+            "command": self.command,
+        }
+
+    def show(self) -> None:
+        """The tables."""
+        console = Console(width=None if Console().is_terminal else 125, highlight=False)
+        c = self.circumstances()
+        console.print(
+            f"{c['device']}, torch {c['torch_version']}, {c['threads']} threads, {c['dtype']}, {c['data']} tokens"
+        )
+        sizes = f"hidden {c['hidden']}, {c['layers']} layers, {c['heads']} heads, sequence {c['seq_len']}"
+        console.print(f"{sizes}, vocabulary {c['vocab_size']}, batch {c['batch_size']}\n")
+        console.print(self._products_table())
+        copy = f"copy {self.copy_bytes_per_s / 1e9:,.1f} GB/s"
+        rate = self.gemm_flops / self.gemm_s / 1e12
+        console.print(f"all products of a step {self.gemm_s * 1e3:,.1f} ms, {rate:.4g} TFLOP/s; {copy}\n")
+        console.print(self._contenders_table())
+        for name, failure in self.failures.items():
+            console.print(f"{name}: {failure}")
+        if self.ours.gpu:
+            console.print("GPU under load: " + ", ".join(f"{k} {v}" for k, v in self.ours.gpu.items()))
+        shares = self.ratios()
+        said = ", ".join(f"{name.replace('_', ' ')} {shares[name]:.1%}" for name in SHARES)
+        console.print(f"{self.ours.name}: {said}\n")
+        if self.ours.parts:
+            console.print(self._parts_table())
+
+    def _products_table(self) -> Table:
+        table = Table("TFLOP/s of", "forward", "grad-input", "grad-weight", box=None, pad_edge=False)
+        rates: dict[str, list[str]] = {}
+        for p in products(self.bench.gpt, self.bench.tokens):
+            by_route = self.products[f"{p.name} {p.how}"]
+            said = (f"{p.flops / each / 1e12:.4g} {route}" for route, each in by_route.items())
+            rates.setdefault(p.name, []).append(", ".join(said))
+        for name, cells in rates.items():
+            table.add_row(name, *cells)
+        return table
+
+    def _contenders_table(self) -> Table:
+        titles = (
+            "contender",
+            "step ms (p10-p90)",
+            "tokens/s",
+            "TFLOP/s",
+            "of GEMM rate",
+            "MFU",
+            "peak GiB",
+            "time / ours",
+        )
+        table = Table(*titles, box=None, pad_edge=False)
+        for row in map(self.row, self.found):
+            times = f"{row['seconds'] * 1e3:,.1f} ({row['seconds_p10'] * 1e3:,.1f}-{row['seconds_p90'] * 1e3:,.1f})"
+            table.add_row(
+                row["name"],
+                times,
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['tflops']:.4g}",
+                f"{row['of_gemm_rate']:.1%}",
+                "-" if row["mfu"] is None else f"{row['mfu']:.1%}",
+                f"{row['peak_gib']:.2f}",
+                f"{row['over_ours']:.3f}",
+            )
+        return table
+
+    def _parts_table(self) -> Table:
+        table = Table(
+            f"{self.ours.name}, us per token", "measured", "share", "floor", "above it", box=None, pad_edge=False
+        )
+        found, least = self.parts(self.ours), self.floors()
+        for part in (*PARTS, "all"):
+            us = sum(found.values()) if part == "all" else found[part]
+            low = sum(least.values()) if part == "all" else least[part]
+            table.add_row(part, f"{us:,.2f}", f"{us / sum(found.values()):.1%}", f"{low:,.2f}", f"{us - low:,.2f}")
+        return table
+
+    def write(self, table: Path | None, picture: Path | None) -> None:
+        """CSV and PNG, where asked for."""
+        if table:
+            self.frame().to_csv(table, index=False)
+            print(f"wrote {table}")
+        if picture:
+            from gptscale.launchers.model_picture import draw
+
+            draw(self, picture)
+            print(f"wrote {picture}")
+
+
+def median_products(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Seconds of each product by each route: medians over rounds."""
+    return {
+        name: {route: statistics.median(r[name][route] for r in rounds) for route in by_route}
+        for name, by_route in rounds[0].items()
+    }

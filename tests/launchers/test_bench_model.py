@@ -1,0 +1,348 @@
+"""`gptscale bench model` at shapes of milliseconds: that contenders do equal work, and that figures are what they say."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import types
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from torch.autograd import DeviceType
+
+from gptscale.common.errors import GptscaleError
+from gptscale.common.model_config import PRESETS, GPTConfig
+from gptscale.launchers import bench_model, model_ceilings, model_contenders, model_scale
+from gptscale.launchers.bench_model import Found, ModelBenchOptions, check_losses, resolve
+from gptscale.launchers.cli import main
+from gptscale.launchers.gpu_state import gpu_state
+from gptscale.launchers.model_report import Report
+from gptscale.launchers.waterfall import RANGES, part_of, ranges_around, where_time_goes, work
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=301)
+SHAPE = "--hidden 32 --layers 2 --heads 2 --seq-len 32 --vocab-size 301 --batch-size 2 --threads 1 --device cpu".split()
+WORDS = ["bench", "model", *SHAPE, "--steps", "3", "--rounds", "2"]
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Contenders as functions of this process: the same code without starting Python twelve times."""
+
+    def run_worker(module, task):
+        assert module == "gptscale.launchers.model_contenders"
+        return json.loads(json.dumps(model_contenders.main(json.loads(json.dumps(task)))))
+
+    for where in (bench_model, model_scale):
+        monkeypatch.setattr(where, "run_worker", run_worker)
+    monkeypatch.setattr(model_contenders, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(model_ceilings, "ROUND_S", 1e-4)
+    monkeypatch.setitem(model_ceilings.COPY_BYTES, "cpu", 2**20)
+    # the compiler's front end, without its back end's minutes of C++
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    yield run_worker
+    torch._dynamo.reset()
+
+
+def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_process, tmp_path, capsys):
+    pytest.importorskip("transformers")
+    files = {name: tmp_path / f"b.{name}" for name in ("csv", "png")}
+    assert main([*WORDS, *(word for name, file in files.items() for word in (f"--{name}", str(file)))]) == 0
+    frame = pd.read_csv(files["csv"])
+    contenders = frame[frame.kind == "contender"].set_index("name")
+    assert list(contenders.index) == [*bench_model.OURS, *bench_model.OTHERS]
+    assert (contenders.steps_timed == 6).all()
+    assert contenders.loss_last.max() - contenders.loss_last.min() < 1e-5
+    assert contenders.tokens_per_s.to_numpy() == pytest.approx((64 / contenders.seconds).to_numpy())
+    ratios = frame[frame.kind == "ratio"].set_index("name").ratio
+    assert contenders.over_ours.to_numpy() == pytest.approx([ratios[f"over_{name}"] for name in contenders.index])
+    mine = contenders.loc[list(bench_model.OURS)]
+    assert ratios[f"over_{mine.seconds.idxmin()}"] == 1
+    assert (frame[frame.kind.isin(["product", "ceiling"]) & (frame.name != "copy")].seconds > 0).all()
+    parts = frame[frame.kind == "part"].set_index("name")
+    for name in bench_model.OURS:
+        found = parts[parts.index.str.startswith(f"{name}: ")]
+        assert found.us_per_token.sum() == pytest.approx(mine.seconds[name] / 64 * 1e6)
+        assert (found.us_per_token[:5] > 0).all()  # every part but the gaps has work in it
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr().out
+    for word in ("all products of a step", "handout_best", "of GEMM rate", "matrix products", "gaps"):
+        assert word in said
+
+
+def test_as_a_user_types_it(tmp_path, monkeypatch):
+    """Two contenders, each in a process of its own, real text."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = ["--contenders", "single,minimal", "--data", "text", "--dtype", "bf16", "--csv", str(tmp_path / "b.csv")]
+    assert main(["bench", "model", *SHAPE, "--steps", "2", "--rounds", "1", *words]) == 0
+    frame = pd.read_csv(tmp_path / "b.csv")
+    assert frame[frame.kind == "contender"].name.tolist() == ["single", "minimal"]
+    assert (frame["dtype"] == "bf16").all()
+
+
+@pytest.mark.parametrize("fault", ["learning rate", "weights", "batches"])
+def test_other_work_is_refused(fault, in_process, monkeypatch, capsys):
+    make = model_contenders.OTHERS["minimal"]
+
+    def wrong(task):
+        step, engine = make(task)
+        if fault == "batches":
+            return model_contenders.Contender(
+                lambda b: step(type(b)(b.step, b.targets.clamp_min(0), b.targets)), engine
+            )
+        return model_contenders.Contender(step, engine)
+
+    monkeypatch.setitem(model_contenders.CONTENDERS, "minimal", wrong)
+    if fault == "learning rate":
+        original = model_contenders.make_step
+        monkeypatch.setattr(model_contenders, "make_step", lambda m, **o: original(m, **{**o, "lr": 1e-3}))
+    if fault == "weights":
+        monkeypatch.setattr(model_contenders, "take_weights", lambda model, gpt: None)
+    assert main([*WORDS, "--contenders", "single,minimal"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "in minimal and" in said
+    assert "more than 0.0001 apart, in bench model" in said
+
+
+def test_no_loss_is_not_the_same_loss():
+    a, b = Found("single", losses=[1.0, 2.0]), Found("minimal", losses=[1.0, float("nan")])
+    with pytest.raises(Exception, match="step 2 has loss nan in minimal"):
+        check_losses([a, b], 1e-4)
+
+
+def test_products_are_the_operations_of_a_step():
+    """Three for each matrix: 6 N_matmul operations per token, the table with its padding rows."""
+    rows, gpt = 64, TINY
+    flops = sum(p.per_step * p.flops for p in model_ceilings.products(gpt, rows))
+    assert flops == 6 * rows * (12 * gpt.n_layer * gpt.n_embd**2 + gpt.padded_vocab_size * gpt.n_embd)
+    for p in model_ceilings.products(gpt, rows):
+        calls = model_ceilings.routes(p, torch.float32, torch.device("cpu"))
+        assert calls["mm"]().shape == (p.m, p.n)
+        if "onednn" in calls:  # it computes the same, for a weight's gradient the transpose
+            found = calls["onednn"]()
+            torch.testing.assert_close(
+                found.t() if p.how == "grad-weight" else found, calls["mm"](), rtol=1e-4, atol=1e-4
+            )
+
+
+def test_floors_of_the_contractual_shape():
+    """Against docs/bench_model.md: 790 TFLOP/s and 4.3 TB/s make 11.8 us of products per token."""
+    gpt, rows = PRESETS["1.6b"], 33 * 1024
+    found = {f"{p.name} {p.how}": {"mm": p.flops / 790e12} for p in model_ceilings.products(gpt, rows)}
+    least = model_ceilings.floors(gpt, rows, {"products": found, "copy_bytes_per_s": 4.3e12}, torch.bfloat16)
+    us = {part: seconds / rows * 1e6 for part, seconds in least.items()}
+    assert us["matrix products"] == pytest.approx(11.82, abs=0.01)
+    assert us["attention"] == pytest.approx(0.60, abs=0.01)
+    assert us["elementwise"] == pytest.approx(1.29, abs=0.01)
+    assert us["loss"] == pytest.approx(0.047, abs=0.001)
+    assert us["optimizer"] == pytest.approx(0.343, abs=0.001)
+    assert tuple(us) == model_ceilings.PARTS
+
+
+NAMES = {
+    ("aten::addmm",): "matrix products",
+    ("aten::addmm_",): "matrix products",
+    ("aten::mm", "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"): "matrix products",
+    ("aten::linear", "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n"): "matrix products",
+    ("aten::_scaled_dot_product_flash_attention_for_cpu_backward",): "attention",
+    ("aten::_cudnn_attention_forward", "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma"): "attention",
+    ("aten::_fused_adamw_", "multi_tensor_apply_kernel"): "optimizer",
+    ("aten::native_layer_norm",): "elementwise",
+    ("triton_per_fused_native_layer_norm_3", "triton_per_fused_native_layer_norm_3"): "elementwise",
+    ("graph_0_cpp_fused_gelu_1",): "elementwise",
+    ("gptscale::gelu",): "elementwise",
+    ("mkldnn::_linear_pointwise",): "matrix products",
+    ("Memcpy HtoD", "Memcpy HtoD (Pinned -> Device)"): "elementwise",
+    ("autograd::engine::evaluate_function: AddmmBackward0",): None,
+    ("Torch-Compiled Region: 0/0",): None,
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_operators_and_kernels_by_name(names):
+    assert part_of(names, []) == NAMES[names]
+
+
+def test_ranges_decide_where_names_do_not():
+    for name, part in RANGES.items():
+        assert part_of(["aten::mul_"], [name]) == part
+        assert part_of(["vectorized", "vectorized_elementwise_kernel"], [name]) == part
+        assert part_of(["aten::mm"], [name]) == "matrix products"
+        assert part_of([name], []) is None  # what the host does between its operators
+
+
+def test_time_of_a_step_is_told_apart_and_adds_up():
+    a = torch.randn(400, 400)
+    parts = where_time_goes([lambda: a @ a] * 3, torch.device("cpu"))
+    assert tuple(parts) == model_ceilings.PARTS
+    assert parts["matrix products"] > 10 * parts["elementwise"]
+    assert parts["attention"] == parts["loss"] == parts["optimizer"] == 0
+    parts = where_time_goes([lambda: torch.exp(a)] * 3, torch.device("cpu"))
+    assert parts["elementwise"] > 0 == parts["matrix products"]
+
+
+def test_kernels_of_a_gpu_count_where_they_were_launched():
+    """A trace as CUDA leaves it: kernels hang at the operator that launched them, and come once more by themselves."""
+    loss = SimpleNamespace(name="gptscale bench: loss", cpu_parent=None)
+    gemm, softmax = SimpleNamespace(name="nvjet_x", duration=70.0), SimpleNamespace(name="cunn_SoftMax", duration=5.0)
+
+    def event(name, parent, *kernels, kind=DeviceType.CPU):
+        return SimpleNamespace(name=name, cpu_parent=parent, kernels=kernels, device_type=kind)
+
+    trace = [
+        event("aten::mm", loss, gemm),
+        event("aten::_log_softmax", loss, softmax),
+        event("nvjet_x", None, kind=DeviceType.CUDA),
+        event("aten::add", None, SimpleNamespace(name="vectorized_elementwise_kernel", duration=3.0)),
+    ]
+    found = list(work(trace, torch.device("cuda")))
+    assert found == [("matrix products", 70.0), ("loss", 5.0), ("elementwise", 3.0)]
+    assert ranges_around(trace[0]) == ["gptscale bench: loss"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "failure"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), 0, "out of memory"),
+        (ValueError("no such kernel"), 1, "minimal failed"),
+    ],
+)
+def test_a_contender_that_fails_is_a_row(error, status, failure, in_process, monkeypatch, tmp_path, capsys):
+    def fail(task):
+        raise error
+
+    def run_worker(module, task):  # as bench.run_worker tells a worker's end
+        try:
+            return in_process(module, task)
+        except ValueError as said:
+            raise GptscaleError(f"{task['contender']} failed ({said})", "in bench", "see it") from None
+
+    monkeypatch.setattr(bench_model, "run_worker", run_worker)
+    monkeypatch.setitem(model_contenders.CONTENDERS, "minimal", fail)
+    assert main([*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == status
+    frame = pd.read_csv(tmp_path / "b.csv")
+    assert frame[frame.kind == "failed"].name.tolist() == ["minimal"]
+    assert failure in frame[frame.kind == "failed"].failure.item()
+    assert f"minimal: {failure}" in capsys.readouterr().out
+
+
+def test_ratios_are_medians_over_rounds():
+    bench = resolve(ModelBenchOptions(device="cpu", rounds=3))
+    mine = Found("single", times_s=[[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]], losses=[1.0])
+    other = Found("handout", times_s=[[1.5, 1.5], [2.0, 2.0], [1.4, 1.4]], losses=[1.0])
+    names = [f"{p.name} {p.how}" for p in model_ceilings.products(bench.gpt, bench.tokens)]
+    ceilings = [  # 12 products in each of 6 layers, and 3 of the head
+        {"products": dict.fromkeys(names, {"mm": 0.9 / 75 * f, "onednn": 0.8 / 75 * f}), "copy_bytes_per_s": 1e9}
+        for f in (1, 2, 3)
+    ]
+    found = Report(bench, [mine, other], ceilings, "").ratios()
+    assert found["over_handout"] == pytest.approx(1.4)
+    assert found["gemm_time_over_step_time"] == pytest.approx(0.8)
+    assert found["share_of_gemm_rate"] == pytest.approx(0.8 * 183_032_064 / 179_601_408)
+    assert found["share_of_mm_rate"] == pytest.approx(0.9 * 183_032_064 / 179_601_408)
+
+
+@pytest.mark.parametrize(("floor", "status"), [("0.001", 0), ("1000", 1)])
+def test_floors(floor, status, in_process, tmp_path, capsys):
+    file = tmp_path / "floors.csv"
+    file.write_text(f"name,floor\nover_minimal,{floor}\nshare_of_gemm_rate,0.0001\n")
+    assert main([*WORDS, "--contenders", "single,minimal", "--floors", str(file)]) == status
+    said = capsys.readouterr().out
+    assert "share_of_gemm_rate" in said
+    assert said.count("NOT REACHED") == status
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "sizes"), [("seq", "seq_len", (8, 16, 32)), ("layers", "layers", (1, 2, 3))]
+)
+def test_scaling(kind, column, sizes, in_process, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(model_scale, {"seq": "SEQ_LENS", "layers": "LAYERS"}[kind], sizes)
+    words = ["--scale", kind, "--csv", str(tmp_path / "s.csv"), "--png", str(tmp_path / "s.png")]
+    assert main([*WORDS, *words]) == 0
+    frame = pd.read_csv(tmp_path / "s.csv")
+    assert tuple(frame[column]) == sizes
+    assert (frame.seq_len * frame.batch_size == 64).all()
+    assert frame.tokens_per_s.to_numpy() == pytest.approx((1e6 / frame.us_per_token).to_numpy())
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    assert "us per token = " in capsys.readouterr().out
+
+
+def test_fit_finds_the_line_and_leaves_out_what_did_not_run():
+    frame = pd.DataFrame({"seq_len": [256, 512, 1024, 2048], "status": ["ok", "ok", "ok", "oom"]})
+    frame["us_per_token"] = [10.256, 10.512, 11.024, None]
+    line = model_scale.fit(frame, "seq")
+    assert line == pytest.approx((10.0, 1e-3, 0.0), abs=1e-9)
+    assert model_scale.told(line, "seq") == "10.00 + 1.024 per 1024 positions"
+    assert model_scale.fit(frame[2:], "seq") is None
+
+
+def test_defaults_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    bench = resolve(ModelBenchOptions())
+    assert bench.gpt == PRESETS["1.6b"]
+    assert (bench.batch_size, bench.precision, bench.device) == (33, "bf16", "cuda")
+    assert bench.steps * bench.rounds >= 50
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(Exception, match="bf16 needs Ampere"):
+        resolve(ModelBenchOptions())
+
+
+def test_a_gpu_as_it_is_found(monkeypatch):
+    nvml = types.ModuleType("pynvml")
+    nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_TEMPERATURE_GPU = 1, 2, 0
+    nvml.nvmlInit = nvml.nvmlShutdown = lambda: None
+    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: {"GPU-u": "handle"}[uuid]
+    nvml.nvmlDeviceGetClockInfo = lambda handle, kind: {1: 1755, 2: 3201}[kind]
+    nvml.nvmlDeviceGetMaxClockInfo = lambda handle, kind: 1980
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 698_500
+    nvml.nvmlDeviceGetEnforcedPowerLimit = lambda handle: 700_000
+    nvml.nvmlDeviceGetTemperature = lambda handle, kind: 61
+    nvml.nvmlSystemGetDriverVersion = lambda: "575.1"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    found = gpu_state(torch.device("cuda"))
+    assert (found["name"], found["sm_clock_mhz"], found["memory_clock_mhz"]) == ("NVIDIA H200", 1755, 3201)
+    assert (found["power_w"], found["power_limit_w"], found["temperature_c"]) == (698.5, 700.0, 61)
+    assert gpu_state(torch.device("cpu")) == {}
+
+
+REFUSED = {
+    "model": (["--model", "1.7b"], "did you mean '1.6b'?"),
+    "contender": (["--contenders", "single,minimum"], "unknown contender 'minimum', in --contenders, did you mean 'minimal'?"),
+    "no contender": (["--contenders", ""], "unknown contender ''"),
+    "heads": (["--hidden", "100", "--heads", "3"], "n_embd 100 is not divisible by n_head 3, in the model"),
+    "steps": (["--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 10000"),
+    "batch": (["--batch-size", "-1"], "batch_size -1 is out of range, in --batch-size"),
+    "dtype": (["--dtype", "fp16"], "'fp16'"),
+    "option": (["--hiden", "32"], "did you mean '--hidden'?"),
+    "text": (["--data", "text", "--vocab-size", "256"], "text needs a vocabulary of 257, in --vocab-size"),
+    "no GPU": (["--device", "cuda"], "no CUDA device is visible, in --device cuda"),
+    "csv": (["--csv", "nowhere/b.csv"], "nowhere/b.csv cannot be written, in --csv"),
+    "floors missing": (["--floors", "nowhere.csv"], "nowhere.csv is no CSV with columns name and floor"),
+    "floors of a table": (["--floors", "f.csv", "--scale", "seq"], "a scaling table has no floors"),
+    "table of many": (["--scale", "seq", "--contenders", "single,minimal"], "a scaling table is of one contender"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_runs(case, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if case == "no GPU" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    words, message = REFUSED[case]
+    assert main(["bench", "model", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_floors_of_what_is_not_measured(tmp_path, capsys):
+    (tmp_path / "f.csv").write_text("name,floor\nover_handout,1.4\n")
+    words = ["--contenders", "single,minimal", "--floors", str(tmp_path / "f.csv")]
+    assert main(["bench", "model", *SHAPE, *words]) == 2
+    assert "no ratio 'over_handout' is measured" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from gptscale.lenet.old_figures import EXERCISE_ACCURACY, REPORT_A, REPORT_B
 from gptscale.lenet.plan import world_from_environment
 from gptscale.lenet.presets import preset
 from gptscale.lenet.results import SUMMARY_COLUMNS, read_summary
-from gptscale.lenet.study import check_files, markdown, show
+from gptscale.lenet.study import check_files, markdown, show, whole_numbers
 from gptscale.lenet.train import Outcome, train
 
 
@@ -58,10 +58,7 @@ class BaselineOptions:
     @property
     def numbers(self) -> list[int]:
         """The seeds."""
-        words = self.seeds.split(",")
-        if not all(word.isdecimal() for word in words):
-            raise ConfigError(f"{self.seeds!r} is no list of numbers", "in --seeds", "use for example 1,2,3")
-        return [int(word) for word in words]
+        return whole_numbers(self.seeds, "seeds", "1,2,3", least=0)
 
     @property
     def resolved_preset(self) -> str:

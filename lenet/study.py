@@ -59,10 +59,10 @@ class StudyOptions:
         check_files(self, ("csv", "md", "png"))
 
 
-def whole_numbers(text: str, option: str, example: str) -> list[int]:
-    """Positive numbers with commas between; ConfigError for anything else."""
+def whole_numbers(text: str, option: str, example: str, *, least: int = 1) -> list[int]:
+    """Whole numbers with commas between, none below `least`; ConfigError for anything else."""
     words = text.split(",")
-    if not all(word.isdecimal() and int(word) for word in words):
+    if not all(word.isdecimal() and int(word) >= least for word in words):
         raise ConfigError(f"{text!r} is no list of numbers", f"in --{option}", f"use for example {example}")
     return [int(word) for word in words]
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
 from gptscale.lenet.bars import draw_bars
 from gptscale.lenet.old_figures import AUGMENTATION_LOADS, WORKERS
@@ -20,6 +19,7 @@ from gptscale.lenet.study import (
     of,
     run_grid,
     table,
+    whole_numbers,
 )
 
 
@@ -35,10 +35,7 @@ class WorkersOptions(StudyOptions):
     @property
     def numbers(self) -> list[int]:
         """The numbers of workers."""
-        words = self.workers.split(",")
-        if not all(word.isdecimal() for word in words):
-            raise ConfigError(f"{self.workers!r} is no list of numbers", "in --workers", "use for example 0,2,4")
-        return [int(word) for word in words]
+        return whole_numbers(self.workers, "workers", "0,2,4", least=0)
 
 
 COLUMNS = (

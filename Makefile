@@ -6,6 +6,8 @@ STAMP = $(VENV)/.gptscale-pins-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 # An environment kept elsewhere may have served another checkout: the editable install must be of this one.
 CHECKOUT = $(VENV)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
 BIN = $(VENV)/bin
+# Through python: the script pip names its interpreter by a path, which an environment that was moved no longer has.
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # From a checkout the operators are compiled by `prepare`, into a cache that the next checkout finds again.
 export GPTSCALE_SKIP_KERNELS = 1
 # Colossal-AI wants an older torch and an older transformers: an environment of its own, which gptscale finds by its name.
@@ -13,7 +15,7 @@ COLOSSALAI = $(VENV)-colossalai
 COLOSSALAI_PINS = setup.cfg constraints/colossalai.txt
 COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat $(COLOSSALAI_PINS) | sha256sum | cut -c1-16)
 COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
-COLOSSALAI_PIP = $(COLOSSALAI)/bin/pip install --quiet --disable-pip-version-check -c constraints/colossalai.txt
+COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/colossalai.txt
 
 DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --lr 5e-4 --warmup-steps 10 --out demo
 
@@ -33,14 +35,14 @@ $(STAMP):
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
 	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt setuptools wheel torch numpy
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints/main.txt --no-build-isolation -e '.[dev]'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) -c constraints/main.txt setuptools wheel torch numpy
+	@$(PIP) -c constraints/main.txt --no-build-isolation -e '.[dev]'
 	@rm -f $(VENV)/.gptscale-*
 	@touch $@
 
 $(CHECKOUT): $(STAMP)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.gptscale-checkout-*
 	@touch $@
 
@@ -50,7 +52,7 @@ $(COLOSSALAI_STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' \
 		|| { echo "gptscale: Colossal-AI's torch 2.5.1 needs Python 3.10 to 3.12: make PYTHON=python3.11 ..."; exit 2; }
 	@echo "setting up $(COLOSSALAI): Colossal-AI and its PyTorch, about 6 GB, a few minutes"
-	@$(PYTHON) -m venv $(COLOSSALAI)
+	@$(PYTHON) -m venv --clear $(COLOSSALAI)
 	@$(COLOSSALAI_PIP) setuptools wheel torch numpy
 	@$(COLOSSALAI_PIP) --no-build-isolation -e '.[colossalai]' pytest pytest-timeout hypothesis
 	@rm -f $(COLOSSALAI)/.gptscale-*
@@ -79,7 +81,7 @@ lint: venv
 
 # A normal install: static checkers do not follow an editable one that maps folders to packages.
 types: venv
-	@rm -rf build/types && $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/types .
+	@rm -rf build/types && $(PIP) --no-deps --no-build-isolation --target build/types .
 	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale
 
 # Ratios of one run on a CPU; a busy machine moves even those, so nothing else may run beside it.

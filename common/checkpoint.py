@@ -15,6 +15,7 @@ import math
 import os
 import re
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from gptscale.common.distributed import gather_objects
 from gptscale.common.engine import Engine
-from gptscale.common.errors import CheckpointError
+from gptscale.common.errors import CheckpointError, GptscaleError
 from gptscale.common.state import Shard
 
 FORMAT_VERSION = 1
@@ -175,6 +176,25 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if not isinstance(entry, dict) or not re.fullmatch(r"rank-\d{5}-\d{4}\.safetensors", str(entry.get("file"))):
             raise CheckpointError("manifest.json names a file that is none of a checkpoint's", where, fix)
     return manifest
+
+
+def agreed(path: Path, check: Callable[[Reader], None], *, is_main: bool) -> Reader:
+    """The checkpoint that a run goes on from, the same on every rank: `path`, or the newest under it that verifies.
+
+    Rank 0 looks, and `check`s it; what either raises is raised on every rank. An explicit path was verified before the run.
+    """
+    found: str | GptscaleError | None = None
+    if is_main:
+        try:
+            reader = Reader(path) if (path / "manifest.json").exists() else newest_valid(path)
+            check(reader)
+            found = str(reader.path)
+        except GptscaleError as error:
+            found = error
+    found = gather_objects(found)[0]
+    if isinstance(found, GptscaleError):
+        raise found
+    return Reader(Path(str(found)))
 
 
 def newest_valid(folder: Path, say: Any = print) -> Reader:

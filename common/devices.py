@@ -7,6 +7,7 @@ sheets. fp32 is the ordinary rate, without TF32. What is not in the table has no
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 
@@ -65,3 +66,14 @@ def peak_tflops(name: str, precision: str) -> float | None:
 def supports_bf16(capability: tuple[int, int]) -> bool:
     """Whether a CUDA compute capability multiplies bf16 in hardware: Ampere (8.0) and newer."""
     return capability >= (8, 0)
+
+
+def nvml_handle(device: torch.device) -> Any:
+    """NVML's handle of a CUDA device, found by UUID: torch counts only the devices that CUDA_VISIBLE_DEVICES shows.
+
+    Raises pynvml.NVMLError where NVML cannot be asked.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

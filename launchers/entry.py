@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint import Reader, newest_valid
+from gptscale.common.checkpoint import agreed
 from gptscale.common.checkpoint_writer import save
 from gptscale.common.distributed import World, gather_objects, process_group
 from gptscale.common.engine import Engine
@@ -136,21 +136,7 @@ def resume(plan: Plan, engine: Engine) -> int:
         return 0
     if is_deepspeeds_own(plan.resume):
         return plan.recipe_config.load_own(engine, plan.resume)
-    found: str | GptscaleError | None = None
-    if plan.run.world.is_main:
-        try:
-            explicit = (plan.resume / "manifest.json").exists()
-            reader = (
-                Reader(plan.resume) if explicit else newest_valid(plan.resume)
-            )  # preflight verified an explicit one
-            check_same_work(reader, plan)
-            found = str(reader.path)
-        except GptscaleError as error:
-            found = error
-    found = gather_objects(found)[0]
-    if isinstance(found, GptscaleError):
-        raise found
-    reader = Reader(Path(str(found)))
+    reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.run.world.is_main)
     reader.load_into(engine)
     if plan.run.world.is_main:
         print(

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from gptscale.common.devices import nvml_handle
+
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
     """What the driver says now; empty on a CPU. Clocks in MHz, power in W, temperature in degrees C."""
@@ -13,19 +15,14 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
         return {}
     import pynvml
 
-    pynvml.nvmlInit()
-    try:
-        uuid = torch.cuda.get_device_properties(device).uuid
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")  # CUDA_VISIBLE_DEVICES renumbers, NVML does not
-        return {
-            "name": torch.cuda.get_device_name(device),
-            "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "sm_clock_max_mhz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
-            "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-            "driver": pynvml.nvmlSystemGetDriverVersion(),
-        }
-    finally:
-        pynvml.nvmlShutdown()
+    handle = nvml_handle(device)
+    return {
+        "name": torch.cuda.get_device_name(device),
+        "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "sm_clock_max_mhz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+        "power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+        "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "driver": pynvml.nvmlSystemGetDriverVersion(),
+    }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,13 +38,22 @@ def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc:
 def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> int:
     """Check, launch, wait; the run's exit status. A run whose rank 0 was killed gets its row from here."""
     plan_run(recipe, config, recipe_config, nproc)
-    config = dataclasses.replace(config, run_name=config.run_name or new_run_id(recipe))
-    summary, name = config.out / "summary.csv", str(config.run_name)
-    before = rows_of(summary, name)
-    status = launch(worker_command(recipe, config, recipe_config), nproc)
-    folder = config.out / "runs" / name
-    if status and (folder / "run.json").exists() and rows_of(summary, name) == before:
-        append_summary(config.out, failed_row(folder, f"ended with status {status} before it could leave its own row"))
+    name = config.run_name or new_run_id(recipe)
+    command = worker_command(recipe, dataclasses.replace(config, run_name=name), recipe_config)
+    return launch_with_row(command, nproc, config.out / "runs" / name, config.out / "summary.csv", append_summary)
+
+
+def launch_with_row(
+    command: Sequence[str], nproc: int, folder: Path, summary: Path, append: Callable[[Path, Mapping[str, Any]], Any]
+) -> int:
+    """Run `command` as `nproc` ranks; the exit status. If they left no row of the run in `summary`, `append` leaves it.
+
+    folder: the run's, named as the run, with what it noted at its start.
+    """
+    before = rows_of(summary, folder.name)
+    status = launch(command, nproc)
+    if status and (folder / "run.json").exists() and rows_of(summary, folder.name) == before:
+        append(summary.parent, failed_row(folder, f"ended with status {status} before it could leave its own row"))
     return status
 
 

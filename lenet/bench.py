@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,12 +22,11 @@ from rich.table import Table
 
 from gptscale.common.devices import device_name
 from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.launchers.bench import run_worker
 from gptscale.launchers.options import parse
 from gptscale.lenet.config import VisionConfig
 from gptscale.lenet.plan import make_plan, world_from_environment
 from gptscale.lenet.train import train
-
-TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -98,24 +96,28 @@ def main(argv: Sequence[str]) -> int:
 def run_contender(name: str, options: LenetBenchOptions, seed: int) -> dict[str, Any]:
     """One turn of one contender in its own process; its last line is the result."""
     batch_size, lr, schedule, workers = CONTENDERS[name]
-    task = {"data": options.data, "data_dir": str(options.data_dir.absolute()), "epochs": options.epochs, "lr": lr}
-    task |= {"threads": options.threads, "seed": seed, "batch_size": batch_size}
+    task = {
+        "contender": name,
+        "data": options.data,
+        "data_dir": str(options.data_dir.absolute()),
+        "epochs": options.epochs,
+        "lr": lr,
+        "threads": options.threads,
+        "seed": seed,
+        "batch_size": batch_size,
+    }
     if workers is None:
         task |= {"lr_schedule": schedule, "operators": "custom", "channels_last": False}
     else:
         task |= {"num_workers": workers}
     module = "gptscale.lenet.bench" if workers is None else "gptscale.lenet.plain"
-    command = [sys.executable, "-m", module, json.dumps(task)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise GptscaleError(f"{name} failed ({last[:200]})", "in lenet bench", "see the requirements of that contender")
-    return dict(json.loads(ended.stdout.splitlines()[-1]))
+    return run_worker(module, task)
 
 
 def ours(task: dict[str, Any]) -> dict[str, Any]:
     """The package's own run, in this process, with all it writes."""
     torch.set_num_threads(task.pop("threads"))
+    del task["contender"]
     with tempfile.TemporaryDirectory() as folder:
         config = VisionConfig(
             **task | {"data_dir": Path(task["data_dir"])}, out=Path(folder), device="cpu", study="bench"

@@ -29,7 +29,7 @@ from gptscale.lenet.config import VisionConfig
 from gptscale.lenet.models import Convolutions, build_model
 from gptscale.lenet.old_figures import FUSED
 from gptscale.lenet.plan import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.study import StudyOptions, markdown, show
+from gptscale.lenet.study import StudyOptions, finish
 from gptscale.lenet.train import TestSet
 from gptscale.ops import library
 
@@ -99,7 +99,9 @@ def main(argv: Sequence[str]) -> int:
         data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps, lr=options.lr,
         device=device_name(world.device), threads=torch.get_num_threads(), torch_version=torch.__version__,
     )  # fmt: skip
-    write(options, frame)
+    machine = f"{device_name(world.device)}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    note = f"{machine}; seconds of {plan.steps} steps"
+    finish("fused", options, frame, table(frame), [note], lambda path: draw(frame, path))
     return 0
 
 
@@ -185,24 +187,6 @@ def table(frame: pd.DataFrame) -> list[dict[str, str]]:
             | {"accuracy %": f"{accuracy:.2f}"}
         )
     return found
-
-
-def write(options: FusedOptions, frame: pd.DataFrame) -> None:
-    """The table on standard output, and the files."""
-    cells = table(frame)
-    show(cells)
-    note = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {torch.__version__}; seconds of {frame.steps[0]} steps"
-    print(f"note: {note}")
-    picture = options.png or options.out / "fused.png"
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    draw(frame, picture)
-    if options.csv:
-        frame.to_csv(options.csv, index=False)
-    if options.md:
-        options.md.write_text(markdown(cells, [note]))
-    for path in (options.csv, options.md, picture):
-        if path:
-            print(f"wrote {path}")
 
 
 def draw(frame: pd.DataFrame, path: Path) -> None:

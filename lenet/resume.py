@@ -6,10 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from gptscale.common.checkpoint import Reader, newest_valid
+from gptscale.common.checkpoint import agreed
 from gptscale.common.checkpoint_writer import save
-from gptscale.common.distributed import gather_objects
-from gptscale.common.errors import GptscaleError
 from gptscale.lenet.engine import VisionEngine
 from gptscale.lenet.plan import VisionPlan, check_same_work
 from gptscale.lenet.recorder import Progressed, VisionRecorder
@@ -41,19 +39,7 @@ def resume(plan: VisionPlan, engine: VisionEngine) -> tuple[int, Progressed]:
     """Load the checkpoint that --resume means, the same on every rank; the step to go on from, and what is known of the past."""
     if plan.resume is None:
         return 0, Progressed()
-    found: str | GptscaleError | None = None
-    if plan.world.is_main:
-        try:
-            explicit = (plan.resume / "manifest.json").exists()
-            reader = Reader(plan.resume) if explicit else newest_valid(plan.resume)  # the plan verified an explicit one
-            check_same_work(reader, plan)
-            found = str(reader.path)
-        except GptscaleError as error:
-            found = error
-    found = gather_objects(found)[0]
-    if isinstance(found, GptscaleError):
-        raise found
-    reader = Reader(Path(str(found)))
+    reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.world.is_main)
     state: Any = engine
     reader.load_into(state)
     if plan.world.is_main:

@@ -16,6 +16,7 @@ import psutil
 import pynvml
 import torch
 
+from gptscale.common.devices import nvml_handle
 from gptscale.results.writer import warn
 
 INTERVAL_S = 0.1
@@ -115,9 +116,7 @@ def nvml_readers(device: torch.device) -> dict[str, Reader]:
     if device.type != "cuda":
         return {}
     try:
-        pynvml.nvmlInit()
-        # by UUID: the index of torch counts only the devices that CUDA_VISIBLE_DEVICES shows
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        handle = nvml_handle(device)
     except pynvml.NVMLError as error:
         warn(f"utilisation, memory in use and power of the GPU are not sampled (NVML: {error})")
         return {}

@@ -20,7 +20,7 @@ from rich.table import Table
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.lenet.config import VisionConfig, option_words
 from gptscale.lenet.plan import make_plan, world_of
-from gptscale.lenet.results import SUMMARY_COLUMNS, read_summary
+from gptscale.lenet.results import read_summary
 
 LOG_COLUMNS = 150  # where there is no terminal whose width could be asked
 RUN_TIMEOUT_S = 6 * 3600.0
@@ -238,10 +238,11 @@ def finish(
     for note in notes:
         print(f"note: {note}")
     if options.csv:
-        rows.to_csv(options.csv, index=False, columns=SUMMARY_COLUMNS)
+        rows.to_csv(options.csv, index=False)
     if options.md:
         options.md.write_text(markdown(cells, notes))
     picture = options.png or options.out / f"{study}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
     draw(picture)
     for path in (options.csv, options.md, picture):
         if path:

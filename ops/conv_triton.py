@@ -138,7 +138,7 @@ def conv_bias_relu(
 ) -> Tensor:
     """relu(x * w + b), in x's layout; fp32 in TF32 where PyTorch's convolutions may."""
     if x.dtype == torch.float64:  # for checking, not for speed: torch's own operations
-        from gptscale.ops.conv import python_conv_bias_relu
+        from gptscale.ops.conv_python import python_conv_bias_relu
 
         y = python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
         return y.contiguous(memory_format=memory_format(x))
@@ -206,12 +206,12 @@ def conv_bias_relu_backward(
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias; an empty tensor in place of one that is not needed."""
-    from gptscale.ops import conv
+    from gptscale.ops import conv_python
 
     geometry = (stride, padding, dilation, groups)
     if x.dtype == torch.float64:
-        return conv.python_conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
+        return conv_python.python_conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
     masked, to_bias = mask_and_sum(grad, y)
-    to_x, to_weight = conv.convolution_backward(masked, x, weight, geometry, needs[:2])
+    to_x, to_weight = conv_python.convolution_backward(masked, x, weight, geometry, needs[:2])
     none = grad.new_empty(0)
     return none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias if needs[2] else none

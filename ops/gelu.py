@@ -40,7 +40,6 @@ def gelu(x: Tensor, approximate: Approximate = "erf", implementation: str = "aut
     if implementation == "python":
         return _apply(GeluFunction, x, approximate)
     library.require(implementation, x.device)
-    library.ready()
     result: Tensor = torch.ops.gptscale.gelu(x, approximate)
     return result
 
@@ -56,7 +55,6 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: Approximate = "erf", impleme
     if implementation == "python":
         return _apply(BiasGeluFunction, x, bias, approximate)
     library.require(implementation, x.device)
-    library.ready()
     result: Tensor = torch.ops.gptscale.bias_gelu(x, bias, approximate)
     return result
 
@@ -201,15 +199,6 @@ def _fake_rows_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str)
     return torch.empty_like(x, memory_format=torch.contiguous_format), bias.new_empty(bias.shape)
 
 
-def _triton(name: str) -> Any:
-    def run(*args: Any) -> Any:
-        from gptscale.ops import gelu_triton
-
-        return getattr(gelu_triton, name)(*args)
-
-    return run
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *tensors, ctx.approximate = inputs
     ctx.save_for_backward(*tensors)
@@ -242,7 +231,7 @@ library.define(
     "gelu(Tensor x, str approximate) -> Tensor",
     fake=lambda x, approximate: torch.empty_like(x),
     python=lambda x, approximate: torch.empty_like(x).copy_(python_gelu(x, approximate)),
-    triton=_triton("gelu"),
+    triton="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_gelu_formula,
 )
@@ -250,7 +239,7 @@ library.define(
     "gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor",
     fake=lambda grad, x, approximate: torch.empty_like(x),
     python=lambda grad, x, approximate: torch.empty_like(x).copy_(python_gelu_backward(grad, x, approximate)),
-    triton=_triton("gelu_backward"),
+    triton="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_gelu_backward_formula,
 )
@@ -258,7 +247,7 @@ library.define(
     "bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor",
     fake=_fake_rows,
     python=lambda x, bias, approximate: python_bias_gelu(x.contiguous(), bias, approximate),
-    triton=_triton("bias_gelu"),
+    triton="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_bias_gelu_formula,
     autocast=lambda dtype, x, bias, approximate: (x, bias.to(x.dtype), approximate),
@@ -267,7 +256,7 @@ library.define(
     "bias_gelu_backward(Tensor grad, Tensor x, Tensor bias, str approximate) -> (Tensor, Tensor)",
     fake=_fake_rows_backward,
     python=lambda grad, x, bias, approximate: python_bias_gelu_backward(grad, x.contiguous(), bias, approximate),
-    triton=_triton("bias_gelu_backward"),
+    triton="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_bias_gelu_backward_formula,
 )

@@ -7,6 +7,7 @@ too. CUDA tensors go to the Triton kernel.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -36,7 +37,7 @@ def define(
     *,
     fake: Callable[..., Any],
     python: Callable[..., Any],
-    triton: Callable[..., Any],
+    triton: str,
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     autocast: Callable[..., tuple[Any, ...]] | None = None,
@@ -44,8 +45,9 @@ def define(
     """Register the operator `gptscale::<schema>`.
 
     fake: outputs of the right shape, dtype and strides, from fake inputs. python: the result by torch's own operations.
-    triton: the result on CUDA tensors; it may import Triton only when called. setup_context and backward: as for
-    torch.library.register_autograd, for use without C++; the C++ bindings register the same formulas for themselves.
+    triton: the module with a function of the operator's name, for CUDA tensors; imported when first called. setup_context and
+    backward: as for torch.library.register_autograd, for use without C++; the C++ bindings register the same formulas for
+    themselves.
     autocast: (dtype, *arguments) to the arguments that autocast should run it with.
     """
     name = schema[: schema.index("(")]
@@ -54,7 +56,14 @@ def define(
     if autocast is not None:
         for device in ("cpu", "cuda"):
             LIBRARY.impl(name, _under_autocast(name, device, autocast), "Autocast" + device.upper())
-    _OPERATORS.append(Operator(name, python, triton, setup_context, backward))
+    _OPERATORS.append(Operator(name, python, _when_called(triton, name), setup_context, backward))
+
+
+def _when_called(module: str, name: str) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args)  # Triton need not be there
+
+    return run
 
 
 def _under_autocast(name: str, device: str, cast: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
@@ -86,13 +95,17 @@ def _register() -> bool:
     return compiled
 
 
-def require(implementation: str, device: torch.device) -> None:
-    """ValueError unless `implementation` (auto, cpp or triton) is what the operators run with on `device`."""
+def require(implementation: str, device: torch.device, python: tuple[str, ...] = ("python",)) -> None:
+    """Make the operators callable; ValueError unless `implementation` (auto, cpp or triton) is what they run with on `device`.
+
+    python: the names of what is written in Python, which the caller has looked for already.
+    """
     if implementation not in ("auto", "cpp", "triton"):
-        raise ValueError(f"implementation: auto, python, cpp or triton expected, not {implementation!r}")
+        names = ", ".join(("auto", *python, "cpp", "triton"))
+        raise ValueError(f"implementation: one of {names} expected, not {implementation!r}")
     if implementation == "triton" and device.type != "cuda":
         raise ValueError(f"implementation: triton needs tensors on a CUDA device, not on {device}")
     if implementation == "cpp" and device.type != "cpu":
         raise ValueError(f"implementation: cpp needs tensors on the CPU, not on {device}")
-    if implementation == "cpp" and not ready():
+    if not ready() and implementation == "cpp":
         raise ValueError("implementation: the C++ operators are not compiled here; gptscale doctor says why")

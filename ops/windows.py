@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,16 @@ def windows_along(length: int, kernel: int, stride: int, padding: int, dilation:
         return room // stride + 1
     count = (room + stride - 1) // stride + 1
     return count - 1 if (count - 1) * stride >= length + padding else count
+
+
+def windows_over(
+    size: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool = False
+) -> Pair:
+    """Height and width of the output, from the last two sizes of input and kernel."""
+    return (
+        windows_along(size[-2], kernel[-2], stride[0], padding[0], dilation[0], ceil_mode),
+        windows_along(size[-1], kernel[-1], stride[1], padding[1], dilation[1], ceil_mode),
+    )
 
 
 def memory_format(x: Tensor) -> torch.memory_format:

@@ -423,7 +423,7 @@ def test_the_triton_kernels_under_its_interpreter():
     pytest.importorskip("triton")
     code = (
         f"CASES = {random_cases(12)!r}\n"
-        "import torch, torch.nn.functional as F; from gptscale.ops import conv as c, conv_triton as t\n"
+        "import torch, torch.nn.functional as F; from gptscale.ops import conv as c, conv_python as p, conv_triton as t\n"
         "torch.manual_seed(0)\n"
         "for xs, ws, g, last, n in CASES:\n"
         "    dtype = (torch.float32, torch.float16)[n % 2]; eps = torch.finfo(dtype).eps\n"
@@ -435,7 +435,7 @@ def test_the_triton_kernels_under_its_interpreter():
         "    assert y.stride() == c._fake(x.to('meta'), w, b, *g).stride()\n"
         "    grad = torch.randn(y.shape).to(dtype)\n"
         "    for u, v in zip(t.conv_bias_relu_backward(grad, y, x, w, *g, (True,) * 3),\n"
-        "                    c.python_conv_bias_relu_backward(grad, y, x, w, *g, (True,) * 3)):\n"
+        "                    p.python_conv_bias_relu_backward(grad, y, x, w, *g, (True,) * 3)):\n"
         "        torch.testing.assert_close(u, v, rtol=4 * eps, atol=4 * eps)\n"
         "for last in (False, True):\n"
         "    y = torch.randn(3, 150, 9, 31).bfloat16(); g = torch.randint(-4, 5, y.shape).bfloat16()\n"

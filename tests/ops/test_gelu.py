@@ -316,7 +316,7 @@ def test_bad_input_is_named(call, error, said, implementation):
 
 
 def test_an_implementation_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="implementation: auto, python, cpp or triton expected, not 'cuda'"):
+    with pytest.raises(ValueError, match="implementation: one of auto, python, cpp, triton expected, not 'cuda'"):
         g.gelu(torch.ones(2), "erf", "cuda")
     with pytest.raises(ValueError, match="implementation: triton needs tensors on a CUDA device, not on cpu"):
         g.gelu(torch.ones(2), "erf", "triton")

@@ -410,7 +410,7 @@ def test_the_triton_kernels_under_its_interpreter():
     """They run on a GPU only; Triton's interpreter runs the same source on CPU tensors (bf16 it rounds in its own way)."""
     pytest.importorskip("triton")
     code = (
-        "import random, torch; from gptscale.ops import max_pool as m, max_pool_triton as t\n"
+        "import random, torch; from gptscale.ops import max_pool_python as p, max_pool_triton as t\n"
         "draw = random.Random(0).randint; torch.manual_seed(0)\n"
         "for n in range(30):\n"
         "    k, s, d = ((draw(1, 3), draw(1, 3)) for _ in range(3)); p = tuple(draw(0, v // 2) for v in k)\n"
@@ -425,8 +425,8 @@ def test_the_triton_kernels_under_its_interpreter():
         "    assert torch.equal(b, B) and b.stride() == B.stride()\n"
         "assert t.max_pool2d(torch.empty(0, 2, 4, 4), (2, 2), (2, 2), (0, 0), (1, 1), False)[0].shape == (0, 2, 2, 2)\n"
     )
-    code = code.replace("draw =", "M = type('M', (), {'max_pool2d': m.python_max_pool2d, 'max_pool2d_backward': "
-                        "m.python_max_pool2d_backward}); draw =", 1)  # fmt: skip
+    code = code.replace("draw =", "M = type('M', (), {'max_pool2d': p.python_max_pool2d, 'max_pool2d_backward': "
+                        "p.python_max_pool2d_backward}); draw =", 1)  # fmt: skip
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
 

@@ -1,0 +1,148 @@
+"""Convolution + bias + ReLU and its derivatives by torch's own operations: the definition, for everything that has no kernel.
+
+ops/conv.py derives the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gptscale.ops.windows import Pair
+
+Needs = tuple[bool, bool, bool]
+
+
+def python_conv_bias_relu(
+    x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
+) -> Tensor:
+    """The definition."""
+    return F.conv2d(x, weight, bias, stride, padding, dilation, groups).relu_()
+
+
+def python_conv_bias_relu_backward(
+    grad: Tensor,
+    y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+    needs: Needs,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias; an empty tensor in place of one that is not needed."""
+    masked = masked_by(y, grad)
+    to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
+    to_bias = masked.sum((0, 2, 3)) if needs[2] else None
+    none = grad.new_empty(0)
+    return tuple(none if one is None else one for one in (to_x, to_weight, to_bias))  # type: ignore[return-value]
+
+
+def masked_by(y: Tensor, grad: Tensor) -> Tensor:
+    """`grad` where ReLU let y through."""
+    return torch.where(y <= 0, 0.0, grad)
+
+
+def convolution_backward(
+    masked: Tensor, x: Tensor, weight: Tensor, geometry: Any, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and weight, from the masked one: the library's, of the plain convolution."""
+    stride, padding, dilation, groups = geometry
+    if not any(needs):
+        return None, None
+    to_x, to_weight, _ = torch.ops.aten.convolution_backward(
+        masked, x, weight, None, stride, padding, dilation, False, (0, 0), groups, (*needs, False)
+    )
+    return to_x, to_weight
+
+
+def double_backward(
+    upstream: Sequence[Tensor | None], grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, geometry: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What the derivative of the backward gives grad, x and weight, from those of the gradients it returned.
+
+    The backward is linear in m and in x or weight: each of its parts is a convolution, and so is what comes back of it.
+    In torch's operations throughout, so differentiable further.
+    """
+    of_x, of_weight, of_bias = upstream
+    flow, to_x, to_weight = torch.zeros_like(grad), None, None
+    masked = masked_by(y, grad)
+    if of_x is not None:
+        flow = flow + F.conv2d(of_x, weight, None, *geometry)
+        to_weight = convolution_backward(masked, of_x, weight, geometry, (False, True))[1]
+    if of_weight is not None:
+        flow = flow + F.conv2d(x, of_weight, None, *geometry)
+        to_x = convolution_backward(masked, x, of_weight, geometry, (True, False))[0]
+    if of_bias is not None:
+        flow = flow + of_bias[:, None, None]
+    return masked_by(y, flow), to_x, to_weight
+
+
+def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """setup_context of the backward."""
+    *tensors, stride, padding, dilation, groups, ctx.needs = inputs
+    ctx.geometry = stride, padding, dilation, groups
+    ctx.save_for_backward(*tensors)
+
+
+def backward_formula(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
+    """Its backward: the second derivative."""
+    wanted = [one if needed else None for one, needed in zip(upstream, ctx.needs, strict=True)]
+    grad, y, x, weight = ctx.saved_tensors
+    to_grad, to_x, to_weight = double_backward(wanted, grad, y, x, weight, ctx.geometry)
+    return to_grad, None, to_x, to_weight, *[None] * 5
+
+
+class ConvBiasReluFunction(torch.autograd.Function):
+    """The operator with its derivative written by hand; that derivative is a Function too, and so has one itself."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
+    ) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, _, *ctx.geometry = inputs
+        ctx.save_for_backward(output, x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needs = tuple(ctx.needs_input_grad[:3])
+        function: Any = ConvBiasReluBackwardFunction
+        found = function.apply(grad, *ctx.saved_tensors, *ctx.geometry, needs)
+        return *(one if needed else None for one, needed in zip(found, needs, strict=True)), *[None] * 4
+
+
+class ConvBiasReluBackwardFunction(torch.autograd.Function):
+    """The gradients of x, weight and bias."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        y: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: int,
+        needs: Needs,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return python_conv_bias_relu_backward(grad, y, x, weight, stride, padding, dilation, groups, needs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+        save_backward(ctx, inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        return backward_formula(ctx, *upstream)

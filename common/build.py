@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from gptscale.common.activation_checkpointing import apply_activation_checkpointing, apply_compile
+from gptscale.common.attention import apply_attention
+from gptscale.common.float8 import apply_float8
 from gptscale.common.model import GPT, init_weights
 from gptscale.common.run import Run
 from gptscale.common.state import shard_of
@@ -19,13 +21,16 @@ M = TypeVar("M", bound=nn.Module)
 def meta_gpt(run: Run, under: AbstractContextManager[object] | None = None) -> GPT:
     """The run's GPT on the meta device (no memory), or as `under` makes its parameters, ready to be sharded.
 
-    Its activation checkpointing and compilation are in place.
+    Its products in float8, kernel of attention, activation checkpointing and compilation are in place.
     """
     with under or torch.device("meta"):
         model = GPT(run.gpt)
+    if run.config.precision == "fp8":
+        apply_float8(model.blocks)
+    apply_attention(model.blocks, run.config.attention)
     apply_activation_checkpointing(model.blocks, run.config.activation_checkpointing)
     if run.config.compile:
-        apply_compile(model.blocks)
+        apply_compile(model.blocks, run.config.compile_mode)
     return model
 
 

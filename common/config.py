@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gptscale.common.engine import Engine
     from gptscale.common.run import Run
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+OptimizerState = Literal["fp32", "bf16", "8bit"]
 RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # never a path, an option or a hidden file
 
 
@@ -58,9 +59,12 @@ class RunConfig:
     """Micro-batches per optimizer step; default solved from the other two."""
 
     precision: Precision = "fp32"
-    """fp32 | bf16 (autocast, fp32 weights and optimizer state) | fp16 (with a loss scaler, GPU only)."""
+    """fp32 | bf16 (autocast, fp32 weights and optimizer state) | fp16 (with a loss scaler, GPU only) | fp8 (bf16, and the
+    blocks' matrix products in float8; GPUs from compute capability 8.9, on a CPU emulated)."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """adamw, or plain sgd (no momentum) for parity of weights."""
+    optimizer_state: OptimizerState = "fp32"
+    """AdamW's moments: fp32 | bf16 | 8bit, 8, 4 or 2.03 bytes per parameter (docs/optimizer_state.md)."""
     lr: float | None = None
     """Peak learning rate; default the preset's."""
     lr_schedule: Literal["cosine", "constant"] = "cosine"
@@ -82,6 +86,10 @@ class RunConfig:
     """Recompute in backward: nothing, whole blocks, or all but matrix products and attention."""
     compile: bool = False
     """torch.compile every block."""
+    compile_mode: Literal["default", "max-autotune-no-cudagraphs", "max-autotune", "reduce-overhead"] = "default"
+    """Of --compile: default | max-autotune-no-cudagraphs (tries many) | reduce-overhead (CUDA graphs) | max-autotune (both)."""
+    attention: Literal["auto", "flash", "flash3", "cudnn", "efficient", "math"] = "auto"
+    """Its kernel: auto (torch's choice) | flash | flash3 (not part of torch) | cudnn | efficient | math; on CPU auto or math."""
     tp_size: int | None = None
     """Tensor-parallel ranks; default 1, or all that there are where a recipe's first axis is tp."""
     pp_size: int | None = None
@@ -129,6 +137,12 @@ class RunConfig:
                 f"bad run name {self.run_name!r}",
                 "in --run-name",
                 "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
+            )
+        if self.optimizer == "sgd" and self.optimizer_state != "fp32":
+            raise ConfigError(
+                f"sgd has no state to keep in {self.optimizer_state}",
+                "in --optimizer-state",
+                "leave it out, or use --optimizer adamw",
             )
         if self.resume == "auto" and self.run_name is None:
             raise ConfigError(

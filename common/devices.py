@@ -14,15 +14,15 @@ import torch
 # (words of the name that torch reports, {precision: dense TFLOP/s}); the first that are found in the name win.
 PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     # NVIDIA Blackwell architecture brief, 2024 (half of the sparse figures)
-    ("GB200", {"bf16": 2500.0, "fp16": 2500.0, "fp32": 80.0}),
-    ("B200", {"bf16": 2250.0, "fp16": 2250.0, "fp32": 75.0}),
+    ("GB200", {"fp8": 5000.0, "bf16": 2500.0, "fp16": 2500.0, "fp32": 80.0}),
+    ("B200", {"fp8": 4500.0, "bf16": 2250.0, "fp16": 2250.0, "fp32": 75.0}),
     # NVIDIA H200 / H100 tensor core GPU data sheets
-    ("H200 NVL", {"bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
-    ("H200", {"bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
-    ("H100 NVL", {"bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
-    ("H100 PCIe", {"bf16": 756.5, "fp16": 756.5, "fp32": 51.0}),
-    ("H100", {"bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
-    ("GH200", {"bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
+    ("H200 NVL", {"fp8": 1671.0, "bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
+    ("H200", {"fp8": 1979.0, "bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
+    ("H100 NVL", {"fp8": 1671.0, "bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
+    ("H100 PCIe", {"fp8": 1513.0, "bf16": 756.5, "fp16": 756.5, "fp32": 51.0}),
+    ("H100", {"fp8": 1979.0, "bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
+    ("GH200", {"fp8": 1979.0, "bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
     # NVIDIA Ampere data sheets; A10 and RTX rates with fp32 accumulation
     ("A100", {"bf16": 312.0, "fp16": 312.0, "fp32": 19.5}),
     ("A10G", {"bf16": 70.0, "fp16": 70.0, "fp32": 31.5}),
@@ -30,10 +30,10 @@ PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("RTX 3090 Ti", {"bf16": 80.0, "fp16": 80.0, "fp32": 40.0}),
     ("RTX 3090", {"bf16": 71.0, "fp16": 71.0, "fp32": 35.6}),
     # NVIDIA Ada data sheets
-    ("L40S", {"bf16": 362.0, "fp16": 362.0, "fp32": 91.6}),
-    ("L40", {"bf16": 181.0, "fp16": 181.0, "fp32": 90.5}),
-    ("L4", {"bf16": 121.0, "fp16": 121.0, "fp32": 30.3}),
-    ("RTX 4090", {"bf16": 165.2, "fp16": 165.2, "fp32": 82.6}),
+    ("L40S", {"fp8": 733.0, "bf16": 362.0, "fp16": 362.0, "fp32": 91.6}),
+    ("L40", {"fp8": 362.0, "bf16": 181.0, "fp16": 181.0, "fp32": 90.5}),
+    ("L4", {"fp8": 242.5, "bf16": 121.0, "fp16": 121.0, "fp32": 30.3}),
+    ("RTX 4090", {"fp8": 330.3, "bf16": 165.2, "fp16": 165.2, "fp32": 82.6}),
     # NVIDIA Turing and Volta data sheets; no bf16
     ("RTX 2080 Ti", {"fp16": 53.8, "fp32": 13.4}),
     ("T4", {"fp16": 65.0, "fp32": 8.1}),
@@ -66,6 +66,11 @@ def peak_tflops(name: str, precision: str) -> float | None:
 def supports_bf16(capability: tuple[int, int]) -> bool:
     """Whether a CUDA compute capability multiplies bf16 in hardware: Ampere (8.0) and newer."""
     return capability >= (8, 0)
+
+
+def supports_fp8(capability: tuple[int, int]) -> bool:
+    """Whether a compute capability multiplies e4m3 and e5m2 as NVIDIA encodes them: Ada (8.9) and newer, no AMD GPU."""
+    return torch.version.hip is None and capability >= (8, 9)
 
 
 def nvml_handle(device: torch.device) -> Any:

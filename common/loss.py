@@ -2,23 +2,25 @@
 
 At (batch 8, seq 1024, vocabulary 50304) the fp32 logits alone take 1.5 GiB, and autograd's usual path holds several copies.
 Here a block's gradient is taken in the forward pass, in the memory of its logits, as in Liger Kernel (Hsu et al.
-2024, arXiv 2410.10989): three matrix products per block, the same as the plain head, and no recomputation.
+2024, arXiv 2410.10989): three matrix products per block, the same as the plain head, and no recomputation. On CUDA a kernel of
+our own does it in the logits' own 16 bits (ops/cross_entropy_triton.py).
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptscale.common.products import product
 
 IGNORE = -100  # a target that counts nothing, as in torch.nn.functional.cross_entropy
-LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}  # fp32 logits alive at once; CPU: measured, see docs/bench_model.md
+LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}  # of a block, copies included; CPU: measured, see docs/bench_model.md
 SLICE_BYTES = 2**23  # CPU: of these, taken through the softmax at once, so that its passes find them in the cache
+TRITON = importlib.util.find_spec("triton") is not None
 
 
 class LinearCrossEntropy(nn.Module):
@@ -61,18 +63,28 @@ def linear_cross_entropy(
 
 
 def softmax_and_loss(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """From fp32 logits (rows, padded_vocab), overwritten: d loss / d logits (rows, padded_vocab), and the summed loss."""
+    """From logits (rows, padded_vocab), which may be overwritten: d loss / d logits of that shape, and the summed loss (fp32).
+
+    The gradient is in the logits' type where a kernel takes it in place, else in fp32.
+    """
+    if in_own_type(logits.device.type):
+        from gptscale.ops.cross_entropy_triton import cross_entropy_
+
+        return logits, cross_entropy_(logits, targets, vocab_size, IGNORE)
+    return softmax_and_loss_in_fp32(logits.float(), targets, vocab_size)
+
+
+def in_own_type(device_type: str) -> bool:
+    """Whether `softmax_and_loss` makes no copy of logits there."""
+    return device_type == "cuda" and TRITON
+
+
+def softmax_and_loss_in_fp32(logits: Tensor, targets: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """As `softmax_and_loss`, from fp32 logits, overwritten, by torch's own operations."""
     logits[:, vocab_size:] = -torch.inf
-    if logits.device.type == "cpu":
-        rows = max(1, SLICE_BYTES // (4 * logits.shape[1]))
-        slices = zip(logits.split(rows), targets.split(rows), strict=True)
-        return logits, torch.stack([_in_place(*some) for some in slices]).sum()
-    counted = (targets != IGNORE).unsqueeze(1)
-    column = targets.clamp_min(0).unsqueeze(1)
-    log_probs = F.log_softmax(logits, dim=1)
-    loss = -(log_probs.gather(1, column) * counted).sum()
-    grad = log_probs.exp_().scatter_add_(1, column, log_probs.new_full((1, 1), -1.0).expand_as(column))
-    return grad.mul_(counted), loss
+    rows = SLICE_BYTES // (4 * logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    slices = zip(logits.split(max(1, rows)), targets.split(max(1, rows)), strict=True)
+    return logits, torch.stack([_in_place(*some) for some in slices]).sum()
 
 
 def _in_place(logits: Tensor, targets: Tensor) -> Tensor:
@@ -88,10 +100,22 @@ def _in_place(logits: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-def rows_at_once(rows: int, table_rows: int, device_type: str) -> int:
-    """How many of `rows` make a block: as equal blocks as LOGITS_BYTES allows, since a short one multiplies slowly."""
-    most = max(1, LOGITS_BYTES[device_type] // (4 * table_rows))
+def rows_at_once(rows: int, table_rows: int, logit_bytes: int, device_type: str) -> int:
+    """How many of `rows` make a block: as equal blocks as LOGITS_BYTES allows, since a short one multiplies slowly.
+
+    logit_bytes: what is alive for each logit.
+    """
+    most = max(1, LOGITS_BYTES[device_type] // (logit_bytes * table_rows))
     return max(1, -(-rows // max(1, -(-rows // most))))
+
+
+def bytes_of_a_logit(dtype: torch.dtype, softmax: SoftmaxAndLoss, device_type: str) -> int:
+    """What is alive for each logit: itself, and, where it has 16 bits and `softmax` does not take it so, a copy in fp32."""
+    if device_type == "cpu":
+        return 4  # as measured in fp32
+    if dtype == torch.float32 or (softmax is softmax_and_loss and in_own_type(device_type)):
+        return dtype.itemsize
+    return dtype.itemsize + 4
 
 
 def _loss_and_gradients(
@@ -105,26 +129,35 @@ def _loss_and_gradients(
     wanted: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The summed loss and, if `wanted`, its gradients in x and weight, block of rows by block of rows."""
-    rows = rows_at_once(x.shape[0], weight.shape[0], x.device.type)
+    logit_bytes = bytes_of_a_logit(dtype, softmax, x.device.type)
+    rows = rows_at_once(x.shape[0], weight.shape[0], logit_bytes, x.device.type)
     x_cast, weight_cast = x.to(dtype), weight.to(dtype)
     grad_x = torch.empty_like(x) if wanted else None
     grad_weight = torch.empty_like(weight, dtype=torch.float32) if wanted else None
     total = x.new_zeros((), dtype=torch.float32)
     for begin in range(0, x.shape[0], rows):
         part = slice(begin, begin + rows)
-        logits = product(x_cast[part], weight_cast.t()).float()
-        grad, loss = softmax(logits, targets[part], vocab_size)
+        grad, loss = softmax(product(x_cast[part], weight_cast.t()), targets[part], vocab_size)
         total += loss
         if grad_x is not None and grad_weight is not None:
             grad = grad.to(dtype)
             grad_x[part] = product(grad, weight_cast)
-            if dtype == torch.float32:
-                grad_weight.addmm_(grad.t(), x_cast[part], beta=float(begin > 0))
-            elif begin == 0:
-                grad_weight.copy_(grad.t() @ x_cast[part])
-            else:  # each block's product in the compute dtype, their sum in fp32
-                grad_weight += grad.t() @ x_cast[part]
+            _add_product(grad_weight, grad.t(), x_cast[part], first=begin == 0)
+        del grad  # or the next block's logits would be made beside it
     return total, grad_x, grad_weight.to(weight.dtype) if grad_weight is not None else None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+    """total += a b, total being fp32; `first`: = instead."""
+    beta = 0.0 if first else 1.0
+    if a.dtype == torch.float32:
+        total.addmm_(a, b, beta=beta)
+    elif a.device.type == "cuda" and "dtype_out" in torch.ops.aten.addmm.overloads():  # not in torch 2.5
+        torch.addmm(total, a, b, out_dtype=torch.float32, beta=beta, out=total)  # type: ignore[call-overload]
+    elif first:
+        total.copy_(a @ b)
+    else:  # each block's product in the compute dtype, their sum in fp32
+        total += a @ b
 
 
 class _WithGradient(torch.autograd.Function):

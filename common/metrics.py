@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from gptscale.common.config import Precision
 from gptscale.common.flops import (
     handout_flops_per_token,
     hardware_flops_per_token,
@@ -51,7 +52,10 @@ def peak_memory(device: torch.device) -> Memory:
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed columns of a summary row; None where nothing was timed or a peak is unknown."""
+    """The speed columns of a summary row; None where nothing was timed or a peak is unknown.
+
+    From tflops_per_device to handout_tflops all are None in fp8, and the two fp8_ ones in every other precision.
+    """
 
     step_time_s_median: float | None = None
     step_time_s_p10: float | None = None
@@ -63,6 +67,8 @@ class Speed:
     mfu_palm: float | None = None
     hfu: float | None = None
     handout_tflops: float | None = None
+    fp8_tflops_per_device: float | None = None
+    fp8_mixed_utilisation: float | None = None
     data_wait_fraction: float | None = None
 
 
@@ -76,10 +82,13 @@ def speed(
     seq_len: int,
     activation_checkpointing: str,
     peak_tflops: float | None,
+    precision: Precision = "fp32",
+    bf16_peak_tflops: float | None = None,
 ) -> Speed:
     """Summarise timed steps. Rates come from the median step, so that one hiccup does not move them.
 
     tflops_per_device counts as `mfu` does; data_wait_fraction is the time waited for batches over all step time.
+    peak_tflops: the device's in `precision`; bf16_peak_tflops: in bf16, which only fp8 asks for.
     """
     if not step_times_s:
         return Speed()
@@ -94,16 +103,40 @@ def speed(
         return None if peak_tflops is None else tflops(flops_per_token) / peak_tflops
 
     model = model_flops_per_token(gpt, seq_len)
-    return Speed(
+    measured = Speed(
         step_time_s_median=median,
         step_time_s_p10=p10,
         step_time_s_p90=p90,
         tokens_per_s=tokens_per_s,
         tokens_per_s_per_device=per_device,
+        data_wait_fraction=sum(data_waits_s) / sum(step_times_s),
+    )
+    if precision == "fp8":
+        mixed = fp8_seconds_per_token(gpt, seq_len, peak_tflops, bf16_peak_tflops)
+        return replace(
+            measured,
+            fp8_tflops_per_device=tflops(model),
+            fp8_mixed_utilisation=None if mixed is None else mixed * per_device,
+        )
+    return replace(
+        measured,
         tflops_per_device=tflops(model),
         mfu=utilisation(model),
         mfu_palm=utilisation(palm_flops_per_token(gpt, seq_len)),
         hfu=utilisation(hardware_flops_per_token(gpt, seq_len, activation_checkpointing)),
         handout_tflops=tflops(handout_flops_per_token(gpt)),
-        data_wait_fraction=sum(data_waits_s) / sum(step_times_s),
     )
+
+
+def fp8_seconds_per_token(
+    gpt: GPTConfig, seq_len: int, fp8_peak_tflops: float | None, bf16_peak_tflops: float | None
+) -> float | None:
+    """Seconds that a token's operations take at both dense peaks: the blocks' products at fp8's, attention and head at bf16's.
+
+    The count is `model_flops_per_token`'s; None without both peaks.
+    """
+    if fp8_peak_tflops is None or bf16_peak_tflops is None:
+        return None
+    blocks = 6.0 * 12 * gpt.n_layer * gpt.n_embd**2
+    rest = model_flops_per_token(gpt, seq_len) - blocks
+    return (blocks / fp8_peak_tflops + rest / bf16_peak_tflops) / 1e12

@@ -10,23 +10,44 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gptscale.common.activations import activation_function
 from gptscale.common.loss import LinearCrossEntropy
 from gptscale.common.model_config import GPTConfig
 from gptscale.common.state import Shard
 
+# What attention's kernels want of head_dim there: cuDNN's takes nothing else, for others torch pads q, k and v each by itself.
+HEAD_DIM_MULTIPLE = {"cuda": 8}
+
+
+def causal_attention(qkv: Tensor, dropout: float = 0.0, multiple: int = 1) -> Tensor:
+    """Attention of (batch, seq, n_head, 3, head_dim), to (batch, seq, n_head * head_dim).
+
+    multiple: head_dim is padded to one of it with zeros, which add nothing to q k and come out of v as zeros, to be cut: exact.
+    The three are padded at once, where they lie side by side; under torch.compile that and the split are one kernel.
+    """
+    head_dim = qkv.shape[-1]
+    if head_dim % multiple:
+        qkv = F.pad(qkv, (0, -head_dim % multiple))
+    q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (batch, n_head, seq, head_dim) each
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=1 / math.sqrt(head_dim))
+    return y[..., :head_dim].transpose(1, 2).flatten(2)
+
 
 class Attention(nn.Module):
     """Causal multi-head self-attention; one matrix makes query, key and value.
 
     Its rows are (n_head, 3, head_dim): whatever cuts them into equal parts cuts between heads, and the code below serves a
-    part as it serves the whole.
+    part as it serves the whole. backend: the kernel that must compute it; None leaves the choice to torch.
     """
+
+    backend: SDPBackend | None = None
 
     def __init__(self, gpt: GPTConfig) -> None:
         super().__init__()
@@ -36,11 +57,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, n_embd) to the same."""
-        qkv = self.qkv(x)  # (batch, seq, 3 n_embd)
-        q, k, v = qkv.unflatten(2, (-1, 3, self.head_dim)).permute(3, 0, 2, 1, 4)  # (batch, n_head, seq, head_dim) each
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
-        y = self.proj(y.transpose(1, 2).flatten(2))
-        return F.dropout(y, self.dropout, self.training)
+        qkv = self.qkv(x).unflatten(2, (-1, 3, self.head_dim))  # (batch, seq, n_head, 3, head_dim)
+        with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
+            multiple = HEAD_DIM_MULTIPLE.get(x.device.type, 1)
+            y = causal_attention(qkv, self.dropout if self.training else 0.0, multiple)
+        return F.dropout(self.proj(y), self.dropout, self.training)
 
 
 class MLP(nn.Module):

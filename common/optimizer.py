@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from gptscale.common.compact_adamw import CompactAdamW
 from gptscale.common.config import RunConfig
 from gptscale.common.offload import Offload, StepMeter
 from gptscale.common.precision import LossScale
@@ -23,7 +24,7 @@ ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 
 
 class Optimizer:
-    """AdamW or SGD over named fp32 parameters, which may be DTensors.
+    """AdamW (moments in config.optimizer_state) or SGD over named fp32 parameters, which may be DTensors.
 
     shards: the processes that hold the other shards; None when every process holds all of every gradient. offloaded: the
     parameters were put into host memory, though the device is another, and this step is waited for there. copies: parameters
@@ -52,10 +53,12 @@ class Optimizer:
             self.torch: torch.optim.Optimizer = PlainSGD(groups, {"lr": config.peak_lr})
             self.state_keys: tuple[str, ...] = ()
         else:
-            betas = (config.beta1, config.beta2)
-            self.torch = torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, fused=True)
-            self.state_keys = ADAMW_STATE
-            self._create_state()
+            betas, self.state_keys = (config.beta1, config.beta2), ADAMW_STATE
+            if config.optimizer_state == "fp32":
+                self.torch = torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, fused=True)
+                self._create_state()
+            else:
+                self.torch = CompactAdamW(groups, lr=config.peak_lr, betas=betas, form=config.optimizer_state)
         self.meter = StepMeter(self.torch)
 
     def _create_state(self) -> None:
@@ -109,12 +112,21 @@ class Optimizer:
         return total.sqrt()
 
     def state(self) -> Iterator[Shard]:
-        """Weights, then the optimizer's tensors, as named boxes."""
+        """Weights, then AdamW's moments, as named boxes, all fp32.
+
+        A moment that is stored otherwise is live only until the next box is asked for: then what is in it is stored again.
+        """
         for name, p in self.parameters.items():
             yield shard_of(f"model/{name}", p)
         for name, p in self.parameters.items():
             for key in self.state_keys:
-                yield shard_of(f"adamw.{key}/{name}", self.torch.state[p][key])
+                box = f"adamw.{key}/{name}"
+                if isinstance(self.torch, CompactAdamW):
+                    moment = self.torch.moment(p, key)
+                    yield shard_of(box, p)._replace(tensor=moment)
+                    self.torch.set_moment(p, key, moment)
+                else:
+                    yield shard_of(box, self.torch.state[p][key])
 
     def counters(self) -> dict[str, float]:
         """Steps applied (skipped ones not counted), and the loss scale with its run of good steps."""
@@ -133,11 +145,16 @@ class Optimizer:
             self.loss_scale.value.fill_(counters["loss_scale"])
             self.loss_scale.good_steps.fill_(counters["loss_scale_good_steps"])
 
+    def nbytes(self) -> int:
+        """What weights and optimizer state take here, in bytes."""
+        tensors = [t for state in self.torch.state.values() for key, t in state.items() if key != "step"]
+        return sum(local(t).nbytes for t in (*self.parameters.values(), *tensors))
+
     def offload(self) -> Offload | None:
         """Weights and optimizer state when they are on the host and the work is not, as under fsdp_offload."""
         if not self.offloaded:
             return None
-        return Offload(cpu_bytes=sum(shard.tensor.nbytes for shard in self.state()), waits_s=tuple(self.waits_s))
+        return Offload(cpu_bytes=self.nbytes(), waits_s=tuple(self.waits_s))
 
     def close(self) -> None:
         """Nothing outlives the process."""

@@ -1,4 +1,7 @@
-"""What fp32, bf16 and fp16 mean here: weights and optimizer state stay fp32, products run in the named type."""
+"""What fp32, bf16, fp16 and fp8 mean here: weights and optimizer state stay fp32, products run in the named type.
+
+fp8 is bf16 but for the matrix products of the blocks, which common/float8.py makes.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,16 @@ import torch
 from torch import Tensor
 
 from gptscale.common.config import Precision
-from gptscale.common.devices import supports_bf16
+from gptscale.common.devices import supports_bf16, supports_fp8
 from gptscale.common.errors import ConfigError
 
-DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# What autocast, and a strategy that casts weights itself, compute in; in fp8 the blocks' products alone differ.
+DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 
 
 def check_precision(precision: Precision, device: torch.device) -> None:
@@ -25,6 +34,24 @@ def check_precision(precision: Precision, device: torch.device) -> None:
             raise ConfigError(
                 f"bf16 needs Ampere (8.0) or newer, not {name}", "in --precision", "use fp16, which scales its loss"
             )
+    if precision == "fp8":
+        _check_fp8(device)
+
+
+def _check_fp8(device: torch.device) -> None:
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if not supports_fp8(capability):
+            raise ConfigError(
+                f"fp8 needs an NVIDIA GPU of compute capability 8.9 (Ada, Hopper) or newer, this one has "
+                f"{capability[0]}.{capability[1]}",
+                "in --precision",
+                "use bf16",
+            )
+    elif not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"):  # added after torch 2.5
+        raise ConfigError(
+            f"torch {torch.__version__} has no float8 product for a CPU", "in --precision", "use torch 2.11, or bf16"
+        )
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:

@@ -70,7 +70,7 @@ def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
         "precision": c.precision,
         "clip_grad_norm": c.clip_grad_norm,
         "optimizer": c.optimizer,
-        "optimizer_state_precision": "fp32",
+        "optimizer_state_precision": c.optimizer_state,
         "lr": c.peak_lr,
         "lr_schedule": c.lr_schedule,
         "warmup_steps": c.warmup_steps,

@@ -74,7 +74,7 @@ def vocab_parallel_softmax_and_loss(
     logits: Tensor, targets: Tensor, vocab_size: int, *, begin: int, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor]:
     """As `softmax_and_loss`, for columns `begin` and following: logits (rows, their number), overwritten; loss of all."""
-    columns = logits.shape[1]
+    logits, columns = logits.float(), logits.shape[1]
     logits[:, max(0, vocab_size - begin) :] = -torch.inf
     largest = logits.amax(1)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)

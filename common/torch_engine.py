@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptscale.common.activation_checkpointing import CUDA_GRAPHS
 from gptscale.common.engine import Batch, StepResult
 from gptscale.common.loss import IGNORE
 from gptscale.common.precision import autocast
@@ -109,6 +110,7 @@ class TorchEngine(SteppedEngine):
 
         The two small exchanges of it, of token counts and of losses, run beside a forward and a backward.
         """
+        self._begin()
         seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
         self.model.train()
         micro_batches = self._micro_batches(batch)
@@ -136,11 +138,20 @@ class TorchEngine(SteppedEngine):
         self.model.eval()
         loss = torch.zeros((), device=batch.inputs.device)
         for inputs, targets in self._micro_batches(batch):
+            self._begin()
             with autocast(self.run.config.precision, inputs.device):
                 loss += self.model(inputs, targets)
         sums, reduced = self._all_reduce(torch.stack([loss, (batch.targets != IGNORE).sum().to(loss.dtype)]))
         reduced()
         return sums[0] / sums[1]
+
+    def _begin(self) -> None:
+        """Give CUDA graphs, if blocks are compiled to them, their memory back: whatever they returned before is done with.
+
+        Between micro-batches of a step it is not: gradients of weights, which are outputs of graphs, are still being summed.
+        """
+        if self.run.config.compile_mode in CUDA_GRAPHS:
+            torch.compiler.cudagraph_mark_step_begin()
 
     def _micro_batches(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         size = self.run.batch.micro_batch_size

@@ -6,9 +6,7 @@ median over rounds is compared. launchers/contenders.py holds what each of them 
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,16 +19,15 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from gptscale.common.config import Precision
 from gptscale.common.devices import device_name
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import ConfigError
 from gptscale.common.flops import model_flops_per_token
 from gptscale.common.model_config import PRESETS, GPTConfig
 from gptscale.launchers.options import parse
+from gptscale.launchers.worker import run_worker
 
 # The shape at which the exercise's baseline is compared on a CPU: small enough to run, with the real vocabulary.
 CPU_SHAPE = GPTConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=50257)
-CONTENDER_TIMEOUT_S = 1800.0
 
 BENCHES = {
     "handout": ("handout", "single", "single_compiled", "gemm"),
@@ -49,8 +46,8 @@ class BenchOptions:
     """Preset; default hidden 384, 6 layers, sequence 256, vocabulary 50257 for handout, tiny for the others."""
     batch_size: int = 8
     """Sequences per step."""
-    precision: Precision = "fp32"
-    """As in gptscale run."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """As in gptscale run, where the baseline has it too."""
     steps: int = 8
     """Timed steps of each round."""
     rounds: int = 3
@@ -119,21 +116,6 @@ def run_contender(contender: str, options: BenchOptions) -> dict[str, Any]:
     """One turn of one contender."""
     task = {**asdict(options), "csv": None, "md": None, "gpt": asdict(options.gpt()), "contender": contender}
     return run_worker("gptscale.launchers.contenders", task)
-
-
-def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
-    """Run `module` on a task in a process of its own; its last line is the result."""
-    command = [sys.executable, "-m", module, json.dumps(task)]
-    try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=CONTENDER_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        what = f"{task['contender']} took more than {CONTENDER_TIMEOUT_S:g} s"
-        raise GptscaleError(what, "in bench", "measure a smaller model or fewer steps") from None
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        what = f"{task['contender']} failed ({last[:200]})"
-        raise GptscaleError(what, "in bench", "see the requirements of that contender")
-    return dict(json.loads(ended.stdout.splitlines()[-1]))
 
 
 def figures(found: list[Measured], options: BenchOptions) -> pd.DataFrame:

@@ -23,17 +23,21 @@ from gptscale.common.config import did_you_mean
 from gptscale.common.devices import supports_bf16
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.model_config import PRESETS, GPTConfig
-from gptscale.launchers.bench import CPU_SHAPE, run_worker
+from gptscale.launchers.bench import CPU_SHAPE
 from gptscale.launchers.options import parse
+from gptscale.launchers.worker import run_worker
 
 WORKER = "gptscale.launchers.model_contenders"
 CEILINGS = "ceilings"
 OURS = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
+FP8 = "single_fp8"  # never the fastest of ours, whatever its time: its products are of another precision
+ON_CUDA = ("single_autotuned", "single_graphs", FP8)
 OTHERS = ("handout", "handout_best", "minimal", "minimal_compiled")
 WARMUP_STEPS = 3
 COMPARED_STEPS = 10  # rounding grows under AdamW: later losses of equal programs drift apart too
 # nats; two programs round bf16 products and sums in different places
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 3e-3}
+FP8_TOLERANCE = 3e-2  # float8 has 3 bits of mantissa, 2 in gradients
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -61,7 +65,7 @@ class ModelBenchOptions:
     """random ids, or text: Python's own standard library as bytes (a GPU draws another power on it)."""
     contenders: str = "all"
     """Names with commas between: single, single_gelu, single_compiled, single_gelu_compiled, handout, handout_best, minimal,
-    minimal_compiled."""
+    minimal_compiled; on CUDA also single_autotuned, single_graphs, single_fp8 (the last beside --dtype bf16)."""
     steps: int | None = None
     """Timed steps of each turn; default 4, on CUDA 25."""
     rounds: int | None = None
@@ -89,15 +93,19 @@ class ModelBenchOptions:
                 option = f"in --{name.replace('_', '-')}"
                 raise ConfigError(f"{name} {value} is out of range", option, f"use 1 to {most}")
         for word in self.names():
-            if word not in OURS + OTHERS:
-                raise ConfigError(f"unknown contender {word!r}", "in --contenders", did_you_mean(word, OURS + OTHERS))
+            if word not in OURS + ON_CUDA + OTHERS:
+                known = did_you_mean(word, OURS + ON_CUDA + OTHERS)
+                raise ConfigError(f"unknown contender {word!r}", "in --contenders", known)
         for option, path in (("--csv", self.csv), ("--png", self.png)):
             if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
                 raise ConfigError(f"{path} cannot be written", f"in {option}", "name a file in a folder that exists")
 
-    def names(self) -> list[str]:
-        """The contenders chosen, each once."""
-        return list(OURS + OTHERS) if self.contenders == "all" else list(dict.fromkeys(self.contenders.split(",")))
+    def names(self, bench: Bench | None = None) -> list[str]:
+        """The contenders chosen, each once; `all` are those that `bench` can have, without it those of every machine."""
+        if self.contenders != "all":
+            return list(dict.fromkeys(self.contenders.split(",")))
+        more = ON_CUDA if bench is not None and bench.device == "cuda" else ()
+        return [name for name in OURS + more + OTHERS if name != FP8 or (bench and bench.precision == "bf16")]
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,7 @@ def resolve(options: ModelBenchOptions) -> Bench:
     if any(name.startswith("handout") for name in options.names()) and not importlib.util.find_spec("transformers"):
         fix = "pip install transformers, or --contenders single,single_compiled,minimal,minimal_compiled"
         raise ConfigError("handout and handout_best need transformers", "in --contenders", fix)
+    _check_on_cuda(options.names(), cuda, precision)
     return Bench(
         gpt=dataclasses.replace(preset, **changes),
         batch_size=options.batch_size or (33 if cuda else 8),
@@ -186,6 +195,17 @@ def resolve(options: ModelBenchOptions) -> Bench:
         threads=options.threads,
         data=options.data,
     )
+
+
+def _check_on_cuda(names: Sequence[str], cuda: bool, precision: str) -> None:
+    """ConfigError for contenders that need CUDA elsewhere, and for fp8 without anything in bf16 to lay it beside."""
+    where = "in --contenders"
+    if not cuda and (needing := [name for name in names if name in ON_CUDA]):
+        raise ConfigError(f"{', '.join(needing)}: only on a CUDA device", where, "leave out what needs one")
+    if FP8 in names and precision != "bf16":
+        raise ConfigError(f"{FP8} is compared with bf16, not {precision}", where, "use --dtype bf16, or leave it out")
+    if list(names) == [FP8]:
+        raise ConfigError(f"{FP8} alone has nothing to be compared with", where, "use single_compiled,single_fp8")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -201,8 +221,9 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.launchers.model_floors import check_floors, read_floors
     from gptscale.launchers.model_report import Report
 
-    floors = read_floors(options.floors, options.names()) if options.floors else []
-    found, ceilings = measure(bench, options.names())
+    names = options.names(bench)
+    floors = read_floors(options.floors, names) if options.floors else []
+    found, ceilings = measure(bench, names)
     check_losses([f for f in found if not f.failure], LOSS_TOLERANCE[bench.precision])
     report = Report(bench, found, ceilings, command)
     report.show()
@@ -221,7 +242,7 @@ def measure(bench: Bench, names: Sequence[str]) -> tuple[list[Found], list[dict[
             raise GptscaleError("the matrix products alone do not fit", "on this device", "use a smaller --batch-size")
         for contender in (f for f in found if not f.failure):
             tell(f"round {turn + 1} of {bench.rounds}: {contender.name}")
-            profile = turn + 1 == bench.rounds and contender.name in OURS
+            profile = turn + 1 == bench.rounds and contender.name in OURS + ON_CUDA and contender.name != FP8
             try:
                 contender.take(run_worker(WORKER, bench.task(contender.name, profile)))
             except GptscaleError as error:  # hours of other figures may depend on it; the exit status is 1
@@ -232,14 +253,14 @@ def measure(bench: Bench, names: Sequence[str]) -> tuple[list[Found], list[dict[
 
 def check_losses(found: Sequence[Found], tolerance: float) -> None:
     """GptscaleError unless all contenders had the same losses: a comparison of different work says nothing."""
-    for other in found[1:]:
-        pairs = zip(found[0].losses[:COMPARED_STEPS], other.losses[:COMPARED_STEPS], strict=True)
+    ordered = sorted(found, key=lambda f: f.name == FP8)  # fp8 last, since it is no measure of the others
+    for other in ordered[1:]:
+        limit = FP8_TOLERANCE if other.name == FP8 else tolerance
+        pairs = zip(ordered[0].losses[:COMPARED_STEPS], other.losses[:COMPARED_STEPS], strict=True)
         for step, (a, b) in enumerate(pairs, start=1):
-            if not abs(a - b) <= tolerance:  # NaN is no agreement
-                what = f"step {step} has loss {b:.6f} in {other.name} and {a:.6f} in {found[0].name}"
-                raise GptscaleError(
-                    f"{what}: more than {tolerance:g} apart", "in bench model", "compare equal work only"
-                )
+            if not abs(a - b) <= limit:  # NaN is no agreement
+                what = f"step {step} has loss {b:.6f} in {other.name} and {a:.6f} in {ordered[0].name}"
+                raise GptscaleError(f"{what}: more than {limit:g} apart", "in bench model", "compare equal work only")
 
 
 def tell(line: str) -> None:

@@ -96,7 +96,7 @@ def tokenize(argv: Sequence[str]) -> int:
 
 
 def bench(argv: Sequence[str]) -> int:
-    """gptscale bench model|handout|loop|data|engines|ops: measurements against alternatives in the same run."""
+    """gptscale bench model|parts|memory|handout|loop|data|engines|ops: measurements against alternatives in the same run."""
     if argv and argv[0] == "engines":
         from gptscale.launchers.engines import main as engines
 
@@ -105,6 +105,14 @@ def bench(argv: Sequence[str]) -> int:
         from gptscale.launchers.bench_ops import main as ops
 
         return ops(argv[1:])
+    if argv and argv[0] == "parts":
+        from gptscale.launchers.bench_parts import main as parts
+
+        return parts(argv[1:])
+    if argv and argv[0] == "memory":
+        from gptscale.launchers.bench_memory import main as memory
+
+        return memory(argv[1:])
     if argv and argv[0] == "model":
         from gptscale.launchers.bench_model import main as model
 

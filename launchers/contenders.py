@@ -5,8 +5,6 @@ Run as `python -m gptscale.launchers.contenders TASK`, TASK being JSON; the last
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,6 +29,7 @@ from gptscale.common.precision import autocast
 from gptscale.common.run import Run
 from gptscale.common.tokens import open_source
 from gptscale.common.train import train
+from gptscale.launchers.worker import answer
 from gptscale.recipes.single import SingleConfig, build
 from gptscale.results.recorder import Recorder
 
@@ -241,4 +240,4 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    answer(main)

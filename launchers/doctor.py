@@ -147,7 +147,9 @@ def devices() -> list[dict[str, Any]]:
                 "memory_gib": properties.total_memory / 2**30,
                 "capability": f"{properties.major}.{properties.minor}",
             }
-        facts["peak_tflops"] = {p: peak for p in ("bf16", "fp16", "fp32") if (peak := peak_tflops(name, p)) is not None}
+        facts["peak_tflops"] = {
+            p: peak for p in ("fp8", "bf16", "fp16", "fp32") if (peak := peak_tflops(name, p)) is not None
+        }
         found.append(facts)
     return found
 

@@ -47,15 +47,15 @@ def launch(command: Sequence[str], nproc: int, *, environment: dict[str, str] | 
             list(command),
             env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         for rank in range(nproc)
     ]
     return _watch(ranks)
 
 
-def _die_with_parent() -> None:
-    """In the child, before exec: the kernel kills it when this launcher ends, however that happens."""
+def die_with_parent() -> None:
+    """In the child, before exec: the kernel kills it when its parent ends, however that happens."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

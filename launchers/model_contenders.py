@@ -7,8 +7,6 @@ feeds), everybody's AdamW has our betas and decay, and the gradient norm is take
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -39,6 +37,7 @@ from gptscale.launchers.entry import is_out_of_memory
 from gptscale.launchers.gpu_state import gpu_state
 from gptscale.launchers.minimal_gpt import MinimalGPT, make_step
 from gptscale.launchers.waterfall import annotate, where_time_goes
+from gptscale.launchers.worker import answer
 from gptscale.recipes.single import SingleConfig, build
 
 CLIP_NEVER = 1e6
@@ -63,13 +62,13 @@ class BatchesShiftedWithin(Batches):
         return batch
 
 
-def bench_run(task: dict[str, Any], compile: bool = False) -> Run:
-    """The task as a run of `single`."""
-    return the_run(task, device=task["device"], compile=compile, clip_grad_norm=CLIP_NEVER, lr=LR)
+def bench_run(task: dict[str, Any], **options: Any) -> Run:
+    """The task as a run of `single`, with more of its options."""
+    return the_run(task, device=task["device"], clip_grad_norm=CLIP_NEVER, lr=LR, **options)
 
 
-def ours(task: dict[str, Any], *, compile: bool = False, activation: str | None = None) -> Contender:
-    """The recipe `single` in a process set up as its worker is; its optimizer's guard and norm included.
+def ours(task: dict[str, Any], *, activation: str | None = None, **options: Any) -> Contender:
+    """The recipe `single` with these options, in a process set up as its worker is; its optimizer's guard and norm included.
 
     activation: another one of the same function, here our operators in place of PyTorch's.
     """
@@ -77,7 +76,7 @@ def ours(task: dict[str, Any], *, compile: bool = False, activation: str | None 
     if activation:
         task["gpt"]["activation"] = activation
     inductor.cpp.enable_kernel_profile = True  # or the profiler could not tell compiled kernels apart
-    engine = build(bench_run(task, compile), SingleConfig())
+    engine = build(bench_run(task, **options), SingleConfig())
     return Contender(lambda batch: engine.train_step(batch, LR).loss, engine)
 
 
@@ -178,7 +177,12 @@ OTHERS: dict[str, Callable[[dict[str, Any]], Contender]] = {
     "minimal": minimal,
     "minimal_compiled": partial(minimal, compile=True),
 }
-CONTENDERS = OURS | OTHERS
+ON_CUDA: dict[str, Callable[[dict[str, Any]], Contender]] = {
+    "single_autotuned": partial(ours, compile=True, compile_mode="max-autotune-no-cudagraphs"),
+    "single_graphs": partial(ours, compile=True, compile_mode="reduce-overhead"),
+    "single_fp8": partial(ours, compile=True, precision="fp8"),
+}
+CONTENDERS = OURS | ON_CUDA | OTHERS
 CEILINGS = "ceilings"
 
 
@@ -240,4 +244,4 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    answer(main)

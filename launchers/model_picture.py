@@ -11,7 +11,7 @@ matplotlib.use("Agg")  # files only: no display is needed, or touched
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from gptscale.launchers.bench_model import OURS
+from gptscale.launchers.bench_model import ON_CUDA, OURS
 
 if TYPE_CHECKING:
     from gptscale.launchers.model_report import Report
@@ -41,7 +41,7 @@ def contenders(axis: Axes, report: Report) -> None:
     rows = [report.row(found) for found in reversed(report.found)]
     tokens = report.bench.tokens
     for i, row in enumerate(rows):
-        axis.barh(i, row["tokens_per_s"], color=FLOOR if row["name"] in OURS else OTHER, height=0.6)
+        axis.barh(i, row["tokens_per_s"], color=FLOOR if row["name"] in OURS + ON_CUDA else OTHER, height=0.6)
         axis.plot([tokens / row["seconds_p90"], tokens / row["seconds_p10"]], [i, i], color="black", linewidth=1.5)
         axis.text(0, i + 0.33, f" {row['tokens_per_s']:,.0f}", va="bottom", fontsize=8)
     axis.axvline(tokens / report.gemm_s, color="black", linestyle="--", linewidth=1, label="matrix products alone")

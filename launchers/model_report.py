@@ -17,8 +17,9 @@ from rich.table import Table
 from gptscale.common.devices import device_name, peak_tflops
 from gptscale.common.errors import GptscaleError
 from gptscale.common.flops import model_flops_per_token
+from gptscale.common.metrics import fp8_seconds_per_token
 from gptscale.common.precision import DTYPES
-from gptscale.launchers.bench_model import OURS, Bench, Found
+from gptscale.launchers.bench_model import FP8, ON_CUDA, OURS, Bench, Found
 from gptscale.launchers.model_ceilings import PARTS, floors, products, step_flops, step_seconds
 from gptscale.launchers.model_floors import SHARES
 
@@ -30,11 +31,12 @@ class Report:
         self.bench, self.command = bench, command
         self.found = [f for f in found if not f.failure]
         self.failures = {f.name: f.failure for f in found if f.failure}
-        if not self.found:
+        measures = [f for f in self.found if f.name != FP8]
+        if not measures:
             what = "; ".join(f"{name}: {failure}" for name, failure in self.failures.items())
             raise GptscaleError(f"no contender ran ({what})", "in bench model", "use a smaller --batch-size")
-        mine = [f for f in self.found if f.name in OURS]
-        self.ours = min(mine or self.found, key=lambda f: f.median_s)  # the fastest of ours is what ratios are to
+        mine = [f for f in measures if f.name in OURS + ON_CUDA]
+        self.ours = min(mine or measures, key=lambda f: f.median_s)  # the fastest of ours is what ratios are to
         self.products = median_products([c["products"] for c in ceilings])
         self.copy_bytes_per_s = statistics.median(c["copy_bytes_per_s"] for c in ceilings)
         self.gemm_by_round_s = [
@@ -77,7 +79,6 @@ class Report:
     def row(self, found: Found) -> dict[str, Any]:
         """A contender's figures."""
         p10, median, p90 = np.quantile(found.steps_s, (0.1, 0.5, 0.9))
-        tflops, peak = self.flops / median / 1e12, peak_tflops(self.device, self.bench.precision)
         return {
             "kind": "contender",
             "name": found.name,
@@ -85,15 +86,29 @@ class Report:
             "seconds_p10": p10,
             "seconds_p90": p90,
             "tokens_per_s": self.bench.tokens / median,
-            "tflops": tflops,
-            "of_gemm_rate": tflops / (self.gemm_flops / self.gemm_s / 1e12),
-            "mfu": None if peak is None else tflops / peak,
+            **self.utilisation(found.name, median),
             "peak_gib": found.peak_gib,
             "over_ours": self.ratios()[f"over_{found.name}"],
             "steps_timed": len(found.steps_s),
             "loss_last": found.losses[-1],
             **{k: v for k, v in found.gpu.items() if k != "name"},
         }
+
+    def utilisation(self, name: str, step_s: float) -> dict[str, float | None]:
+        """TFLOP/s of the model's count, and what share that is of a peak; of fp8 in columns of its own, as in a run's results.
+
+        fp8_tflops: as if all were bf16. fp8_mixed_utilisation: the time that the operations take at the peaks of both precisions,
+        over the step's.
+        """
+        tflops = self.flops / step_s / 1e12
+        peak, fp8_peak = (peak_tflops(self.device, precision) for precision in (self.bench.precision, "fp8"))
+        found = dict.fromkeys(("tflops", "of_gemm_rate", "mfu", "fp8_tflops", "fp8_mixed_utilisation"))
+        if name == FP8:
+            token_s = fp8_seconds_per_token(self.bench.gpt, self.bench.gpt.block_size, fp8_peak, peak)
+            mixed = None if token_s is None else token_s * self.bench.tokens / step_s
+            return {**found, "fp8_tflops": tflops, "fp8_mixed_utilisation": mixed}
+        of_gemm_rate = tflops / (self.gemm_flops / self.gemm_s / 1e12)
+        return {**found, "tflops": tflops, "of_gemm_rate": of_gemm_rate, "mfu": None if peak is None else tflops / peak}
 
     def frame(self) -> pd.DataFrame:
         """Every figure, a row each; `kind` says what it is of."""
@@ -154,11 +169,16 @@ class Report:
         console.print(self._contenders_table())
         for name, failure in self.failures.items():
             console.print(f"{name}: {failure}")
+        for row in (self.row(f) for f in self.found if f.name == FP8):
+            mixed = said(row["fp8_mixed_utilisation"], ".1%")
+            console.print(
+                f"{FP8}: {row['fp8_tflops']:.4g} bf16-equivalent TFLOP/s, {mixed} of the mixed fp8 and bf16 peak"
+            )
         if self.ours.gpu:
             console.print("GPU under load: " + ", ".join(f"{k} {v}" for k, v in self.ours.gpu.items()))
         shares = self.ratios()
-        said = ", ".join(f"{name.replace('_', ' ')} {shares[name]:.1%}" for name in SHARES)
-        console.print(f"{self.ours.name}: {said}\n")
+        line = ", ".join(f"{name.replace('_', ' ')} {shares[name]:.1%}" for name in SHARES)
+        console.print(f"{self.ours.name}: {line}\n")
         if self.ours.parts:
             console.print(self._parts_table())
 
@@ -191,9 +211,9 @@ class Report:
                 row["name"],
                 times,
                 f"{row['tokens_per_s']:,.0f}",
-                f"{row['tflops']:.4g}",
-                f"{row['of_gemm_rate']:.1%}",
-                "-" if row["mfu"] is None else f"{row['mfu']:.1%}",
+                said(row["tflops"], ".4g"),
+                said(row["of_gemm_rate"], ".1%"),
+                said(row["mfu"], ".1%"),
                 f"{row['peak_gib']:.2f}",
                 f"{row['over_ours']:.3f}",
             )
@@ -220,6 +240,11 @@ class Report:
 
             draw(self, picture)
             print(f"wrote {picture}")
+
+
+def said(value: float | None, form: str) -> str:
+    """A figure, or a dash where there is none."""
+    return "-" if value is None else format(value, form)
 
 
 def median_products(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:

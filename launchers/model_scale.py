@@ -20,9 +20,9 @@ from rich.table import Table
 from gptscale.common.devices import device_name
 from gptscale.common.errors import ConfigError
 from gptscale.common.flops import model_flops_per_token
-from gptscale.launchers.bench import run_worker
 from gptscale.launchers.bench_model import CEILINGS, WARMUP_STEPS, WORKER, Bench, ModelBenchOptions, tell
 from gptscale.launchers.model_ceilings import step_flops, step_seconds
+from gptscale.launchers.worker import run_worker
 
 SEQ_LENS = (256, 512, 1024, 2048, 4096, 8192)
 LAYERS = (2, 4, 8, 16, 32, 64, 96)

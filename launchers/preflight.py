@@ -10,11 +10,15 @@ from pathlib import Path
 
 import torch
 
+from gptscale.common.activation_checkpointing import check_compile
+from gptscale.common.attention import check_attention
 from gptscale.common.batch import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.checkpoint import Reader, step_folders
+from gptscale.common.compact_adamw import MOMENT_BYTES
 from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.common.distributed import World
 from gptscale.common.errors import CheckpointError, ConfigError
+from gptscale.common.float8 import check_shapes, emulation
 from gptscale.common.flops import model_flops_per_token
 from gptscale.common.loader import Batches, split
 from gptscale.common.precision import check_precision
@@ -63,9 +67,16 @@ class Plan:
             f"compute  {gflop:.4f} GFLOP per token, {gflop * run.tokens_per_step / 1e3:,.3f} TFLOP per step",
             f"batch    {run.batch.describe()}; {run.tokens_per_step:,} tokens per step",
             f"data     {run.config.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
-            f"state    {16 * gpt.n_params / 2**30:,.2f} GiB of fp32 weights, gradients and AdamW state before any sharding",
+            f"state    {_state_bytes(run) / 2**30:,.2f} GiB of fp32 weights and gradients and {run.config.optimizer_state} AdamW "
+            "state before any sharding",
+            *emulation(run),
             *self.recipe_config.describe(run),
         ]
+
+
+def _state_bytes(run: Run) -> float:
+    """Weights and gradients, 4 bytes each, and what a parameter's two moments take."""
+    return (8 + MOMENT_BYTES[run.config.optimizer_state]) * run.gpt.n_params
 
 
 def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
@@ -77,6 +88,8 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
             f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
         )
     check_precision(config.precision, world.device)
+    check_attention(config, world.device)
+    check_compile(config, world.device)
     if config.wandb:
         check_wandb()
     unsupported.check(recipe, config, recipe_config)
@@ -84,6 +97,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         raise lacking
     batch = _batch_plan(config, recipe_config, world)
     run = Run(recipe, config, config.gpt(), batch, world)
+    check_shapes(run)
     _check_out(config)
     recipe_config.check(run)
     source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)

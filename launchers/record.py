@@ -21,6 +21,7 @@ import torch
 from gptscale.common.bubble import Bubble
 from gptscale.common.devices import device_name, peak_tflops
 from gptscale.common.distributed import gather_objects
+from gptscale.common.float8 import emulation
 from gptscale.common.metrics import Memory, peak_memory
 from gptscale.common.offload import Offload
 from gptscale.common.run import Run, workload, workload_hash
@@ -57,6 +58,8 @@ class RunRecord:
         if self.plan.run.world.is_main:
             self._stack.enter_context(run_directory(self.plan.run.config.out, self.run_id))
             write_json(self.folder / "run.json", run_json(self.plan, self.run_id))
+            for line in emulation(self.plan.run):
+                print(line, flush=True)
         gather_objects(None)  # the folder exists before any other rank goes on
         return self
 
@@ -154,6 +157,7 @@ def identity(plan: Plan, run_id: str) -> dict[str, Any]:
         "tokens_total": config.steps * run.tokens_per_step,
         "activation_checkpointing": config.activation_checkpointing,
         "compile": config.compile,
+        "optimizer_state": config.optimizer_state,
         "offload": plan.recipe_config.offload,
         "data": config.data,
         "seed": config.seed,
@@ -228,8 +232,13 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
     if row.get("tokens_per_s") is not None:
         speed = (
             f"{shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
-            f"p90 {_ms(row, 'p90')}), {shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
+            f"p90 {_ms(row, 'p90')}), "
         )
+        if row["precision"] == "fp8":
+            rate, share = shown("fp8_tflops_per_device", ".3f"), shown("fp8_mixed_utilisation", ".1%")
+            speed += f"fp8 {rate} TFLOP/s per device as bf16 counts, mixed peak {share}"
+        else:
+            speed += f"{shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
     also = ""
     if row.get("offload_cpu_gib") is not None:
         also = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "

@@ -34,7 +34,7 @@ NAMES = (
     ("attention", re.compile(r"scaled_dot_product|flash|fmha|attention|sdpa")),
     (
         "matrix products",
-        re.compile(r"^aten::_?(mm|addmm|bmm|baddbmm|linear|matmul)|gemm|cutlass|cublas|nvjet|xmma|mkl"),
+        re.compile(r"^aten::_?(mm|scaled_mm|addmm|bmm|baddbmm|linear|matmul)|gemm|cutlass|cublas|nvjet|xmma|mkl"),
     ),
     ("optimizer", re.compile(r"adam|multi_tensor|foreach")),
 )
@@ -108,8 +108,8 @@ def work(events: Sequence[Any], device: torch.device) -> Iterator[tuple[str, flo
 
 
 def ranges_around(event: Any) -> list[str]:
-    """Those of RANGES around an operator, the innermost first."""
-    found, parent = [], event.cpu_parent
+    """Those of RANGES around an operator, itself among them (a kernel that no operator launched hangs at it), innermost first."""
+    found, parent = [], event
     while parent is not None:
         if parent.name in RANGES:
             found.append(parent.name)

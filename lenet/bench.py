@@ -6,7 +6,6 @@ What is counted is the wall time of whole training epochs, loading and augmentat
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -22,8 +21,8 @@ from rich.table import Table
 
 from gptscale.common.devices import device_name
 from gptscale.common.errors import ConfigError, GptscaleError
-from gptscale.launchers.bench import run_worker
 from gptscale.launchers.options import parse
+from gptscale.launchers.worker import answer, run_worker
 from gptscale.lenet.config import VisionConfig
 from gptscale.lenet.plan import make_plan, world_from_environment
 from gptscale.lenet.train import train
@@ -187,4 +186,4 @@ def show(frame: pd.DataFrame, options: LenetBenchOptions) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(ours(json.loads(sys.argv[1]))))
+    answer(ours)

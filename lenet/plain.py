@@ -6,8 +6,6 @@ line printed is the result.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
+from gptscale.launchers.worker import answer
 from gptscale.lenet.sources import Part, open_data
 
 
@@ -80,4 +79,4 @@ def main(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(json.loads(sys.argv[1]))))
+    answer(main)

@@ -23,14 +23,49 @@ class Pair(NamedTuple):
     only_if: tuple[str, tuple[object, ...]] | None = None
 
 
+MOVING = (
+    "fsdp", "fsdp_offload", "zero1", "zero2", "zero3", "zero_offload", "zero_infinity", "fairscale_sdp", "fairscale_fsdp",
+    "tensor_parallel", "pipeline", "hybrid_3d", "accelerate_fsdp", "lightning_fabric",
+)  # fmt: skip
+ZERO = ("zero1", "zero2", "zero3", "zero_offload", "zero_infinity")
+LIBRARY_STEP = ("fairscale_sdp", "fairscale_fsdp", "accelerate_fsdp", "lightning_fabric")
+WHOLE = "use bf16, or fp8 with single, ddp, fsdp or fsdp_offload"
 COLOSSALAI = ("colossal_tensor", "colossal_pipeline", "colossal_gemini", "colossal_zero")
 UNSUPPORTED = (
     Pair(
-        ("fairscale_sdp", "fairscale_fsdp", "accelerate_fsdp", "lightning_fabric"),
+        LIBRARY_STEP,
         "precision",
         ("fp16",),
         "these libraries keep their loss scale to themselves, it could be neither saved nor compared",
         "use bf16, or fp16 with ddp, fsdp or zero1 to zero3",
+    ),
+    Pair(
+        (*ZERO, *LIBRARY_STEP, *COLOSSALAI),
+        "optimizer_state",
+        ("bf16", "8bit"),
+        "the optimizer is the library's own, or one that it takes apart, with fp32 state",
+        "use single, ddp, fsdp, fsdp_offload, tensor_parallel, pipeline or hybrid_3d",
+    ),
+    Pair(
+        ("zero1", "zero2", "zero3", "zero_offload", "zero_infinity"),
+        "precision",
+        ("fp8",),
+        "DeepSpeed makes and keeps its own copy of the weights, in fp32, bf16 or fp16",
+        WHOLE,
+    ),
+    Pair(
+        ("tensor_parallel", "hybrid_3d"),
+        "precision",
+        ("fp8",),
+        "a rank multiplies by a part of a matrix, and fp8 has one scale for the whole of it",
+        WHOLE,
+    ),
+    Pair(
+        ("pipeline", "fairscale_sdp", "fairscale_fsdp", "accelerate_fsdp", "lightning_fabric"),
+        "precision",
+        ("fp8",),
+        "its products in float8 have not been held to one process there",
+        WHOLE,
     ),
     Pair(
         ("zero3", "zero_infinity", "zero_offload"),
@@ -65,10 +100,31 @@ UNSUPPORTED = (
     ),
     Pair(
         COLOSSALAI,
+        "precision",
+        ("fp8",),
+        "the model is transformers' own, with transformers' products",
+        WHOLE,
+    ),
+    Pair(
+        COLOSSALAI,
         "compile",
         (True,),
         "Colossal-AI replaces methods of transformers' model, and its layers communicate inside them",
         "use tensor_parallel, pipeline or fsdp",
+    ),
+    Pair(
+        MOVING,
+        "compile_mode",
+        ("max-autotune", "reduce-overhead"),
+        "CUDA graphs replay at fixed addresses, and these engines gather, exchange or free what lies there between replays",
+        "use max-autotune-no-cudagraphs, or single or ddp",
+    ),
+    Pair(
+        COLOSSALAI,
+        "attention",
+        ("flash", "flash3", "cudnn", "efficient", "math"),
+        "the model is transformers' own, with transformers' attention",
+        "use auto",
     ),
     Pair(
         COLOSSALAI,

@@ -21,13 +21,13 @@ from gptscale.results.schema import NEW_SINCE_1, SUMMARY_COLUMNS
 # What makes two rows repeats of one configuration.
 CONFIGURATION = (
     "recipe engine engine_version world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps "
-    "activation_checkpointing compile offload device torch_version recipe_options"
+    "activation_checkpointing compile optimizer_state offload device torch_version recipe_options"
 ).split()
 # Columns whose difference explains a different workload_hash when no run.json is at hand.
-WORK = "model n_params seq_len vocab_size precision global_batch_size steps data seed".split()
+WORK = "model n_params seq_len vocab_size precision optimizer_state global_batch_size steps data seed".split()
 TEXT = (
-    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile offload "
-    "data device host torch_version git_commit workload_hash"
+    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile "
+    "optimizer_state offload data device host torch_version git_commit workload_hash"
 ).split()
 NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
 LOG_COLUMNS = 100  # where there is no terminal whose width could be asked
@@ -107,6 +107,7 @@ def _read(path: Path) -> pd.DataFrame:
         whole = io.StringIO(text[: text.rfind("\n") + 1])  # a last line without an end is still being written, or torn
         rows = pd.read_csv(whole, dtype=str, keep_default_na=False)
         rows = rows.assign(**{column: "" for column in NEW_SINCE_1 if column not in rows})
+        rows["optimizer_state"] = rows["optimizer_state"].replace("", "fp32")  # all that versions 1 to 3 had
         rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
         rows[TEXT] = rows[TEXT].map(lambda text: "".join(c if c.isprintable() else " " for c in text))
     except (ValueError, KeyError) as error:
@@ -145,6 +146,7 @@ def _name(row: Any) -> str:
     for axis in ("tp", "pp"):
         name += f" {axis}{row[f'{axis}_size']}" if row[f"{axis}_size"] > 1 else ""
     name += f" ac={row.activation_checkpointing}" if row.activation_checkpointing != "none" else ""
+    name += f" state={row.optimizer_state}" if row.optimizer_state != "fp32" else ""
     return name + (" compiled" if row["compile"] == "true" else "")
 
 

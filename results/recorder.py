@@ -81,7 +81,7 @@ class Recorder:
     ) -> None:
         self.run, self.folder, self.sequences, self.clock = run, folder, sequences, clock
         self.start_step = self.last_step = start_step
-        self.peak_tflops = peak_tflops(device_name(run.world.device), run.config.precision)
+        self.device = device_name(run.world.device)
         self.step_times_s: list[float] = []
         self.data_waits_s: list[float] = []
         self.loss_first: float | None = None
@@ -173,7 +173,9 @@ class Recorder:
             gpt=self.run.gpt,
             seq_len=self.run.seq_len,
             activation_checkpointing=self.run.config.activation_checkpointing,
-            peak_tflops=self.peak_tflops,
+            peak_tflops=peak_tflops(self.device, self.run.config.precision),
+            precision=self.run.config.precision,
+            bf16_peak_tflops=peak_tflops(self.device, "bf16"),
         )
 
     def _read_window(self) -> None:

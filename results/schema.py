@@ -6,19 +6,20 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 SUMMARY_COLUMNS = (
     "schema_version run_id timestamp status error recipe engine engine_version model n_params seq_len vocab_size precision "
     "world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps global_batch_size steps warmup_steps tokens_total "
-    "activation_checkpointing compile offload data seed loss_first loss_last step_time_s_median step_time_s_p10 "
-    "step_time_s_p90 tokens_per_s tokens_per_s_per_device tflops_per_device mfu mfu_palm hfu handout_tflops "
-    "peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction offload_cpu_gib offload_disk_gib "
-    "offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction bubble_fraction bubble_fraction_theory device "
-    "device_peak_tflops host torch_version git_commit workload_hash"
+    "activation_checkpointing compile optimizer_state offload data seed loss_first loss_last step_time_s_median "
+    "step_time_s_p10 step_time_s_p90 tokens_per_s tokens_per_s_per_device tflops_per_device mfu mfu_palm hfu "
+    "handout_tflops fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib "
+    "data_wait_fraction offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s "
+    "offload_wait_fraction bubble_fraction bubble_fraction_theory device device_peak_tflops host torch_version git_commit "
+    "workload_hash"
 ).split()
-# Version 1 lacks the first, version 2 the second.
-NEW_SINCE_1 = [column for column in SUMMARY_COLUMNS if column.startswith(("offload_", "bubble_"))]
+# Version 1 lacks the first, version 2 the second, version 3 the last two.
+NEW_SINCE_1 = [c for c in SUMMARY_COLUMNS if c.startswith(("offload_", "bubble_", "fp8_", "optimizer_state"))]
 STEP_COLUMNS = "step tokens loss grad_norm lr step_time_s data_wait_s".split()
 STATUSES = ("ok", "oom", "failed", "interrupted")
 

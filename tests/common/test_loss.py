@@ -91,3 +91,17 @@ def test_never_holds_the_logits_of_the_batch(problem, monkeypatch):
     monkeypatch.setattr(loss_module, "softmax_and_loss", spy)
     linear_cross_entropy(x.float(), weight.float(), targets, 120)
     assert [tuple(s) for s in seen] == [(34, 128)] * 2 + [(32, 128)]
+
+
+def test_blocks_are_counted_by_what_is_alive_of_a_logit(monkeypatch):
+    """On CUDA, where the kernel takes logits as they are, 16 bits make blocks twice as long; a table that is cut makes copies."""
+    monkeypatch.setattr(loss_module, "TRITON", True)
+    ours, cut = loss_module.softmax_and_loss, lambda *_: None
+    count = loss_module.bytes_of_a_logit
+    assert [count(dtype, ours, "cuda") for dtype in (torch.bfloat16, torch.float16, torch.float32)] == [2, 2, 4]
+    assert [count(dtype, cut, "cuda") for dtype in (torch.bfloat16, torch.float32)] == [6, 4]
+    assert [count(dtype, ours, "cpu") for dtype in (torch.bfloat16, torch.float32)] == [4, 4]
+    monkeypatch.setattr(loss_module, "TRITON", False)
+    assert count(torch.bfloat16, ours, "cuda") == 6
+    rows = [loss_module.rows_at_once(33 * 1024, 50304, size, "cuda") for size in (2, 4)]
+    assert rows == [8448, 4828]

@@ -47,7 +47,7 @@ CASES = {
     "an option of another recipe": (["run", "single", "--bucket-cap-mb", "5"], "unknown option '--bucket-cap-mb'"),
     "value missing": (["run", "ddp", "--steps"], "Missing value for argument '--steps'"),
     "not a number": (["run", "ddp", "--steps", "many"], "invalid literal for int() with base 10: 'many'"),
-    "unknown precision": (["run", "ddp", "--precision", "fp8"], "'fp8'"),
+    "unknown precision": (["run", "ddp", "--precision", "fp4"], "'fp4'"),
     "unknown model": (["run", "ddp", "--model", "gpt2-xxl"], "did you mean 'gpt2-xl'?"),
     "fp16 on a CPU": (["run", "single", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU, in --precision, use fp32 or bf16 on CPU"),
     "NaN": (["run", "ddp", "--lr", "nan"], "lr nan is out of range, in --lr, use 0.0 to 100.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
@@ -15,7 +16,7 @@ from torch.autograd import DeviceType
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.model_config import PRESETS, GPTConfig
-from gptscale.launchers import bench_model, model_ceilings, model_contenders, model_scale
+from gptscale.launchers import bench_model, model_ceilings, model_contenders, model_report, model_scale
 from gptscale.launchers.bench_model import Found, ModelBenchOptions, check_losses, resolve
 from gptscale.launchers.cli import main
 from gptscale.launchers.gpu_state import gpu_state
@@ -110,6 +111,17 @@ def test_no_loss_is_not_the_same_loss():
     a, b = Found("single", losses=[1.0, 2.0]), Found("minimal", losses=[1.0, float("nan")])
     with pytest.raises(Exception, match="step 2 has loss nan in minimal"):
         check_losses([a, b], 1e-4)
+
+
+def test_fp8_may_be_further_apart_and_is_no_measure():
+    fp8, a = Found("single_fp8", losses=[5.02, 4.02]), Found("single", losses=[5.0, 4.0])
+    check_losses([fp8, a, Found("minimal", losses=[5.001, 4.001])], 3e-3)
+    with pytest.raises(GptscaleError, match=r"loss 4\.100000 in minimal and 4\.000000 in single: more than 0\.003"):
+        check_losses([fp8, a, Found("minimal", losses=[5.0, 4.1])], 3e-3)
+    fp8.losses[1] = 4.04
+    with pytest.raises(GptscaleError, match=r"loss 4\.040000 in single_fp8 and .*: more than 0\.03 apart"):
+        check_losses([fp8, a], 3e-3)
+    check_losses([], 3e-3)
 
 
 def test_products_are_the_operations_of_a_step():
@@ -244,6 +256,35 @@ def test_ratios_are_medians_over_rounds():
     assert found["share_of_mm_rate"] == pytest.approx(0.9 * 183_032_064 / 179_601_408)
 
 
+def test_fp8_has_figures_of_its_own_and_is_never_the_fastest_of_ours(monkeypatch, capsys):
+    monkeypatch.setattr(model_report, "device_name", lambda device: "NVIDIA H200")
+    bench = dataclasses.replace(
+        resolve(ModelBenchOptions(device="cpu", dtype="bf16")), gpt=PRESETS["1.6b"], batch_size=33
+    )
+    times = {"single_compiled": 0.6, "single_graphs": 0.5, "single_fp8": 0.4, "minimal": 0.8}
+    found = [Found(name, times_s=[[s, s]], losses=[1.0]) for name, s in times.items()]
+    names = [f"{p.name} {p.how}" for p in model_ceilings.products(bench.gpt, bench.tokens)]
+    report = Report(bench, found, [{"products": dict.fromkeys(names, {"mm": 1e-3}), "copy_bytes_per_s": 4e12}], "")
+    assert report.ours.name == "single_graphs"
+    rows = {f.name: report.row(f) for f in found}
+    tflops = 33 * 1024 * 9.8016864e9 / 0.4 / 1e12
+    assert rows["single_fp8"]["fp8_tflops"] == pytest.approx(tflops, rel=1e-6)
+    assert [rows["single_fp8"][key] for key in ("tflops", "of_gemm_rate", "mfu")] == [None] * 3
+    blocks = 6 * 12 * 48 * 1600**2
+    least_s = 33 * 1024 * (blocks / 1979e12 + (9.8016864e9 - blocks) / 989.5e12)
+    assert rows["single_fp8"]["fp8_mixed_utilisation"] == pytest.approx(least_s / 0.4, rel=1e-6)
+    assert rows["single_fp8"]["over_ours"] == pytest.approx(0.8)
+    assert rows["single_graphs"]["mfu"] == pytest.approx(tflops * 0.8 / 989.5, rel=1e-6)
+    assert rows["single_graphs"]["fp8_tflops"] is rows["single_graphs"]["fp8_mixed_utilisation"] is None
+    report.show()
+    said = capsys.readouterr().out
+    assert (
+        f"single_fp8: {tflops:.4g} bf16-equivalent TFLOP/s, {least_s / 0.4:.1%} of the mixed fp8 and bf16 peak" in said
+    )
+    with pytest.raises(GptscaleError, match="no contender ran"):
+        Report(bench, found[2:3], [], "")
+
+
 @pytest.mark.parametrize(("floor", "status"), [("0.001", 0), ("1000", 1)])
 def test_floors(floor, status, in_process, tmp_path, capsys):
     file = tmp_path / "floors.csv"
@@ -285,6 +326,14 @@ def test_defaults_on_a_gpu(monkeypatch):
     assert bench.gpt == PRESETS["1.6b"]
     assert (bench.batch_size, bench.precision, bench.device) == (33, "bf16", "cuda")
     assert bench.steps * bench.rounds >= 50
+    assert set(ModelBenchOptions().names(bench)) == {*bench_model.OURS, *bench_model.ON_CUDA, *bench_model.OTHERS}
+    assert set(model_contenders.ON_CUDA) == set(bench_model.ON_CUDA)
+    in_fp32 = resolve(ModelBenchOptions(dtype="fp32"))
+    assert "single_fp8" not in ModelBenchOptions().names(in_fp32)
+    with pytest.raises(GptscaleError, match="single_fp8 is compared with bf16, not fp32, in --contenders"):
+        resolve(ModelBenchOptions(dtype="fp32", contenders="single,single_fp8"))
+    with pytest.raises(GptscaleError, match="single_fp8 alone has nothing to be compared with"):
+        resolve(ModelBenchOptions(contenders="single_fp8"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(Exception, match="bf16 needs Ampere"):
         resolve(ModelBenchOptions())
@@ -314,6 +363,8 @@ REFUSED = {
     "model": (["--model", "1.7b"], "did you mean '1.6b'?"),
     "contender": (["--contenders", "single,minimum"], "unknown contender 'minimum', in --contenders, did you mean 'minimal'?"),
     "no contender": (["--contenders", ""], "unknown contender ''"),
+    "on CUDA": (["--contenders", "single,single_graphs,single_fp8", "--device", "cpu"],
+                "single_graphs, single_fp8: only on a CUDA device, in --contenders"),
     "heads": (["--hidden", "100", "--heads", "3"], "n_embd 100 is not divisible by n_head 3, in the model"),
     "steps": (["--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 10000"),
     "batch": (["--batch-size", "-1"], "batch_size -1 is out of range, in --batch-size"),

@@ -46,7 +46,7 @@ def test_a_preset_is_the_default_and_fixed():
 @settings(max_examples=25, deadline=None)
 @given(
     steps=st.integers(1, 10**9), lr=st.none() | st.floats(0, 100), compile=st.booleans(), resume=st.sampled_from([None, "a b/c", "x;y"]),
-    precision=st.sampled_from(["fp32", "bf16", "fp16"]), prefetch=st.integers(1, 9), reshard=st.booleans(),
+    precision=st.sampled_from(["fp32", "bf16", "fp16", "fp8"]), prefetch=st.integers(1, 9), reshard=st.booleans(),
 )  # fmt: skip
 def test_options_survive_the_way_to_the_workers(steps, lr, compile, resume, precision, prefetch, reshard):
     """What `gptscale run` parsed is what each rank parses from the words it is started with."""
@@ -89,12 +89,12 @@ def test_on_a_terminal_too_the_message_is_one_plain_sentence():
     script = shutil.which("script")
     if script is None:
         pytest.skip("no program `script` to make a terminal")
-    command = f"{sys.executable} -m gptscale.launchers.cli run ddp --precision fp8"
+    command = f"{sys.executable} -m gptscale.launchers.cli run ddp --precision fp4"
     ended = subprocess.run(
         [script, "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 2
     assert ended.stdout.strip() == (
-        "gptscale: error: invalid choice 'fp8' for argument '--precision'. Expected one of ('fp32', 'bf16', 'fp16'), "
+        "gptscale: error: invalid choice 'fp4' for argument '--precision'. Expected one of ('fp32', 'bf16', 'fp16', 'fp8'), "
         "on the command line, see gptscale run ddp --help"
     )

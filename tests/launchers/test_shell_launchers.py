@@ -8,6 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gptscale.launchers.bench_memory import MemoryOptions
+from gptscale.launchers.bench_model import ModelBenchOptions
+from gptscale.launchers.bench_ops import OpsOptions
+from gptscale.launchers.bench_parts import PartsOptions
+from gptscale.launchers.cli import LaunchOptions
+from gptscale.launchers.options import parse, parse_launch
+
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]
 
@@ -59,6 +66,46 @@ def test_slurm(tmp_path):
         *"-m gptscale.launchers.entry fsdp".split(),
         *OPTIONS,
     ]
+
+
+def test_the_gpu_script_asks_for_what_there_is(tmp_path):
+    """Every stage's words are read by the command that they are for."""
+    listed = shell(LAUNCHERS / "bench_gpu.sh", "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
+    benches = {"model": ModelBenchOptions, "parts": PartsOptions, "ops": OpsOptions, "memory": MemoryOptions}
+    (tmp_path / "out").mkdir()
+    asked = set()
+    for words in map(str.split, listed):
+        if words[:2] == ["gptscale", "bench"]:
+            parse(benches[words[2]], words[3:], prog="p", about="a")
+            asked.add(words[2])
+        elif words[:2] == ["gptscale", "run"]:
+            parse_launch(words[2], words[3:], LaunchOptions)
+        else:
+            assert words[:5] == ["python", "-m", "pytest", "-q", "-m"]
+    assert asked == set(benches)
+
+
+def test_the_gpu_script_carries_on(tmp_path):
+    """A stage that failed is tried again, one that succeeded is not, and what has no time is named."""
+    for name in ("gptscale", "python"):
+        fake = tmp_path / name
+        fake.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n[ "$2" != parts ] || exit 3\n')
+        fake.chmod(0o755)
+    environment, out = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, tmp_path / "out"
+
+    def asked(*words):
+        (tmp_path / "asked").write_text("")
+        ended = shell(LAUNCHERS / "bench_gpu.sh", *words, **environment)
+        return ended, [line.split()[:2] for line in (tmp_path / "asked").read_text().splitlines()]
+
+    ended, first = asked(out)
+    assert ended.returncode == 1
+    assert "parts ended with status 3" in ended.stderr
+    assert len(first) == len(shell(LAUNCHERS / "bench_gpu.sh", "--list", out).stdout.splitlines())
+    assert asked(out)[1] == [["bench", "parts"], ["bench", "memory"]]
+    ended, nothing = asked(out, "0")
+    assert nothing == []
+    assert "not done for want of time: parts memory" in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import matplotlib.image
 import pytest
 from rich.console import Console
 
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, StorageError
 from gptscale.launchers.cli import main
 from gptscale.results.compare import Comparison, compare, load, write_comparison
 from gptscale.results.plots import figure_png
@@ -383,6 +383,33 @@ def test_reads_a_summary_of_version_1(tmp_path: Path) -> None:
         writer.writerows(rows)
     assert compare(load([tmp_path])).ranked[0].median("tokens_per_s") is not None
     assert compare(load([tmp_path])).ranked[0].median("offload_cpu_gib") is None
+
+
+def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path: Path) -> None:
+    """It lacks optimizer_state, since there was only one, and the columns on fp8."""
+    for part, speed in (("old", 100.0), ("new", 120.0)):
+        add_run(tmp_path / part, "single", speed, optimizer_state="fp32")
+    file = tmp_path / "old" / "summary.csv"
+    rows = list(csv.DictReader(io.StringIO(file.read_text())))
+    columns = [c for c in rows[0] if c not in ("optimizer_state", "fp8_tflops_per_device", "fp8_mixed_utilisation")]
+    assert len(columns) == 57
+    lines = [",".join(columns), *(",".join(row[c] for c in columns) for row in rows)]
+    file.write_text("\n".join(lines).replace("\n4,", "\n3,") + "\n")
+    (group,) = compare(load([tmp_path / "old", tmp_path / "new"])).ranked
+    assert group.name == "single x1"
+    assert group.median("tokens_per_s") == 110
+    with pytest.raises(StorageError, match="other columns"):
+        append_summary(tmp_path / "old", {"status": "ok"})
+
+
+def test_other_optimizer_state_is_other_work_and_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 100.0, optimizer_state="fp32")
+    add_run(tmp_path, "single", 90.0, optimizer_state="8bit", work={"lr": 1.0, "optimizer_state_precision": "8bit"})
+    comparison = compare(load([tmp_path]), "tiny-20-0.0005")
+    assert order(comparison) == ["single x1"]
+    (apart,) = comparison.apart
+    assert apart.name == "single x1 state=8bit"
+    assert "optimizer_state_precision 8bit" in apart.notes[0]
 
 
 def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path: Path) -> None:

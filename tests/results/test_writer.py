@@ -42,7 +42,7 @@ def steps_in(path: Path) -> list[int]:
 
 
 def test_columns_are_the_documented_ones() -> None:
-    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 57
+    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 60
     assert SUMMARY_COLUMNS[:5] == ["schema_version", "run_id", "timestamp", "status", "error"]
     assert SUMMARY_COLUMNS[-1] == "workload_hash"
 
@@ -80,7 +80,7 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
     (row,) = rows_of(path)
     assert float(row["loss_last"]) == loss
     assert row["error"] == 'a "quoted", text'
-    assert row["schema_version"] == "3"
+    assert row["schema_version"] == "4"
 
 
 def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""The kernel of the loss, by Triton's interpreter: against torch in fp64, and in the place that common/loss.py gives it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+def interpreted(code):
+    """Run under Triton's interpreter, which is chosen when a kernel is defined: in a process of its own."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
+
+
+def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
+    """Blocks that end before, in and behind the padding; an ignored row in seven; huge logits, and a block of -inf."""
+    interpreted(
+        "import torch, torch.nn.functional as F; torch.manual_seed(0)\n"
+        "from gptscale.common.loss import IGNORE, softmax_and_loss_in_fp32\n"
+        "from gptscale.ops.cross_entropy_triton import cross_entropy_\n"
+        "for dtype in (torch.float32, torch.bfloat16, torch.float16):\n"
+        "    for block in (64, 128, 256):\n"
+        "        x = (4 * torch.randn(33, 200)).to(dtype); x[3, :64] = -torch.inf; x[5] *= 100; x[:, 187:] = 1e4\n"
+        "        targets = torch.randint(0, 187, (33,)); targets[3] = 100; targets[::7] = IGNORE\n"
+        "        wide = x[:, :187].double().requires_grad_()\n"
+        "        expected = F.cross_entropy(wide, targets, ignore_index=IGNORE, reduction='sum'); expected.backward()\n"
+        "        torch_grad, torch_loss = softmax_and_loss_in_fp32(x.clone().float(), targets, 187)\n"
+        "        buffer = x.clone(); loss = cross_entropy_(buffer, targets, 187, IGNORE, block=block, warps=4)\n"
+        "        torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=0)\n"
+        "        torch.testing.assert_close(loss, torch_loss, rtol=1e-6, atol=0)\n"
+        "        eps = torch.finfo(dtype).eps\n"
+        "        torch.testing.assert_close(buffer[:, :187].double(), wide.grad, rtol=4 * eps, atol=1e-7)\n"
+        "        torch.testing.assert_close(buffer, torch_grad.to(dtype), rtol=2 * eps, atol=1e-7)\n"
+        "        assert not buffer[:, 187:].any() and not buffer[::7].any() and buffer.dtype is dtype\n"
+        "        again = x.clone(); assert torch.equal(cross_entropy_(again, targets, 187, IGNORE, block=block), loss)\n"
+        "rows = torch.randn(4, 300)[:, :200]; whole = rows.clone()\n"
+        "some = torch.tensor([1, 2, 3, 4])\n"
+        "assert torch.equal(cross_entropy_(rows, some, 200, IGNORE), cross_entropy_(whole, some, 200, IGNORE))\n"
+        "assert torch.equal(rows, whole)\n"
+        "nan = torch.randn(2, 64); nan[1, 9] = torch.nan\n"
+        "assert cross_entropy_(nan, some[:2], 60, IGNORE).isnan() and nan[0].isfinite().all() and nan[1, :60].isnan().all()\n"
+        "assert cross_entropy_(nan[:0], some[:0], 60, IGNORE) == 0\n"
+    )
+
+
+def test_in_the_head_no_copy_of_logits_is_made():
+    """As on CUDA: products, kernel and sums of blocks, against the whole in fp64; all that softmax sees is 16 bits wide."""
+    interpreted(
+        "import torch, torch.nn.functional as F; torch.manual_seed(0)\n"
+        "from gptscale.common import loss as l\n"
+        "l.in_own_type = lambda device_type: True\n"
+        "l.LOGITS_BYTES['cpu'] = 4 * 128 * 40\n"
+        "seen, original = [], l.softmax_and_loss\n"
+        "def spy(logits, *rest):\n"
+        "    grad, loss = original(logits, *rest); seen.append((tuple(grad.shape), grad.dtype, grad is logits))\n"
+        "    return grad, loss\n"
+        "l.softmax_and_loss = spy\n"
+        "x, weight = torch.randn(100, 16).requires_grad_(), torch.randn(128, 16).requires_grad_()\n"
+        "targets = torch.randint(0, 120, (100,)); targets[::7] = l.IGNORE\n"
+        "with torch.autocast('cpu', torch.bfloat16):\n"
+        "    loss = l.linear_cross_entropy(x, weight, targets, 120)\n"
+        "(3 * loss).backward()\n"
+        "assert seen == [((rows, 128), torch.bfloat16, True) for rows in (34, 34, 32)]\n"
+        "xd, wd = (t.detach().double().requires_grad_() for t in (x, weight))\n"
+        "expected = F.cross_entropy((xd @ wd.t())[:, :120], targets, ignore_index=l.IGNORE, reduction='sum')\n"
+        "(3 * expected).backward()\n"
+        "for a, b in ((loss, expected), (x.grad, xd.grad), (weight.grad, wd.grad)):\n"
+        "    assert a.dtype is torch.float32 and (a.double() - b).abs().max() < 0.03 * b.abs().max()\n"
+    )
+
+
+@pytest.mark.parametrize("logits", ["*bf16", "*fp16", "*fp32"])
+def test_it_compiles_for_a_gpu_that_is_not_here(logits):
+    """For Hopper, at the vocabulary of `1.6b`, with loads of 16 bytes a thread."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from gptscale.ops import cross_entropy_triton as t
+
+    types = {"logits_ptr": logits, "targets_ptr": "*i64", "losses_ptr": "*fp32", "stride": "i32"}
+    constants = {"VOCAB_SIZE": 50257, "COLUMNS": 50304, "IGNORED": -100, "LOWEST": t.LOWEST, "BLOCK": t.BLOCK}
+    source = ASTSource(
+        fn=t._cross_entropy_kernel,
+        signature={**types, **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(types))},  # as torch allocates
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": t.WARPS})
+    assert compiled.asm["cubin"]
+    loads = [line for line in compiled.asm["ptx"].splitlines() if "ld.global" in line]
+    vectors = [line for line in loads if ".v4.b32" in line]
+    assert len(loads) - len(vectors) == 2  # the target and its logit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_on_a_gpu_the_head_computes_what_it_does_in_fp64(precision, monkeypatch):
+    """Blocks of rows, the kernel, and sums in fp32 of products in 16 bits; and the kernel alone at the vocabulary of `1.6b`."""
+    import torch
+    import torch.nn.functional as F
+
+    from gptscale.common import loss as loss_module
+    from gptscale.common.precision import DTYPES
+    from gptscale.ops.cross_entropy_triton import cross_entropy_
+
+    torch.manual_seed(0)
+    dtype = DTYPES[precision]
+    monkeypatch.setitem(loss_module.LOGITS_BYTES, "cuda", dtype.itemsize * 1024 * 100)
+    x, weight = (torch.randn(n, 64, device="cuda").requires_grad_() for n in (250, 1024))
+    targets = torch.randint(0, 1000, (250,), device="cuda")
+    targets[::7] = loss_module.IGNORE
+    with torch.autocast("cuda", dtype, enabled=precision != "fp32"):
+        loss = loss_module.linear_cross_entropy(x, weight, targets, 1000)
+    loss.backward()
+    xd, wd = (t.detach().double().requires_grad_() for t in (x, weight))
+    expected = F.cross_entropy((xd @ wd.t())[:, :1000], targets, ignore_index=loss_module.IGNORE, reduction="sum")
+    expected.backward()
+    tolerance = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 3e-2}[precision]
+    for a, b in ((loss, expected), (x.grad, xd.grad), (weight.grad, wd.grad)):
+        assert a.dtype is torch.float32
+        assert (a.double() - b).abs().max() < tolerance * b.abs().max()
+
+    logits = torch.randn(33, 50304, device="cuda").to(dtype)
+    targets = torch.randint(0, 50257, (33,), device="cuda")
+    wide = logits.double()[:, :50257].requires_grad_()
+    expected = F.cross_entropy(wide, targets, reduction="sum")
+    expected.backward()
+    total = cross_entropy_(logits, targets, 50257, loss_module.IGNORE)
+    torch.testing.assert_close(total.double(), expected.detach(), rtol=1e-5, atol=0)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(logits[:, :50257].double(), wide.grad, rtol=4 * eps, atol=1e-7)
+    assert not logits[:, 50257:].any()

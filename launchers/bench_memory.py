@@ -33,6 +33,7 @@ from gptscale.launchers.memory_search import (
 )
 from gptscale.launchers.memory_try import Job, run_try
 from gptscale.launchers.options import parse
+from gptscale.launchers.shape_options import check_file
 
 MODES = ("none", "selective", "full")
 OFFLOADS = tuple(recipe for recipe in RECIPES if recipe != "single")
@@ -91,9 +92,8 @@ class MemoryOptions:
             if value is not None and not low <= value <= most:
                 option = f"in --{name.replace('_', '-')}"
                 raise ConfigError(f"{name} {value} is out of range", option, f"use {low:g} to {most:g}")
-        for option, path in (("--csv", self.csv), ("--md", self.md), ("--png", self.png)):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise ConfigError(f"{path} cannot be written", f"in {option}", "name a file in a folder that exists")
+        for option, file in (("--csv", self.csv), ("--md", self.md), ("--png", self.png)):
+            check_file(option, file)
         for option, path in (("--nvme-path", self.nvme_path), ("--out", self.out)):
             if path is not None and not path.is_dir():
                 raise ConfigError(f"{path} is no folder", f"in {option}", "make it first")

@@ -7,24 +7,21 @@ same batches, and the run ends with an error if their losses differ. docs/bench_
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any, ClassVar, Literal
 
 from gptscale.common.config import did_you_mean
-from gptscale.common.devices import supports_bf16
 from gptscale.common.errors import ConfigError, GptscaleError
-from gptscale.common.model_config import PRESETS, GPTConfig
+from gptscale.common.model_config import GPTConfig
 from gptscale.launchers.bench import CPU_SHAPE
 from gptscale.launchers.options import parse
+from gptscale.launchers.shape_options import ShapeOptions, check_bf16, check_file
 from gptscale.launchers.worker import run_worker
 
 WORKER = "gptscale.launchers.model_contenders"
@@ -42,23 +39,14 @@ OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass(frozen=True)
-class ModelBenchOptions:
-    """The model, the work, and what to hold it to; on CUDA the defaults are 1.6b, bf16, batch 33, 2 rounds of 25 steps."""
+class ModelBenchOptions(ShapeOptions):
+    """The model, the work, and what to hold it to; on CUDA the defaults are 1.6b, bf16, batch 33, 2 rounds of 25 steps, on a CPU
+    hidden 384, 6 layers, 6 heads, sequence 256, vocabulary 50257, fp32, batch 8.
+    """
 
-    model: str | None = None
-    """Preset; default 1.6b on CUDA, on a CPU hidden 384, 6 layers, 6 heads, sequence 256, vocabulary 50257."""
-    hidden: int | None = None
-    """Overrides the model's hidden size."""
-    layers: int | None = None
-    """Overrides its number of layers."""
-    heads: int | None = None
-    """Overrides its number of heads."""
-    seq_len: int | None = None
-    """Overrides its tokens per sequence."""
-    vocab_size: int | None = None
-    """Overrides its vocabulary."""
-    batch_size: int | None = None
-    """Sequences per step; default 8, on CUDA 33 (33 x 1024 rows are whole waves of an H200's 132 processors)."""
+    CPU_SHAPE = CPU_SHAPE
+    HIGHEST: ClassVar[Mapping[str, int]] = {**ShapeOptions.HIGHEST, "steps": 10_000, "rounds": 100}
+
     dtype: Literal["fp32", "bf16"] | None = None
     """Of products; weights and optimizer state are fp32. Default fp32, on CUDA bf16."""
     data: Literal["random", "text"] = "random"
@@ -70,10 +58,6 @@ class ModelBenchOptions:
     """Timed steps of each turn; default 4, on CUDA 25."""
     rounds: int | None = None
     """Turns of each contender; default 3, on CUDA 2."""
-    threads: int = 2
-    """CPU threads."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA when it is there."""
     scale: Literal["none", "seq", "layers"] = "none"
     """Instead: ours at sequence 256 to 8192, or at 2 to 96 layers, each at the same number of tokens per step."""
     floors: Path | None = None
@@ -84,21 +68,13 @@ class ModelBenchOptions:
     """File for the picture."""
 
     def __post_init__(self) -> None:
-        if self.model is not None and self.model not in PRESETS:
-            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
-        high = {"steps": 10_000, "rounds": 100, "threads": 1024, "batch_size": 10**5, "layers": 10**4}
-        for name in ("hidden", "layers", "heads", "seq_len", "vocab_size", "batch_size", "steps", "rounds", "threads"):
-            value, most = getattr(self, name), high.get(name, 10**6)
-            if value is not None and not 1 <= value <= most:
-                option = f"in --{name.replace('_', '-')}"
-                raise ConfigError(f"{name} {value} is out of range", option, f"use 1 to {most}")
+        super().__post_init__()
         for word in self.names():
             if word not in OURS + ON_CUDA + OTHERS:
                 known = did_you_mean(word, OURS + ON_CUDA + OTHERS)
                 raise ConfigError(f"unknown contender {word!r}", "in --contenders", known)
-        for option, path in (("--csv", self.csv), ("--png", self.png)):
-            if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-                raise ConfigError(f"{path} cannot be written", f"in {option}", "name a file in a folder that exists")
+        check_file("--csv", self.csv)
+        check_file("--png", self.png)
 
     def names(self, bench: Bench | None = None) -> list[str]:
         """The contenders chosen, each once; `all` are those that `bench` can have, without it those of every machine."""
@@ -170,23 +146,17 @@ class Found:
 
 def resolve(options: ModelBenchOptions) -> Bench:
     """The options with this machine's defaults; ConfigError for what it cannot do."""
-    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    if cuda and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device is visible", "in --device cuda", "use --device cpu")
-    preset = PRESETS[options.model] if options.model else PRESETS["1.6b"] if cuda else CPU_SHAPE
-    fields = {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "seq_len": "block_size"}
-    changes = {fields.get(o, o): v for o in (*fields, "vocab_size") if (v := getattr(options, o)) is not None}
+    cuda, gpt = options.on_cuda(), options.gpt()
     precision = options.dtype or ("bf16" if cuda else "fp32")
-    if cuda and precision == "bf16" and not supports_bf16(torch.cuda.get_device_capability()):
-        raise ConfigError("bf16 needs Ampere or newer", "in --dtype", "use --dtype fp32")
-    if options.data == "text" and changes.get("vocab_size", preset.vocab_size) < 257:
+    check_bf16(precision, cuda, "fp32")
+    if options.data == "text" and gpt.vocab_size < 257:
         raise ConfigError("text needs a vocabulary of 257", "in --vocab-size", "use --vocab-size 257 or --data random")
     if any(name.startswith("handout") for name in options.names()) and not importlib.util.find_spec("transformers"):
         fix = "pip install transformers, or --contenders single,single_compiled,minimal,minimal_compiled"
         raise ConfigError("handout and handout_best need transformers", "in --contenders", fix)
     _check_on_cuda(options.names(), cuda, precision)
     return Bench(
-        gpt=dataclasses.replace(preset, **changes),
+        gpt=gpt,
         batch_size=options.batch_size or (33 if cuda else 8),
         precision=precision,
         device="cuda" if cuda else "cpu",

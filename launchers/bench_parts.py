@@ -7,7 +7,6 @@ docs/bench_parts.md says what each way is.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +21,11 @@ from torch import Tensor
 
 from gptscale.common.attention import apply_attention, check_attention
 from gptscale.common.config import RunConfig, did_you_mean
-from gptscale.common.devices import device_name, supports_bf16
+from gptscale.common.devices import device_name
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.host_memory import keep_freed_memory
 from gptscale.common.metrics import synchronize
-from gptscale.common.model_config import PRESETS, GPTConfig
+from gptscale.common.model_config import GPTConfig
 from gptscale.common.precision import DTYPES
 from gptscale.launchers.bench_ops import matmul_rate
 from gptscale.launchers.model_ceilings import COPY_BYTES, medians
@@ -34,6 +33,7 @@ from gptscale.launchers.options import parse
 from gptscale.launchers.parts_cases import PARTS
 from gptscale.launchers.parts_report import show
 from gptscale.launchers.parts_ways import Part, Shape, Way
+from gptscale.launchers.shape_options import ShapeOptions, check_bf16, check_file
 
 CPU_SHAPE = GPTConfig(n_layer=2, n_head=16, n_embd=320, block_size=128, vocab_size=50257)  # heads of 20: padded, too
 # Of the largest entry: products round in different places, in 16 bits by 2^-8 and 2^-11 each time.
@@ -41,51 +41,30 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
 @dataclass(frozen=True)
-class PartsOptions:
-    """The model whose parts are measured; on CUDA the defaults are 1.6b, bf16, batch 33."""
+class PartsOptions(ShapeOptions):
+    """The model whose parts are measured; on CUDA the defaults are 1.6b, bf16, batch 33, on a CPU hidden 320, 2 layers (only
+    the optimizer sees them), 16 heads, sequence 128, vocabulary 50257, fp32, batch 2.
+    """
+
+    CPU_SHAPE = CPU_SHAPE
 
     parts: str = "all"
     """attention,attention64,softmax,head,gelu,norm,optimizer, or all."""
-    model: str | None = None
-    """Preset; default 1.6b on CUDA, on a CPU hidden 320, 2 layers, 16 heads, sequence 128, vocabulary 50257."""
-    hidden: int | None = None
-    """Overrides the model's hidden size."""
-    layers: int | None = None
-    """Overrides its number of layers, which only the optimizer sees."""
-    heads: int | None = None
-    """Overrides its number of heads."""
-    seq_len: int | None = None
-    """Overrides its tokens per sequence."""
-    vocab_size: int | None = None
-    """Overrides its vocabulary."""
-    batch_size: int | None = None
-    """Sequences; default 2, on CUDA 33."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Of products; default fp32, on CUDA bf16."""
     compiled: bool = True
     """With what torch.compile makes, too: seconds of compilation each."""
     flash3: bool = False
     """Put FlashAttention-3 in the place of torch's flash attention (it must be installed), so that `flash` is that."""
-    threads: int = 2
-    """CPU threads."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA when it is there."""
     csv: Path | None = None
     """File for all figures."""
 
     def __post_init__(self) -> None:
-        if self.model is not None and self.model not in PRESETS:
-            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
+        super().__post_init__()
         for word in self.names():
             if word not in PARTS:
                 raise ConfigError(f"unknown part {word!r}", "in --parts", did_you_mean(word, PARTS))
-        for name in ("hidden", "layers", "heads", "seq_len", "vocab_size", "batch_size", "threads"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= 10**6:
-                option = f"in --{name.replace('_', '-')}"
-                raise ConfigError(f"{name} {value} is out of range", option, "use 1 to 1000000")
-        if self.csv is not None and (self.csv.is_dir() or not self.csv.absolute().parent.is_dir()):
-            raise ConfigError(f"{self.csv} cannot be written", "in --csv", "name a file in a folder that exists")
+        check_file("--csv", self.csv)
 
     def names(self) -> list[str]:
         """The parts chosen, each once."""
@@ -94,16 +73,9 @@ class PartsOptions:
 
 def resolve(options: PartsOptions) -> Shape:
     """The options with this machine's defaults; ConfigError for what it cannot do."""
-    cuda = options.device == "cuda" or (options.device == "auto" and torch.cuda.is_available())
-    if cuda and not torch.cuda.is_available():
-        raise ConfigError("no CUDA device is visible", "in --device cuda", "use --device cpu")
-    preset = PRESETS[options.model] if options.model else PRESETS["1.6b"] if cuda else CPU_SHAPE
-    fields = {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "seq_len": "block_size"}
-    changes = {fields.get(o, o): v for o in (*fields, "vocab_size") if (v := getattr(options, o)) is not None}
+    cuda, gpt = options.on_cuda(), options.gpt()
     dtype = options.dtype or ("bf16" if cuda else "fp32")
-    if cuda and dtype == "bf16" and not supports_bf16(torch.cuda.get_device_capability()):
-        raise ConfigError("bf16 needs Ampere or newer", "in --dtype", "use --dtype fp16")
-    gpt = dataclasses.replace(preset, **changes)
+    check_bf16(dtype, cuda, "fp16")
     if options.parts != "all" and "attention64" in options.names() and not other_heads(gpt):
         what = f"hidden {gpt.n_embd} with heads of {gpt.head_dim} has no other heads of 64 to compare with"
         raise ConfigError(what, "in --parts", "leave attention64 out")

@@ -137,7 +137,7 @@ def test_heads_of_50_are_padded_to_56_and_64():
 REFUSED = {
     "part": (["--parts", "atention"], "unknown part 'atention', in --parts, did you mean 'attention'?"),
     "model": (["--model", "1.7b"], "did you mean '1.6b'?"),
-    "batch": (["--batch-size", "0"], "batch_size 0 is out of range, in --batch-size, use 1 to 1000000"),
+    "batch": (["--batch-size", "0"], "batch_size 0 is out of range, in --batch-size, use 1 to 100000"),
     "heads of 64": (["--parts", "attention64", "--hidden", "60", "--heads", "6"], "has no other heads of 64 to compare with"),
     "csv": (["--csv", "nowhere/p.csv"], "nowhere/p.csv cannot be written, in --csv"),
     "flash3": (["--flash3"], "flash3 attention needs a CUDA device"),

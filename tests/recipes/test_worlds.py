@@ -141,7 +141,7 @@ def saved(tmp_path_factory):
     return out / "runs"
 
 
-@pytest.mark.timeout(600)  # the first one to ask makes the saved runs of all recipes
+@pytest.mark.timeout(1200)  # the first one to ask makes the saved runs of all recipes
 @pytest.mark.parametrize("recipe", SAVED)
 def test_resume_is_bit_identical(recipe, saved, tmp_path):
     """Losses, gradient norms, final weights and optimizer state of a resumed run are those of one that never stopped."""
@@ -180,7 +180,7 @@ FROM_SOME += [("zero_infinity", 2), ("fairscale_sdp", 4), ("accelerate_fsdp", 2)
 FROM_SOME += [("tensor_parallel", 2), ("pipeline", 2), ("hybrid_3d", 4)]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("recipe", "nproc"), FROM_ALL + FROM_SOME)
 def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recipe, nproc, saved, tmp_path):
     names = (
@@ -329,7 +329,7 @@ def test_sigterm_saves_and_exits_75(tmp_path):
     assert [row["status"] for row in summary(tmp_path)] == ["interrupted"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
     ok("run", "single", *LONG, "--out", tmp_path, "--run-name", "r")
     newest = tmp_path / "runs" / "r" / "checkpoints" / "step-8"

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import typing
 
 import pytest
@@ -29,6 +30,8 @@ from gptscale.recipes.single import SingleConfig, build
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=20, block_size=16, vocab_size=101)  # heads of 10
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+OLD_TORCH = importlib.util.find_spec("torch.nn.attention._fa3") is None  # Colossal-AI's, 2.5
+NO_FLASH3 = "cannot take FlashAttention-3's kernels" if OLD_TORCH else "module flash_attn_interface is not installed"
 FLASH_FOR_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
@@ -85,6 +88,8 @@ def test_a_model_pads_on_the_devices_that_want_it(monkeypatch):
 @pytest.mark.parametrize("wrapped", ["eager", "checkpointed", "compiled"])
 def test_the_kernel_asked_for_computes(wrapped, monkeypatch):
     """math on a CPU: no fused kernel is left, also where forward is traced or done again."""
+    if wrapped == "compiled" and OLD_TORCH:
+        pytest.skip("torch 2.5 compiles nothing while operators are watched, and never that code again")
     torch.manual_seed(0)
     ids = torch.randint(0, 101, (2, 17))
     losses = []
@@ -128,7 +133,7 @@ def test_every_choice_of_the_option_has_its_kernel():
         ({"attention": "flash", "precision": "fp16"}, CUDA, (7, 5), r"flash attention needs Ampere \(8.0\) or newer, not 7.5"),
         ({"attention": "flash3", "precision": "bf16"}, CUDA, (10, 0), r"flash3 attention needs Hopper \(9.0\), not 10.0"),
         ({"attention": "flash3", "precision": "bf16", "dropout": 0.1}, CUDA, (9, 0), "FlashAttention-3 has no dropout"),
-        ({"attention": "flash3", "precision": "bf16"}, CUDA, (9, 0), "whose module flash_attn_interface is not installed"),
+        ({"attention": "flash3", "precision": "bf16"}, CUDA, (9, 0), NO_FLASH3),
     ],
 )  # fmt: skip
 def test_a_kernel_that_cannot_run_is_refused(options, device, capability, said, monkeypatch):

@@ -14,7 +14,6 @@ from gptscale.common.blockwise import BLOCK, Code, dequantise, dynamic_code, qua
 from gptscale.common.config import OptimizerState
 from gptscale.common.state import local
 
-MOMENT_BYTES: dict[OptimizerState, float] = {"fp32": 8.0, "bf16": 4.0, "8bit": 2 + 2 * 4 / BLOCK}  # both, per parameter
 SMALL = 4096  # tensors below it keep fp32 moments: norms and biases matter much and take little
 # Elements handled at once: on a CPU the temporaries should stay in cache; on a GPU the step has none, a checkpoint 1 GiB or less.
 SLICE = {"cpu": 2**16, "cuda": 2**24}

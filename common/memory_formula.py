@@ -20,7 +20,7 @@ from gptscale.common.model_config import GPTConfig
 LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
 # Bytes alive per logit of a block of rows, for products in 4 and in 2 bytes: gradients take the logits' place, on a CPU in fp32
 LOGIT_COPIES = {"cpu": {4: 4, 2: 6}, "cuda": {4: 4, 2: 2}}
-# AdamW's two moments, bytes per parameter
+# AdamW's two moments, bytes per parameter; in 8 bits each has an fp32 scale per block of 256 (common/blockwise.py)
 MOMENT_BYTES = {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256}
 BUCKET = 50_000_000  # elements of DeepSpeed's reduce bucket (recipes/zero.py)
 SUB_GROUP = 1_000_000_000  # elements that ZeRO-Infinity steps at once, DeepSpeed's default

@@ -66,28 +66,12 @@ class Job:
 
     def command(self, batch: int, out: Path) -> list[str]:
         """The run, as a user would type it."""
-        words = [
-            "--model",
-            self.model,
-            "--seq-len",
-            str(self.seq_len),
-            "--data",
-            "synthetic",
-            "--device",
-            self.device_type,
-        ]
+        words = f"--model {self.model} --seq-len {self.seq_len} --data synthetic --device {self.device_type}".split()
         words += ["--micro-batch-size", str(batch), "--global-batch-size", str(batch), "--precision", self.precision]
         words += ["--activation-checkpointing", self.way.activation_checkpointing]
         words += ["--optimizer-state", self.way.optimizer_state, "--steps", str(self.steps)]
-        words += [
-            "--timing-warmup-steps",
-            str(min(2, self.steps - 1)),
-            "--no-tensorboard",
-            "--out",
-            str(out),
-            "--nproc",
-            "1",
-        ]
+        words += f"--timing-warmup-steps {min(2, self.steps - 1)} --no-tensorboard --nproc 1".split()
+        words += ["--out", str(out)]
         words += ["--compile"] if self.compile else []
         if self.way.recipe == "zero_infinity" and self.nvme_path is not None:
             words += ["--nvme-path", str(self.nvme_path)]

@@ -14,13 +14,13 @@ from gptscale.common.activation_checkpointing import check_compile
 from gptscale.common.attention import check_attention
 from gptscale.common.batch import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.checkpoint import Reader, step_folders
-from gptscale.common.compact_adamw import MOMENT_BYTES
 from gptscale.common.config import RecipeConfig, RunConfig
 from gptscale.common.distributed import World
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.float8 import check_shapes, emulation
 from gptscale.common.flops import model_flops_per_token
 from gptscale.common.loader import Batches, split
+from gptscale.common.memory_formula import MOMENT_BYTES
 from gptscale.common.precision import check_precision
 from gptscale.common.run import Run, workload
 from gptscale.common.tokens import TokenSource, open_source

@@ -125,18 +125,8 @@ class ConvBiasReluBackwardFunction(torch.autograd.Function):
     """The gradients of x, weight and bias."""
 
     @staticmethod
-    def forward(
-        grad: Tensor,
-        y: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-        groups: int,
-        needs: Needs,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return python_conv_bias_relu_backward(grad, y, x, weight, stride, padding, dilation, groups, needs)
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return python_conv_bias_relu_backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

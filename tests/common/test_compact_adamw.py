@@ -15,10 +15,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from gptscale.common import compact_adamw
 from gptscale.common.checkpoint import Reader
 from gptscale.common.checkpoint_writer import save
-from gptscale.common.compact_adamw import MOMENT_BYTES
 from gptscale.common.config import RunConfig
 from gptscale.common.distributed import World
 from gptscale.common.errors import ConfigError
+from gptscale.common.memory_formula import MOMENT_BYTES
 from gptscale.common.optimizer import ADAMW_STATE, Optimizer
 from gptscale.common.train import train
 from gptscale.launchers.preflight import preflight

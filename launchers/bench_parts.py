@@ -49,7 +49,7 @@ class PartsOptions(ShapeOptions):
     CPU_SHAPE = CPU_SHAPE
 
     parts: str = "all"
-    """attention,attention64,softmax,head,gelu,norm,optimizer, or all."""
+    """attention,attention64,softmax,head,mlp,gelu,norm,optimizer, or all."""
     dtype: Literal["fp32", "bf16", "fp16"] | None = None
     """Of products; default fp32, on CUDA bf16."""
     compiled: bool = True
@@ -151,6 +151,7 @@ def copy_rate(device: torch.device) -> float:
 
 def measured(make: Callable[[Shape], Part], shape: Shape) -> Iterator[dict[str, Any]]:
     """A row for each way of a part: what is wrong with it, or its times."""
+    torch.compiler.reset()  # its limit of compilations counts over all parts
     part = make(shape)
     Console(stderr=True).print(f"{part.name}: {len(part.ways)} ways")
     failures, errors = compare(part.ways, TOLERANCE[shape.dtype], shape.device)

@@ -1,4 +1,4 @@
-"""The parts of a step that `gptscale bench parts` measures, and every way of computing each; attention has its own file."""
+"""The parts of a step that `gptscale bench parts` measures, and every way of computing each; attention and MLP have own files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gptscale.common.loss import IGNORE, TRITON, linear_cross_entropy, rows_at_o
 from gptscale.common.model import GPT
 from gptscale.common.optimizer import Optimizer
 from gptscale.launchers.parts_attention import attention
+from gptscale.launchers.parts_mlp import mlp
 from gptscale.launchers.parts_ways import Part, Shape, Way, differentiated, under_autocast
 
 LR, START = 1e-3, 0.02  # of the optimizer's step, and what its weights are before it
@@ -131,13 +132,16 @@ def norm(shape: Shape) -> Part:
 
     def add_and_norm(stream: Tensor, branch: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         summed = stream + branch
-        return summed, F.layer_norm(summed, (h,), weight, bias).to(branch.dtype)
+        return summed, F.layer_norm(summed.float(), (h,), weight, bias).to(branch.dtype)
 
     leaves = [stream, branch, weight, bias]
     ways = [differentiated("eager", add_and_norm, leaves, *grads)]
     if shape.compiled:
         compiled = torch.compile(add_and_norm, fullgraph=True, dynamic=False)
         ways.append(differentiated("compiled", compiled, leaves, *grads))
+        if shape.dtype.itemsize == 2:  # as if the residual stream were 16 bits wide, which is another model
+            narrow = [stream.detach().to(shape.dtype).requires_grad_(), *leaves[1:]]
+            ways.append(differentiated("16-bit stream, compiled", compiled, narrow, grads[0].to(shape.dtype), grads[1]))
     # forward: two read, two written; backward: two gradients and the sum read, two gradients written
     return Part("residual and LayerNorm", 3.0 * stream.nbytes + 2 * stream.nbytes + 4 * branch.nbytes, 0.0, ways)
 
@@ -170,6 +174,7 @@ PARTS: dict[str, Callable[[Shape], Part]] = {
     "attention64": lambda shape: attention(shape, shape.gpt.n_embd // 64),
     "softmax": softmax,
     "head": head,
+    "mlp": mlp,
     "gelu": gelu,
     "norm": norm,
     "optimizer": optimizer,

@@ -194,7 +194,7 @@ library.define(
     " -> Tensor",
     fake=_fake,
     python=python_conv_bias_relu,
-    triton="gptscale.ops.conv_triton",
+    cuda="gptscale.ops.conv_triton",
     setup_context=_save,
     backward=_formula,
     autocast=lambda dtype, x, weight, bias, *geometry: (*_cast(dtype, x, weight, bias), *geometry),
@@ -204,7 +204,7 @@ library.define(
     " int[2] dilation, int groups, bool[3] needs) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
     python=python_conv_bias_relu_backward,
-    triton="gptscale.ops.conv_triton",
+    cuda="gptscale.ops.conv_triton",
     setup_context=save_backward,
     backward=backward_formula,
 )

@@ -231,7 +231,7 @@ library.define(
     "gelu(Tensor x, str approximate) -> Tensor",
     fake=lambda x, approximate: torch.empty_like(x),
     python=lambda x, approximate: torch.empty_like(x).copy_(python_gelu(x, approximate)),
-    triton="gptscale.ops.gelu_triton",
+    cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_gelu_formula,
 )
@@ -239,7 +239,7 @@ library.define(
     "gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor",
     fake=lambda grad, x, approximate: torch.empty_like(x),
     python=lambda grad, x, approximate: torch.empty_like(x).copy_(python_gelu_backward(grad, x, approximate)),
-    triton="gptscale.ops.gelu_triton",
+    cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_gelu_backward_formula,
 )
@@ -247,7 +247,7 @@ library.define(
     "bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor",
     fake=_fake_rows,
     python=lambda x, bias, approximate: python_bias_gelu(x.contiguous(), bias, approximate),
-    triton="gptscale.ops.gelu_triton",
+    cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_bias_gelu_formula,
     autocast=lambda dtype, x, bias, approximate: (x, bias.to(x.dtype), approximate),
@@ -256,7 +256,7 @@ library.define(
     "bias_gelu_backward(Tensor grad, Tensor x, Tensor bias, str approximate) -> (Tensor, Tensor)",
     fake=_fake_rows_backward,
     python=lambda grad, x, bias, approximate: python_bias_gelu_backward(grad, x.contiguous(), bias, approximate),
-    triton="gptscale.ops.gelu_triton",
+    cuda="gptscale.ops.gelu_triton",
     setup_context=_save,
     backward=_bias_gelu_backward_formula,
 )

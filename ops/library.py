@@ -2,7 +2,7 @@
 
 Each operator has a schema, a shape function, and implementations. On a CPU that is the C++ kernel, whose bindings bring
 their own autograd formulas; where it cannot be compiled, the Python implementation given here takes its place, formulas
-too. CUDA tensors go to the Triton kernel.
+too. CUDA tensors go to the Triton kernel, or to whatever module an operator names for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Operator:
 
     name: str
     python: Callable[..., Any]
-    triton: Callable[..., Any]
+    cuda: Callable[..., Any]
     setup_context: Callable[..., None] | None
     backward: Callable[..., Any] | None
 
@@ -37,18 +37,20 @@ def define(
     *,
     fake: Callable[..., Any],
     python: Callable[..., Any],
-    triton: str,
+    cuda: str,
     setup_context: Callable[..., None] | None = None,
     backward: Callable[..., Any] | None = None,
     autocast: Callable[..., tuple[Any, ...]] | None = None,
+    cpp: bool = True,
 ) -> None:
     """Register the operator `gptscale::<schema>`.
 
     fake: outputs of the right shape, dtype and strides, from fake inputs. python: the result by torch's own operations.
-    triton: the module with a function of the operator's name, for CUDA tensors; imported when first called. setup_context and
+    cuda: the module with a function of the operator's name, for CUDA tensors; imported when first called. setup_context and
     backward: as for torch.library.register_autograd, for use without C++; the C++ bindings register the same formulas for
     themselves.
-    autocast: (dtype, *arguments) to the arguments that autocast should run it with.
+    autocast: (dtype, *arguments) to the arguments that autocast should run it with. cpp: whether there is a C++ kernel; an
+    operator without one, and without formulas, can be called at once, `ready` or not.
     """
     name = schema[: schema.index("(")]
     LIBRARY.define(schema)
@@ -56,7 +58,11 @@ def define(
     if autocast is not None:
         for device in ("cpu", "cuda"):
             LIBRARY.impl(name, _under_autocast(name, device, autocast), "Autocast" + device.upper())
-    _OPERATORS.append(Operator(name, python, _when_called(triton, name), setup_context, backward))
+    if cpp:
+        _OPERATORS.append(Operator(name, python, _when_called(cuda, name), setup_context, backward))
+    else:
+        LIBRARY.impl(name, python, "CPU")
+        LIBRARY.impl(name, _when_called(cuda, name), "CUDA")
 
 
 def _when_called(module: str, name: str) -> Callable[..., Any]:
@@ -85,7 +91,7 @@ def ready() -> bool:
 def _register() -> bool:
     compiled = extension.load()
     for op in _OPERATORS:
-        LIBRARY.impl(op.name, op.triton, "CUDA")
+        LIBRARY.impl(op.name, op.cuda, "CUDA")
         if not compiled:
             LIBRARY.impl(op.name, op.python, "CPU")
             if op.backward is not None:

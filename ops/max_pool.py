@@ -169,7 +169,7 @@ library.define(
     " -> (Tensor, Tensor)",
     fake=_fake,
     python=python_max_pool2d,
-    triton="gptscale.ops.max_pool_triton",
+    cuda="gptscale.ops.max_pool_triton",
     setup_context=_save,
     backward=_formula,
 )
@@ -178,7 +178,7 @@ library.define(
     " int[2] padding, int[2] dilation) -> Tensor",
     fake=_fake_backward,
     python=python_max_pool2d_backward,
-    triton="gptscale.ops.max_pool_triton",
+    cuda="gptscale.ops.max_pool_triton",
     setup_context=_save_backward,
     backward=_backward_formula,
 )

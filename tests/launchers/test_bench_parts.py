@@ -45,8 +45,9 @@ def test_every_way_of_every_part_computes_the_same(dtype, tmp_path, capsys):
         "attention 2 x 64": ["auto, as is", "math, as is"],
         "softmax of 32 rows": ["in place, fp32", "log_softmax", "log_softmax, compiled", "F.cross_entropy"],
         "head and loss": ["ours", "ours, softmax in fp32", "whole logits", "whole logits, compiled"],
+        "MLP": ["torch", "custom", "compiled"],
         "GELU": ["torch", "custom", "torch, compiled"],
-        "residual and LayerNorm": ["eager", "compiled"],
+        "residual and LayerNorm": ["eager", "compiled"] + ["16-bit stream, compiled"] * (dtype == "bf16"),
         "optimizer": ["fp32 moments", "bf16 moments", "8bit moments"],
     }
     assert (frame.groupby("part").over_first.first() == 1).all()

@@ -1,0 +1,211 @@
+"""The MLP with GELU in the products' epilogues: the operator around them on a CPU, and what cuBLASLt would be told, read
+back from its own descriptors and computed here; no kernel of it runs without a GPU."""
+
+import ctypes
+import importlib.util
+import re
+from contextlib import nullcontext
+from ctypes import POINTER, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, cast
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gptscale.ops import cublaslt
+from gptscale.ops.mlp import mlp
+
+linear_gelu = torch.ops.gptscale.linear_gelu.default
+linear_gelu_backward = torch.ops.gptscale.linear_gelu_backward.default
+
+
+def reference(x, fc_weight, fc_bias, proj_weight, proj_bias):
+    return F.linear(F.gelu(F.linear(x, fc_weight, fc_bias), approximate="tanh"), proj_weight, proj_bias)
+
+
+def leaves(dtype=torch.float32, device="cpu", rows=(3, 5), h=16, m=32):
+    torch.manual_seed(0)
+    shapes = (*rows, h), (m, h), (m,), (h, m), (h,)
+    return [torch.randn(s, device=device).mul_(0.3).to(dtype).requires_grad_() for s in shapes]
+
+
+def gradients(function, tensors):
+    y = function(*tensors)
+    return y, *torch.autograd.grad(y, tensors, torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y).to(y.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_operator_is_the_mlp_of_the_model(dtype, compiled):
+    """By torch's own operations on a CPU, also under the compiler's front end: the same values and gradients."""
+    torch._dynamo.reset()
+    function = torch.compile(mlp, backend="aot_eager", fullgraph=True) if compiled else mlp
+    rtol, atol = (1e-5, 1e-6) if dtype is torch.float32 else (2e-2, 2e-2)
+    for found, expected in zip(gradients(function, leaves(dtype)), gradients(reference, leaves(dtype)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+
+
+def test_gradients_by_differences_and_operators_by_opcheck():
+    tensors = leaves(torch.float64)
+    assert torch.autograd.gradcheck(mlp, tensors)
+    x, weight, bias, proj, _ = (t.detach() for t in tensors)
+    _, pre = linear_gelu(x.flatten(0, 1), weight, bias)
+    torch.library.opcheck(linear_gelu, (x.flatten(0, 1), weight, bias))
+    torch.library.opcheck(linear_gelu_backward, (torch.randn(15, 16, dtype=torch.float64), proj, pre))
+
+
+def test_arguments_are_named():
+    x, fc_weight, fc_bias, proj_weight, proj_bias = leaves()
+    for name, wrong in {"fc_bias": fc_bias[1:], "proj_weight": proj_weight.t(), "proj_bias": fc_bias}.items():
+        arguments = {"fc_weight": fc_weight, "fc_bias": fc_bias, "proj_weight": proj_weight, "proj_bias": proj_bias}
+        with pytest.raises(ValueError, match=name):
+            mlp(x, **{**arguments, name: wrong})
+    with pytest.raises(TypeError, match="fc_bias"):
+        mlp(x, fc_weight, fc_bias.double(), proj_weight, proj_bias)
+    with pytest.raises(ValueError, match="a multiple of 8 rows expected, not 31"):
+        mlp(x, fc_weight[:31], fc_bias[:31], proj_weight[:, :31], proj_bias)
+
+
+def test_the_numbers_are_those_of_the_header():
+    spec = importlib.util.find_spec("nvidia.cu13") if importlib.util.find_spec("nvidia") else None
+    include = Path(next(iter(spec.submodule_search_locations))) / "include" if spec else Path("/")
+    if not (include / "cublasLt.h").is_file():
+        pytest.skip("no cublasLt.h: torch was installed without CUDA 13's wheels")
+    header = "".join((include / name).read_text() for name in ("cublasLt.h", "cublas_api.h", "library_types.h"))
+    names = dict(re.findall(r"^\s*(CU[A-Z0-9_]+)\s*=\s*([^,/\n]+)", header, re.M))
+
+    def value(name):
+        return eval(re.sub(r"CU[A-Z0-9_]+", lambda found: str(value(found[0])), names[name]))
+
+    assert value("CUBLAS_COMPUTE_32F") == cublaslt.COMPUTE_32F
+    assert value("CUDA_R_32F") == cublaslt.R_32F
+    assert [value("CUDA_R_16F"), value("CUDA_R_16BF")] == list(cublaslt.TYPES.values())
+    assert value("CUBLAS_OP_T") == cublaslt.OP_T
+    for name in ("TRANSA", "EPILOGUE", "BIAS_POINTER"):
+        assert value(f"CUBLASLT_MATMUL_DESC_{name}") == getattr(cublaslt, name)
+    for name in ("AUX_POINTER", "AUX_LD"):
+        assert value(f"CUBLASLT_MATMUL_DESC_EPILOGUE_{name}") == getattr(cublaslt, name)
+    for name in ("GELU_AUX_BIAS", "DGELU_BGRAD"):
+        assert value(f"CUBLASLT_EPILOGUE_{name}") == getattr(cublaslt, name)
+    assert value("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES") == cublaslt.MAX_WORKSPACE_BYTES
+    assert value("CUBLAS_STATUS_NOT_SUPPORTED") == 15
+    fields = re.search(r"typedef struct \{((?:(?!typedef).)*)\} cublasLtMatmulHeuristicResult_t;", header, re.S)[1]
+    assert re.findall(r"^\s*\w+ (\w+)(?:\[4\])?;", fields, re.M) == [
+        "algo",
+        "workspaceSize",
+        "state",
+        "wavesCount",
+        "reserved",
+    ]
+
+
+class Described:
+    """cuBLASLt with its own descriptors, whose context, choice and product are played here, on CPU tensors."""
+
+    def __init__(self, real):
+        self.real, self.calls = real, 0
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def cublasLtCreate(self, made):  # noqa: N802
+        return 0
+
+    def cublasLtMatmulAlgoGetHeuristic(self, *args):  # noqa: N802
+        cast(args[-1], POINTER(ctypes.c_int))[0] = 1
+        return 0
+
+    def of_product(self, desc, attribute, kind):
+        value = kind()
+        size = c_size_t(ctypes.sizeof(value))
+        assert not self.real.cublasLtMatmulDescGetAttribute(desc, attribute, ctypes.byref(value), size, None)
+        return value.value
+
+    def matrix(self, pointer, layout):
+        """The (rows, columns) tensor that a layout says lies at a pointer."""
+
+        def said(attribute, kind):
+            value = kind()
+            size = c_size_t(ctypes.sizeof(value))
+            assert not self.real.cublasLtMatrixLayoutGetAttribute(layout, attribute, ctypes.byref(value), size, None)
+            return value.value
+
+        rows, columns, stride = said(2, c_uint64), said(3, c_uint64), said(4, c_int64)
+        assert said(0, c_uint32) == 14  # bf16
+        return at(pointer.value, columns * stride).as_strided((rows, columns), (1, stride))
+
+    def cublasLtMatmul(self, handle, desc, *rest):  # noqa: N802
+        """As the header defines it: D = op(A) B in fp32, then the epilogue, by columns."""
+        alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, *_ = rest
+        assert (cast(alpha, POINTER(c_float))[0], cast(beta, POINTER(c_float))[0]) == (1, 0)
+        assert (c.value, c_layout) == (d.value, d_layout)
+        self.calls += 1
+        epilogue, wide = self.of_product(desc, 7, c_uint32), self.matrix(a, a_layout).float()
+        found = (wide.t() if self.of_product(desc, 3, c_int32) else wide) @ self.matrix(b, b_layout).float()
+        out = self.matrix(d, d_layout)
+        rows, columns = out.shape
+        stride = self.of_product(desc, 12, c_int64)
+        bias = at(self.of_product(desc, 8, c_void_p), rows)
+        pre = at(self.of_product(desc, 11, c_void_p), columns * stride).as_strided((rows, columns), (1, stride))
+        if epilogue == 4 | 32 | 128:
+            found = found + bias.float()[:, None]
+            pre.copy_(found)
+            out.copy_(F.gelu(found, approximate="tanh"))
+        else:
+            assert epilogue == 16 | 64 | 128
+            found = torch.ops.aten.gelu_backward(found, pre.float(), approximate="tanh")
+            bias.copy_(found.sum(1))
+            out.copy_(found)
+        return 0
+
+
+def at(address, numel):
+    """bf16 numbers at an address."""
+    return torch.frombuffer((ctypes.c_char * (2 * numel)).from_address(address), dtype=torch.bfloat16)
+
+
+def test_what_cublaslt_is_told_is_the_mlp(monkeypatch):
+    """Two shapes, twice each (the second time from the plan), with a weight that is not aligned and one not contiguous."""
+    try:
+        real = cublaslt.library()
+    except OSError:
+        pytest.skip("no libcublasLt: a torch without CUDA")
+    played = Described(real)
+    monkeypatch.setattr(cublaslt, "library", lambda: played)
+    monkeypatch.setattr(cublaslt, "stream_of", lambda device: nullcontext(0))
+    cublaslt.handle.cache_clear()
+    cublaslt.product.cache_clear()
+    for rows, h, m in ((7, 16, 32), (12, 24, 8), (7, 16, 32)):
+        x, fc_weight, fc_bias, proj_weight, _ = (t.detach() for t in leaves(torch.bfloat16, rows=(rows,), h=h, m=m))
+        grad = torch.randn(rows, h).bfloat16()
+        y, pre = cublaslt.linear_gelu(x, torch.cat([fc_weight[:1], fc_weight])[1:], fc_bias)
+        to_pre, to_bias = cublaslt.linear_gelu_backward(grad, proj_weight.t().contiguous().t(), pre)
+        for found, expected in zip((y, pre), linear_gelu(x, fc_weight, fc_bias), strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
+        for found, expected in zip((to_pre, to_bias), linear_gelu_backward(grad, proj_weight, pre), strict=True):
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert played.calls == 6
+    assert cublaslt.product.cache_info().currsize == 4
+    cublaslt.handle.cache_clear()
+    cublaslt.product.cache_clear()
+
+
+def test_a_status_is_said(monkeypatch):
+    class Refuses:
+        def cublasLtCreate(self, made):  # noqa: N802
+            return 15
+
+    monkeypatch.setattr(cublaslt, "library", Refuses)
+    with pytest.raises(RuntimeError, match=r"cublasLtCreate: status 15 \(not supported\)"):
+        cublaslt.call("cublasLtCreate", None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu(dtype):
+    tensors = leaves(dtype, "cuda", (4, 128), 320, 1280)
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    eager = gradients(reference, tensors)
+    for found, by_torch, exact in zip(gradients(mlp, tensors), eager, gradients(reference, wide), strict=True):
+        error, of_torch = ((t.double() - exact).abs().max() / exact.abs().max() for t in (found, by_torch))
+        assert error <= 2 * of_torch + 1e-3

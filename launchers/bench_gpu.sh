@@ -13,7 +13,7 @@ tests=$(dirname "$0")/../tests
 
 # Ten minutes of an H200 by estimate: the first six stages. Loss curves and the ladder take further calls.
 stages=(
-    "model   gptscale bench model --contenders single,single_compiled,single_autotuned,minimal_compiled --rounds 1 --steps 50 --csv $out/model.csv --png $out/model.png"
+    "model   gptscale bench model --contenders single,single_compiled,single_autotuned,single_epilogues,minimal_compiled --rounds 1 --steps 50 --csv $out/model.csv --png $out/model.png"
     "parts   gptscale bench parts --csv $out/parts.csv"
     "handout gptscale bench model --batch-size 8 --contenders single_compiled,handout,handout_best,minimal_compiled --rounds 1 --steps 50 --csv $out/handout.csv"
     "fp8     gptscale bench model --contenders single_compiled,single_fp8 --rounds 1 --steps 50 --csv $out/fp8.csv"

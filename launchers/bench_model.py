@@ -28,7 +28,8 @@ WORKER = "gptscale.launchers.model_contenders"
 CEILINGS = "ceilings"
 OURS = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
 FP8 = "single_fp8"  # never the fastest of ours, whatever its time: its products are of another precision
-ON_CUDA = ("single_autotuned", "single_graphs", FP8)
+IN_BF16 = ("single_epilogues", FP8)
+ON_CUDA = ("single_autotuned", "single_graphs", *IN_BF16)
 OTHERS = ("handout", "handout_best", "minimal", "minimal_compiled")
 WARMUP_STEPS = 3
 COMPARED_STEPS = 10  # rounding grows under AdamW: later losses of equal programs drift apart too
@@ -53,7 +54,7 @@ class ModelBenchOptions(ShapeOptions):
     """random ids, or text: Python's own standard library as bytes (a GPU draws another power on it)."""
     contenders: str = "all"
     """Names with commas between: single, single_gelu, single_compiled, single_gelu_compiled, handout, handout_best, minimal,
-    minimal_compiled; on CUDA also single_autotuned, single_graphs, single_fp8 (the last beside --dtype bf16)."""
+    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_epilogues, single_fp8."""
     steps: int | None = None
     """Timed steps of each turn; default 4, on CUDA 25."""
     rounds: int | None = None
@@ -81,7 +82,7 @@ class ModelBenchOptions(ShapeOptions):
         if self.contenders != "all":
             return list(dict.fromkeys(self.contenders.split(",")))
         more = ON_CUDA if bench is not None and bench.device == "cuda" else ()
-        return [name for name in OURS + more + OTHERS if name != FP8 or (bench and bench.precision == "bf16")]
+        return [name for name in OURS + more + OTHERS if name not in IN_BF16 or (bench and bench.precision == "bf16")]
 
 
 @dataclass(frozen=True)
@@ -168,12 +169,13 @@ def resolve(options: ModelBenchOptions) -> Bench:
 
 
 def _check_on_cuda(names: Sequence[str], cuda: bool, precision: str) -> None:
-    """ConfigError for contenders that need CUDA elsewhere, and for fp8 without anything in bf16 to lay it beside."""
+    """ConfigError for contenders that need CUDA or bf16 without it, and for fp8 without anything in bf16 to lay it beside."""
     where = "in --contenders"
     if not cuda and (needing := [name for name in names if name in ON_CUDA]):
         raise ConfigError(f"{', '.join(needing)}: only on a CUDA device", where, "leave out what needs one")
-    if FP8 in names and precision != "bf16":
-        raise ConfigError(f"{FP8} is compared with bf16, not {precision}", where, "use --dtype bf16, or leave it out")
+    if precision != "bf16" and (needing := [name for name in names if name in IN_BF16]):
+        what = f"{', '.join(needing)}: compared with bf16, not {precision}"
+        raise ConfigError(what, where, "use --dtype bf16, or leave it out")
     if list(names) == [FP8]:
         raise ConfigError(f"{FP8} alone has nothing to be compared with", where, "use single_compiled,single_fp8")
 

@@ -121,7 +121,7 @@ def show(frame: pd.DataFrame, line: Line | None, kind: str) -> None:
     console = Console(width=None if Console().is_terminal else 120, highlight=False)
     first = frame.iloc[0]
     console.print(
-        f"{first.device}, torch {first.torch_version}, {first.threads} threads, {first.dtype}, {first.contender}"
+        f"{first.device}, torch {first.torch_version}, {first.threads} threads, {first['dtype']}, {first.contender}"
     )
     console.print(
         f"hidden {first.hidden}, {first.heads} heads, vocabulary {first.vocab_size}, the same tokens per step"
@@ -171,7 +171,7 @@ def draw(frame: pd.DataFrame, line: Line | None, kind: str, path: Path) -> None:
         axis.plot(x, line.base + line.slope * x, color="#E69F00", label=told(line, kind))
     axis.plot(x, frame.gemm_us_per_token, "--", color="#0072B2", label="the model's operations at the GEMM rate")
     axis.set(xlabel=axis_name, ylabel="microseconds per token", ylim=(0, None))
-    axis.set_title(f"hidden {first.hidden}, {first.dtype}, {first.device}, torch {first.torch_version}", fontsize=9)
+    axis.set_title(f"hidden {first.hidden}, {first['dtype']}, {first.device}, torch {first.torch_version}", fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)

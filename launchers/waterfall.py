@@ -34,7 +34,9 @@ NAMES = (
     ("attention", re.compile(r"scaled_dot_product|flash|fmha|attention|sdpa")),
     (
         "matrix products",
-        re.compile(r"^aten::_?(mm|scaled_mm|addmm|bmm|baddbmm|linear|matmul)|gemm|cutlass|cublas|nvjet|xmma|mkl"),
+        re.compile(
+            r"^aten::_?(mm|scaled_mm|addmm|bmm|baddbmm|linear|matmul)|^gptscale::linear|gemm|cutlass|cublas|nvjet|xmma|mkl"
+        ),
     ),
     ("optimizer", re.compile(r"adam|multi_tensor|foreach")),
 )

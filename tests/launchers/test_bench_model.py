@@ -73,6 +73,27 @@ def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_proc
         assert word in said
 
 
+def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypatch):
+    """On a CPU, where torch's operations stand for them; an operator that is not the MLP is seen."""
+    monkeypatch.setattr(model_contenders.MLP, "forward", model_contenders.MLP.forward)
+    options = ModelBenchOptions(device="cpu", dtype="bf16", steps=3, threads=1, batch_size=2)
+    bench = dataclasses.replace(resolve(options), gpt=TINY)
+
+    def run(name):
+        torch._dynamo.reset()  # as in a process of its own
+        found = Found(name)
+        found.take(in_process("gptscale.launchers.model_contenders", bench.task(name, profile=True)))
+        assert found.parts["matrix products"] > 0
+        return found
+
+    single = run("single_compiled")
+    check_losses([single, run("single_epilogues")], 3e-3)
+    right = model_contenders.mlp
+    monkeypatch.setattr(model_contenders, "mlp", lambda *args: -20 * right(*args))
+    with pytest.raises(GptscaleError, match="in single_epilogues and"):
+        check_losses([single, run("single_epilogues")], 3e-3)
+
+
 def test_as_a_user_types_it(tmp_path, monkeypatch):
     """Two contenders, each in a process of its own, real text."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -165,6 +186,7 @@ NAMES = {
     ("triton_per_fused_native_layer_norm_3", "triton_per_fused_native_layer_norm_3"): "elementwise",
     ("graph_0_cpp_fused_gelu_1",): "elementwise",
     ("gptscale::gelu",): "elementwise",
+    ("gptscale::linear_gelu_backward",): "matrix products",
     ("mkldnn::_linear_pointwise",): "matrix products",
     ("Memcpy HtoD", "Memcpy HtoD (Pinned -> Device)"): "elementwise",
     ("autograd::engine::evaluate_function: AddmmBackward0",): None,
@@ -307,7 +329,9 @@ def test_scaling(kind, column, sizes, in_process, monkeypatch, tmp_path, capsys)
     assert (frame.seq_len * frame.batch_size == 64).all()
     assert frame.tokens_per_s.to_numpy() == pytest.approx((1e6 / frame.us_per_token).to_numpy())
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
-    assert "us per token = " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "us per token = " in said
+    assert " 1 threads, fp32, single\n" in said
 
 
 def test_fit_finds_the_line_and_leaves_out_what_did_not_run():
@@ -330,7 +354,7 @@ def test_defaults_on_a_gpu(monkeypatch):
     assert set(model_contenders.ON_CUDA) == set(bench_model.ON_CUDA)
     in_fp32 = resolve(ModelBenchOptions(dtype="fp32"))
     assert "single_fp8" not in ModelBenchOptions().names(in_fp32)
-    with pytest.raises(GptscaleError, match="single_fp8 is compared with bf16, not fp32, in --contenders"):
+    with pytest.raises(GptscaleError, match="single_fp8: compared with bf16, not fp32, in --contenders"):
         resolve(ModelBenchOptions(dtype="fp32", contenders="single,single_fp8"))
     with pytest.raises(GptscaleError, match="single_fp8 alone has nothing to be compared with"):
         resolve(ModelBenchOptions(contenders="single_fp8"))

@@ -26,6 +26,7 @@ from gptscale.common.train import train
 from gptscale.launchers.options import parse_run
 from gptscale.launchers.preflight import Plan, check_same_work, is_deepspeeds_own, preflight
 from gptscale.launchers.record import RunRecord, new_run_id
+from gptscale.launchers.streams import whole_lines
 from gptscale.recipes import get
 from gptscale.results.recorder import Recorder
 
@@ -34,6 +35,7 @@ SAVE_MISSES_MAX = 3  # a full disk may be mended while training goes on; not for
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     """Parse, check, train, and end the process with the run's exit status."""
+    whole_lines()
     rank = int(os.environ.get("RANK", "0"))
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
@@ -67,9 +69,8 @@ def work(plan: Plan) -> int:
             return PREEMPTED_EXIT_STATUS if stopped else 0
         except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
             known = as_known(error)
-            if known is None:
-                traceback.print_exc()
-            print(f"gptscale: error: rank {world.rank}: {known or error}", file=sys.stderr, flush=True)
+            trace = "" if known else traceback.format_exc()
+            sys.stderr.write(f"{trace}gptscale: error: rank {world.rank}: {known or error}\n")
             if record is not None:
                 record.finish("oom" if is_out_of_memory(error) else "failed", known or error)
             stack.pop_all()  # after a failure nothing is torn down, see process_group

@@ -17,6 +17,7 @@ from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleE
 from gptscale.common.host_memory import keep_freed_memory
 from gptscale.launchers.entry import StopRequest, as_known, is_out_of_memory, share_cores
 from gptscale.launchers.options import parse
+from gptscale.launchers.streams import whole_lines
 from gptscale.lenet.config import VisionConfig
 from gptscale.lenet.engine import VisionEngine
 from gptscale.lenet.loader import rank_part
@@ -63,9 +64,8 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> Outcome
             return run.finish("interrupted" if status else "ok", None, status)
         except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
             known = as_known(error)
-            if known is None:
-                traceback.print_exc()
-            print(f"gptscale: error: rank {world.rank}: {known or error}", file=sys.stderr, flush=True)
+            trace = "" if known else traceback.format_exc()
+            sys.stderr.write(f"{trace}gptscale: error: rank {world.rank}: {known or error}\n")
             status = known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
             stack.pop_all()  # after a failure nothing is torn down, see process_group
             return run.finish("oom" if is_out_of_memory(error) else "failed", known or error, status)
@@ -194,6 +194,7 @@ def bare_resume(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    whole_lines()
     status = worker(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,7 @@
 """The worker in process: one rank, no launcher."""
 
 import csv
+import io
 import json
 import os
 import signal
@@ -35,6 +36,23 @@ def row(tmp_path):
     with (tmp_path / "summary.csv").open() as file:
         (only,) = csv.DictReader(file)
     return only
+
+
+def test_a_worker_writes_whole_lines(monkeypatch):
+    """As with PYTHONUNBUFFERED=1, where `print` writes the text and the line's end apart."""
+
+    class Writes(io.BytesIO):
+        def write(self, data):
+            writes.append(bytes(data))
+            return len(data)
+
+    writes = []
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(Writes(), write_through=True))
+    with pytest.raises(SystemExit):
+        entry.run_recipe("single", ["--steps", "-1"])
+    assert len(writes) == 1
+    assert writes[0].startswith(b"gptscale: error: ")
+    assert writes[0].endswith(b"\n")
 
 
 def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):

@@ -36,12 +36,23 @@ def gone(pid):
     return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
-def test_ranks_know_their_place_and_lines_stay_whole():
-    status, out, _ = ended(
-        "[print(rank, os.environ['WORLD_SIZE'], os.environ['LOCAL_RANK'], 'x' * 500, flush=True) for _ in range(50)]", 3
-    )
+def test_ranks_know_their_place():
+    status, out, _ = ended('sys.stdout.write(f\'{rank} {os.environ["WORLD_SIZE"]} {os.environ["LOCAL_RANK"]}\\n\')', 3)
     assert status == 0
-    assert sorted(out.splitlines()) == sorted([f"{r} 3 {r} {'x' * 500}" for r in range(3)] * 50)
+    assert sorted(out.splitlines()) == [f"{r} 3 {r}" for r in range(3)]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_lines_of_ranks_that_print_at_once_stay_whole(monkeypatch, unbuffered):
+    """The ranks wait for each other by the clock, so that they do print at once."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    at = "from gptscale.launchers.streams import whole_lines; whole_lines(); time.sleep(-time.time() % 1);"
+    for name in ("stdout", "stderr"):
+        lines = f"[print(rank, {'x' * 500!r}, rank, file=sys.{name}) for _ in range(200)]"
+        status, *streams = ended(at + lines, 3)
+        found = streams[name == "stderr"].splitlines()
+        assert status == 0
+        assert sorted(found) == sorted([f"{r} {'x' * 500} {r}" for r in range(3)] * 200)
 
 
 def test_all_listeners_are_on_the_loopback():

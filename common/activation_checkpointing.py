@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from gptscale.common import float8
 from gptscale.common.config import RunConfig
 from gptscale.common.errors import ConfigError
 
@@ -24,7 +25,7 @@ KEPT_OPERATORS = [
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
-    aten._scaled_mm.default,
+    *float8.OPERATORS,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_efficient_attention.default,

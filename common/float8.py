@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import register_flop_formula
 
 from gptscale.common.errors import ConfigError
 
@@ -38,12 +39,61 @@ def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (x.float() * scale).to(dtype)
 
 
-def product(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, **options: Any) -> Tensor:
-    """a (m, k) times the transpose of b (n, k), both cast with their scales, on every device by the same operator.
+def product(
+    a: Tensor,
+    scale_a: Tensor,
+    b: Tensor,
+    scale_b: Tensor,
+    *,
+    out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """a (m, k) times the transpose of b (n, k), both cast with their scales, plus bias (n), in `out_dtype`: (m, n).
 
     Both are read along k, so that a transposed operand costs a copy of one byte per entry.
     """
-    return torch._scaled_mm(a.contiguous(), b.contiguous().t(), scale_a.reciprocal(), scale_b.reciprocal(), **options)
+    inverses = scale_a.reciprocal(), scale_b.reciprocal()
+    bias = None if bias is None else bias.to(torch.bfloat16)
+    if a.device.type == "cpu":
+        y: Tensor = emulated_product(a, inverses[0], b, inverses[1], bias, out_dtype)
+        return y
+    operands = a.contiguous(), b.contiguous().t()
+    return torch._scaled_mm(*operands, *inverses, bias=bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum)
+
+
+@torch.library.custom_op(
+    "gptscale::float8_product",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor a, Tensor inverse_a, Tensor b, Tensor inverse_b, Tensor? bias, ScalarType out_dtype) -> Tensor",
+)
+def emulated_product(
+    a: Tensor, inverse_a: Tensor, b: Tensor, inverse_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """`product` by fp32's, of what the casts have left. An operator, so that no compiler takes a rounding out.
+
+    Not torch._scaled_mm, whose kernel for a CPU depends on the processor: with AMX it is oneDNN's reference loop, 2000 times
+    slower than this, and its scales leave the range of fp32 (torch 2.11).
+    """
+    y = (a.float() * inverse_a) @ (b.float() * inverse_b).t()
+    return (y if bias is None else y + bias).to(out_dtype)
+
+
+@emulated_product.register_fake
+def _shape(
+    a: Tensor, inverse_a: Tensor, b: Tensor, inverse_b: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    return a.new_empty(len(a), len(b), dtype=dtype)
+
+
+@register_flop_formula(torch.ops.gptscale.float8_product)
+def _flops(a: torch.Size, inverse_a: torch.Size, b: torch.Size, *rest: Any, **options: Any) -> int:
+    """Of the product, from the shapes of its arguments."""
+    return 2 * a[0] * a[1] * b[0]
+
+
+OPERATORS = torch.ops.aten._scaled_mm.default, torch.ops.gptscale.float8_product.default
 
 
 class Float8Product(torch.autograd.Function):
@@ -61,8 +111,7 @@ class Float8Product(torch.autograd.Function):
         ctx.save_for_backward(x8, x_scale, weight, w_scale)
         ctx.dtypes = x.dtype, bias.dtype
         # Hopper's fast accumulation adds in fewer bits: good enough for outputs that are rounded to 8, not for gradients
-        bias16 = bias.to(torch.bfloat16)
-        return product(x8, x_scale, w8, w_scale, bias=bias16, out_dtype=torch.bfloat16, use_fast_accum=True)
+        return product(x8, x_scale, w8, w_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]

@@ -48,10 +48,6 @@ def _check_fp8(device: torch.device) -> None:
                 "in --precision",
                 "use bf16",
             )
-    elif not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"):  # added after torch 2.5
-        raise ConfigError(
-            f"torch {torch.__version__} has no float8 product for a CPU", "in --precision", "use torch 2.11, or bf16"
-        )
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:

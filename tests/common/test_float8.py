@@ -4,10 +4,12 @@ import dataclasses
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptscale.common.activation_checkpointing import apply_activation_checkpointing, apply_compile
@@ -15,7 +17,7 @@ from gptscale.common.config import RunConfig
 from gptscale.common.devices import PEAK_TFLOPS, peak_tflops, supports_fp8
 from gptscale.common.distributed import World
 from gptscale.common.errors import ConfigError
-from gptscale.common.float8 import E4M3, E5M2, Float8Linear, apply_float8, cast, emulation, scale_of
+from gptscale.common.float8 import E4M3, E5M2, Float8Linear, Float8Product, apply_float8, cast, emulation, scale_of
 from gptscale.common.flops import model_flops_per_token
 from gptscale.common.metrics import speed
 from gptscale.common.model import GPT, Block
@@ -26,10 +28,6 @@ from gptscale.launchers.record import print_summary
 from gptscale.recipes.single import SingleConfig, build
 from gptscale.results.console import Console
 
-pytestmark = pytest.mark.skipif(
-    not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"),
-    reason="this torch has no float8 product for a CPU (2.5), and says so: tests/common/test_precision.py",
-)
 CPU = torch.device("cpu")
 SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
 # Half of the last bit, relative, and half of the smallest number below the normal ones, of a tensor scaled to the largest.
@@ -214,7 +212,7 @@ def scaled_products(mode):
     made, counter = model("fp8", mode), FlopCounterMode(display=False)
     with counter:
         step(made)
-    return counter.get_flop_counts()["Global"][torch.ops.aten._scaled_mm]
+    return counter.get_flop_counts()["Global"][torch.ops.gptscale.float8_product]
 
 
 def test_full_recomputes_products_and_selective_keeps_them():
@@ -314,9 +312,6 @@ def test_which_devices_may(monkeypatch):
     check_precision("fp8", CPU)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert not supports_fp8((9, 4))  # whose e4m3 is another
-    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *names: False)
-    with pytest.raises(ConfigError, match="has no float8 product for a CPU"):
-        check_precision("fp8", CPU)
 
 
 def test_everything_else_computes_in_bf16_and_no_loss_is_scaled():
@@ -391,6 +386,22 @@ def test_what_is_said_of_fp8_is_no_mfu():
     share = f"{second.fp8_mixed_utilisation:.1%}"
     assert f"fp8 {second.fp8_tflops_per_device:.3f} TFLOP/s  mixed peak {share}" in text
     assert f"TFLOP/s per device as bf16 counts, mixed peak {share}" in text
+
+
+def test_what_is_asked_of_cuda_is_what_cuda_takes():
+    """By the checks of shapes, strides and types that torch makes before its kernel, on tensors without memory."""
+    with FakeTensorMode():
+        x, weight = torch.empty(32, 64, device="cuda"), torch.empty(192, 64, device="cuda")
+        ctx = SimpleNamespace()
+        ctx.save_for_backward = lambda *kept: setattr(ctx, "saved_tensors", kept)
+        y = Float8Product.forward(ctx, x, weight, torch.empty(192, device="cuda"))
+        grads = Float8Product.backward(ctx, y)
+        described = [(t.device.type, t.dtype, tuple(t.shape)) for t in (y, *grads)]
+        with pytest.raises(RuntimeError, match="col"):
+            torch._scaled_mm(cast(x, x.amax(), E4M3), cast(weight, x.amax(), E4M3).t().contiguous(), x.amax(), x.amax())
+    shapes = (32, 192), (32, 64), (192, 64), (192,)
+    dtypes = torch.bfloat16, *3 * [torch.float32]
+    assert described == [("cuda", *pair) for pair in zip(dtypes, shapes, strict=True)]
 
 
 @pytest.mark.gpu

@@ -78,6 +78,17 @@ class Options:
 
 
 @dataclass(frozen=True)
+class ParityRun:
+    """A run that can start: one way, `words`, of splitting with one recipe."""
+
+    recipe: str
+    words: str
+    nproc: int
+    config: RunConfig
+    recipe_config: RecipeConfig
+
+
+@dataclass(frozen=True)
 class Deviation:
     """Largest relative deviations of one run from one process; weights None where they say nothing."""
 
@@ -127,19 +138,19 @@ def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out
         device="cpu",
         out=out,
     )
-    reference = trained("single", 1, base, ())
+    runs = [
+        resolved(name, nproc, base, words)
+        for name in names
+        for nproc in [workers(name, base, options.nproc)]
+        for words in ways(name, nproc)
+    ]  # before the first starts
+    reference = trained(resolved("single", 1, base, ()))
     clipped = (pd.read_csv(reference / "steps.csv").grad_norm > base.clip_grad_norm).sum()
     if not clipped:
         raise ConfigError(
             "no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data"
         )
-    found = []
-    for name in names:
-        nproc = workers(name, base, options.nproc)
-        for words in ways(name, nproc):
-            run = trained(name, nproc, base, words)
-            found.append(against(reference, run, name, " ".join(words), options, optimizer))
-    return found
+    return [against(reference, trained(run), run, options) for run in runs]
 
 
 def ways(recipe: str, nproc: int) -> list[tuple[str, ...]]:
@@ -156,41 +167,43 @@ def enough_layers(names: Sequence[str], options: ParityOptions) -> int | None:
     return wanted if staged and PRESETS[options.model].n_layer < wanted else None
 
 
-def trained(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) -> Path:
-    """Run to the end; the run's folder. ConfigError if it failed: there is nothing to compare."""
+def resolved(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) -> ParityRun:
+    """The run, checked; ConfigError if it cannot be."""
     row = get(recipe)
     name = "-".join([recipe, str(nproc), config.optimizer, *(word.strip("-") for word in words)])
-    print(
-        f"== {recipe} {' '.join(words)} on {nproc} process{'es' if nproc > 1 else ''}, {config.optimizer}", flush=True
+    words_of_all = option_words(
+        recipe, dataclasses.replace(config, run_name=name), getattr(row.load(), row.config)(**row.preset)
     )
-    words = [
-        *option_words(
-            recipe, dataclasses.replace(config, run_name=name), getattr(row.load(), row.config)(**row.preset)
-        ),
-        *words,
-    ]
-    config, recipe_config = parse_run(recipe, words)
+    config, recipe_config = parse_run(recipe, [*words_of_all, *words])
     if plan_run(recipe, config, recipe_config, nproc).run.batch.grad_accum_steps == 1:  # stages ask for more themselves
         config = dataclasses.replace(config, grad_accum_steps=2)
-    status = start(recipe, config, recipe_config, nproc)
+    return ParityRun(recipe, " ".join(words), nproc, config, recipe_config)
+
+
+def trained(run: ParityRun) -> Path:
+    """Run to the end; the run's folder. ConfigError if it failed: there is nothing to compare."""
+    processes = f"{run.nproc} process{'es' if run.nproc > 1 else ''}"
+    print(f"== {run.recipe} {run.words} on {processes}, {run.config.optimizer}", flush=True)
+    status = start(run.recipe, run.config, run.recipe_config, run.nproc)
     if status:
-        raise ConfigError(f"{recipe} ended with status {status}", "in parity", "see its own message above")
-    return config.out / "runs" / name
+        raise ConfigError(f"{run.recipe} ended with status {status}", "in parity", "see its own message above")
+    assert run.config.run_name is not None
+    return run.config.out / "runs" / run.config.run_name
 
 
-def against(reference: Path, run: Path, recipe: str, words: str, options: ParityOptions, optimizer: str) -> Deviation:
+def against(reference: Path, folder: Path, run: ParityRun, options: ParityOptions) -> Deviation:
     """How far a run's numbers are from the reference's."""
-    nproc, precision = options.nproc, options.precision
-    ours, theirs = pd.read_csv(run / "steps.csv"), pd.read_csv(reference / "steps.csv")
+    ours, theirs = pd.read_csv(folder / "steps.csv"), pd.read_csv(reference / "steps.csv")
     if list(ours.step) != list(theirs.step):
-        raise ConfigError(f"{recipe} logged other steps than one process", "in parity", "report this")
+        raise ConfigError(f"{run.recipe} logged other steps than one process", "in parity", "report this")
 
     def largest(column: str) -> float:
         return float(((ours[column] - theirs[column]).abs() / theirs[column].abs()).max())
 
-    weights = weight_deviation(reference, run) if optimizer == "sgd" and precision == "fp32" else None
-    figures = largest("loss"), largest("grad_norm"), weights, *tolerance(recipe, precision)
-    return Deviation(recipe, words, nproc, optimizer, *figures)
+    sgd = run.config.optimizer == "sgd" and options.precision == "fp32"
+    weights = weight_deviation(reference, folder) if sgd else None
+    figures = largest("loss"), largest("grad_norm"), weights, *tolerance(run.recipe, options.precision)
+    return Deviation(run.recipe, run.words, options.nproc, run.config.optimizer, *figures)
 
 
 def tolerance(recipe: str, precision: str) -> tuple[float, float]:

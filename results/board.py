@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from torch.utils.tensorboard import FileWriter
+from typing import TYPE_CHECKING
 
 from gptscale.results.writer import warn
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import FileWriter
 
 
 class Board:
@@ -21,6 +21,12 @@ class Board:
     """
 
     def __init__(self, folder: Path, start_step: int = 0) -> None:
+        # Here, not above: a tenth of a second at the start of every process, of which one needs them.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import FileWriter
+
+        self._Summary = Summary
         self._writer: FileWriter | None = FileWriter(folder)
         self._writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), start_step + 1)
 
@@ -28,7 +34,9 @@ class Board:
         """Write the values, by tag: all in one event, a fifth of the time of `SummaryWriter.add_scalar` for each."""
         if self._writer is None:
             return
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        summary = self._Summary(
+            value=[self._Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        )
         try:
             self._writer.add_summary(summary, step)
         except OSError as error:  # of the thread that writes

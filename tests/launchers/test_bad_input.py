@@ -106,6 +106,7 @@ CASES = {
     "compare nothing": (["compare"], "no PATH is given"),
     "compare an empty folder": (["compare", "."], "holds no summary.csv"),
     "bench of what": (["bench", "speed"], "speed"),
+    "parity of a GPU's row": (["parity", "--recipes", "ddp,fairscale_fsdp"], "fairscale_fsdp needs a CUDA device"),
     "parity of what": (["parity", "--optimizers", "lion"], "unknown optimizer 'lion'"),
     "list with options": (["list", "--all"], "takes no options"),
 }  # fmt: skip

@@ -37,7 +37,8 @@ def test_every_mode_of_a_processor(
     fall = rows.loss_first - rows.loss_last
     assert fall["fp32"] > 0.15
     assert ((fall - fall["fp32"]).abs() < 0.25 * fall["fp32"]).all()
-    assert rows.loss_last.nunique() == len(rows)  # and each is computed differently
+    # And each is computed differently, but that scales are powers of two: what underflows by neither is the same by both.
+    assert rows.loss_last.drop("fp16-fixed").nunique() == len(rows) - 1
     assert rows.amp.to_dict() == {mode: "pure" not in mode for mode in rows.index}
     scales = rows.loss_scale.fillna("").to_dict()
     assert [mode for mode in rows.index if scales[mode] == "dynamic"] == ["fp16", "fp16-pure"]

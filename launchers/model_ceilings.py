@@ -128,7 +128,7 @@ def elementwise_bytes_per_token(gpt: GPTConfig, itemsize: int) -> float:
     return float((gpt.n_layer * per_layer + 2 + 5) * gpt.n_embd * itemsize)
 
 
-def floors(gpt: GPTConfig, rows: int, found: dict[str, Any], dtype: torch.dtype) -> dict[str, float]:
+def floors(gpt: GPTConfig, rows: int, found: Mapping[str, Any], dtype: torch.dtype) -> dict[str, float]:
     """Seconds per step that each part cannot go below.
 
     attention: its products, the causal half, at the mean rate of the others. loss: logits read once and their gradient

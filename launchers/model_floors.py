@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gptscale.common.errors import ConfigError
 
-SHARES = ("share_of_gemm_rate", "share_of_mm_rate", "gemm_time_over_step_time")
+SHARES = ("share_of_gemm_rate", "share_of_mm_rate", "gemm_time_over_step_time", "share_of_roofline")
 
 
 class Floor(NamedTuple):

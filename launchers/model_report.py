@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Report:
         self.gemm_by_round_s = [
             [step_seconds(bench.gpt, bench.tokens, c["products"], route) for c in ceilings] for route in (None, "mm")
         ]
+        self.floors_by_round = [least_seconds(bench, c) for c in ceilings]
         self.gemm_s = step_seconds(bench.gpt, bench.tokens, self.products)
         self.gemm_flops = step_flops(bench.gpt, bench.tokens)
         self.flops = model_flops_per_token(bench.gpt, bench.gpt.block_size) * bench.tokens
@@ -51,7 +52,8 @@ class Report:
         """What travels between machines, each the median over rounds of a ratio within one round.
 
         share_of_gemm_rate: the model's operations per second in our step over those of the products alone, each by its faster
-        route; share_of_mm_rate: by torch.mm. over_NAME: the time of a step of that contender over that of ours.
+        route; share_of_mm_rate: by torch.mm. share_of_roofline: the least time of a step, its products at their rate and the
+        rest at the rate of a copy, over that of ours. over_NAME: the time of a step of that contender over that of ours.
         """
         ours = [statistics.median(times) for times in self.ours.times_s]
         fastest, mm = (
@@ -59,7 +61,10 @@ class Report:
             for by_round in self.gemm_by_round_s
         )
         more = self.flops / self.gemm_flops  # attention counts in the model, the table's padding in the products
-        found = dict(zip(SHARES, (fastest * more, mm * more, fastest), strict=True))
+        least = statistics.median(
+            sum(parts.values()) / step for parts, step in zip(self.floors_by_round, ours, strict=True)
+        )
+        found = dict(zip(SHARES, (fastest * more, mm * more, fastest, least), strict=True))
         for other in self.found:
             by_round = [statistics.median(times) / our for times, our in zip(other.times_s, ours, strict=True)]
             found[f"over_{other.name}"] = statistics.median(by_round)
@@ -72,8 +77,7 @@ class Report:
 
     def floors(self) -> dict[str, float]:
         """Microseconds per token that each part cannot go below, at the rates measured in this run."""
-        measured = {"products": self.products, "copy_bytes_per_s": self.copy_bytes_per_s}
-        least = floors(self.bench.gpt, self.bench.tokens, measured, DTYPES[self.bench.precision])  # type: ignore[index]
+        least = least_seconds(self.bench, {"products": self.products, "copy_bytes_per_s": self.copy_bytes_per_s})
         return {part: seconds / self.bench.tokens * 1e6 for part, seconds in least.items()}
 
     def row(self, found: Found) -> dict[str, Any]:
@@ -240,6 +244,11 @@ class Report:
 
             draw(self, picture)
             print(f"wrote {picture}")
+
+
+def least_seconds(bench: Bench, ceilings: Mapping[str, Any]) -> dict[str, float]:
+    """The least time of each part of a step, at the rates measured."""
+    return floors(bench.gpt, bench.tokens, ceilings, DTYPES[bench.precision])  # type: ignore[index]
 
 
 def said(value: float | None, form: str) -> str:

@@ -276,6 +276,10 @@ def test_ratios_are_medians_over_rounds():
     assert found["gemm_time_over_step_time"] == pytest.approx(0.8)
     assert found["share_of_gemm_rate"] == pytest.approx(0.8 * 183_032_064 / 179_601_408)
     assert found["share_of_mm_rate"] == pytest.approx(0.9 * 183_032_064 / 179_601_408)
+    # Products and attention at their rate, logits read and written at that of a copy, and more.
+    least = [sum(model_ceilings.floors(bench.gpt, bench.tokens, c, torch.float32).values()) for c in ceilings]
+    assert least[0] > 0.8 * (1 + 3_538_944 / 179_601_408) + 2 * 2048 * 50304 * 4 / 1e9
+    assert found["share_of_roofline"] == pytest.approx(sorted([least[0] / 1, least[1] / 2, least[2] / 1])[1])
 
 
 def test_fp8_has_figures_of_its_own_and_is_never_the_fastest_of_ours(monkeypatch, capsys):

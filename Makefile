@@ -72,9 +72,9 @@ demo: prepare  ## every recipe that can run here, on real text, and their compar
 	@$(BIN)/$(DEMO)
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
-# Two files at a time: a world of processes mostly starts up, and then one core waits.
+# Two files at a time, each process with one thread: threads of both would wait for each other's cores, a training five-fold.
 test: prepare colossalai lint types  ## lint, types, tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: venv
 	$(BIN)/ruff check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,11 +57,10 @@ def test_every_precision_learns(sample: VisionData, precision: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_resnet18_passes_40_percent(cifar_sample: Path, tmp_path: Path) -> None:
-    """Two epochs with all cores: 90 s on two. Seen: 46.4 %."""
+    """Two epochs: 100 s with one thread. Seen: 46.4 and 47.1 %."""
     words = f"--data {cifar_sample} --model resnet18 --epochs 2 --precision bf16 --augment none --seed 1 --device cpu".split()
     words += ["--optimizer", "adamw", "--lr-schedule", "onecycle", "--no-tensorboard", "--out", str(tmp_path)]
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *words]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=850, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert read_summary(tmp_path / "lenet.csv").test_accuracy.item() >= 0.4

@@ -29,6 +29,10 @@ from gptscale.recipes.single import SingleConfig, build
 from gptscale.results.console import Console
 
 CPU = torch.device("cpu")
+not_in_25 = pytest.mark.skipif(
+    torch.__version__.startswith("2.5"),
+    reason="torch 2.5 cuts a graph at the emulation, and has no tensors without memory here",
+)
 SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
 # Half of the last bit, relative, and half of the smallest number below the normal ones, of a tensor scaled to the largest.
 ROUNDING = {E4M3: (2.0**-4, 2.0**-10 / 448), E5M2: (2.0**-3, 2.0**-17 / 57344)}
@@ -231,6 +235,7 @@ def test_kept_for_backward_are_a_byte_an_activation_and_no_copy_of_a_weight():
     assert [t.data_ptr() for t in kept if t.dtype != E4M3 and t.numel() > 1] == [layer.weight.data_ptr()]
 
 
+@not_in_25
 @pytest.mark.timeout(300)
 def test_a_compiled_block_is_one_graph_and_as_near_to_fp32_as_eager():
     """Inductor leaves out roundings to bf16 between fused operations, so that a few entries fall to the next float8."""
@@ -388,6 +393,7 @@ def test_what_is_said_of_fp8_is_no_mfu():
     assert f"TFLOP/s per device as bf16 counts, mixed peak {share}" in text
 
 
+@not_in_25
 def test_what_is_asked_of_cuda_is_what_cuda_takes():
     """By the checks of shapes, strides and types that torch makes before its kernel, on tensors without memory."""
     with FakeTensorMode():

@@ -74,7 +74,7 @@ demo: prepare  ## every recipe that can run here, on real text, and their compar
 
 # Two files at a time, each process with one thread: threads of both would wait for each other's cores, a training five-fold.
 test: prepare colossalai lint types  ## lint, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: venv
 	$(BIN)/ruff check .

@@ -29,7 +29,19 @@ CHANGED_BY_LIBRARIES = (
 )
 
 
+# Two files run at a time (make test): the longest first, or the last would run alone.
+LONGEST = [
+    "test_worlds.py",
+    "test_parity.py",
+    "test_colossal.py",
+    "test_sharding.py",
+    "test_split.py",
+    "test_cifar_sample.py",
+]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

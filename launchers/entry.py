@@ -68,13 +68,19 @@ def work(plan: Plan) -> int:
             record.finish("interrupted" if stopped else "ok")
             return PREEMPTED_EXIT_STATUS if stopped else 0
         except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
-            known = as_known(error)
-            trace = "" if known else traceback.format_exc()
-            sys.stderr.write(f"{trace}gptscale: error: rank {world.rank}: {known or error}\n")
+            noted, status = report(error, world.rank)
             if record is not None:
-                record.finish("oom" if is_out_of_memory(error) else "failed", known or error)
+                record.finish("oom" if is_out_of_memory(error) else "failed", noted)
             stack.pop_all()  # after a failure nothing is torn down, see process_group
-            return known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
+            return status
+
+
+def report(error: BaseException, rank: int) -> tuple[BaseException, int]:
+    """Say what ended the run, in one write, so that ranks do not mix; what to note of it, and the exit status."""
+    known = as_known(error)
+    trace = "" if known else traceback.format_exc()
+    sys.stderr.write(f"{trace}gptscale: error: rank {rank}: {known or error}\n")
+    return known or error, known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def check_same_options(plan: Plan) -> None:

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from gptscale.common.distributed import World, agree_any, gather_objects, process_group
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
 from gptscale.common.host_memory import keep_freed_memory
-from gptscale.launchers.entry import StopRequest, as_known, is_out_of_memory, share_cores
+from gptscale.launchers.entry import StopRequest, is_out_of_memory, report, share_cores
 from gptscale.launchers.options import parse
 from gptscale.launchers.streams import whole_lines
 from gptscale.lenet.config import VisionConfig
@@ -63,12 +62,9 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> Outcome
             status = PREEMPTED_EXIT_STATUS if run.train() else 0
             return run.finish("interrupted" if status else "ok", None, status)
         except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
-            known = as_known(error)
-            trace = "" if known else traceback.format_exc()
-            sys.stderr.write(f"{trace}gptscale: error: rank {world.rank}: {known or error}\n")
-            status = known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
+            noted, status = report(error, world.rank)
             stack.pop_all()  # after a failure nothing is torn down, see process_group
-            return run.finish("oom" if is_out_of_memory(error) else "failed", known or error, status)
+            return run.finish("oom" if is_out_of_memory(error) else "failed", noted, status)
 
 
 def check_same_options(plan: VisionPlan) -> None:

@@ -1,4 +1,4 @@
-"""The launcher with tiny ranks, which need no torch."""
+"""The launcher with tiny ranks, which need no torch and print whole lines, as workers do."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 LAUNCH = "import sys; from gptscale.launchers.local import launch; sys.exit(launch([sys.executable, '-c', sys.argv[1]], int(sys.argv[2])))"
-RANK = "import os, sys, time, signal; rank = int(os.environ['RANK']);"
+RANK = "import os, sys, time, signal; from gptscale.launchers.streams import whole_lines; whole_lines(); rank = int(os.environ['RANK']);"
 
 
 def start(code, nproc=2):
@@ -46,7 +46,7 @@ def test_ranks_know_their_place():
 def test_lines_of_ranks_that_print_at_once_stay_whole(monkeypatch, unbuffered):
     """The ranks wait for each other by the clock, so that they do print at once."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    at = "from gptscale.launchers.streams import whole_lines; whole_lines(); time.sleep(-time.time() % 1);"
+    at = "time.sleep(-time.time() % 1);"
     for name in ("stdout", "stderr"):
         lines = f"[print(rank, {'x' * 500!r}, rank, file=sys.{name}) for _ in range(200)]"
         status, *streams = ended(at + lines, 3)

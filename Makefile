@@ -30,8 +30,8 @@ help:  ## what can be made
 venv: $(CHECKOUT)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
 
 $(STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-		|| { echo "gptscale: Python 3.10 or newer is needed: make PYTHON=python3.11 ..."; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+		|| { echo "gptscale: Python 3.11 or 3.12 is needed: make PYTHON=python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
 	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"
@@ -49,8 +49,8 @@ $(CHECKOUT): $(STAMP)
 colossalai: $(COLOSSALAI_CHECKOUT)  ## Colossal-AI's environment, in .venv-colossalai (about 6 GB; a few minutes the first time)
 
 $(COLOSSALAI_STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' \
-		|| { echo "gptscale: Colossal-AI's torch 2.5.1 needs Python 3.10 to 3.12: make PYTHON=python3.11 ..."; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
+		|| { echo "gptscale: Colossal-AI's torch 2.5.1 needs Python 3.11 or 3.12: make PYTHON=python3.11 ..."; exit 2; }
 	@echo "setting up $(COLOSSALAI): Colossal-AI and its PyTorch, about 6 GB, a few minutes"
 	@$(PYTHON) -m venv --clear $(COLOSSALAI)
 	@$(COLOSSALAI_PIP) setuptools wheel torch numpy

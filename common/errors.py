@@ -59,4 +59,4 @@ class PeerError(GptscaleError):
     exit_status = 7
 
 
-PREEMPTED_EXIT_STATUS = 75  # SIGTERM arrived, the state was saved, the same command with --resume continues
+PREEMPTED_EXIT_STATUS = 75  # SIGTERM arrived; if the run saves at all, the same command with --resume continues

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from gptscale.common.products import product
 
@@ -152,7 +153,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
     beta = 0.0 if first else 1.0
     if a.dtype == torch.float32:
         total.addmm_(a, b, beta=beta)
-    elif a.device.type == "cuda" and "dtype_out" in torch.ops.aten.addmm.overloads():  # not in torch 2.5
+    elif a.device.type == "cuda" and TorchVersion(torch.__version__) >= "2.11":  # before, `total` could not be fp32
         torch.addmm(total, a, b, out_dtype=torch.float32, beta=beta, out=total)  # type: ignore[call-overload]
     elif first:
         total.copy_(a @ b)

@@ -74,7 +74,7 @@ class MemoryOptions:
     dry_run: bool = False
     """Predict only; with --memory-gib for any device, one that is not here too."""
     csv: Path | None = None
-    """A row per try; rows that are there already are not measured again."""
+    """A row per try; rows that are there already are not measured again. With --dry-run it is read, not written."""
     md: Path | None = None
     """File for the table in Markdown."""
     png: Path | None = None

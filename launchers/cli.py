@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -165,7 +166,19 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the console script; a user's error is one line and exit status 2."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _carry_out(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except GptscaleError as error:
+        return fail(error)
+    except BrokenPipeError:  # as of `gptscale ... | head`; what is left to flush must not fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as a shell says of SIGPIPE
+
+
+def _carry_out(words: Sequence[str]) -> int:
+    """The command that the words name."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(
             "Which way of splitting this GPT over these devices trains it fastest, fits, and computes the same thing?\n"
@@ -177,11 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"gptscale {importlib.metadata.version('gptscale')}")
         return 0
-    try:
-        _first_word(words, "COMMAND", "a command", COMMANDS)
-        return COMMANDS[words[0]](words[1:])
-    except GptscaleError as error:
-        return fail(error)
+    _first_word(words, "COMMAND", "a command", COMMANDS)
+    return COMMANDS[words[0]](words[1:])
 
 
 def _first_word(argv: Sequence[str], usage: str, kind: str, known: object) -> str:

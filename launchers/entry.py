@@ -25,17 +25,26 @@ from gptscale.common.run import workload, workload_hash
 from gptscale.common.train import train
 from gptscale.launchers.options import parse_run
 from gptscale.launchers.preflight import Plan, check_same_work, is_deepspeeds_own, preflight
+from gptscale.launchers.process import begin_process
 from gptscale.launchers.record import RunRecord, new_run_id
-from gptscale.launchers.streams import whole_lines
 from gptscale.recipes import get
 from gptscale.results.recorder import Recorder
 
 SAVE_MISSES_MAX = 3  # a full disk may be mended while training goes on; not for ever
+# Memory that torch's allocator was not asked for: the CPU's, a context's, a library's handle (pytorch/pytorch#128601), Triton's.
+OUT_OF_MEMORY_SIGNS = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     """Parse, check, train, and end the process with the run's exit status."""
-    whole_lines()
+    begin_process()
     rank = int(os.environ.get("RANK", "0"))
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
@@ -230,8 +239,9 @@ def as_known(error: BaseException) -> GptscaleError | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA's exception, and what the CPU allocator raises."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    """torch's exception, Python's, or a library's words for it."""
+    said = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+    return said or isinstance(error, (torch.OutOfMemoryError, MemoryError))
 
 
 def share_cores() -> None:

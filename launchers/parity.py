@@ -1,4 +1,4 @@
-"""`gptscale parity`: proof that recipes compute what one process computes, from the files that their runs leave.
+"""`gptscale parity`: proof that recipes compute what one process computes, on CPUs, from the files that their runs leave.
 
 Dropout 0, the same global batches, accumulation and clipping at work; fp32, or bf16 against one process in bf16. Compared are
 losses and gradient norms under AdamW and under SGD, and under SGD in fp32 the final weights too: AdamW turns the rounding noise
@@ -44,7 +44,7 @@ class ParityOptions:
     """What to prove, and on how many processes."""
 
     recipes: str = "all"
-    """Names with commas between, or all that can run here."""
+    """Names with commas between, or all that can run on this machine's CPU."""
     nproc: int = 2
     """Processes for each recipe that splits its batch."""
     steps: int = 20
@@ -89,6 +89,14 @@ class ParityRun:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """One process, and what is laid beside it on the same work."""
+
+    reference: ParityRun
+    runs: list[ParityRun]
+
+
+@dataclass(frozen=True)
 class Deviation:
     """Largest relative deviations of one run from one process; weights None where they say nothing."""
 
@@ -110,21 +118,20 @@ class Deviation:
 def main(argv: Sequence[str]) -> int:
     """Run, compare, print the table; 0 when every recipe passed."""
     options = parse(Options, argv, prog="gptscale parity", about="Each recipe against one process.").parity
-    names = [n for n in chosen(options.recipes) if n != "single"]
     with tempfile.TemporaryDirectory(prefix="gptscale-parity-") as temporary:
         out = options.out or Path(temporary)
-        found = [d for optimizer in options.optimizers.split(",") for d in deviations(names, optimizer, options, out)]
+        planned = [planned_with(optimizer, options, out) for optimizer in options.optimizers.split(",")]
+        found = [d for comparison in planned for d in deviations(comparison, options)]  # all are checked by now
         show(found)
         if options.out:
             print(f"wrote {write(found, out / 'parity.csv')}")
     return 0 if all(d.passed for d in found) else 1
 
 
-def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out: Path) -> list[Deviation]:
-    """One process, then each recipe on the same work, in every way that it splits it."""
+def planned_with(optimizer: str, options: ParityOptions, out: Path) -> Comparison:
+    """One process and each recipe, in every way that it splits the work: checked, and nothing started."""
     base = RunConfig(
         model=options.model,
-        n_layer=options.n_layer or enough_layers(names, options),
         data=options.data,
         steps=options.steps,
         global_batch_size=4 * options.nproc,
@@ -138,19 +145,26 @@ def deviations(names: Sequence[str], optimizer: str, options: ParityOptions, out
         device="cpu",
         out=out,
     )
+    names = [n for n in chosen(options.recipes, base) if n != "single"]
+    base = dataclasses.replace(base, n_layer=options.n_layer or enough_layers(names, options))
     runs = [
         resolved(name, nproc, base, words)
         for name in names
         for nproc in [workers(name, base, options.nproc)]
         for words in ways(name, nproc)
-    ]  # before the first starts
-    reference = trained(resolved("single", 1, base, ()))
-    clipped = (pd.read_csv(reference / "steps.csv").grad_norm > base.clip_grad_norm).sum()
+    ]
+    return Comparison(resolved("single", 1, base, ()), runs)
+
+
+def deviations(comparison: Comparison, options: ParityOptions) -> list[Deviation]:
+    """Train one process, then the others, and compare each with it."""
+    reference = trained(comparison.reference)
+    clipped = (pd.read_csv(reference / "steps.csv").grad_norm > comparison.reference.config.clip_grad_norm).sum()
     if not clipped:
         raise ConfigError(
             "no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data"
         )
-    return [against(reference, trained(run), run, options) for run in runs]
+    return [against(reference, trained(run), run, options) for run in comparison.runs]
 
 
 def ways(recipe: str, nproc: int) -> list[tuple[str, ...]]:

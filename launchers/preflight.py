@@ -109,14 +109,14 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     return plan
 
 
-def why_not_here(recipe: str) -> str | None:
-    """Why a recipe cannot run on this machine, or None if it can."""
+def why_not_here(recipe: str, *, cuda: bool = True) -> str | None:
+    """Why a recipe cannot run on this machine (without `cuda`: on its CPUs), or None if it can."""
     row = get(recipe)
     try:
         lacking = getattr(row.load(), row.config)(**row.preset).lacks()
     except ConfigError as error:
         return str(error)
-    if row.needs_cuda and not torch.cuda.is_available():
+    if row.needs_cuda and not (cuda and torch.cuda.is_available()):
         return "needs a CUDA device"
     return str(lacking) if lacking else None
 

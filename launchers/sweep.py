@@ -47,8 +47,10 @@ def main(argv: Sequence[str]) -> int:
     options = parse(
         Options, argv, prog="gptscale sweep", about="Train the same work with several recipes, then compare."
     )
-    names = chosen(options.sweep.recipes)
     config = options.run
+    if config.resume is not None:
+        raise ConfigError("a sweep begins its runs anew", "in --resume", "resume one run with gptscale run RECIPE")
+    names = chosen(options.sweep.recipes, config)
     plans = []
     for name in names:
         recipe = get(name)
@@ -70,13 +72,13 @@ def main(argv: Sequence[str]) -> int:
     return 1 if failures else 0
 
 
-def chosen(recipes: str) -> list[str]:
-    """The recipes named, or all that can run here; those left out are said, with the reason."""
+def chosen(recipes: str, config: RunConfig) -> list[str]:
+    """The recipes named, or all that can run on the device meant; those left out are said, with the reason."""
     if recipes != "all":
         return [get(name.strip()) and name.strip() for name in recipes.split(",")]
     names = []
     for name in RECIPES:
-        if reason := why_not_here(name):
+        if reason := why_not_here(name, cuda=uses_cuda(config)):
             print(f"leaving out {name}: {reason}", file=sys.stderr)
         else:
             names.append(name)

@@ -23,6 +23,7 @@ from gptscale.launchers.options import option_words, parse, parse_run
 from gptscale.launchers.preflight import preflight, world_of
 
 STEPS = 6  # the last is drawn: buffers and caches are as they stay
+WITHOUT_EFFECT = "steps eval_every log_every save_every save_last resume run_name wandb".split()
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ def main(argv: Sequence[str]) -> int:
     """Run every schedule for a few steps in one world, draw the last step of each; 0 when all were drawn."""
     options = parse(Options, argv, prog="gptscale trace", about="Timelines of pipeline schedules, from real steps.")
     names, config = options.trace.names, dataclasses.replace(options.run, tensorboard=False)
+    for name in WITHOUT_EFFECT:
+        if getattr(options.run, name) != getattr(Options().run, name):
+            option = f"in --{name.replace('_', '-')}"
+            raise ConfigError(f"a trace is {STEPS} steps of each schedule and leaves no run", option, "leave it out")
     if config.grad_accum_steps is None and config.micro_batch_size is None:
         m = 4 * options.trace.nproc
         config = dataclasses.replace(config, grad_accum_steps=m, global_batch_size=config.global_batch_size or m)

@@ -16,7 +16,7 @@ from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleE
 from gptscale.common.host_memory import keep_freed_memory
 from gptscale.launchers.entry import StopRequest, is_out_of_memory, report, share_cores
 from gptscale.launchers.options import parse
-from gptscale.launchers.streams import whole_lines
+from gptscale.launchers.process import begin_process
 from gptscale.lenet.config import VisionConfig
 from gptscale.lenet.engine import VisionEngine
 from gptscale.lenet.loader import rank_part
@@ -190,7 +190,7 @@ def bare_resume(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    whole_lines()
+    begin_process()
     status = worker(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,6 +14,7 @@ Source                 Narayanan et al. 2021 (arXiv 2104.04473), section 3; Lian
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +60,11 @@ class HybridConfig(PipelineConfig):
         """ConfigError unless the sizes fit the model and the batch."""
         check_tp(run)
         if run.pp_size == 1:
+            default = PipelineConfig()
+            for name in (f.name for f in dataclasses.fields(default)):
+                if getattr(self, name) != getattr(default, name):
+                    option = f"in --{name.replace('_', '-')}"
+                    raise ConfigError("there is no pipeline in this mesh", option, "leave it out, or use --pp-size 2")
             return
         if self.schedule in V_SHAPED:
             raise ConfigError(

@@ -76,6 +76,9 @@ CASES = {
     "layers per stage, no numbers": (["run", "pipeline", "--nproc", "2", "--layers-per-stage", "all"], "'all' is no list of numbers, in --layers-per-stage, use balanced, or for example 2,2"),
     "a V in three dimensions": (["run", "hybrid_3d", "--nproc", "4", "--pp-size", "2", "--schedule", "ZBVZeroBubble"], "in --schedule, use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline"),
     "zero bubble and data ranks": (["run", "hybrid_3d", "--nproc", "4", "--pp-size", "2", "--schedule", "InterleavedZeroBubble"], "use 1F1B or Interleaved1F1B, or no data ranks"),
+    "a schedule without stages": (["run", "hybrid_3d", "--nproc", "2", "--schedule", "GPipe"], "there is no pipeline in this mesh, in --schedule, leave it out, or use --pp-size 2"),
+    "steps of a trace": (["trace", "--steps", "9"], "a trace is 6 steps of each schedule and leaves no run, in --steps, leave it out"),
+    "resume a sweep": (["sweep", "--recipes", "single", "--resume", "x"], "a sweep begins its runs anew, in --resume"),
     "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
     "heads": (["run", "single", "--n-head", "5"], "n_embd 128 is not divisible by n_head 5, in the model, use n_head 4"),
     "no layers": (["run", "single", "--n-layer", "0"], "n_layer 0 is out of range"),
@@ -111,6 +114,12 @@ CASES = {
     "parity of what": (["parity", "--optimizers", "lion"], "unknown optimizer 'lion'"),
     "list with options": (["list", "--all"], "takes no options"),
 }  # fmt: skip
+
+
+def test_parity_is_refused_before_its_first_run(capsys, folder):
+    """The SGD run's folder is there already; AdamW's, which come first, do not begin."""
+    (folder / "runs" / "ddp-2-sgd").mkdir(parents=True)
+    assert "ddp-2-sgd" in refused(capsys, folder, ["parity", "--recipes", "ddp", "--out", "."])
 
 
 @pytest.mark.parametrize("case", CASES)

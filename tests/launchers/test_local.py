@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 LAUNCH = "import sys; from gptscale.launchers.local import launch; sys.exit(launch([sys.executable, '-c', sys.argv[1]], int(sys.argv[2])))"
-RANK = "import os, sys, time, signal; from gptscale.launchers.streams import whole_lines; whole_lines(); rank = int(os.environ['RANK']);"
+RANK = "import os, sys, time, signal; from gptscale.launchers.process import whole_lines; whole_lines(); rank = int(os.environ['RANK']);"
 
 
 def start(code, nproc=2):

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,16 @@ def test_overview_and_list(capsys):
     said = capsys.readouterr().out
     assert not [name for name in [*COMMANDS, *RECIPES] if name not in said]
     assert "gptscale 0.1.0" in said
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    """As with `gptscale --help | head -1`; the pipe is closed before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "gptscale.launchers.cli", "--help"]
+    ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
 
 
 def test_on_a_terminal_too_the_message_is_one_plain_sentence():

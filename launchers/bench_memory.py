@@ -38,6 +38,7 @@ from gptscale.launchers.shape_options import check_file
 MODES = ("none", "selective", "full")
 OFFLOADS = tuple(recipe for recipe in RECIPES if recipe != "single")
 DEFAULT_MODELS = ("1.6b", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b")
+UNKNOWN = ("failed", "timeout")  # of a try's ends: neither says whether there was memory enough
 FIXED_STATE = ("zero_offload", "zero_infinity")  # their optimizer is DeepSpeed's own, with fp32 moments
 
 
@@ -129,11 +130,11 @@ class Found:
     @property
     def failure(self) -> str:
         """Why a try failed otherwise than by running out of memory; empty if none did."""
-        return next((row["why"] or "failed" for row in self.tries if row["status"] == "failed"), "")
+        return next((row["why"] or "failed" for row in self.tries if row["status"] in UNKNOWN), "")
 
     def known(self, limit: Limits) -> dict[int, bool]:
         """Batches tried, and whether each fitted."""
-        return {int(row["micro_batch_size"]): limit.fits(row) for row in self.tries if row["status"] != "failed"}
+        return {int(row["micro_batch_size"]): limit.fits(row) for row in self.tries if row["status"] not in UNKNOWN}
 
     def aim(self, limit: Limits) -> int | None:
         """Where the measured peak should meet the budget: between two peaks on a straight line, else the prediction moved by the

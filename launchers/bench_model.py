@@ -2,7 +2,8 @@
 
 Ceilings (the step's matrix products alone, copying), ours, the exercise's baseline, and a script written by hand run in turn,
 A B C A B C, each in a process of its own; medians over rounds are compared. All train one model from the same weights on the
-same batches, and the run ends with an error if their losses differ. docs/bench_model.md defines every figure.
+same batches, and the run ends with an error if their losses differ. The CSV is written as soon as there are figures, so that
+one which is cut short leaves what it measured. docs/bench_model.md defines every figure.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import importlib.util
 import shlex
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -54,7 +55,8 @@ class ModelBenchOptions(ShapeOptions):
     """random ids, or text: Python's own standard library as bytes (a GPU draws another power on it)."""
     contenders: str = "all"
     """Names with commas between: single, single_gelu, single_compiled, single_gelu_compiled, handout, handout_best, minimal,
-    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_epilogues, single_fp8."""
+    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_epilogues, single_fp8. With
+    --scale one, by default single."""
     steps: int | None = None
     """Timed steps of each turn; default 4, on CUDA 25."""
     rounds: int | None = None
@@ -113,7 +115,7 @@ class Bench:
 class Found:
     """One contender over all rounds.
 
-    times_s: of each step, a list per round. losses: of the first round. failure: why there is nothing; empty if there is.
+    times_s: of each step, a list per round. losses: of the first round. failure: why there is nothing and will be.
     """
 
     name: str
@@ -184,6 +186,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure, check, print, write."""
     about = "Our step, the exercise's, one written by hand, and what none can beat: in one run."
     options = parse(ModelBenchOptions, argv, prog="gptscale bench model", about=about)
+    if options.scale != "none" and options.contenders == "all":
+        options = replace(options, contenders="single")
     bench = resolve(options)
     command = "gptscale bench model " + shlex.join(argv)
     if options.scale != "none":
@@ -195,18 +199,26 @@ def main(argv: Sequence[str]) -> int:
 
     names = options.names(bench)
     floors = read_floors(options.floors, names) if options.floors else []
-    found, ceilings = measure(bench, names)
-    check_losses([f for f in found if not f.failure], LOSS_TOLERANCE[bench.precision])
+
+    def save(found: list[Found], ceilings: list[dict[str, Any]]) -> None:
+        if options.csv:
+            Report(bench, found, ceilings, command).write_csv(options.csv)
+
+    found, ceilings = measure(bench, names, save)
     report = Report(bench, found, ceilings, command)
     report.show()
     report.write(options.csv, options.png)
+    check_losses(report.found, LOSS_TOLERANCE[bench.precision])  # behind the figures: they took minutes
     broken = any(f.failure not in ("", OUT_OF_MEMORY) for f in found)
     return max(check_floors(report.ratios(), floors), int(broken))
 
 
-def measure(bench: Bench, names: Sequence[str]) -> tuple[list[Found], list[dict[str, Any]]]:
-    """All contenders and the ceilings, in turn; one that fails is told of, and not tried again."""
-    found, ceilings = [Found(name) for name in names], []
+def measure(
+    bench: Bench, names: Sequence[str], save: Callable[[list[Found], list[dict[str, Any]]], None]
+) -> tuple[list[Found], list[dict[str, Any]]]:
+    """All contenders and the ceilings, in turn; one that fails is told of, and not tried again. `save` whenever comparable."""
+    found: list[Found] = [Found(name) for name in names]
+    ceilings: list[dict[str, Any]] = []
     for turn in range(bench.rounds):
         tell(f"round {turn + 1} of {bench.rounds}: {CEILINGS}")
         ceilings.append(run_worker(WORKER, bench.task(CEILINGS)))
@@ -220,11 +232,26 @@ def measure(bench: Bench, names: Sequence[str]) -> tuple[list[Found], list[dict[
             except GptscaleError as error:  # hours of other figures may depend on it; the exit status is 1
                 contender.failure = error.what
                 tell(f"gptscale: error: {error}")
+            if comparable(found, rounds=turn + 1):
+                save(found, ceilings)
     return found, ceilings
+
+
+def comparable(found: Sequence[Found], rounds: int) -> bool:
+    """Whether all that ran have had a turn in each of `rounds`, something other than fp8 among them."""
+    turns = {f.name: len(f.times_s) for f in found if f.times_s and not f.failure}
+    return set(turns.values()) == {rounds} and set(turns) != {FP8}
 
 
 def check_losses(found: Sequence[Found], tolerance: float) -> None:
     """GptscaleError unless all contenders had the same losses: a comparison of different work says nothing."""
+    for what in differing(found, tolerance).values():
+        raise GptscaleError(what, "in bench model", "compare equal work only")
+
+
+def differing(found: Sequence[Found], tolerance: float) -> dict[str, str]:
+    """The contenders that had other losses than the first of them, and which."""
+    differences: dict[str, str] = {}
     ordered = sorted(found, key=lambda f: f.name == FP8)  # fp8 last, since it is no measure of the others
     for other in ordered[1:]:
         limit = FP8_TOLERANCE if other.name == FP8 else tolerance
@@ -232,7 +259,8 @@ def check_losses(found: Sequence[Found], tolerance: float) -> None:
         for step, (a, b) in enumerate(pairs, start=1):
             if not abs(a - b) <= limit:  # NaN is no agreement
                 what = f"step {step} has loss {b:.6f} in {other.name} and {a:.6f} in {ordered[0].name}"
-                raise GptscaleError(f"{what}: more than {limit:g} apart", "in bench model", "compare equal work only")
+                differences.setdefault(other.name, f"{what}: more than {limit:g} apart")
+    return differences
 
 
 def tell(line: str) -> None:

@@ -1,7 +1,8 @@
 """`gptscale bench parts`: each part of a step by every way there is of computing it, at the model's exact shapes, in one run.
 
 The ways of a part run in turn, again and again, in one process; medians are taken, and before that every way's values and
-gradients are compared with the first's. Copying and a matrix product, measured in the same run, are the ceilings.
+gradients are compared with the first's. The CSV is written after each part. Copying and a matrix product, measured in the same
+run, are the ceilings.
 docs/bench_parts.md says what each way is.
 """
 
@@ -28,7 +29,9 @@ from gptscale.common.metrics import synchronize
 from gptscale.common.model_config import GPTConfig
 from gptscale.common.precision import DTYPES
 from gptscale.launchers.bench_ops import matmul_rate
+from gptscale.launchers.entry import is_out_of_memory
 from gptscale.launchers.model_ceilings import COPY_BYTES, medians
+from gptscale.launchers.model_report import write_whole
 from gptscale.launchers.options import parse
 from gptscale.launchers.parts_cases import PARTS
 from gptscale.launchers.parts_report import show
@@ -103,17 +106,21 @@ def main(argv: Sequence[str]) -> int:
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
     try:
-        ceilings = {
+        shared = {
             "copy_gb_per_s": copy_rate(shape.device),
             "product_tflops": matmul_rate(shape.dtype, shape.device) / 1e3,
+            **circumstances(shape, options.threads, argv),
         }
-        rows = [row for name in names for row in measured(PARTS[name], shape)]
+        rows: list[dict[str, Any]] = []
+        for name in names:
+            rows += measured(PARTS[name], shape)
+            if options.csv:
+                write_whole(pd.DataFrame(rows).assign(**shared), options.csv)
     finally:
         torch.set_num_threads(before)
-    frame, shared = pd.DataFrame(rows), {**ceilings, **circumstances(shape, options.threads, argv)}
+    frame = pd.DataFrame(rows)
     show(frame, shared)
     if options.csv:
-        frame.assign(**shared).to_csv(options.csv, index=False)
         print(f"wrote {options.csv}")
     wrong = frame[frame.failure.str.startswith("differs")]
     if len(wrong):
@@ -188,8 +195,8 @@ def compare(ways: Sequence[Way], tolerance: float, device: torch.device) -> tupl
         try:
             found = [t.detach().clone() for t in (way.result or way.run)()]
             synchronize(device)
-        except RuntimeError as error:  # no memory, or a kernel that does not take this shape: a row that says so
-            failures[way.name] = "out of memory" if isinstance(error, torch.OutOfMemoryError) else first_line(error)
+        except Exception as error:  # Triton's are no RuntimeError; no memory, or a kernel that does not take this shape
+            failures[way.name] = "out of memory" if is_out_of_memory(error) else first_line(error)
             continue
         expected = expected or found
         errors[way.name] = max(apart(a, b) for a, b in zip(found, expected, strict=True))
@@ -201,8 +208,9 @@ def compare(ways: Sequence[Way], tolerance: float, device: torch.device) -> tupl
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
+    """What an error says, in one line; its kind too, unless that says nothing."""
+    first = str(error).strip().partition("\n")[0]
+    return (first if first and type(error) is RuntimeError else f"{type(error).__name__}: {first}")[:100]
 
 
 def apart(found: Tensor, expected: Tensor) -> float:

@@ -16,11 +16,12 @@ import torch
 from gptscale.common.config import RunConfig
 from gptscale.common.memory_formula import Need, Step, Way, need
 from gptscale.common.model_config import GPTConfig
+from gptscale.launchers.entry import OUT_OF_MEMORY_SIGNS
 from gptscale.launchers.local import die_with_parent
 from gptscale.launchers.memory_search import predicted_gib
+from gptscale.launchers.worker import LIMIT_S
 from gptscale.recipes import get
 
-TRY_TIMEOUT_S = 1800.0
 # What makes two rows figures of the same thing; `engine_version` is torch's again for recipes that need no other.
 KEY = (
     "model recipe activation_checkpointing optimizer_state seq_len precision compile device torch_version engine_version"
@@ -87,7 +88,7 @@ def engine_version(recipe: str) -> str:
 
 
 def run_try(job: Job, batch: int) -> dict[str, Any]:
-    """Run `batch` sequences per step and say what became of it; status ok, oom or failed, with the reason in `why`."""
+    """Run `batch` sequences per step and say what became of it; status ok, oom, timeout or failed, with the reason in `why`."""
     with tempfile.TemporaryDirectory(prefix="gptscale-memory-") as folder:
         out = (job.out or Path(folder)) / f"{job.model}-{'-'.join(job.way)}-{batch}"
         try:
@@ -95,12 +96,12 @@ def run_try(job: Job, batch: int) -> dict[str, Any]:
                 job.command(batch, out),
                 capture_output=True,
                 text=True,
-                timeout=TRY_TIMEOUT_S,
+                timeout=LIMIT_S,
                 check=False,
                 preexec_fn=die_with_parent,
             )
         except subprocess.TimeoutExpired:
-            return row(job, batch, {}, "failed", f"took more than {TRY_TIMEOUT_S:g} s")
+            return row(job, batch, {}, "timeout", f"took more than {LIMIT_S:g} s")  # `failed` would be tried again
         return row(job, batch, last_row(out / "summary.csv"), *judge(ended))
 
 
@@ -113,7 +114,7 @@ def judge(ended: subprocess.CompletedProcess[str]) -> tuple[str, str]:
     why = why.removeprefix("gptscale: error: ")
     if "was killed by SIGKILL" in ended.stderr:  # nobody else here kills so: the kernel, out of host memory
         return "oom", f"host memory: {why}"
-    return ("oom" if "out of memory" in why else "failed"), why
+    return ("oom" if any(sign in why for sign in ("out of memory", *OUT_OF_MEMORY_SIGNS)) else "failed"), why
 
 
 def last_row(summary: Path) -> dict[str, str]:

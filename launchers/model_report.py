@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,18 +20,23 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.flops import model_flops_per_token
 from gptscale.common.metrics import fp8_seconds_per_token
 from gptscale.common.precision import DTYPES
-from gptscale.launchers.bench_model import FP8, ON_CUDA, OURS, Bench, Found
+from gptscale.launchers.bench_model import FP8, LOSS_TOLERANCE, ON_CUDA, OURS, Bench, Found, differing
 from gptscale.launchers.model_ceilings import PARTS, floors, products, step_flops, step_seconds
 from gptscale.launchers.model_floors import SHARES
 
 
 class Report:
-    """The figures of one run. found: contenders with their times; ceilings: what model_ceilings measured in each round."""
+    """The figures of one run, or of its turns so far.
+
+    found: contenders with their times, those that ran in as many rounds as there are `ceilings`; ceilings: what
+    model_ceilings measured in each.
+    """
 
     def __init__(self, bench: Bench, found: Sequence[Found], ceilings: Sequence[dict[str, Any]], command: str) -> None:
         self.bench, self.command = bench, command
-        self.found = [f for f in found if not f.failure]
-        self.failures = {f.name: f.failure for f in found if f.failure}
+        self.found = [f for f in found if f.times_s and not f.failure]
+        self.failures = {f.name: f.failure or "no turn yet" for f in found if f.failure or not f.times_s}
+        self.differing = differing(self.found, LOSS_TOLERANCE[bench.precision])
         measures = [f for f in self.found if f.name != FP8]
         if not measures:
             what = "; ".join(f"{name}: {failure}" for name, failure in self.failures.items())
@@ -95,6 +101,7 @@ class Report:
             "over_ours": self.ratios()[f"over_{found.name}"],
             "steps_timed": len(found.steps_s),
             "loss_last": found.losses[-1],
+            "failure": self.differing.get(found.name),
             **{k: v for k, v in found.gpu.items() if k != "name"},
         }
 
@@ -159,7 +166,7 @@ class Report:
 
     def show(self) -> None:
         """The tables."""
-        console = Console(width=None if Console().is_terminal else 125, highlight=False)
+        console = Console(width=None if Console().is_terminal else 125, highlight=False, markup=False)
         c = self.circumstances()
         console.print(
             f"{c['device']}, torch {c['torch_version']}, {c['threads']} threads, {c['dtype']}, {c['data']} tokens"
@@ -171,7 +178,7 @@ class Report:
         rate = self.gemm_flops / self.gemm_s / 1e12
         console.print(f"all products of a step {self.gemm_s * 1e3:,.1f} ms, {rate:.4g} TFLOP/s; {copy}\n")
         console.print(self._contenders_table())
-        for name, failure in self.failures.items():
+        for name, failure in (self.failures | self.differing).items():
             console.print(f"{name}: {failure}")
         for row in (self.row(f) for f in self.found if f.name == FP8):
             mixed = said(row["fp8_mixed_utilisation"], ".1%")
@@ -179,7 +186,7 @@ class Report:
                 f"{FP8}: {row['fp8_tflops']:.4g} bf16-equivalent TFLOP/s, {mixed} of the mixed fp8 and bf16 peak"
             )
         if self.ours.gpu:
-            console.print("GPU under load: " + ", ".join(f"{k} {v}" for k, v in self.ours.gpu.items()))
+            console.print("GPU under load: " + ", ".join(f"{k} {v}" for k, v in self.ours.gpu.items() if v is not None))
         shares = self.ratios()
         line = ", ".join(f"{name.replace('_', ' ')} {shares[name]:.1%}" for name in SHARES)
         console.print(f"{self.ours.name}: {line}\n")
@@ -234,16 +241,27 @@ class Report:
             table.add_row(part, f"{us:,.2f}", f"{us / sum(found.values()):.1%}", f"{low:,.2f}", f"{us - low:,.2f}")
         return table
 
+    def write_csv(self, path: Path) -> None:
+        """Every figure."""
+        write_whole(self.frame(), path)
+
     def write(self, table: Path | None, picture: Path | None) -> None:
         """CSV and PNG, where asked for."""
         if table:
-            self.frame().to_csv(table, index=False)
+            self.write_csv(table)
             print(f"wrote {table}")
         if picture:
             from gptscale.launchers.model_picture import draw
 
             draw(self, picture)
             print(f"wrote {picture}")
+
+
+def write_whole(frame: pd.DataFrame, path: Path) -> None:
+    """A CSV that is there whole, or as it was before: what writes it again and again may be ended at any time."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    frame.to_csv(temporary, index=False)
+    os.replace(temporary, path)
 
 
 def least_seconds(bench: Bench, ceilings: Mapping[str, Any]) -> dict[str, float]:

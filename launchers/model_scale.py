@@ -22,6 +22,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.flops import model_flops_per_token
 from gptscale.launchers.bench_model import CEILINGS, WARMUP_STEPS, WORKER, Bench, ModelBenchOptions, tell
 from gptscale.launchers.model_ceilings import step_flops, step_seconds
+from gptscale.launchers.model_report import write_whole
 from gptscale.launchers.worker import run_worker
 
 SEQ_LENS = (256, 512, 1024, 2048, 4096, 8192)
@@ -40,7 +41,11 @@ def scale(options: ModelBenchOptions, bench: Bench, command: str) -> int:
     """Measure all points, fit, print, write."""
     if options.floors is not None:
         raise ConfigError("a scaling table has no floors", "in --floors", "leave it out")
-    name = "single" if options.contenders == "all" else options.contenders
+    for option in ("rounds", "seq_len" if options.scale == "seq" else "layers"):
+        if getattr(options, option) is not None:
+            where = f"in --{option.replace('_', '-')}"
+            raise ConfigError(f"--scale {options.scale} has its own, a turn at each size", where, "leave it out")
+    name = options.contenders
     if "," in name:
         raise ConfigError("a scaling table is of one contender", "in --contenders", f"use {name.split(',')[0]}")
     warmup_steps = WARMUP_STEPS if name.endswith("compiled") or bench.device == "cuda" else 1
@@ -50,13 +55,14 @@ def scale(options: ModelBenchOptions, bench: Bench, command: str) -> int:
     for point in plan:
         tell(f"{name}: sequence {point.gpt.block_size}, {point.gpt.n_layer} layers, batch {point.batch_size}")
         rows.append(row(point, name, run_worker(WORKER, point.task(name)), ceilings))
-    frame = pd.DataFrame(rows).assign(
-        device=device_name(torch.device(bench.device)), torch_version=torch.__version__, command=command
-    )
+        frame = pd.DataFrame(rows).assign(
+            device=device_name(torch.device(bench.device)), torch_version=torch.__version__, command=command
+        )
+        if options.csv:
+            write_whole(frame, options.csv)
     line = fit(frame, options.scale)
     show(frame, line, options.scale)
     if options.csv:
-        frame.to_csv(options.csv, index=False)
         print(f"wrote {options.csv}")
     if options.png:
         draw(frame, line, options.scale, options.png)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 def show(frame: pd.DataFrame, circumstances: dict[str, Any]) -> None:
     """The table of each part."""
-    c, console = circumstances, Console(width=None if Console().is_terminal else 125, highlight=False)
+    c, console = circumstances, Console(width=None if Console().is_terminal else 125, highlight=False, markup=False)
     console.print(f"{c['device']}, torch {c['torch_version']}, {c['threads']} threads, {c['dtype']}")
     console.print(
         f"hidden {c['hidden']}, {c['heads']} heads, sequence {c['seq_len']}, vocabulary {c['vocab_size']}, batch "

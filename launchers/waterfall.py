@@ -35,11 +35,13 @@ NAMES = (
     (
         "matrix products",
         re.compile(
-            r"^aten::_?(mm|scaled_mm|addmm|bmm|baddbmm|linear|matmul)|^gptscale::linear|gemm|cutlass|cublas|nvjet|xmma|mkl"
+            r"^aten::_?(mm|scaled_mm|addmm|bmm|baddbmm|linear|matmul)|^gptscale::linear|gemm|cutlass|cublas|nvjet|xmma|mkl|triton_tem"
         ),
     ),
     ("optimizer", re.compile(r"adam|multi_tensor|foreach")),
 )
+# Kernels launched from Python, inside none of torch's operators, and their part.
+FROM_PYTHON = {"_cross_entropy_kernel": "loss"}
 
 
 def annotate(engine: TorchEngine) -> None:
@@ -95,9 +97,13 @@ def where_time_goes(steps: Sequence[Callable[[], object]], device: torch.device)
 
 def work(events: Sequence[Any], device: torch.device) -> Iterator[tuple[str, float]]:
     """(part, microseconds) of every operator or kernel in a trace."""
+    launched = {k.name for event in events if event.device_type == DeviceType.CPU for k in event.kernels}
     for event in events:
         if event.device_type != DeviceType.CPU:
-            continue  # kernels are met again at the operator that launched them, whose surroundings are known
+            # kernels are met again at the operator that launched them, whose surroundings are known
+            if event.name in FROM_PYTHON and event.name not in launched:
+                yield FROM_PYTHON[event.name], float(event.time_range.elapsed_us())
+            continue
         ranges = ranges_around(event)
         done: list[tuple[tuple[str, ...], float]] = []
         if device.type == "cpu":

@@ -1,10 +1,13 @@
 """`gptscale bench memory` with runs that are formulas: which batches it tries, what it keeps, and what it says."""
 
 import subprocess
+from dataclasses import replace
 
 import pandas as pd
 import pytest
+import torch
 
+from gptscale.common.devices import device_name
 from gptscale.common.errors import ConfigError
 from gptscale.common.memory_formula import Way
 from gptscale.launchers import bench_memory, memory_try
@@ -223,11 +226,29 @@ def test_another_csv_is_refused(tmp_path):
         (7, "gptscale: error: rank 0 was killed by SIGKILL, the others were ended\n", "oom"),
         (2, "gptscale: error: cpu_adam is not compiled, here, gptscale prepare\n", "failed"),
         (1, "", "failed"),
+        (1, "gptscale: error: rank 0: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`\n", "oom"),
     ],
 )
 def test_how_a_run_ended_is_read_from_its_status_and_last_words(code, stderr, verdict):
     status, why = judge(subprocess.CompletedProcess([], code, "", stderr))
     assert (status, why) == verdict if code == 0 else status == verdict and why
+
+
+def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch, tmp_path, capsys):
+    def hang(command, **options):
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_try, "LIMIT_S", 480.0)
+        patch.setattr(subprocess, "run", hang)
+        row = run_try(replace(JOB, device=device_name(torch.device("cpu"))), 3)
+    assert (row["status"], row["why"], row["peak_rss_gib"]) == ("timeout", "took more than 480 s", None)
+    words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]
+    pd.DataFrame([row], columns=COLUMNS).to_csv(tmp_path / "m.csv", index=False)
+    assert main(words) == 1
+    assert not runs["tried"]
+    assert pd.read_csv(tmp_path / "m.csv").status.tolist() == ["timeout"]
+    assert "took more than 480 s" in capsys.readouterr().out
 
 
 def test_a_try_is_a_run_of_the_product(monkeypatch):

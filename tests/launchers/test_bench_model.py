@@ -17,7 +17,7 @@ from torch.autograd import DeviceType
 from gptscale.common.errors import GptscaleError
 from gptscale.common.model_config import PRESETS, GPTConfig
 from gptscale.launchers import bench_model, model_ceilings, model_contenders, model_report, model_scale
-from gptscale.launchers.bench_model import Found, ModelBenchOptions, check_losses, resolve
+from gptscale.launchers.bench_model import Found, ModelBenchOptions, check_losses, comparable, resolve
 from gptscale.launchers.cli import main
 from gptscale.launchers.gpu_state import gpu_state
 from gptscale.launchers.model_report import Report
@@ -105,7 +105,7 @@ def test_as_a_user_types_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["learning rate", "weights", "batches"])
-def test_other_work_is_refused(fault, in_process, monkeypatch, capsys):
+def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, tmp_path, capsys):
     make = model_contenders.OTHERS["minimal"]
 
     def wrong(task):
@@ -122,10 +122,55 @@ def test_other_work_is_refused(fault, in_process, monkeypatch, capsys):
         monkeypatch.setattr(model_contenders, "make_step", lambda m, **o: original(m, **{**o, "lr": 1e-3}))
     if fault == "weights":
         monkeypatch.setattr(model_contenders, "take_weights", lambda model, gpt: None)
-    assert main([*WORDS, "--contenders", "single,minimal"]) == 2
-    said = capsys.readouterr().err.splitlines()[-1]
+    assert main([*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == 2
+    found = capsys.readouterr()
+    said = found.err.splitlines()[-1]
     assert "in minimal and" in said
     assert "more than 0.0001 apart, in bench model" in said
+    rows = pd.read_csv(tmp_path / "b.csv").query("kind == 'contender'").set_index("name")
+    assert (rows.tokens_per_s > 0).all()
+    assert rows.failure.isna()["single"]
+    assert rows.failure["minimal"] in said
+    assert f"minimal: {rows.failure['minimal']}" in found.out
+
+
+@pytest.mark.parametrize(
+    ("turns", "ran"), [(1, []), (2, ["single"]), (3, ["single", "minimal"]), (5, ["single", "minimal"])]
+)
+def test_a_run_that_is_cut_short_leaves_what_can_be_compared(turns, ran, in_process, monkeypatch, tmp_path):
+    """Ended behind so many processes, the ceilings being the first of a round: all in its CSV is of whole rounds."""
+    asked = []
+
+    def run_worker(module, task):
+        asked.append(task["contender"])
+        if len(asked) > turns:
+            raise KeyboardInterrupt
+        return in_process(module, task)
+
+    monkeypatch.setattr(bench_model, "run_worker", run_worker)
+    with pytest.raises(KeyboardInterrupt):
+        bench_model.main([*WORDS[2:], "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")])
+    assert (tmp_path / "b.csv").exists() == bool(ran)
+    if ran:
+        frame = pd.read_csv(tmp_path / "b.csv")
+        contenders = frame[frame.kind == "contender"]
+        assert contenders.name.tolist() == ran
+        assert (contenders.steps_timed == 3).all()
+        waiting = frame[frame.kind == "failed"]
+        assert ran + waiting.name.tolist() == ["single", "minimal"]
+        assert (waiting.failure == "no turn yet").all()
+        ratios = frame[frame.kind == "ratio"].set_index("name").ratio
+        assert contenders.over_ours.tolist() == pytest.approx([ratios[f"over_{name}"] for name in ran])
+
+
+def test_fp8_alone_is_not_comparable_yet():
+    fp8, single = Found("single_fp8", times_s=[[1.0]]), Found("single")
+    assert not comparable([fp8, single], rounds=1)
+    single.times_s.append([1.0])
+    assert comparable([fp8, single], rounds=1)
+    assert not comparable([fp8, single], rounds=2)
+    single.failure = "out of memory"
+    assert not comparable([fp8, single], rounds=1)
 
 
 def test_no_loss_is_not_the_same_loss():
@@ -187,6 +232,8 @@ NAMES = {
     ("graph_0_cpp_fused_gelu_1",): "elementwise",
     ("gptscale::gelu",): "elementwise",
     ("gptscale::linear_gelu_backward",): "matrix products",
+    ("triton_tem_fused_addmm_2", "triton_tem_fused_addmm_2"): "matrix products",
+    ("flex_attention", "triton_tem_fused_flex_attention_0"): "attention",
     ("mkldnn::_linear_pointwise",): "matrix products",
     ("Memcpy HtoD", "Memcpy HtoD (Pinned -> Device)"): "elementwise",
     ("autograd::engine::evaluate_function: AddmmBackward0",): None,
@@ -234,6 +281,21 @@ def test_kernels_of_a_gpu_count_where_they_were_launched():
     found = list(work(trace, torch.device("cuda")))
     assert found == [("matrix products", 70.0), ("loss", 5.0), ("elementwise", 3.0)]
     assert ranges_around(trace[0]) == ["gptscale bench: loss"]
+
+
+def test_a_kernel_that_python_launched_counts_by_its_name():
+    """No operator has it, and a range is none; once one has, it counts there."""
+    own = SimpleNamespace(name="_cross_entropy_kernel", duration=9.0)
+
+    def event(name, kind, *kernels):
+        time_range = SimpleNamespace(elapsed_us=lambda: 9.0)
+        return SimpleNamespace(name=name, cpu_parent=None, kernels=kernels, device_type=kind, time_range=time_range)
+
+    on_gpu = [event(name, DeviceType.CUDA) for name in ("_cross_entropy_kernel", "gptscale bench: loss", "nvjet_x")]
+    within = event("gptscale bench: loss", DeviceType.CPU)
+    assert list(work([within, *on_gpu], torch.device("cuda"))) == [("loss", 9.0)]
+    within.kernels = (own,)
+    assert list(work([within, *on_gpu], torch.device("cuda"))) == [("loss", 9.0)]
 
 
 @pytest.mark.parametrize(
@@ -326,8 +388,10 @@ def test_floors(floor, status, in_process, tmp_path, capsys):
 )
 def test_scaling(kind, column, sizes, in_process, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(model_scale, {"seq": "SEQ_LENS", "layers": "LAYERS"}[kind], sizes)
-    words = ["--scale", kind, "--csv", str(tmp_path / "s.csv"), "--png", str(tmp_path / "s.png")]
-    assert main([*WORDS, *words]) == 0
+    files = ["--csv", str(tmp_path / "s.csv"), "--png", str(tmp_path / "s.png")]
+    own = {"seq": "--seq-len", "layers": "--layers"}[kind]
+    shape = [word for pair in zip(SHAPE[::2], SHAPE[1::2], strict=True) if pair[0] != own for word in pair]
+    assert main(["bench", "model", *shape, "--steps", "3", "--scale", kind, *files]) == 0
     frame = pd.read_csv(tmp_path / "s.csv")
     assert tuple(frame[column]) == sizes
     assert (frame.seq_len * frame.batch_size == 64).all()
@@ -378,6 +442,7 @@ def test_a_gpu_as_it_is_found(monkeypatch):
     nvml.nvmlDeviceGetEnforcedPowerLimit = lambda handle: 700_000
     nvml.nvmlDeviceGetTemperature = lambda handle, kind: 61
     nvml.nvmlSystemGetDriverVersion = lambda: "575.1"
+    nvml.NVMLError = OSError
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
@@ -385,6 +450,24 @@ def test_a_gpu_as_it_is_found(monkeypatch):
     assert (found["name"], found["sm_clock_mhz"], found["memory_clock_mhz"]) == ("NVIDIA H200", 1755, 3201)
     assert (found["power_w"], found["power_limit_w"], found["temperature_c"]) == (698.5, 700.0, 61)
     assert gpu_state(torch.device("cpu")) == {}
+
+    def refuse(*_):
+        raise OSError("Not Supported")
+
+    nvml.nvmlDeviceGetPowerUsage = refuse
+    assert gpu_state(torch.device("cuda")) == found | {"power_w": None}
+    nvml.nvmlDeviceGetHandleByUUID = refuse
+    assert gpu_state(torch.device("cuda")) == {"name": "NVIDIA H200"}
+
+
+def test_the_peak_is_that_of_the_warm_up_too(monkeypatch):
+    """A step that is replayed from a CUDA graph allocates nothing."""
+    done = []
+    monkeypatch.setattr(model_contenders, "reset_peak_memory", lambda device: done.append("reset"))
+    data = SimpleNamespace(get=lambda i: done.append(i) or torch.zeros(()))
+    found = model_contenders.timed_steps(lambda loss: loss, data, {"warmup_steps": 2, "steps": 3}, torch.device("cpu"))
+    assert done == ["reset", 0, 1, 2, 3, 4]
+    assert (len(found["step_times_s"]), len(found["losses"])) == (3, 5)
 
 
 REFUSED = {
@@ -403,6 +486,8 @@ REFUSED = {
     "csv": (["--csv", "nowhere/b.csv"], "nowhere/b.csv cannot be written, in --csv"),
     "floors missing": (["--floors", "nowhere.csv"], "nowhere.csv is no CSV with columns name and floor"),
     "floors of a table": (["--floors", "f.csv", "--scale", "seq"], "a scaling table has no floors"),
+    "rounds of a table": (["--scale", "seq", "--rounds", "2"], "--scale seq has its own, a turn at each size, in --rounds"),
+    "layers of a table of layers": (["--scale", "layers", "--layers", "3"], "in --layers, leave it out"),
     "table of many": (["--scale", "seq", "--contenders", "single,minimal"], "a scaling table is of one contender"),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 
 from gptscale.common.model_config import PRESETS, GPTConfig
 from gptscale.launchers import bench_parts, model_ceilings, parts_attention, parts_cases
-from gptscale.launchers.bench_parts import PartsOptions, apart, compare, peak_gib, resolve
+from gptscale.launchers.bench_parts import PartsOptions, apart, compare, first_line, peak_gib, resolve
 from gptscale.launchers.cli import main
 from gptscale.launchers.parts_ways import Shape, Way
 
@@ -85,7 +85,19 @@ def test_a_kernel_that_takes_no_such_shape_and_one_without_memory_are_rows():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
 
     one = [torch.ones(3)]
+
+    class OutOfResources(Exception):  # noqa: N818  # as Triton's, which is no RuntimeError
+        pass
+
+    def too_much():
+        raise OutOfResources("out of resource: shared memory, Required: 2, Hardware limit: 1")
+
+    def library():
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
     ways = [
+        Way("triton", too_much),
+        Way("launch", library),
         Way("cudnn", refuse),
         Way("math", full),
         Way("flash", lambda: one),
@@ -93,11 +105,30 @@ def test_a_kernel_that_takes_no_such_shape_and_one_without_memory_are_rows():
     ]
     failures, errors = compare(ways, 1e-4, CPU)
     assert failures["cudnn"] == "No available kernel. Aborting execution."
-    assert failures["math"] == "out of memory"
+    assert failures["math"] == failures["launch"] == "out of memory"
+    assert failures["triton"] == "OutOfResources: out of resource: shared memory, Required: 2, Hardware limit: 1"
     assert failures["flash"] == ""
     assert failures["other"].startswith("differs by nan")
     assert set(errors) == {"flash", "other"}
     assert apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == 0.5
+
+
+def test_a_run_that_is_cut_short_leaves_its_whole_parts(monkeypatch, tmp_path):
+    def end(shape):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(parts_cases.PARTS, "norm", end)
+    words = ["--parts", "gelu,norm,optimizer", "--no-compiled", "--csv", str(tmp_path / "p.csv")]
+    with pytest.raises(KeyboardInterrupt):
+        bench_parts.main([*SHAPE, *words])
+    frame = pd.read_csv(tmp_path / "p.csv")
+    assert frame.way.tolist() == ["torch", "custom"]
+    assert (frame.both_ms > 0).all()
+    assert (frame.copy_gb_per_s > 0).all()
+
+
+def test_an_error_without_words_is_still_a_failure():
+    assert first_line(RuntimeError()).startswith("RuntimeError")
 
 
 def test_peak_memory_is_what_lives_at_once():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gptscale.launchers.bench_memory import MemoryOptions
 from gptscale.launchers.bench_model import ModelBenchOptions
@@ -68,44 +69,61 @@ def test_slurm(tmp_path):
     ]
 
 
-def test_the_gpu_script_asks_for_what_there_is(tmp_path):
-    """Every stage's words are read by the command that they are for."""
+def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
+    """Every stage's words are read by the command that they are for, and mean the GPU where there is one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     listed = shell(LAUNCHERS / "bench_gpu.sh", "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
     benches = {"model": ModelBenchOptions, "parts": PartsOptions, "ops": OpsOptions, "memory": MemoryOptions}
     (tmp_path / "out").mkdir()
     asked = set()
     for words in map(str.split, listed):
         if words[:2] == ["gptscale", "bench"]:
-            parse(benches[words[2]], words[3:], prog="p", about="a")
+            options = parse(benches[words[2]], words[3:], prog="p", about="a")
+            assert options.device in ("auto", "cuda"), words
             asked.add(words[2])
         elif words[:2] == ["gptscale", "run"]:
-            parse_launch(words[2], words[3:], LaunchOptions)
+            assert parse_launch(words[2], words[3:], LaunchOptions)[0].device in ("auto", "cuda")
         else:
-            assert words[:5] == ["python", "-m", "pytest", "-q", "-m"]
+            assert words[:6] == ["python", "-m", "pytest", "-q", "-m", "gpu"]
     assert asked == set(benches)
 
 
 def test_the_gpu_script_carries_on(tmp_path):
-    """A stage that failed is tried again, one that succeeded is not, and what has no time is named."""
+    """A stage that failed is tried again, one that succeeded is not, and what has no time is named.
+
+    Stages tried fewest times come first: those of a call that ended early wait for the others.
+    """
     for name in ("gptscale", "python"):
         fake = tmp_path / name
-        fake.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n[ "$2" != parts ] || exit 3\n')
+        fake.write_text(
+            f'#!/bin/sh\necho "$* $GPTSCALE_WORKER_LIMIT_S" >>{tmp_path}/asked\n'
+            f'[ "$2" != parts ] || {{ echo part >>{tmp_path}/out/parts.csv; exit 3; }}\n'
+        )
         fake.chmod(0o755)
     environment, out = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, tmp_path / "out"
 
     def asked(*words):
         (tmp_path / "asked").write_text("")
         ended = shell(LAUNCHERS / "bench_gpu.sh", *words, **environment)
-        return ended, [line.split()[:2] for line in (tmp_path / "asked").read_text().splitlines()]
+        lines = (tmp_path / "asked").read_text().splitlines()
+        assert all(line.endswith(" 480") for line in lines)  # of ten minutes: what hangs is told within the call
+        return ended, [line.split()[:2] for line in lines]
 
+    out.mkdir()
+    (out / "model.tried").write_text("once\n")
     ended, first = asked(out)
     assert ended.returncode == 1
+    assert first[0] == ["bench", "parts"]
+    assert first[-2:] == [["-m", "pytest"], ["bench", "model"]]
     assert "parts ended with status 3" in ended.stderr
     assert len(first) == len(shell(LAUNCHERS / "bench_gpu.sh", "--list", out).stdout.splitlines())
     assert asked(out)[1] == [["bench", "parts"], ["bench", "memory"]]
+    assert [(out / f"parts{name}.csv").read_text() for name in ("", ".earlier")] == ["part\n"] * 2
+    (out / "parts.tried").write_text("1\n2\n3\n")
+    assert asked(out)[1] == [["bench", "memory"], ["bench", "parts"]]
     ended, nothing = asked(out, "0")
     assert nothing == []
-    assert "not done for want of time: parts memory" in ended.stdout
+    assert "not done for want of time: memory parts" in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,10 @@ class Deviation:
 def main(argv: Sequence[str]) -> int:
     """Run, compare, print the table; 0 when every recipe passed."""
     options = parse(Options, argv, prog="gptscale parity", about="Each recipe against one process.").parity
+    names = [n for n in chosen(options.recipes, RunConfig(device="cpu")) if n != "single"]
     with tempfile.TemporaryDirectory(prefix="gptscale-parity-") as temporary:
         out = options.out or Path(temporary)
-        planned = [planned_with(optimizer, options, out) for optimizer in options.optimizers.split(",")]
+        planned = [planned_with(names, optimizer, options, out) for optimizer in options.optimizers.split(",")]
         found = [d for comparison in planned for d in deviations(comparison, options)]  # all are checked by now
         show(found)
         if options.out:
@@ -128,10 +129,11 @@ def main(argv: Sequence[str]) -> int:
     return 0 if all(d.passed for d in found) else 1
 
 
-def planned_with(optimizer: str, options: ParityOptions, out: Path) -> Comparison:
+def planned_with(names: Sequence[str], optimizer: str, options: ParityOptions, out: Path) -> Comparison:
     """One process and each recipe, in every way that it splits the work: checked, and nothing started."""
     base = RunConfig(
         model=options.model,
+        n_layer=options.n_layer or enough_layers(names, options),
         data=options.data,
         steps=options.steps,
         global_batch_size=4 * options.nproc,
@@ -145,8 +147,6 @@ def planned_with(optimizer: str, options: ParityOptions, out: Path) -> Compariso
         device="cpu",
         out=out,
     )
-    names = [n for n in chosen(options.recipes, base) if n != "single"]
-    base = dataclasses.replace(base, n_layer=options.n_layer or enough_layers(names, options))
     runs = [
         resolved(name, nproc, base, words)
         for name in names

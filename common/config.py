@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model_config import PRESETS, GPTConfig
@@ -227,6 +228,14 @@ class RecipeConfig:
             f"in {folder}",
             "resume it with the zero recipe that saved it",
         )
+
+
+def refuse_changed(options: Any, names: Iterable[str], why: str, fix: str = "leave it out") -> None:
+    """ConfigError for the first of the fields `names` of a dataclass that is not its default: it would be ignored."""
+    defaults = {f.name: f.default for f in dataclasses.fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise ConfigError(why, f"in --{name.replace('_', '-')}", fix)
 
 
 def did_you_mean(word: str, known: object) -> str:

@@ -31,12 +31,12 @@ from gptscale.common.precision import DTYPES
 from gptscale.launchers.bench_ops import matmul_rate
 from gptscale.launchers.entry import is_out_of_memory
 from gptscale.launchers.model_ceilings import COPY_BYTES, medians
-from gptscale.launchers.model_report import write_whole
 from gptscale.launchers.options import parse
 from gptscale.launchers.parts_cases import PARTS
 from gptscale.launchers.parts_report import show
 from gptscale.launchers.parts_ways import Part, Shape, Way
 from gptscale.launchers.shape_options import ShapeOptions, check_bf16, check_file
+from gptscale.results.writer import replace_file
 
 CPU_SHAPE = GPTConfig(n_layer=2, n_head=16, n_embd=320, block_size=128, vocab_size=50257)  # heads of 20: padded, too
 # Of the largest entry: products round in different places, in 16 bits by 2^-8 and 2^-11 each time.
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
         for name in names:
             rows += measured(PARTS[name], shape)
             if options.csv:
-                write_whole(pd.DataFrame(rows).assign(**shared), options.csv)
+                replace_file(options.csv, pd.DataFrame(rows).assign(**shared).to_csv(index=False).encode())
     finally:
         torch.set_num_threads(before)
     frame = pd.DataFrame(rows)

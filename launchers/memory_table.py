@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from gptscale.common.memory_formula import Way
 from gptscale.launchers.bench_memory import Found
 from gptscale.launchers.memory_search import GIB, Limits, measured_gib, predicted_gib
 from gptscale.launchers.memory_try import COLUMNS
+from gptscale.results.writer import replace_file
 
 LEFT = ("model", "recipe", "checkpointing", "moments", "fits")
 
@@ -140,9 +140,7 @@ class Ladder:
     def write_csv(self, path: Path | None) -> None:
         """All tries, whole or not at all: a later call goes on from this file."""
         if path is not None:
-            temporary = path.with_name(f".{path.name}.tmp")
-            self.frame().to_csv(temporary, index=False)
-            os.replace(temporary, path)
+            replace_file(path, self.frame().to_csv(index=False).encode())
 
     def write(self, table: Path | None, md: Path | None, png: Path | None) -> None:
         """CSV, Markdown and picture, where asked for."""

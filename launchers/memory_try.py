@@ -16,7 +16,6 @@ import torch
 from gptscale.common.config import RunConfig
 from gptscale.common.memory_formula import Need, Step, Way, need
 from gptscale.common.model_config import GPTConfig
-from gptscale.launchers.entry import OUT_OF_MEMORY_SIGNS
 from gptscale.launchers.local import die_with_parent
 from gptscale.launchers.memory_search import predicted_gib
 from gptscale.launchers.worker import LIMIT_S
@@ -114,7 +113,7 @@ def judge(ended: subprocess.CompletedProcess[str]) -> tuple[str, str]:
     why = why.removeprefix("gptscale: error: ")
     if "was killed by SIGKILL" in ended.stderr:  # nobody else here kills so: the kernel, out of host memory
         return "oom", f"host memory: {why}"
-    return ("oom" if any(sign in why for sign in ("out of memory", *OUT_OF_MEMORY_SIGNS)) else "failed"), why
+    return ("oom" if "out of memory" in why else "failed"), why
 
 
 def last_row(summary: Path) -> dict[str, str]:

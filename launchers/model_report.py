@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from gptscale.common.precision import DTYPES
 from gptscale.launchers.bench_model import FP8, LOSS_TOLERANCE, ON_CUDA, OURS, Bench, Found, differing
 from gptscale.launchers.model_ceilings import PARTS, floors, products, step_flops, step_seconds
 from gptscale.launchers.model_floors import SHARES
+from gptscale.results.writer import replace_file
 
 
 class Report:
@@ -243,7 +243,7 @@ class Report:
 
     def write_csv(self, path: Path) -> None:
         """Every figure."""
-        write_whole(self.frame(), path)
+        replace_file(path, self.frame().to_csv(index=False).encode())
 
     def write(self, table: Path | None, picture: Path | None) -> None:
         """CSV and PNG, where asked for."""
@@ -255,13 +255,6 @@ class Report:
 
             draw(self, picture)
             print(f"wrote {picture}")
-
-
-def write_whole(frame: pd.DataFrame, path: Path) -> None:
-    """A CSV that is there whole, or as it was before: what writes it again and again may be ended at any time."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    frame.to_csv(temporary, index=False)
-    os.replace(temporary, path)
 
 
 def least_seconds(bench: Bench, ceilings: Mapping[str, Any]) -> dict[str, float]:

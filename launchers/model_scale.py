@@ -17,13 +17,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from gptscale.common.config import refuse_changed
 from gptscale.common.devices import device_name
 from gptscale.common.errors import ConfigError
 from gptscale.common.flops import model_flops_per_token
 from gptscale.launchers.bench_model import CEILINGS, WARMUP_STEPS, WORKER, Bench, ModelBenchOptions, tell
 from gptscale.launchers.model_ceilings import step_flops, step_seconds
-from gptscale.launchers.model_report import write_whole
 from gptscale.launchers.worker import run_worker
+from gptscale.results.writer import replace_file
 
 SEQ_LENS = (256, 512, 1024, 2048, 4096, 8192)
 LAYERS = (2, 4, 8, 16, 32, 64, 96)
@@ -41,10 +42,8 @@ def scale(options: ModelBenchOptions, bench: Bench, command: str) -> int:
     """Measure all points, fit, print, write."""
     if options.floors is not None:
         raise ConfigError("a scaling table has no floors", "in --floors", "leave it out")
-    for option in ("rounds", "seq_len" if options.scale == "seq" else "layers"):
-        if getattr(options, option) is not None:
-            where = f"in --{option.replace('_', '-')}"
-            raise ConfigError(f"--scale {options.scale} has its own, a turn at each size", where, "leave it out")
+    own = ("rounds", "seq_len" if options.scale == "seq" else "layers")
+    refuse_changed(options, own, f"--scale {options.scale} has its own, a turn at each size")
     name = options.contenders
     if "," in name:
         raise ConfigError("a scaling table is of one contender", "in --contenders", f"use {name.split(',')[0]}")
@@ -59,7 +58,7 @@ def scale(options: ModelBenchOptions, bench: Bench, command: str) -> int:
             device=device_name(torch.device(bench.device)), torch_version=torch.__version__, command=command
         )
         if options.csv:
-            write_whole(frame, options.csv)
+            replace_file(options.csv, frame.to_csv(index=False).encode())
     line = fit(frame, options.scale)
     show(frame, line, options.scale)
     if options.csv:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gptscale.common.config import RunConfig
+from gptscale.common.config import RunConfig, refuse_changed
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.options import parse
 from gptscale.launchers.preflight import why_not_here
@@ -48,8 +48,7 @@ def main(argv: Sequence[str]) -> int:
         Options, argv, prog="gptscale sweep", about="Train the same work with several recipes, then compare."
     )
     config = options.run
-    if config.resume is not None:
-        raise ConfigError("a sweep begins its runs anew", "in --resume", "resume one run with gptscale run RECIPE")
+    refuse_changed(config, ["resume"], "a sweep begins its runs anew", "resume one run with gptscale run RECIPE")
     names = chosen(options.sweep.recipes, config)
     plans = []
     for name in names:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gptscale.common.bubble import Span, bubble_fraction, gaps
-from gptscale.common.config import RunConfig, did_you_mean
+from gptscale.common.config import RunConfig, did_you_mean, refuse_changed
 from gptscale.common.errors import ConfigError
 from gptscale.common.pipeline_plan import SCHEDULES
 from gptscale.launchers.local import launch
@@ -60,10 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Run every schedule for a few steps in one world, draw the last step of each; 0 when all were drawn."""
     options = parse(Options, argv, prog="gptscale trace", about="Timelines of pipeline schedules, from real steps.")
     names, config = options.trace.names, dataclasses.replace(options.run, tensorboard=False)
-    for name in WITHOUT_EFFECT:
-        if getattr(options.run, name) != getattr(Options().run, name):
-            option = f"in --{name.replace('_', '-')}"
-            raise ConfigError(f"a trace is {STEPS} steps of each schedule and leaves no run", option, "leave it out")
+    refuse_changed(options.run, WITHOUT_EFFECT, f"a trace is {STEPS} steps of each schedule and leaves no run")
     if config.grad_accum_steps is None and config.micro_batch_size is None:
         m = 4 * options.trace.nproc
         config = dataclasses.replace(config, grad_accum_steps=m, global_batch_size=config.global_batch_size or m)

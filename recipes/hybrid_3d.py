@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from gptscale.common.build import materialise, meta_gpt
+from gptscale.common.config import refuse_changed
 from gptscale.common.engine import Engine
 from gptscale.common.errors import ConfigError
 from gptscale.common.model import Block
@@ -60,11 +61,8 @@ class HybridConfig(PipelineConfig):
         """ConfigError unless the sizes fit the model and the batch."""
         check_tp(run)
         if run.pp_size == 1:
-            default = PipelineConfig()
-            for name in (f.name for f in dataclasses.fields(default)):
-                if getattr(self, name) != getattr(default, name):
-                    option = f"in --{name.replace('_', '-')}"
-                    raise ConfigError("there is no pipeline in this mesh", option, "leave it out, or use --pp-size 2")
+            of_stages = [f.name for f in dataclasses.fields(PipelineConfig)]
+            refuse_changed(self, of_stages, "there is no pipeline in this mesh", "leave it out, or use --pp-size 2")
             return
         if self.schedule in V_SHAPED:
             raise ConfigError(

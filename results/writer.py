@@ -87,7 +87,7 @@ class StepLog:
         with _opened(discarded) as descriptor:
             _write_whole(descriptor, b"".join(row for row, gone in zip(rows, beyond, strict=True) if gone), discarded)
             os.fsync(descriptor)
-        _replace(self.path, header + b"".join(row for row, gone in zip(rows, beyond, strict=True) if not gone))
+        replace_file(self.path, header + b"".join(row for row, gone in zip(rows, beyond, strict=True) if not gone))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Buffer one row."""
@@ -146,7 +146,7 @@ def run_directory(out: Path, run_id: str) -> Iterator[Path]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON in one move: readers see the old file or the new one."""
-    _replace(path, json.dumps(value, indent=1, default=str).encode())
+    replace_file(path, json.dumps(value, indent=1, default=str).encode())
 
 
 def warn(message: str) -> None:
@@ -188,8 +188,8 @@ def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
         raise StorageError(f"no space for {len(data)} bytes", f"in {path}", "free space or point --out elsewhere")
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """The file holds `data`, or after a crash what it held before."""
+def replace_file(path: Path, data: bytes) -> None:
+    """The file holds `data`, or after a crash what it held before. StorageError if the disk is full."""
     temporary = path.with_name(f".{path.name}.tmp")
     with _opened(temporary, os.O_WRONLY | os.O_TRUNC) as descriptor:
         _write_whole(descriptor, data, path)

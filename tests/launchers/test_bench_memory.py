@@ -13,6 +13,7 @@ from gptscale.common.memory_formula import Way
 from gptscale.launchers import bench_memory, memory_try
 from gptscale.launchers.bench_memory import MemoryOptions, search, ways_of
 from gptscale.launchers.cli import main
+from gptscale.launchers.entry import OUT_OF_MEMORY_SIGNS, report
 from gptscale.launchers.memory_search import GIB, Limits, limits, most_that, next_batch, resident
 from gptscale.launchers.memory_table import read_rows
 from gptscale.launchers.memory_try import COLUMNS, Job, judge, run_try
@@ -226,12 +227,21 @@ def test_another_csv_is_refused(tmp_path):
         (7, "gptscale: error: rank 0 was killed by SIGKILL, the others were ended\n", "oom"),
         (2, "gptscale: error: cpu_adam is not compiled, here, gptscale prepare\n", "failed"),
         (1, "", "failed"),
-        (1, "gptscale: error: rank 0: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`\n", "oom"),
     ],
 )
 def test_how_a_run_ended_is_read_from_its_status_and_last_words(code, stderr, verdict):
     status, why = judge(subprocess.CompletedProcess([], code, "", stderr))
     assert (status, why) == verdict if code == 0 else status == verdict and why
+
+
+@pytest.mark.parametrize("sign", OUT_OF_MEMORY_SIGNS)
+def test_a_library_without_memory_is_out_of_memory(sign, capsys):
+    """From what the worker meets, by the line it prints, to what the try is called."""
+    noted, status = report(RuntimeError(f"{sign} when calling `cublasCreate(handle)`"), rank=0)
+    status, why = judge(subprocess.CompletedProcess([], status, "", capsys.readouterr().err))
+    assert status == "oom"
+    assert str(noted) in why
+    assert sign in why
 
 
 def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch, tmp_path, capsys):

@@ -32,7 +32,7 @@ def kernels():
                 print(f"gptscale: operators not compiled ahead of time: {error}", file=sys.stderr)
                 self.extensions = []
 
-    described = runpy.run_path("ops/sources.py")
+    described = runpy.run_path("ops/build/sources.py")
     files = [f"ops/csrc/{path.name}" for path in described["sources"]()]
     name = f"gptscale.ops._kernels_{described['fingerprint'](torch.__version__)}"
     extension = CppExtension(name, files, extra_compile_args=described["FLAGS"], extra_link_args=["-fopenmp"])

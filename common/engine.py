@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from gptscale.common.bubble import Bubble
-    from gptscale.common.offload import Offload
+    from gptscale.common.measure.bubble import Bubble
+    from gptscale.common.measure.offload import Offload
     from gptscale.common.state import Shard
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gptscale.common.distributed import agree_any
 from gptscale.common.engine import Batch, Engine, StepResult
+from gptscale.common.process.world import agree_any
 
 
 class Source(Protocol):
@@ -19,7 +19,7 @@ class Source(Protocol):
 
 
 class Observer(Protocol):
-    """What the loop tells of itself; results/recorder.py writes it down."""
+    """What the loop tells of itself; results/record/recorder.py writes it down."""
 
     def waiting(self) -> AbstractContextManager[None]: ...
     def step(self, step: int, lr: float, result: StepResult) -> bool: ...

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 
 import torch
 
-from gptscale.common.batch import plan_batch
-from gptscale.common.config import RunConfig
-from gptscale.common.distributed import World, process_group
 from gptscale.common.engine import Batch, StepResult
-from gptscale.common.run import Run
+from gptscale.common.process.world import World, process_group
+from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.train import train
 from gptscale.recipes.fsdp import FSDPConfig, build
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError, GptscaleError
-from gptscale.launchers.options import fail, parse_launch
+from gptscale.common.settings.run_config import did_you_mean
+from gptscale.launchers.run.options import fail, parse_launch
 from gptscale.recipes import RECIPES, get
 
 
@@ -36,7 +36,7 @@ def run(argv: Sequence[str]) -> int:
     recipe = _first_word(argv, "run RECIPE [options]", "a recipe", RECIPES)
     config, recipe_config, options = parse_launch(recipe, argv[1:], LaunchOptions)
     assert options is not None
-    from gptscale.launchers.start import command_line, default_nproc, plan_run, start
+    from gptscale.launchers.run.start import command_line, default_nproc, plan_run, start
 
     nproc = options.nproc or default_nproc(recipe, config)
     if not options.dry_run:
@@ -49,49 +49,49 @@ def run(argv: Sequence[str]) -> int:
 
 def sweep(argv: Sequence[str]) -> int:
     """gptscale sweep --recipes A,B,C [options]: train with several, then compare."""
-    from gptscale.launchers.sweep import main
+    from gptscale.launchers.commands.sweep import main
 
     return main(argv)
 
 
 def compare(argv: Sequence[str]) -> int:
     """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it."""
-    from gptscale.results.compare import main
+    from gptscale.results.comparison.groups import main
 
     return main(argv)
 
 
 def parity(argv: Sequence[str]) -> int:
     """gptscale parity [--recipes A,B] [--nproc N]: does each recipe compute what one process computes?"""
-    from gptscale.launchers.parity import main
+    from gptscale.launchers.commands.parity import main
 
     return main(argv)
 
 
 def trace(argv: Sequence[str]) -> int:
     """gptscale trace [--schedules A,B] [--nproc N] [options]: a picture of each pipeline schedule, from real steps."""
-    from gptscale.launchers.trace import main
+    from gptscale.launchers.commands.trace_pipeline import main
 
     return main(argv)
 
 
 def doctor(argv: Sequence[str]) -> int:
     """gptscale doctor [--json]: what is installed, what can run here, and why not the rest."""
-    from gptscale.launchers.doctor import main
+    from gptscale.launchers.commands.doctor import main
 
     return main(argv)
 
 
 def prepare(argv: Sequence[str]) -> int:
     """gptscale prepare [--recipes A,B]: compile what recipes need, once, before any run."""
-    from gptscale.launchers.prepare import main
+    from gptscale.launchers.commands.prepare import main
 
     return main(argv)
 
 
 def tokenize(argv: Sequence[str]) -> int:
     """gptscale tokenize INPUT... --out FILE.bin: text into memory-mapped tokens."""
-    from gptscale.launchers.tokenize import main
+    from gptscale.launchers.commands.tokenize_text import main
 
     return main(argv)
 
@@ -99,26 +99,26 @@ def tokenize(argv: Sequence[str]) -> int:
 def bench(argv: Sequence[str]) -> int:
     """gptscale bench model|parts|memory|handout|loop|data|engines|ops: measurements against alternatives in the same run."""
     if argv and argv[0] == "engines":
-        from gptscale.launchers.engines import main as engines
+        from gptscale.launchers.bench.engines.command import main as engines
 
         return engines(argv[1:])
     if argv and argv[0] == "ops":
-        from gptscale.launchers.bench_ops import main as ops
+        from gptscale.launchers.bench.ops.command import main as ops
 
         return ops(argv[1:])
     if argv and argv[0] == "parts":
-        from gptscale.launchers.bench_parts import main as parts
+        from gptscale.launchers.bench.parts.command import main as parts
 
         return parts(argv[1:])
     if argv and argv[0] == "memory":
-        from gptscale.launchers.bench_memory import main as memory
+        from gptscale.launchers.bench.memory.command import main as memory
 
         return memory(argv[1:])
     if argv and argv[0] == "model":
-        from gptscale.launchers.bench_model import main as model
+        from gptscale.launchers.bench.model.command import main as model
 
         return model(argv[1:])
-    from gptscale.launchers.bench import main
+    from gptscale.launchers.bench.model.loop_bench import main
 
     return main(argv)
 
@@ -132,7 +132,7 @@ def lenet(argv: Sequence[str]) -> int:
 
 def minigrad(argv: Sequence[str]) -> int:
     """gptscale minigrad [--model pure_linear|simple_conv|LeNet]: train with a small autograd, beside the old figures."""
-    from gptscale.launchers.minigrad import main
+    from gptscale.lenet.minigrad.experiment import main
 
     return main(argv)
 

@@ -15,7 +15,7 @@ done
 recipe=${1:?usage: torchrun.sh [--dry-run] [--nproc N] RECIPE [options]}
 shift
 
-command=(torchrun --standalone --nproc-per-node "$nproc" -m gptscale.launchers.entry "$recipe" "$@")
+command=(torchrun --standalone --nproc-per-node "$nproc" -m gptscale.launchers.run.worker "$recipe" "$@")
 if [[ $dry_run ]]; then
     printf '%q ' "${command[@]}"
     echo

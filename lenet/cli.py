@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError
-from gptscale.lenet.config import VisionConfig
+from gptscale.common.settings.run_config import did_you_mean
+from gptscale.lenet.run.config import VisionConfig
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class TrainOptions:
 
 def train(argv: Sequence[str]) -> int:
     """gptscale lenet train [--nproc N] [options]: train one vision model."""
-    from gptscale.launchers.entry import share_cores
-    from gptscale.launchers.options import parse
-    from gptscale.lenet.plan import world_from_environment
-    from gptscale.lenet.start import start
-    from gptscale.lenet.train import bare_resume
-    from gptscale.lenet.train import train as run
+    from gptscale.launchers.run.options import parse
+    from gptscale.launchers.run.worker import share_cores
+    from gptscale.lenet.run.preflight import world_from_environment
+    from gptscale.lenet.run.start import start
+    from gptscale.lenet.run.worker import bare_resume
+    from gptscale.lenet.run.worker import train as run
 
     options = parse(TrainOptions, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
     if options.launch.nproc == 1 and options.run.strategy not in ("ddp", "fabric"):
@@ -48,63 +48,63 @@ def train(argv: Sequence[str]) -> int:
 
 def baseline(argv: Sequence[str]) -> int:
     """gptscale lenet baseline [--data D] [--preset P] [--seeds 1,2,3]: LeNet-5 beside the texts' figures, with a figure."""
-    from gptscale.lenet.baseline import main
+    from gptscale.lenet.studies.baseline import main
 
     return main(argv)
 
 
 def bench(argv: Sequence[str]) -> int:
     """gptscale lenet bench [--data D] [options]: images/s and accuracy beside a plain PyTorch script, in the same run."""
-    from gptscale.lenet.bench import main
+    from gptscale.lenet.studies.bench import main
 
     return main(argv)
 
 
 def workers(argv: Sequence[str]) -> int:
     """gptscale lenet workers [--workers 0,2,4] [options]: what worker processes of the DataLoader buy."""
-    from gptscale.lenet.workers import main
+    from gptscale.lenet.studies.workers import main
 
     return main(argv)
 
 
 def strategies(argv: Sequence[str]) -> int:
     """gptscale lenet strategies [--nproc N] [options]: one process, DataParallel, DDP and Fabric with equal loaders."""
-    from gptscale.lenet.strategies import main
+    from gptscale.lenet.studies.strategies import main
 
     return main(argv)
 
 
 def fused(argv: Sequence[str]) -> int:
     """gptscale lenet fused [--data D] [options]: 2 and 10 convolutions, fused with bias and ReLU or not, cuDNN on and off."""
-    from gptscale.lenet.fused import main
+    from gptscale.lenet.studies.fused import main
 
     return main(argv)
 
 
 def memory(argv: Sequence[str]) -> int:
     """gptscale lenet memory [--model M] [--batch-size N] [options]: what fills the memory in one step, as a picture."""
-    from gptscale.lenet.memory import main
+    from gptscale.lenet.studies.memory import main
 
     return main(argv)
 
 
 def precision(argv: Sequence[str]) -> int:
     """gptscale lenet precision [--modes M] [options]: fp32, tf32, fp16, bf16, with autocast and without, and loss scales."""
-    from gptscale.lenet.precision import main
+    from gptscale.lenet.studies.precision import main
 
     return main(argv)
 
 
 def batch(argv: Sequence[str]) -> int:
     """gptscale lenet batch [--per-rank 16,32,64,128] [--nproc N]: what the batch of a rank does to time, memory and accuracy."""
-    from gptscale.lenet.batch import main
+    from gptscale.lenet.studies.batch import main
 
     return main(argv)
 
 
 def backend(argv: Sequence[str]) -> int:
     """gptscale lenet backend [--per-rank 32,128] [--nproc N]: NCCL against Gloo, with the spread of equal runs."""
-    from gptscale.lenet.backend import main
+    from gptscale.lenet.studies.backend import main
 
     return main(argv)
 

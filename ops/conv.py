@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops import library
+from gptscale.ops import registry as library
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 from gptscale.ops.conv_python import (
     ConvBiasReluBackwardFunction,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gptscale.ops import library
+from gptscale.ops import registry as library
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 
 Approximate = Literal["erf", "tanh", "sigmoid"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptscale.ops import library
+from gptscale.ops import registry as library
 from gptscale.ops.arguments import check_tensor
 from gptscale.ops.max_pool_python import (
     MaxPoolBackwardFunction,

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops import cublaslt, library
+from gptscale.ops import cublaslt
+from gptscale.ops import registry as library
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 
 

@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import NamedTuple
 
-from gptscale.common import environments
-from gptscale.common.config import did_you_mean
 from gptscale.common.errors import ConfigError
+from gptscale.common.process import environments
+from gptscale.common.settings.run_config import did_you_mean
 
 # Only errors: by themselves these write some hundred lines around each run, at its imports too.
 for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
@@ -25,7 +25,7 @@ class Recipe(NamedTuple):
     config: the name of its frozen dataclass in `module`. preset: fields of it that this row fixes.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     needs_cuda: its engine refuses a CPU. series: versions of the engine that are known to work, as they begin; "" is any.
-    environment: the one beside the running one that the engine lives in (common/environments.py); "" is the running one.
+    environment: the one beside the running one that the engine lives in (common/process/environments.py); "" is the running one.
     what: one line for `gptscale list`.
     """
 

@@ -20,13 +20,13 @@ from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlu
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
-from gptscale.common.library_optimizer import LibraryOptimizer, make_torch_optimizer
-from gptscale.common.model import Block
-from gptscale.common.precision import DTYPES
-from gptscale.common.run import Run
-from gptscale.common.torch_engine import TorchEngine
+from gptscale.common.engines.torch_engine import TorchEngine
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.model.gpt import Block
+from gptscale.common.model.precision import DTYPES
+from gptscale.common.optim.library import LibraryOptimizer, make_torch_optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("accelerate_fsdp")
 

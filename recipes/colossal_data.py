@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from gptscale.common.config import RecipeConfig
 from gptscale.common.errors import ConfigError
-from gptscale.common.library_optimizer import make_torch_optimizer
-from gptscale.common.run import Run
+from gptscale.common.optim.library import make_torch_optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 if TYPE_CHECKING:
-    from gptscale.common.torch_engine import TorchEngine
+    from gptscale.common.engines.torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, gemini: bool, **op
 
 def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchEngine:
     """The whole model on each device (Gemini: a parameter at a time, into its chunk), its optimizer cut."""
-    from gptscale.common import colossal_start
+    from gptscale.common.engines.colossal import start as colossal_start
 
     colossal_start.start(run.world)
-    from gptscale.common.colossal_data_engine import gemini_engine, hybrid_adam, zero_engine
-    from gptscale.common.colossal_gpt2 import GPT2WithLoss
+    from gptscale.common.engines.colossal.data_engine import gemini_engine, hybrid_adam, zero_engine
+    from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
 
     clip = run.config.clip_grad_norm
     if isinstance(config, ColossalGeminiConfig):
@@ -110,7 +110,7 @@ def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchE
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("colossal_zero")
 

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from gptscale.common.colossal_plan import check_pipeline, check_tensor, default_micro_batches
-from gptscale.common.config import RecipeConfig
+from gptscale.common.engines.colossal.checks import check_pipeline, check_tensor, default_micro_batches
 from gptscale.common.errors import ConfigError
-from gptscale.common.library_optimizer import make_torch_optimizer
-from gptscale.common.run import Run
+from gptscale.common.optim.library import make_torch_optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 if TYPE_CHECKING:
-    from gptscale.common.colossal_engine import PipelineEngine, TensorEngine
+    from gptscale.common.engines.colossal.hybrid import PipelineEngine, TensorEngine
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ def shard(
 
 def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngine:
     """Without memory first; Colossal-AI makes each module on its stage, whole, and cuts it before it makes the next."""
-    from gptscale.common import colossal_start
+    from gptscale.common.engines.colossal import start as colossal_start
 
     colossal_start.start(run.world)
-    from gptscale.common.colossal_engine import PipelineEngine, TensorEngine
-    from gptscale.common.colossal_gpt2 import lazy_gpt2, policy
+    from gptscale.common.engines.colossal.gpt2 import lazy_gpt2, policy
+    from gptscale.common.engines.colossal.hybrid import PipelineEngine, TensorEngine
 
     tp_size, pp_size = run.tp_size, run.pp_size
     model = lazy_gpt2(run)
@@ -126,7 +126,7 @@ def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngi
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("colossal_tensor")
 

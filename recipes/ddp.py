@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
+from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.errors import ConfigError
-from gptscale.common.optimizer import Optimizer
-from gptscale.common.run import Run
-from gptscale.common.torch_engine import TorchEngine
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.optim.fused import Optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def build(run: Run, config: DDPConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("ddp")
 

@@ -24,12 +24,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
-from gptscale.common.library_optimizer import LibraryOptimizer, make_torch_optimizer
-from gptscale.common.model import Block
-from gptscale.common.run import Run
-from gptscale.common.torch_engine import TorchEngine, holding_back
+from gptscale.common.engines.torch_engine import TorchEngine, holding_back
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.model.gpt import Block
+from gptscale.common.optim.library import LibraryOptimizer, make_torch_optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def build(run: Run, config: LightningFabricConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("lightning_fabric")
 

@@ -24,16 +24,16 @@ import torch.distributed as dist
 from fairscale.nn.data_parallel import FullyShardedDataParallel
 from torch import Tensor, nn
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
-from gptscale.common.flat_shards import shards_of_range
-from gptscale.common.library_optimizer import LibraryOptimizer, torch_optimizer
-from gptscale.common.model import Block
-from gptscale.common.optimizer import decay_groups
-from gptscale.common.precision import DTYPES
-from gptscale.common.run import Run
+from gptscale.common.engines.flat_shards import shards_of_range
+from gptscale.common.engines.torch_engine import TorchEngine, holding_back
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.model.gpt import Block
+from gptscale.common.model.precision import DTYPES
+from gptscale.common.optim.fused import decay_groups
+from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 from gptscale.common.state import Shard
-from gptscale.common.torch_engine import TorchEngine, holding_back
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("fairscale_fsdp")
 

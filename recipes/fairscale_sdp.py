@@ -28,12 +28,12 @@ from fairscale.nn.data_parallel import ShardedDataParallel
 from fairscale.optim.oss import OSS
 from torch import nn
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
-from gptscale.common.library_optimizer import LibraryOptimizer, torch_optimizer
-from gptscale.common.optimizer import decay_groups
-from gptscale.common.run import Run
-from gptscale.common.torch_engine import TorchEngine, holding_back
+from gptscale.common.engines.torch_engine import TorchEngine, holding_back
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.optim.fused import decay_groups
+from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def build(run: Run, config: FairscaleSDPConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("fairscale_sdp")
 

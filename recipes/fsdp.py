@@ -22,14 +22,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
+from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.errors import ConfigError
-from gptscale.common.model import Block
-from gptscale.common.optimizer import Optimizer
-from gptscale.common.precision import DTYPES
-from gptscale.common.run import Run
-from gptscale.common.torch_engine import TorchEngine
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.model.gpt import Block
+from gptscale.common.model.precision import DTYPES
+from gptscale.common.optim.fused import Optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("fsdp")
 

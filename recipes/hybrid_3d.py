@@ -24,19 +24,19 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import refuse_changed
 from gptscale.common.engine import Engine
+from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
+from gptscale.common.engines.pipeline.engine import PipelineLoss, TimedStage
+from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
+from gptscale.common.engines.tensor_parallel import check_tp
+from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.errors import ConfigError
-from gptscale.common.model import Block
-from gptscale.common.optimizer import Optimizer
-from gptscale.common.pipeline_build import parts_of, pipeline_engine, shapes_of
-from gptscale.common.pipeline_engine import PipelineLoss, TimedStage
-from gptscale.common.pipeline_plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
-from gptscale.common.precision import DTYPES
-from gptscale.common.run import Run
-from gptscale.common.tensor_parallel import check_tp
-from gptscale.common.torch_engine import TorchEngine
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.model.gpt import Block
+from gptscale.common.model.precision import DTYPES
+from gptscale.common.optim.fused import Optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import refuse_changed
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
 from gptscale.recipes.tensor_parallel import apply_tp
@@ -129,7 +129,7 @@ def build(run: Run, config: HybridConfig) -> Engine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("hybrid_3d")
 

@@ -26,12 +26,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from gptscale.common.build import materialise
-from gptscale.common.config import RecipeConfig
-from gptscale.common.pipeline_build import parts_of, pipeline_engine, shapes_of
-from gptscale.common.pipeline_engine import PipelineEngine, PipelineLoss, TimedStage
-from gptscale.common.pipeline_plan import SCHEDULES, Schedule, check_stages, describe_stages, micro_batches, stage_sizes
-from gptscale.common.run import Run
+from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
+from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss, TimedStage
+from gptscale.common.engines.pipeline.plan import (
+    SCHEDULES,
+    Schedule,
+    check_stages,
+    describe_stages,
+    micro_batches,
+    stage_sizes,
+)
+from gptscale.common.model.build import materialise
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ def build(run: Run, config: PipelineConfig) -> PipelineEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("pipeline")
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
-from gptscale.common.optimizer import Optimizer
-from gptscale.common.run import Run
-from gptscale.common.torch_engine import TorchEngine
+from gptscale.common.engines.torch_engine import TorchEngine
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.optim.fused import Optimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def build(run: Run, config: SingleConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("single")
 

@@ -31,19 +31,19 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.config import RecipeConfig
-from gptscale.common.model_config import GPTConfig
-from gptscale.common.optimizer import Optimizer
-from gptscale.common.run import Run
-from gptscale.common.tensor_parallel import (
+from gptscale.common.engines.tensor_parallel import (
     VocabParallelCrossEntropy,
     VocabParallelEmbedding,
     check_async_tp,
     check_tp,
     enable_async_tp,
 )
-from gptscale.common.torch_engine import TorchEngine
+from gptscale.common.engines.torch_engine import TorchEngine
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.optim.fused import Optimizer
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RecipeConfig
 
 PLAN: Mapping[str, ParallelStyle] = {
     "wte": VocabParallelEmbedding(sequence_dim=1),
@@ -102,7 +102,7 @@ def build(run: Run, config: TensorParallelConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("tensor_parallel")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gptscale.common.config import RecipeConfig, RunConfig
+from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
 from gptscale.common.errors import ConfigError
-from gptscale.common.pipeline_plan import SPLIT_BACKWARD
+from gptscale.common.settings.run_config import RecipeConfig, RunConfig
 
 
 class Pair(NamedTuple):

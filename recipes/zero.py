@@ -29,16 +29,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gptscale.common import deepspeed_ops
-from gptscale.common.build import materialise, meta_gpt
-from gptscale.common.deepspeed_config import DeepSpeedConfig
-from gptscale.common.deepspeed_optimizer import ZeroOptimizer
-from gptscale.common.deepspeed_start import start
-from gptscale.common.library_optimizer import torch_optimizer
-from gptscale.common.optimizer import decay_groups
-from gptscale.common.run import Run
-from gptscale.common.swap_folder import SwapFolder
-from gptscale.common.torch_engine import TorchEngine
+from gptscale.common.engines.torch_engine import TorchEngine
+from gptscale.common.engines.zero import operators as deepspeed_ops
+from gptscale.common.engines.zero.optimizer import ZeroOptimizer
+from gptscale.common.engines.zero.options import DeepSpeedConfig
+from gptscale.common.engines.zero.start import start
+from gptscale.common.engines.zero.swap_folder import SwapFolder
+from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.optim.fused import decay_groups
+from gptscale.common.optim.library import torch_optimizer
+from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
 
 def main() -> None:
     """This process's part of a run, from the command line: --stage N is recipe zeroN."""
-    from gptscale.launchers.entry import run_recipe
+    from gptscale.launchers.run.worker import run_recipe
 
     words = [word for argument in sys.argv for word in argument.split("=")]
     stage = next((value for option, value in pairwise(words) if option == "--stage"), "2")

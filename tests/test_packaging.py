@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptscale.common import build_cache
-from gptscale.ops.sources import fingerprint
+from gptscale.ops.build import cache as build_cache
+from gptscale.ops.build.sources import fingerprint
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "launchers", "lenet", "ops", "recipes", "results")
@@ -68,7 +68,7 @@ def test_operators_are_compiled_ahead_of_time_where_there_is_a_compiler(wheel, n
     wheel.extractall(tmp_path, [name for name in names if name.startswith("gptscale/")])
     code = (
         "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
-        "import gptscale.ops.extension as e; from gptscale.ops.gelu import gelu\n"
+        "import gptscale.ops.build.kernels as e; from gptscale.ops.gelu import gelu\n"
         "assert e.__file__.startswith(sys.argv[1]), e.__file__\n"
         "print(e.implementation(), gelu(torch.ones(1), implementation='cpp').item())"
     )
@@ -133,7 +133,7 @@ def test_common_imports_without_any_engine_or_plotting():
     """Whoever reuses a recipe brings torch along, not this package's tables and pictures."""
     code = (
         "import sys, importlib, pkgutil, gptscale.common as c\n"
-        "for m in pkgutil.iter_modules(c.__path__): importlib.import_module('gptscale.common.' + m.name)\n"
+        "for m in pkgutil.walk_packages(c.__path__, 'gptscale.common.'): importlib.import_module(m.name)\n"
         "heavy = 'pandas matplotlib rich tyro transformers datasets deepspeed fairscale accelerate'.split()\n"
         "print([m for m in heavy if m in sys.modules])"
     )

@@ -1,7 +1,7 @@
 // What the operators' bindings to torch share: element types, memory layouts, and errors that name the argument.
 //
 // The schemas are defined in Python, beside what needs no speed: shape functions, autocast, the implementation in Python
-// (ops/library.py, ops/gelu.py ...). Here are the CPU kernels and the autograd formulas.
+// (ops/registry.py, ops/gelu.py ...). Here are the CPU kernels and the autograd formulas.
 #pragma once
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptscale.launchers.bench_memory import MemoryOptions
-from gptscale.launchers.bench_model import ModelBenchOptions
-from gptscale.launchers.bench_ops import OpsOptions
-from gptscale.launchers.bench_parts import PartsOptions
+from gptscale.launchers.bench.memory.command import MemoryOptions
+from gptscale.launchers.bench.model.command import ModelBenchOptions
+from gptscale.launchers.bench.ops.command import OpsOptions
+from gptscale.launchers.bench.parts.command import PartsOptions
 from gptscale.launchers.cli import LaunchOptions
-from gptscale.launchers.options import parse, parse_launch
+from gptscale.launchers.run.options import parse, parse_launch
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]
@@ -35,7 +35,7 @@ def dry(*words, **environment):
 
 def test_one_node():
     assert dry(LAUNCHERS / "torchrun.sh", "--dry-run", "--nproc", "4", "fsdp", *OPTIONS) == [
-        *"torchrun --standalone --nproc-per-node 4 -m gptscale.launchers.entry fsdp".split(),
+        *"torchrun --standalone --nproc-per-node 4 -m gptscale.launchers.run.worker fsdp".split(),
         *OPTIONS,
     ]
     assert "gpu" in dry(LAUNCHERS / "torchrun.sh", "--dry-run", "ddp")
@@ -47,7 +47,7 @@ def test_several_nodes():
     )
     assert words == [
         *"torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id gptscale".split(),
-        *"-m gptscale.launchers.entry fsdp".split(),
+        *"-m gptscale.launchers.run.worker fsdp".split(),
         *OPTIONS,
     ]
 
@@ -64,7 +64,7 @@ def test_slurm(tmp_path):
     )  # fmt: skip
     assert words == [
         *"srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node03:29400 --rdzv-id 77".split(),
-        *"-m gptscale.launchers.entry fsdp".split(),
+        *"-m gptscale.launchers.run.worker fsdp".split(),
         *OPTIONS,
     ]
 

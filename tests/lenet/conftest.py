@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from gptscale.launchers.cli import main
-from gptscale.lenet import study as study_module
-from gptscale.lenet.config import VisionConfig
-from gptscale.lenet.plan import world_from_environment
-from gptscale.lenet.study import Cell
-from gptscale.lenet.train import train
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.preflight import world_from_environment
+from gptscale.lenet.run.worker import train
+from gptscale.lenet.studies import study as study_module
+from gptscale.lenet.studies.study import Cell
 
 
 @pytest.fixture(autouse=True)

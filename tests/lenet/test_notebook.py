@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gptscale.lenet.results import read_summary
+from gptscale.lenet.run.columns import read_summary
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "lenet.ipynb"
 MAX_BYTES = 400_000

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.ops import conv as c
-from gptscale.ops import library
+from gptscale.ops import registry as library
 
 COMPILED = library.ready()
 IMPLEMENTATIONS = ["python", "cpp"]
@@ -307,7 +307,7 @@ int main() {
 @needs_cpp
 def test_nothing_is_touched_outside_the_tensors(tmp_path):
     """The kernels themselves, for each instruction set, compiled with the address sanitizer."""
-    from gptscale.ops.sources import FLAGS, FOLDER
+    from gptscale.ops.build.sources import FLAGS, FOLDER
 
     (tmp_path / "guard.cpp").write_text(GUARD)
     for isa, target in (("baseline", ""), ("avx2", "arch=x86-64-v3"), ("avx512", "arch=x86-64-v4")):

@@ -1,4 +1,4 @@
-"""The kernel of the loss, by Triton's interpreter: against torch in fp64, and in the place that common/loss.py gives it."""
+"""The kernel of the loss, by Triton's interpreter: against torch in fp64, and in the place that common/model/loss.py gives it."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
     """Blocks that end before, in and behind the padding; an ignored row in seven; huge logits, and a block of -inf."""
     interpreted(
         "import torch, torch.nn.functional as F; torch.manual_seed(0)\n"
-        "from gptscale.common.loss import IGNORE, softmax_and_loss_in_fp32\n"
+        "from gptscale.common.model.loss import IGNORE, softmax_and_loss_in_fp32\n"
         "from gptscale.ops.cross_entropy_triton import cross_entropy_\n"
         "for dtype in (torch.float32, torch.bfloat16, torch.float16):\n"
         "    for block in (64, 128, 256):\n"
@@ -103,8 +103,8 @@ def test_on_a_gpu_the_head_computes_what_it_does_in_fp64(precision, monkeypatch)
     import torch
     import torch.nn.functional as F
 
-    from gptscale.common import loss as loss_module
-    from gptscale.common.precision import DTYPES
+    from gptscale.common.model import loss as loss_module
+    from gptscale.common.model.precision import DTYPES
     from gptscale.ops.cross_entropy_triton import cross_entropy_
 
     torch.manual_seed(0)

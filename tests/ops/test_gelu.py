@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gptscale.ops import extension, library
 from gptscale.ops import gelu as g
+from gptscale.ops import registry as library
+from gptscale.ops.build import kernels as extension
 
 VARIANTS = g.APPROXIMATE
 COMPILED = library.ready()
@@ -232,7 +233,7 @@ def test_nothing_is_written_outside_the_output(dtype, tmp_path):
         return 0;
     }
     """
-    from gptscale.ops.sources import FLAGS, FOLDER
+    from gptscale.ops.build.sources import FLAGS, FOLDER
 
     (tmp_path / "guard.cpp").write_text("#include <cstdlib>\n" + code)
     files = [tmp_path / "guard.cpp", *FOLDER.glob("kernels_*.cpp"), FOLDER / "isa.cpp", FOLDER / "gelu_tables.cpp"]

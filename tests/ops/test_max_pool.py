@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gptscale.ops import library
 from gptscale.ops import max_pool as m
+from gptscale.ops import registry as library
 
 COMPILED = library.ready()
 IMPLEMENTATIONS = ["loop", "python", "cpp"]
@@ -311,7 +311,7 @@ int main() {
 @needs_cpp
 def test_nothing_is_touched_outside_the_tensors(tmp_path):
     """The kernels themselves, for each instruction set, compiled with the address sanitizer where the compiler has it."""
-    from gptscale.ops.sources import FLAGS, FOLDER
+    from gptscale.ops.build.sources import FLAGS, FOLDER
 
     (tmp_path / "guard.cpp").write_text(GUARD)
     for isa, target in (("baseline", ""), ("avx2", "arch=x86-64-v3"), ("avx512", "arch=x86-64-v4")):

@@ -13,22 +13,23 @@ import pandas as pd
 import pytest
 import torch
 
-from gptscale.common import environments
-from gptscale.common.checkpoint import Reader
-from gptscale.common.colossal_plan import bubble_fraction, default_micro_batches
-from gptscale.common.colossal_weights import FlatLayout, TensorLayout, cut_dim, fill
-from gptscale.common.convert import name_pairs, qkv_to_hf
+from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.engines.colossal.checks import bubble_fraction, default_micro_batches
+from gptscale.common.engines.colossal.weights import FlatLayout, TensorLayout, cut_dim, fill
 from gptscale.common.errors import ConfigError
-from gptscale.common.model import init_tensor
-from gptscale.common.model_config import GPTConfig
+from gptscale.common.model.gpt import init_tensor
+from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf
+from gptscale.common.process import environments
+from gptscale.common.process.ranks import launch
+from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.launchers import cli
-from gptscale.launchers.doctor import environment
-from gptscale.launchers.local import launch
-from gptscale.launchers.parity import weight_deviation
-from gptscale.launchers.preflight import why_not_here
+from gptscale.launchers.commands.doctor import environment
+from gptscale.launchers.commands.parity import weight_deviation
+from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import get
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
+WORLDS = ROOT / "tests" / "worlds"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 1e-5
 LACK = None if environments.is_inside("colossalai") else why_not_here("colossal_tensor")
@@ -46,7 +47,7 @@ def ok(*words):
 
 
 def script(name, environment, nproc, *words):
-    words = [environments.python(environment), str(HERE / name), *map(str, words)]
+    words = [environments.python(environment), str(WORLDS / name), *map(str, words)]
     assert launch(words, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0
 
 
@@ -333,7 +334,7 @@ def test_dry_run_tells_the_command_with_its_interpreter(capsys, tmp_path, monkey
     assert cli.main("run colossal_pipeline --nproc 4 --tp-size 2 --dry-run".split()) == 0
     starter = environments.folder("colossalai") / "bin" / "torchrun"
     line = capsys.readouterr().out.splitlines()[-1]
-    assert f"{starter} --standalone --nproc-per-node 4 -m gptscale.launchers.entry colossal_pipeline" in line
+    assert f"{starter} --standalone --nproc-per-node 4 -m gptscale.launchers.run.worker colossal_pipeline" in line
 
 
 @needs_colossalai

@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gptscale.launchers.local import launch
+from gptscale.common.process.ranks import launch
 
 pytest.importorskip("deepspeed")
-HERE = Path(__file__).parent
+WORLDS = Path(__file__).parents[1] / "worlds"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 WORK = ["--model", "tiny", "--data", "synthetic", "--no-tensorboard"]
 
@@ -66,7 +66,7 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
             free_port,
             "--no_local_rank",
             "--module",
-            "gptscale.launchers.entry",
+            "gptscale.launchers.run.worker",
             "zero_infinity",
             "--steps",
             3,
@@ -85,7 +85,7 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
 @pytest.mark.parametrize("recipe", ["zero1", "zero3"])
 def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp_path):
     """Saved by DeepSpeed's save_checkpoint after 3 steps; the next three are those of a run that never stopped."""
-    script = [sys.executable, str(HERE / "world_deepspeeds_own.py"), recipe, str(tmp_path)]
+    script = [sys.executable, str(WORLDS / "world_deepspeeds_own.py"), recipe, str(tmp_path)]
     assert launch(script, 2, environment={"OMP_NUM_THREADS": "1"}) == 0
     command = [
         sys.executable,

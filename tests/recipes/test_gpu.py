@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from gptscale.launchers.preflight import why_not_here
+from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]

@@ -8,7 +8,7 @@ import sys
 import pandas as pd
 import pytest
 
-from gptscale.launchers.preflight import why_not_here
+from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gptscale.common.swap_folder import abandoned
-from gptscale.launchers.local import launch
-from gptscale.launchers.preflight import why_not_here
+from gptscale.common.engines.zero.swap_folder import abandoned
+from gptscale.common.process.ranks import launch
+from gptscale.launchers.run.preflight import why_not_here
 
-HERE = Path(__file__).parent
+WORLDS = Path(__file__).parents[1] / "worlds"
 D = 2
 WIDTH = 512  # wide enough that no matrix is kept whole for being small (DeepSpeed's stage3_param_persistence_threshold)
 N = 4 * (12 * WIDTH**2 + 13 * WIDTH) + (384 + 128 + 2) * WIDTH  # tiny's layers, table (padded) and positions, this wide
@@ -47,7 +47,7 @@ FORMULAS = [
 
 
 def measured(recipe, options, precision, out):
-    command = [sys.executable, "-W", "ignore", str(HERE / "world_bytes.py"), recipe, str(out), "--n-embd", str(WIDTH)]
+    command = [sys.executable, "-W", "ignore", str(WORLDS / "world_bytes.py"), recipe, str(out), "--n-embd", str(WIDTH)]
     assert launch([*command, "--precision", precision, *options], D, environment={"OMP_NUM_THREADS": "1"}) == 0
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(D)]
 
@@ -102,7 +102,7 @@ def test_zero_infinity_keeps_on_disk_what_it_says_and_deletes_it(tmp_path):
 
 def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
     """The docstring's claim: optimizer.zero_grad() leaves the buckets behind, with and without a tied head."""
-    script = [sys.executable, str(HERE / "world_fairscale.py"), str(tmp_path)]
+    script = [sys.executable, str(WORLDS / "world_fairscale.py"), str(tmp_path)]
     assert launch(script, D, environment={"OMP_NUM_THREADS": "1"}) == 0
     loss = json.loads((tmp_path / "losses.json").read_text())
     for tied in ("tied", "untied"):

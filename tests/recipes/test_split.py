@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gptscale.launchers.local import launch
-from gptscale.launchers.parity import ways
+from gptscale.common.process.ranks import launch
+from gptscale.launchers.commands.parity import ways
 
-HERE = Path(__file__).parent
+WORLDS = Path(__file__).parents[1] / "worlds"
 TOLERANCE = 1e-5
 
 
@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_layer, tmp_path):
     """Losses and norms of 20 steps of AdamW, losses, norms and final weights of 5 of SGD, accumulation and clipping at
     work, an evaluation; and no two ranks of a world draw the same dropout, each the same again for the same step."""
-    script = [sys.executable, str(HERE / "world_split.py"), str(tmp_path), str(n_layer)]
+    script = [sys.executable, str(WORLDS / "world_split.py"), str(tmp_path), str(n_layer)]
     assert launch(script, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0
     expected = {" ".join([r, *way]) for r in ("tensor_parallel", "pipeline", "hybrid_3d") for way in ways(r, nproc)}
     for rank in range(nproc):
@@ -34,7 +34,7 @@ def test_no_rank_ever_has_the_whole_model(recipe, tmp_path):
     """gpt2 on two ranks: the resident set grows by a rank's own weights and, at most, a block of those being drawn."""
     script = [
         sys.executable,
-        str(HERE / "world_rss.py"),
+        str(WORLDS / "world_rss.py"),
         recipe,
         str(tmp_path),
         "--model",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gptscale.common.config import RunConfig
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.recipes import RECIPES, unsupported
 
 

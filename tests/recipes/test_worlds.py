@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 import torch
 
-from gptscale.common.checkpoint import Reader, step_folders
-from gptscale.launchers.local import launch
-from gptscale.launchers.preflight import why_not_here
+from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.process.ranks import launch
+from gptscale.launchers.run.preflight import why_not_here
 
-HERE = Path(__file__).parent
+WORLDS = Path(__file__).parents[1] / "worlds"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 1e-5
 
@@ -34,7 +34,7 @@ def ok(*words, timeout=150):
 
 def script(name, nproc, *words):
     """One of the world_*.py beside this file, as ranks."""
-    status = launch([sys.executable, str(HERE / name), *map(str, words)], nproc, environment={"OMP_NUM_THREADS": "1"})
+    status = launch([sys.executable, str(WORLDS / name), *map(str, words)], nproc, environment={"OMP_NUM_THREADS": "1"})
     assert status == 0
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints: read them and write them."""

@@ -1,0 +1,154 @@
+"""Saving a checkpoint so that it is whole or not there: written under a temporary name, flushed, read back, renamed last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from gptscale.common.checkpoint.reader import FORMAT_VERSION, sha256_of, step_folders
+from gptscale.common.engine import Engine
+from gptscale.common.errors import GptscaleError, NumericError, StorageError
+from gptscale.common.process.world import gather_objects
+from gptscale.common.state import Shard
+
+FILE_BYTES = 2**31  # a file's tensors are in host memory while it is written; this bounds it
+
+Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # tensor name, offset, shape
+
+
+def save(engine: Engine, folder: Path, step: int, facts: dict[str, Any], *, keep: int = 2) -> Path:
+    """Write `folder`/step-N with the engine's whole state and `facts`; every rank calls it. Keeps the newest `keep`.
+
+    Raises on every rank what failed on any: StorageError (with needed and free bytes), NumericError (state not finite).
+    """
+    target, temporary = folder / f"step-{step}", folder / str(gather_objects(f".tmp-step-{step}-{uuid.uuid4().hex}")[0])
+    # Which rank writes which box: an engine need not know who else holds a copy of what it holds. State is walked twice,
+    # for what it is and to write it, since of a state that lives on disk only a part is in memory at a time.
+    held = gather_objects({_box(s): s.tensor.nbytes for s in engine.state() if s.tensor.numel()})
+    owners, rank = _owners(held), _rank()
+    counters = engine.counters()
+    outcome: Any = None
+    try:
+        temporary.mkdir(parents=True, exist_ok=True)
+        outcome = list(_write_files(temporary, rank, (s for s in engine.state() if owners.get(_box(s)) == rank)))
+    except (OSError, GptscaleError) as error:
+        outcome = _as_gptscale_error(error, folder, sum(held[rank].values()))
+    outcomes = gather_objects(outcome)
+    failures = [o for o in outcomes if isinstance(o, GptscaleError)]
+    if not failures and rank == 0:
+        try:
+            files = [entry for part in outcomes for entry in part]
+            _commit(temporary, target, {"step": step, "counters": counters, **facts, "files": files})
+        except OSError as error:
+            failures = [_as_gptscale_error(error, folder, 0)]
+    failures = [e for part in gather_objects(failures) for e in part]
+    if failures:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise failures[0]
+    if rank == 0:
+        for old in step_folders(folder)[keep:]:
+            shutil.rmtree(old)
+    return target
+
+
+def _box(shard: Shard) -> Box:
+    return shard.name, shard.offset, tuple(shard.tensor.shape)
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _owners(held: list[dict[Box, int]]) -> dict[Box, int]:
+    """For each box the rank that writes it: of those that hold it, the one with the fewest bytes so far."""
+    holders: dict[Box, list[int]] = {}
+    for rank, boxes in enumerate(held):
+        for box in boxes:
+            holders.setdefault(box, []).append(rank)
+    load, owners = [0] * len(held), {}
+    for box, ranks in holders.items():
+        owners[box] = min(ranks, key=lambda r: (load[r], r))
+        load[owners[box]] += held[owners[box]][box]
+    return owners
+
+
+def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[dict[str, Any]]:
+    """Write this rank's boxes in files of bounded size; one entry per file: name, size, sha256, boxes."""
+    for index, group in enumerate(_groups(shards)):
+        tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor for s in group}
+        for key, tensor in tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise NumericError(
+                    f"{key.split('@')[0]} holds NaN or Inf", "while saving", "resume from the checkpoint before"
+                )
+        data = safetensors.torch.save(tensors)
+        name, digest = f"rank-{rank:05d}-{index:04d}.safetensors", hashlib.sha256(data).hexdigest()
+        write_durably(folder / name, data)
+        if sha256_of(folder / name) != digest:
+            raise StorageError(f"{name} reads back differently from what was written", f"in {folder}", "check the disk")
+        boxes = [
+            {"name": s.name, "key": key, "offset": s.offset, "shape": tuple(s.tensor.shape), "whole": s.shape}
+            for key, s in zip(tensors, group, strict=True)
+        ]
+        yield {"file": name, "size": len(data), "sha256": digest, "boxes": boxes}
+
+
+def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+    """Copies of the shards in host memory, in lists of at most FILE_BYTES."""
+    group: list[Shard] = []
+    size = 0
+    for shard in shards:
+        if group and size + shard.tensor.nbytes > FILE_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(shard._replace(tensor=shard.tensor.detach().to("cpu", copy=True).contiguous()))
+        size += shard.tensor.nbytes
+    if group:
+        yield group
+
+
+def _commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
+    manifest = {"format_version": FORMAT_VERSION, **manifest}
+    write_durably(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
+    _sync_folder(temporary)
+    if target.exists():  # saved before, by a run that was resumed from further back
+        shutil.rmtree(target)
+    os.rename(temporary, target)
+    _sync_folder(target.parent)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a new file, private to the user, and wait until the disk has it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _as_gptscale_error(error: Exception, folder: Path, needed: int) -> GptscaleError:
+    if isinstance(error, GptscaleError):
+        return error
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    return StorageError(
+        f"checkpoint not written: {getattr(error, 'strerror', None) or error} (rank needs {needed:,} bytes, {free:,} free)",
+        f"in {folder}",
+        "free space or point --out elsewhere",
+    )

@@ -1,0 +1,180 @@
+"""Text to train on, as documents: the standard library, files, Hugging Face datasets; and their token ids.
+
+A document is a sequence of pieces of text, so that one of any size can be encoded in little memory.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from gptscale.common.data.bin_files import map_ids, write_bin
+from gptscale.common.data.hub import check_hub
+from gptscale.common.data.tokenizers import Tokenizer
+from gptscale.common.errors import ConfigError, DataError
+
+Document = Iterable[str]
+PIECE_BYTES = 2**20
+TEXT_CHARS_MAX = 2**30  # more than this would be read and encoded at every start, by every process
+HOW = "give synthetic, stdlib, a text or .bin file, or hf:NAME_OR_PATH:SPLIT:COLUMN"
+NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+def open_documents(data: str, where: str = "in --data") -> Iterable[Document]:
+    """The documents that `stdlib`, `hf:...` or a text file's path names; read only when iterated.
+
+    Raises DataError now if there is nothing to read, and on iteration if a file is not UTF-8.
+    """
+    if data == "stdlib":
+        return standard_library()
+    if data.startswith("hf:"):
+        return hugging_face(data[3:], where)
+    return [read_pieces(existing_file(Path(data), where))]
+
+
+def existing_file(path: Path, where: str) -> Path:
+    """`path` if it is a file with something in it that this user may read; DataError if not."""
+    if not path.exists():
+        raise DataError(f"data file {path} does not exist", where, HOW)
+    if not path.is_file():
+        raise DataError(f"{path} is {'a folder' if path.is_dir() else 'no file'}", where, HOW)
+    if path.stat().st_size == 0:
+        raise DataError(f"data file {path} is empty", where, "give a file with text or tokens in it")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"data file {path} may not be read", where, f"chmod u+r {path}")
+    return path
+
+
+def standard_library() -> Iterable[Document]:
+    """The running Python's own modules, a document each, by sorted path, without tests and installed packages."""
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = (p for p in root.rglob("*.py") if not NOT_LIBRARY.intersection(p.relative_to(root).parts))
+    # PEP 263 lets a module have another encoding: a few U+FFFD are no reason to refuse the source.
+    return (read_pieces(path, errors="replace") for path in sorted(paths))
+
+
+def hugging_face(name: str, where: str) -> Iterable[Document]:
+    """Rows of NAME_OR_PATH[:SPLIT[:COLUMN]], a document each: a folder of `save_to_disk`, or a dataset of the hub."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError(f"hf: needs the datasets library ({error})", where, "pip install 'gptscale[hf]'") from None
+    path, _, rest = name.partition(":")
+    split, _, column = rest.partition(":")
+    split, column = split or "train", column or "text"
+    local = Path(path).is_dir()
+    if not local and (path.startswith((".", "/")) or path.count("/") > 1):  # the hub's names are NAME or OWNER/NAME
+        raise DataError(f"folder {path} does not exist", where, HOW)
+    if not local:
+        fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
+        check_hub(f"dataset {path!r}", where, fix)
+    try:
+        found = datasets.load_from_disk(path) if local else datasets.load_dataset(path)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise DataError(f"dataset {path!r} cannot be read ({first})", where, HOW) from None
+    if isinstance(found, dict) and split not in found:
+        raise DataError(f"dataset {path!r} has no split {split!r}", where, f"use one of: {' '.join(map(str, found))}")
+    rows = found[split] if isinstance(found, dict) else found
+    if column not in rows.column_names:
+        raise DataError(
+            f"dataset {path!r} has no column {column!r}", where, f"use one of: {' '.join(rows.column_names)}"
+        )
+    if rows.features[column].dtype not in ("string", "large_string"):
+        raise DataError(f"column {column!r} of {path!r} is {rows.features[column].dtype}, expected string", where, HOW)
+    return ([row[column] or ""] for row in rows.select_columns([column]))
+
+
+def read_pieces(path: Path, errors: str = "strict") -> Iterator[str]:
+    """The text of a UTF-8 file in pieces of about a MiB, cut only where a byte-pair encoding is cut as well.
+
+    Raises DataError with the file's byte offset of what is not UTF-8.
+    """
+    decoder, position, text = codecs.getincrementaldecoder("utf-8")(errors), 0, ""
+    with path.open("rb") as file:
+        more = True
+        while more:
+            raw = file.read(PIECE_BYTES)
+            more = bool(raw)
+            try:
+                text += decoder.decode(raw, final=not more)
+            except UnicodeDecodeError as error:
+                offset = position + error.start - (len(error.object) - len(raw))  # it holds bytes of the piece before
+                fix = "convert it to UTF-8, for instance with iconv"
+                raise DataError(f"byte {offset} is not UTF-8 text ({error.reason})", f"in {path}", fix) from None
+            position += len(raw)
+            cut = _last_boundary(text) if more else len(text)
+            if cut:
+                yield text[:cut]
+                text = text[cut:]
+
+
+def _last_boundary(text: str) -> int:
+    """Behind the last newline that stands between two visible characters; 0 without one.
+
+    GPT-2's pre-tokeniser ends a word there whatever follows (its `encoder.py`), so the ids of the pieces are the ids of
+    the whole. Behind other newlines it is not so: white space is grouped by what comes after it.
+    """
+    cut = text.rfind("\n", 1, len(text) - 1)
+    while cut > 0 and (text[cut - 1].isspace() or text[cut + 1].isspace()):
+        cut = text.rfind("\n", 1, cut)
+    return cut + 1 if cut > 0 else 0
+
+
+def encode(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Ids (uint16) of all documents one after another, in parts; each document is ended by the end-of-text id."""
+    end = np.array([tokenizer.end_of_text], dtype=np.uint16)
+    for document in documents:
+        for piece in document:
+            yield tokenizer.encode(piece)
+        yield end
+
+
+def load_ids(data: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Ids (uint16) of the text that `data` names; what took long to encode is kept in the user's cache folder.
+
+    Raises DataError as `open_documents` does, and for more text than should be encoded at every start.
+    """
+    texts = list(_bounded(open_documents(data), data))
+    folder = cache_folder() if tokenizer.fingerprint else None
+    if folder is None:
+        return np.concatenate([np.empty(0, dtype=np.uint16), *encode(texts, tokenizer)])
+    digest = hashlib.sha256(str(tokenizer.fingerprint).encode())
+    for text in texts:
+        digest.update(f"\0{sum(map(len, text))}\0".encode())
+        digest.update("".join(text).encode("utf-8", errors="surrogatepass"))
+    cached = folder / f"{digest.hexdigest()[:32]}.bin"
+    if not cached.exists():
+        write_bin(cached, encode(texts, tokenizer), "llmc")  # the layout whose length can be verified
+    return map_ids(cached)
+
+
+def _bounded(documents: Iterable[Document], data: str) -> Iterator[list[str]]:
+    chars = 0
+    for document in documents:
+        pieces = []
+        for piece in document:
+            chars += len(piece)
+            if chars > TEXT_CHARS_MAX:
+                fix = f"encode it once: gptscale tokenize {data} --out data.bin"
+                raise DataError(f"{data} has more than {TEXT_CHARS_MAX} characters", "in --data", fix)
+            pieces.append(piece)
+        yield pieces
+
+
+def cache_folder() -> Path | None:
+    """Where encoded text is kept: gptscale/ in XDG_CACHE_HOME or ~/.cache, made if need be; None where it cannot be."""
+    folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "gptscale"
+    if not folder.is_absolute():  # the XDG specification has such a value ignored; and some users have no home
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:  # a cache saves time; a user who has no place for one can train all the same
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None

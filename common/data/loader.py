@@ -1,0 +1,161 @@
+"""From tokens to batches on the device: cut, ordered by common/data/order.py, and read ahead so that no step waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, TimeoutError
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from gptscale.common.data.order import sequence_indices
+from gptscale.common.data.sources import Span, TokenSource
+from gptscale.common.engine import Batch
+from gptscale.common.errors import ConfigError, DataError
+
+WAIT_S_MAX = 120.0  # a read that takes longer is a dead disk, and an error beats a hang
+
+
+def split(source: TokenSource, *, seq_len: int, eval_fraction: float = 0.05) -> tuple[TokenSource, TokenSource]:
+    """Training part and held-out part: the last `eval_fraction` of the tokens, at least one sequence.
+
+    DataError if there are not two sequences.
+    """
+    n_tokens, needed = len(source), 2 * (seq_len + 1)
+    if n_tokens < needed:
+        what = f"{n_tokens} tokens, expected at least {needed}: a sequence to train on and one to hold out"
+        fix = f"use --seq-len {n_tokens // 2 - 1} or more text" if n_tokens >= 4 else "give more text"
+        raise DataError(what, f"in {source.name}", fix)
+    held_out = max(seq_len + 1, int(n_tokens * eval_fraction))
+    return Span(source, 0, n_tokens - held_out), Span(source, n_tokens - held_out, n_tokens)
+
+
+class Batches:
+    """One data rank's share of each global batch of a source.
+
+    Sequence i reads tokens [i T, i T + T], T = seq_len, one more than it trains on: targets are inputs shifted by one.
+    Raises ConfigError for a batch that does not divide, DataError for a source shorter than one sequence.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        *,
+        seq_len: int,
+        global_batch_size: int,
+        seed: int,
+        data_rank: int = 0,
+        data_size: int = 1,
+    ) -> None:
+        self.source, self.seq_len, self.global_batch_size, self.seed = source, seq_len, global_batch_size, seed
+        self.data_rank, self.data_size = data_rank, data_size
+        self.n_sequences = (len(source) - 1) // seq_len
+        if self.n_sequences < 1:
+            what = f"{len(source)} tokens, expected at least {seq_len + 1} for one sequence"
+            raise DataError(what, f"in {source.name}", "use a smaller --seq-len or more text")
+        if global_batch_size % data_size:
+            below, above = global_batch_size // data_size * data_size, -(-global_batch_size // data_size) * data_size
+            what = f"global batch {global_batch_size} is not divisible by {data_size} data ranks"
+            raise ConfigError(what, "in --global-batch-size", f"use {below} or {above}" if below else f"use {above}")
+
+    def sequences(self, step: int, data_rank: int) -> tuple[int, ...]:
+        """Which sequences any rank trains on in 0-based `step`."""
+        return sequence_indices(
+            step,
+            seed=self.seed,
+            n_sequences=self.n_sequences,
+            global_batch_size=self.global_batch_size,
+            data_rank=data_rank,
+            data_size=self.data_size,
+        )
+
+    def batch(self, step: int) -> Batch:
+        """This rank's share of the global batch of 0-based `step`: CPU int64 (sequences_per_rank, seq_len)."""
+        sequences = self.sequences(step, self.data_rank)
+        rows = np.stack([self.source.read(i * self.seq_len, self.seq_len + 1) for i in sequences])
+        tokens = torch.from_numpy(rows)
+        return Batch(step, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), sequences)
+
+
+class Prefetcher:
+    """Batches on the device, read by one thread `depth` steps ahead of the loop; a context manager.
+
+    On CUDA the thread also pins them, so that the host queues the copy and goes on.
+    """
+
+    def __init__(self, batches: Batches, device: torch.device, *, depth: int = 2) -> None:
+        self.batches, self.device, self.depth = batches, device, depth
+        self._ahead: deque[tuple[int, Future[Batch]]] = deque()
+        self._asked: SimpleQueue[tuple[int, Future[Batch]] | None] = SimpleQueue()
+        self._closed = False
+        # A daemon, unlike an executor's threads: Python must not wait at exit for a read that hangs.
+        Thread(target=self._work, name="gptscale-data", daemon=True).start()
+
+    def get(self, step: int) -> Batch:
+        """The batch of 0-based `step`; what went wrong in reading it is raised here, and only here.
+
+        Steps come in turn; any other one starts the reading ahead anew. DataError after two minutes without data.
+        """
+        if self._closed:
+            raise RuntimeError("get() after close()")
+        if not self._ahead or self._ahead[0][0] != step:
+            self._forget()
+            self._ask(step)
+        _, future = self._ahead.popleft()
+        try:
+            batch = future.result(timeout=WAIT_S_MAX)
+        except TimeoutError:
+            if future.done():  # the source's own TimeoutError, not ours
+                raise
+            what = f"step {step + 1} waited {WAIT_S_MAX:g} s for its batch"
+            raise DataError(what, f"in {self.batches.source.name}", "check the disk it lies on") from None
+        batch = batch.to(self.device)
+        # Asked for only now: a reader woken earlier would take Python's lock from the very wait it is there to shorten.
+        newest = self._ahead[-1][0] if self._ahead else step
+        for following in range(newest + 1, step + 1 + self.depth):
+            self._ask(following)
+        return batch
+
+    def close(self) -> None:
+        """Stop reading ahead, without waiting for the read under way."""
+        self._closed = True
+        self._forget()
+        self._asked.put(None)
+
+    def _forget(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+
+    def _ask(self, step: int) -> None:
+        future: Future[Batch] = Future()
+        self._ahead.append((step, future))
+        self._asked.put((step, future))
+
+    def _work(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            step, future = asked
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._read(step))
+            except BaseException as error:  # handed to get(), which raises it where it can be acted on
+                future.set_exception(error)
+
+    def _read(self, step: int) -> Batch:
+        batch = self.batches.batch(step)
+        if self.device.type != "cuda":
+            return batch
+        with torch.cuda.device(self.device):  # a new thread's current device is GPU 0, on every rank
+            return Batch(step, batch.inputs.pin_memory(), batch.targets.pin_memory(), batch.sequences)
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

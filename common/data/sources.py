@@ -1,0 +1,146 @@
+"""Token sources: everything a model can train on, behind one small interface.
+
+Opening a source checks it, so that a run never meets a bad file half way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from gptscale.common.data.bin_files import map_ids
+from gptscale.common.data.documents import existing_file, load_ids
+from gptscale.common.data.tokenizers import get_tokenizer
+from gptscale.common.errors import ConfigError, DataError
+
+SCAN_BYTES_MAX = 2**30  # a larger file is sampled at the start, and its ids are checked read by read
+PIECE_TOKENS = 2**23
+
+
+class TokenSource(Protocol):
+    """A sequence of token ids.
+
+    name: what `--data` said, to name it in an error. vocab_size: every id that `read` returns is below it.
+    fingerprint: 16 hex digits that change when the content does.
+    """
+
+    name: str
+    vocab_size: int
+    fingerprint: str
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens [start, start + count) as int64; IndexError if some of them do not exist."""
+
+
+class Synthetic:
+    """Random ids, each a pure function of seed and position: any place of an endless text costs the same."""
+
+    def __init__(self, vocab_size: int, seed: int, length: int = 2**31) -> None:
+        self.name, self.vocab_size, self.seed, self.length = "synthetic", vocab_size, seed, length
+        self.fingerprint = hashlib.sha256(f"synthetic {vocab_size} {seed} {length}".encode()).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """SplitMix64 (Steele et al. 2014) of the position, reduced to the vocabulary by its high bits."""
+        _check_range(self, start, count)
+        x = np.arange(start, start + count, dtype=np.uint64) + np.uint64(
+            self.seed << 32
+        )  # no two seeds share a position
+        x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        return ((x >> np.uint64(32)) * np.uint64(self.vocab_size) >> np.uint64(32)).astype(np.int64)
+
+
+class Array:
+    """Ids (uint16) in memory or memory-mapped, checked when opened: DataError for one outside the vocabulary."""
+
+    def __init__(self, ids: np.ndarray, vocab_size: int, name: str) -> None:
+        self.ids, self.vocab_size, self.name = ids, vocab_size, name
+        if ids.nbytes <= SCAN_BYTES_MAX:
+            for start in range(0, len(ids), PIECE_TOKENS):
+                self._check(ids[start : start + PIECE_TOKENS], start)
+        self.fingerprint = fingerprint(ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens as int64; checked again, for files too large to be scanned at the start."""
+        _check_range(self, start, count)
+        ids = self.ids[start : start + count]
+        self._check(ids, start)
+        return ids.astype(np.int64)
+
+    def _check(self, ids: np.ndarray, start: int) -> None:
+        if len(ids) and int(ids.max()) >= self.vocab_size:
+            first = int(np.argmax(ids >= self.vocab_size))
+            raise DataError(
+                f"token id {int(ids[first])} is outside the vocabulary of {self.vocab_size}",
+                f"in {self.name} at token {start + first}",
+                "use the --model or --vocab-size that the file was made for",
+            )
+
+
+class Span:
+    """Part [start, stop) of another source."""
+
+    def __init__(self, source: TokenSource, start: int, stop: int) -> None:
+        self.source, self.start, self.stop = source, start, stop
+        self.name, self.vocab_size, self.fingerprint = source.name, source.vocab_size, source.fingerprint
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens counted from the span's start; never one beyond it, which may be held out."""
+        _check_range(self, start, count)
+        return self.source.read(self.start + start, count)
+
+
+def _check_range(source: TokenSource, start: int, count: int) -> None:
+    if not 0 <= start <= start + count <= len(source):
+        raise IndexError(f"tokens {start} to {start + count} of {source.name}, which has {len(source)}")
+
+
+def fingerprint(ids: np.ndarray) -> str:
+    """16 hex digits of SHA-256 over the number of ids and the ids, whatever file layout they came in.
+
+    Beyond 1 GiB over 64 evenly spaced MiB, ends included, so that opening stays a matter of seconds.
+    """
+    digest = hashlib.sha256(str(len(ids)).encode())
+    if ids.nbytes <= SCAN_BYTES_MAX:
+        digest.update(np.ascontiguousarray(ids).data)
+    else:
+        piece = 2**20 // ids.itemsize
+        for start in np.linspace(0, len(ids) - piece, 64).astype(np.int64):
+            digest.update(np.ascontiguousarray(ids[start : start + piece]).data)
+    return digest.hexdigest()[:16]
+
+
+def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: int = 0) -> TokenSource:
+    """The source that `--data` names, checked; its ids fit `vocab_size`. Writes nothing but a cache of encoded text.
+
+    Raises DataError (file, expected and actual) or ConfigError (a tokenizer whose ids the model does not have).
+    """
+    if data == "synthetic":
+        return Synthetic(vocab_size, seed)
+    if data.endswith(".bin"):
+        return Array(map_ids(existing_file(Path(data), "in --data")), vocab_size, data)
+    encoder = get_tokenizer(tokenizer)
+    if encoder.vocab_size > vocab_size:
+        raise ConfigError(
+            f"tokenizer {tokenizer} has {encoder.vocab_size} ids, the model's vocabulary {vocab_size}",
+            "in --tokenizer",
+            f"use --vocab-size {encoder.vocab_size} or another tokenizer",
+        )
+    return Array(load_ids(data, encoder), vocab_size, data)

@@ -1,0 +1,124 @@
+"""Text to ids and back: bytes, which need nothing, and GPT-2's byte-pair encoding through transformers."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gptscale.common.data.hub import check_hub
+from gptscale.common.errors import ConfigError, DataError
+
+BPE_FILES = ("vocab.json", "merges.txt")
+IDS_MAX = 2**16  # ids are kept in 16 bits, in memory and in files
+WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back; text that looks like a control token is text all the same.
+
+    vocab_size: ids are below it. end_of_text: the id that ends a document, made from no text.
+    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading one.
+    """
+
+    vocab_size: int
+    end_of_text: int
+    fingerprint: str | None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids (uint16) of `text`."""
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Text of ids; end of text is left out."""
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255, and 256 for the end of a text."""
+
+    vocab_size, end_of_text = 257, 256
+    fingerprint: str | None = None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Text of ids; bytes that are no UTF-8 become U+FFFD."""
+        return np.asarray(ids)[np.asarray(ids) < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+class GPT2Tokenizer:
+    """GPT-2's byte-pair encoding (Radford et al. 2019), with the vocabulary of a folder (vocab.json, merges.txt)."""
+
+    def __init__(self, folder: Path) -> None:
+        tokenizer_class = _tokenizer_class()
+        if missing := [name for name in BPE_FILES if not (folder / name).is_file()]:
+            raise DataError(f"{folder} lacks {' and '.join(missing)}", WHERE, FIX)
+        try:
+            self._bpe: Any = tokenizer_class.from_pretrained(str(folder), local_files_only=True)
+        except Exception as error:  # the Rust library has no narrower class for a file that it cannot read
+            raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
+        self.vocab_size, self.end_of_text = len(self._bpe), int(self._bpe.eos_token_id)
+        if self.vocab_size > IDS_MAX:
+            raise ConfigError(
+                f"tokenizer {folder} has {self.vocab_size} ids, at most {IDS_MAX} fit 16 bits", WHERE, FIX
+            )
+        self.fingerprint: str | None = hashlib.sha256(self._bpe.backend_tokenizer.to_str().encode()).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
+        clean = text.encode("utf-8", errors="replace").decode("utf-8")
+        ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+        return np.asarray(ids, dtype=np.uint16)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """Text of ids."""
+        text_ids = [int(i) for i in ids if i != self.end_of_text]
+        return str(self._bpe.decode(text_ids, clean_up_tokenization_spaces=False))
+
+
+def get_tokenizer(name: str) -> Tokenizer:
+    """`bytes`, `gpt2` (the hub or its cache), or a folder with vocab.json and merges.txt.
+
+    Raises ConfigError for another name or without transformers, DataError for files that are missing or unusable.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    if Path(name).is_dir():
+        return GPT2Tokenizer(Path(name))
+    if name == "gpt2":
+        return GPT2Tokenizer(_hub_folder(name))
+    raise ConfigError(
+        f"unknown tokenizer {name!r}", WHERE, "use bytes, gpt2, or a folder with vocab.json and merges.txt"
+    )
+
+
+def _hub_folder(repository: str) -> Path:
+    """The folder of the hub's cache with the files of a byte-pair encoding, downloaded if they are not there."""
+    _tokenizer_class()
+    import huggingface_hub as hub
+
+    try:
+        files = [hub.hf_hub_download(repository, name, local_files_only=True) for name in BPE_FILES]
+    except OSError:  # not in the cache
+        check_hub(f"tokenizer {repository!r}", WHERE, FIX)
+        try:
+            files = [hub.hf_hub_download(repository, name) for name in BPE_FILES]
+        except OSError as error:
+            raise DataError(f"tokenizer {repository!r} cannot be loaded ({_first_line(error)})", WHERE, FIX) from None
+    return Path(files[0]).parent
+
+
+def _tokenizer_class() -> Any:
+    try:
+        from transformers import GPT2TokenizerFast  # type: ignore[attr-defined]  # loaded lazily, out of sight
+    except ImportError as error:
+        fix = "pip install 'gptscale[hf]', or use --tokenizer bytes"
+        raise ConfigError(f"the GPT-2 tokenizer needs transformers ({error})", WHERE, fix) from None
+    return GPT2TokenizerFast
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

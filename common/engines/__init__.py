@@ -1,0 +1,1 @@
+"""How each library's training fits the engine that the loop drives."""

@@ -1,0 +1,1 @@
+"""Colossal-AI: its start, its model, its plugins as engines."""

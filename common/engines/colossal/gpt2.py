@@ -1,0 +1,152 @@
+"""transformers' GPT2LMHeadModel as Colossal-AI is given it: without memory, causal, with this package's loss in its forward.
+
+Its functions import Colossal-AI and transformers 4.51: call colossal_start.start first.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptscale.common.model.hf_weights import hf_config
+from gptscale.common.model.loss import IGNORE
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+ATTENTION = "gptscale_causal"
+DROPS = ("drop", "attn.resid_dropout", "mlp.dropout")  # their input is the same on all tensor ranks
+
+
+def lazy_gpt2(run: Run) -> GPT2LMHeadModel:
+    """The run's GPT as GPT2LMHeadModel, its table padded as ours, no weight in memory before Colossal-AI asks for it."""
+    from colossalai.lazy import LazyInitContext
+    from transformers import GPT2LMHeadModel
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights  # type: ignore[attr-defined]
+
+    config = hf_config(run.gpt, run.gpt.padded_vocab_size)
+    config.use_cache = False
+    with no_init_weights(), LazyInitContext(default_device=run.world.device):
+        model = GPT2LMHeadModel(config)
+    model.tie_weights()
+    ALL_ATTENTION_FUNCTIONS[ATTENTION] = causal_attention
+    config._attn_implementation = ATTENTION
+    if run.config.activation_checkpointing == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+class GPT2WithLoss(nn.Module):
+    """forward(inputs, targets) of a GPT2LMHeadModel that nobody cuts in width or depth; `lazy` or in memory."""
+
+    def __init__(self, run: Run, *, lazy: bool) -> None:
+        from colossalai.lazy import LazyInitContext
+
+        super().__init__()
+        self.vocab_size = run.gpt.vocab_size
+        self.hf = lazy_gpt2(run) if lazy else LazyInitContext.materialize(lazy_gpt2(run))
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Summed cross entropy, fp32, ()."""
+        logits = self.hf(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
+        return cross_entropy(logits, targets.flatten(), self.vocab_size, None)
+
+
+def causal_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float, **_: Any
+) -> tuple[Tensor, None]:
+    """torch's fused causal attention, (batch, heads, seq, head_dim) to (batch, seq, heads, head_dim); the mask is ignored.
+
+    Colossal-AI's forward makes a mask of padding only; with one, transformers' "sdpa" is not causal, and "eager" holds every
+    score. A tensor rank has heads of its own, so it drops with the stream of its own that Colossal-AI made for it.
+    """
+    randomizer = getattr(module.attn_dropout, "randomizer", None)
+    with randomizer.fork_rng() if randomizer is not None and dropout else nullcontext():
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+    return y.transpose(1, 2), None
+
+
+def policy(gpt: GPTConfig) -> Any:
+    """Colossal-AI's own policy but for two things: forward returns the summed loss, and dropout after a reduction is the same
+    on all tensor ranks.
+
+    Upstream lets each rank drop other elements of what all of them hold alike; their residual streams, and with them the
+    gradients of norms and biases, which nobody sums, then drift apart.
+    """
+    from colossalai.shardformer.policies.gpt2 import GPT2LMHeadModelPolicy
+    from transformers import GPT2LMHeadModel
+
+    class Policy(GPT2LMHeadModelPolicy):  # type: ignore[misc]
+        def module_policy(self) -> dict[Any, Any]:
+            """What is replaced in which module."""
+            described: dict[Any, Any] = super().module_policy()
+            for description in described.values():
+                replaced = description.sub_module_replacement or []
+                description.sub_module_replacement = [r for r in replaced if r.suffix not in DROPS]
+            methods = described[GPT2LMHeadModel].method_replacement
+            options = {k: v for k, v in methods["forward"].keywords.items() if k != "vocab_size"}
+            methods["forward"] = partial(summed_loss, vocab_size=gpt.vocab_size, **options)
+            return described
+
+    return Policy()
+
+
+def summed_loss(
+    self: Any,
+    input_ids: Tensor | None = None,
+    targets: Tensor | None = None,
+    *,
+    vocab_size: int,
+    shard_config: Any,
+    hidden_states: Tensor | None = None,
+    stage_manager: Any = None,
+    stage_index: Any = None,
+) -> Any:
+    """The forward of GPT2LMHeadModel: summed cross entropy of (batch, seq) ids against targets, -100 not counted, fp32.
+
+    On a stage that is not the last, what the next one gets. Upstream's own forward shifts targets by one, takes their mean,
+    and lets padded ids win.
+    """
+    x = input_ids if hidden_states is None else hidden_states
+    assert x is not None
+    from colossalai.shardformer.modeling.gpt2 import GPT2PipelineForwards
+
+    outputs = GPT2PipelineForwards.gpt2_model_forward(
+        self.transformer,
+        input_ids,
+        attention_mask=torch.ones(x.shape[:2], dtype=torch.long, device=x.device),  # upstream reads its shape
+        hidden_states=hidden_states,
+        use_cache=False,
+        return_dict=True,
+        stage_manager=stage_manager,
+        stage_index=stage_index,
+        shard_config=shard_config,
+        force_sp_gather=False,
+    )
+    if stage_manager is not None and not stage_manager.is_last_stage():
+        return {"hidden_states": outputs["hidden_states"]}
+    assert targets is not None
+    group = shard_config.tensor_parallel_process_group if shard_config.enable_tensor_parallelism else None
+    logits = self.lm_head(outputs.last_hidden_state).flatten(0, 1).float()
+    return cross_entropy(logits, targets.flatten(), vocab_size, group)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Summed loss of fp32 logits (rows, this rank's part of the table), whose columns from `vocab_size` on cannot win."""
+    if group is None:
+        return F.cross_entropy(logits[:, :vocab_size], targets, ignore_index=IGNORE, reduction="sum")
+    from colossalai.shardformer.layer import cross_entropy_1d
+
+    columns = logits.shape[1]
+    padding = torch.arange(columns, device=logits.device) + dist.get_rank(group) * columns >= vocab_size
+    whole = columns * dist.get_world_size(group)
+    logits = logits.masked_fill(padding, -torch.inf)
+    return cross_entropy_1d(logits, targets, IGNORE, group, whole, torch.float32, "sum")  # type: ignore[no-any-return]

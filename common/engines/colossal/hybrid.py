@@ -1,0 +1,199 @@
+"""Engines over what Colossal-AI's HybridParallelPlugin makes of a model: one without, one with pipeline stages."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gptscale.common.engine import Batch, StepResult
+from gptscale.common.engines.colossal.checks import bubble_fraction
+from gptscale.common.engines.colossal.clock import time_schedule
+from gptscale.common.engines.colossal.weights import TensorLayout, cut_dim, fill, named_parameters
+from gptscale.common.engines.torch_engine import SteppedEngine, TorchEngine, holding_back
+from gptscale.common.measure.bubble import Bubble, StageClock
+from gptscale.common.model.loss import IGNORE
+from gptscale.common.optim.library import LibraryOptimizer
+from gptscale.common.settings.run import Run
+
+NOTED = ("send_tensor_metadata", "send_grad_metadata", "tensor_metadata_recv", "grad_metadata_recv")
+
+
+class HybridOptimizer(LibraryOptimizer):
+    """The Stepper over Colossal-AI's optimizer: its step and its fp32 master weights, with a norm that is global.
+
+    Upstream's own norm under tensor parallelism divides the squares of `c_attn` and `c_fc` by the number of ranks, as if each
+    held all of them: it does not take them for distributed tensors. So it is computed here: what is cut counts on each rank,
+    what is whole on several (tensor ranks; the tied table on two stages) counts once.
+    """
+
+    def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
+        self.plugin, self.run = plugin, run
+        self.working = named_parameters(boosted.unwrap(), run.gpt)
+        masters = getattr(optimizer, "working_to_master_map", {})
+        tp_size = dist.get_world_size(plugin.tp_group)
+        self.copies = {name: tp_size if cut_dim(name) is None else 1 for name in self.working}
+        if plugin.pp_size > 1 and "wte.weight" in self.copies:
+            self.copies["wte.weight"] *= 2
+        layout = TensorLayout(run.gpt, dist.get_rank(plugin.tp_group), tp_size)
+        super().__init__(
+            optimizer,
+            optimizer.optim,
+            {name: masters.get(p, p) for name, p in self.working.items()},
+            run.config,
+            clip=self.clip_gradients,
+            zero_grad=optimizer.zero_grad,
+            boxes=layout.boxes,
+        )
+        fill((s for n, p in self.parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
+        self.publish()
+
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scale the gradients here so that the whole model's norm is at most `max_norm`; that norm before, ()."""
+        gradients = {name: p.grad for name, p in self.working.items() if p.grad is not None}
+        squares = [
+            torch.linalg.vector_norm(g, dtype=torch.float32).square() / self.copies[n] for n, g in gradients.items()
+        ]
+        total = torch.stack(squares).sum()
+        for group in (self.plugin.tp_group, self.plugin.pp_group):
+            dist.all_reduce(total, group=group)
+        norm = total.sqrt()
+        torch._foreach_mul_(list(gradients.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        return norm
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """What is computed with in bf16 follows the fp32 weights."""
+        for name, p in self.working.items():
+            if p is not self.parameters[name]:
+                p.copy_(self.parameters[name])
+
+
+class Streams:
+    """Dropout as a pure function of (seed, step, data rank, stage), and for attention of the tensor rank and layer too.
+
+    Upstream gives attention's dropout under tensor parallelism a generator of its own, made once; it is made anew each step,
+    so that nothing of it needs to be saved.
+    """
+
+    def __init__(self, run: Run, plugin: Any, model: nn.Module) -> None:
+        self.seed, self.tp_rank = run.config.seed, dist.get_rank(plugin.tp_group)
+        self.stage = dist.get_rank(plugin.pp_group)
+        self.dropouts = [m for m in model.modules() if hasattr(m, "randomizer") and isinstance(m, nn.Dropout)]
+
+    def start(self, step: int, data_rank: int) -> None:
+        """Begin the streams of optimizer step `step`."""
+        key = f"{self.seed} {step} {data_rank} {self.stage}"
+        for layer, dropout in enumerate(self.dropouts):
+            dropout.randomizer = type(dropout.randomizer)(zlib.crc32(f"{key} {self.tp_rank} {layer}".encode()))
+        torch.manual_seed(zlib.crc32(key.encode()))
+
+
+class WholeModel(nn.Module):
+    """forward(inputs, targets) for TorchEngine; Colossal-AI casts by itself, so autocast is off inside."""
+
+    def __init__(self, boosted: nn.Module) -> None:
+        super().__init__()
+        self.boosted = boosted
+        self.begin: Callable[[], None] | None = None  # called once, before the next micro-batch
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The summed loss, ()."""
+        if self.begin is not None:
+            self.begin()
+            self.begin = None
+        with torch.autocast(inputs.device.type, enabled=False):
+            loss: Tensor = self.boosted(inputs, targets)
+        return loss
+
+
+class TensorEngine(TorchEngine):
+    """Engine over a boosted model that is whole in depth: the torch engine, with Colossal-AI's backward and streams."""
+
+    def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
+        self.whole, self.streams = WholeModel(boosted), Streams(run, plugin, boosted)
+        super().__init__(
+            run,
+            self.whole,
+            HybridOptimizer(run, plugin, boosted, optimizer),
+            group=plugin.dp_group,
+            set_grad_sync=holding_back(boosted.no_sync),
+            backward=optimizer.backward,
+        )
+
+    def train_step(self, batch: Batch, lr: float) -> StepResult:
+        """One optimizer step on this process's share of a global batch."""
+        self.whole.begin = partial(self.streams.start, batch.step, self.data_rank)
+        return super().train_step(batch, lr)
+
+
+class PipelineEngine(SteppedEngine):
+    """Engine over a boosted model that is cut in depth; Colossal-AI's schedule runs the micro-batches of a step."""
+
+    def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
+        self.run, self.plugin, self.boosted, self.wrapped = run, plugin, boosted, optimizer
+        self.optimizer = HybridOptimizer(run, plugin, boosted, optimizer)
+        self.streams = Streams(run, plugin, boosted)
+        stages, chunks = plugin.pp_size, plugin.stage_manager.num_model_chunks
+        self.theory = bubble_fraction(stages, chunks, run.batch.grad_accum_steps)
+        self.clock = StageClock(run.world.device)
+        time_schedule(plugin.scheduler, self.clock)
+        # Evaluating a batch of another size than the last (at first: none) makes upstream send shapes anew for ever after, and
+        # its interleaved schedule then forgets to, and hangs. All batches here are of one size.
+        plugin.scheduler.last_batch_size = run.batch.sequences_per_rank
+        self.group = plugin.dp_group
+        self.data_rank, self.data_size = dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    def train_step(self, batch: Batch, lr: float) -> StepResult:
+        """One optimizer step on this process's share of a global batch."""
+        self.streams.start(batch.step, self.data_rank)
+        self.boosted.train()
+        n_targets = self._n_targets(batch)
+        with self.clock.step():
+            share = self._execute(batch, self.data_size / n_targets, self.wrapped) / self.data_size
+        rank_losses = share.new_empty(self.data_size)
+        dist.all_gather_into_tensor(rank_losses, share.view(1), group=self.group)
+        loss = rank_losses.sum()
+        return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
+
+    @torch.no_grad()
+    def eval_loss(self, batch: Batch) -> Tensor:
+        """Mean loss over the global batch."""
+        self.boosted.eval()
+        schedule = self.plugin.scheduler
+        # What upstream notes of a tensor at its first transfer includes that no gradient is wanted; training must not find that.
+        noted = {name: getattr(schedule, name) for name in NOTED}
+        with self.boosted.no_sync():  # upstream would sum gradients of the tied table that are not there
+            loss = self._execute(batch, 1 / self._n_targets(batch), None)
+        vars(schedule).update(noted)
+        dist.all_reduce(loss, group=self.group)
+        return loss
+
+    def _n_targets(self, batch: Batch) -> Tensor:
+        """Targets of the global batch that count."""
+        n_targets = (batch.targets != IGNORE).sum()
+        dist.all_reduce(n_targets, group=self.group)
+        return n_targets
+
+    def _execute(self, batch: Batch, scale: Tensor | float, optimizer: Any) -> Tensor:
+        """Run all micro-batches; the sum of their losses times `scale`, the same on every stage."""
+        micro_batches = self.run.batch.grad_accum_steps  # upstream divides each loss by their number
+
+        def criterion(loss: Tensor, micro_batch: Any) -> Tensor:
+            return loss * (scale * micro_batches)
+
+        data = iter([{"input_ids": batch.inputs, "targets": batch.targets}])
+        total = self.plugin.execute_pipeline(data, self.boosted, criterion, optimizer, return_loss=True)["loss"]
+        total = torch.zeros((), device=batch.inputs.device) if total is None else total
+        dist.all_reduce(total, group=self.plugin.pp_group)
+        return total
+
+    def bubble(self) -> Bubble:
+        """Measured around Colossal-AI's forward_step and backward_step."""
+        self.clock.read()
+        return Bubble(self.theory, tuple(self.clock.busy_s), tuple(self.clock.span_s), self.clock.spans)

@@ -1,0 +1,149 @@
+"""Colossal-AI's data-parallel optimizers, LowLevelZeroOptimizer and GeminiOptimizer, behind the engine's small contract.
+
+What this file knows of their insides (0.5.0) is where a rank's part of each parameter lies and how its norm is computed before
+the step; the names used are those of zero/low_level/low_level_optim.py and zero/gemini/gemini_optimizer.py. Both need a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gptscale.common.engines.colossal.weights import FlatLayout, fill
+from gptscale.common.measure.offload import Offload
+from gptscale.common.optim.fused import ADAMW_STATE
+from gptscale.common.optim.library import LibraryOptimizer
+from gptscale.common.settings.run import Run
+from gptscale.common.state import Shard
+
+
+class ZeroOptimizer(LibraryOptimizer):
+    """The Stepper over a LowLevelZeroOptimizer: each parameter is flattened, padded to the ranks, and cut evenly.
+
+    Clipping is Colossal-AI's, inside its step (max_norm of the plugin); its norm is asked for before, to look at it.
+    """
+
+    def __init__(self, run: Run, zero: Any, working: dict[str, nn.Parameter]) -> None:
+        self.zero, self.working = zero, working
+        masters = {
+            id(p): master
+            for group, parameters in zero._working_param_groups.items()
+            for p, master in zip(parameters, zero._master_param_groups_of_current_rank[group], strict=True)
+        }
+        parameters = {name: masters[id(p)] for name, p in working.items()}
+        rank = dist.get_rank()
+        layout = FlatLayout(run.gpt, {n: (tuple(p.shape), rank * parameters[n].numel()) for n, p in working.items()})
+        super().__init__(
+            zero,
+            zero.optim,
+            parameters,
+            run.config,
+            clip=self.norm,
+            zero_grad=zero.zero_grad,
+            boxes=layout.boxes,
+        )
+        fill((s for n, p in parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
+        self.publish()
+
+    def norm(self, max_norm: float) -> Tensor:
+        """The global norm of the gradients, (); nothing is clipped yet."""
+        square = 0.0
+        for group in range(self.zero.num_param_groups):
+            for store in self.zero.pg_to_grad_store.values():
+                gradients = store.get_working_grads_by_group_id(group)
+                square += self.zero._compute_grad_norm(dp_pg=store.torch_pg, gradients=gradients) ** 2
+        return torch.tensor(square, device=self.scale.device).sqrt()
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """The weights that are computed with, gathered from every rank's master weights."""
+        for name, p in self.working.items():
+            whole = self.zero._working_param_to_padded_working_param[p]
+            dist.all_gather_into_tensor(whole, self.parameters[name].to(whole), group=self.zero.param_to_pg[p])
+
+
+class GeminiStepper:
+    """The Stepper over a GeminiOptimizer: parameters lie one after another in chunks, and a rank has a part of each chunk.
+
+    working: the parameters that are computed with, by our names; their storage comes and goes, their shape stays.
+    """
+
+    def __init__(self, run: Run, gemini: Any, working: dict[str, nn.Parameter]) -> None:
+        self.gemini, self.inner, self.poisoned = gemini, gemini.optim, False
+        self.max_norm = run.config.clip_grad_norm or torch.inf
+        self.scale = torch.ones((), device=run.world.device)
+        names = {id(p): name for name, p in working.items()}
+        ids = {i: names[id(p)] for i, p in gemini.id_to_real_params.items() if i in gemini.id_to_fake_params}
+        self.mine = {name: gemini.id_to_fake_params[i] for i, name in ids.items()}
+        begins = {name: gemini.get_offsets(i)[1] for i, name in ids.items()}
+        self.layout = FlatLayout(run.gpt, {name: (tuple(working[name].shape), begin) for name, begin in begins.items()})
+        for fake in self.mine.values():  # now, not at the first step, so that a checkpoint can be loaded in place
+            master = self._master(fake)
+            self.inner.state[fake] = {"step": 0, **{key: torch.zeros_like(master) for key in ADAMW_STATE}}
+        fill((s for s in self.state() if s.name.startswith("model/")), run.gpt, run.config.seed)
+        self.publish()
+
+    def step(self, lr: float, loss: Tensor) -> Tensor:
+        """Gemini's step at rate `lr`, unless loss or norm is not finite; it asks for the norm again and is told this one."""
+        norm = float(self.gemini._calc_global_norm())
+        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & (norm < torch.inf))  # sticky; False for NaN
+        if self.poisoned:
+            self.gemini.zero_grad()
+        else:
+            for group in self.gemini.param_groups:
+                group["lr"] = lr
+            self._clip_on_host(norm)
+            self.gemini._calc_global_norm = lambda: norm
+            try:
+                self.gemini.step()
+            finally:
+                del self.gemini._calc_global_norm
+        return torch.tensor(norm, device=self.scale.device)
+
+    def state(self) -> Iterator[Shard]:
+        """fp32 weights, then AdamW's state, where this rank has them: on the device, or on the host."""
+        for name, fake in self.mine.items():
+            yield from self.layout.boxes(f"model/{name}", self._master(fake))
+        for name, fake in self.mine.items():
+            for key in ADAMW_STATE:
+                yield from self.layout.boxes(f"adamw.{key}/{name}", self.inner.state[fake][key])
+
+    def counters(self) -> dict[str, float]:
+        """Steps applied."""
+        steps = [float(state["step"]) for state in self.inner.state.values()]
+        return {"optimizer_steps": max(steps, default=0.0), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
+
+    def load_counters(self, counters: dict[str, float]) -> None:
+        """Restore `counters()`, and publish the weights that were loaded before."""
+        for state in self.inner.state.values():
+            state["step"] = int(counters["optimizer_steps"])
+        self.publish()
+
+    def publish(self) -> None:
+        """The weights that are computed with follow the fp32 weights, chunk by chunk."""
+        for chunk in self.gemini.chunk16_set:
+            chunk.optim_update()
+
+    def offload(self) -> Offload | None:
+        """What offload_optim_frac and offload_param_frac have moved to the host."""
+        on_host = sum(shard.tensor.nbytes for shard in self.state() if shard.tensor.device.type == "cpu")
+        return Offload(cpu_bytes=on_host) if on_host else None
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+    def _clip_on_host(self, norm: float) -> None:
+        """HybridAdam clips on the device only: its way for 16-bit gradients on the host leaves div_scale out."""
+        factor = self.max_norm / (norm + 1e-6)
+        for chunk in self.gemini.chunk16_set if factor < 1 else ():
+            if chunk.grad_chunk.device_type == "cpu":
+                chunk.grad_chunk.payload.mul_(factor)
+
+    def _master(self, fake: nn.Parameter) -> Tensor:
+        begin, end = self.gemini.param_to_range[fake]
+        payload: Tensor = self.gemini.param_to_chunk16[fake].paired_chunk.payload
+        return payload[begin:end]

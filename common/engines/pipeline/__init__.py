@@ -1,0 +1,1 @@
+"""Pipeline parallelism: the plan of stages, the stages, the engine."""

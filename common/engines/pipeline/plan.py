@@ -1,0 +1,148 @@
+"""The arithmetic of a pipeline: which schedules there are, what each asks for, how blocks are shared among stages."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, get_args
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run import Run
+
+Schedule = Literal[
+    "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
+]
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
+ONE_STAGE = ("GPipe", "1F1B")  # per process
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two: one on the way down, one on the way up
+SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
+class PipelineOptions(Protocol):
+    """What a recipe with stages lets its user choose."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def stages_per_rank(self) -> int: ...
+    @property
+    def layers_per_stage(self) -> str: ...
+
+
+def per_rank(options: PipelineOptions) -> int:
+    """Stages of one process."""
+    return options.stages_per_rank or (1 if options.schedule in ONE_STAGE else 2)
+
+
+def stage_indices(schedule: str, pp_rank: int, pp_size: int, n_stages: int) -> list[int]:
+    """Which stages a process computes: every pp_size-th, or one on each leg of a V."""
+    if schedule in V_SHAPED:
+        return [pp_rank, 2 * pp_size - 1 - pp_rank]
+    return list(range(pp_rank, n_stages, pp_size))
+
+
+def fits(schedule: str, n_microbatches: int, pp_size: int, n_stages: int) -> bool:
+    """Whether torch's schedule takes this many micro-batches."""
+    if schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):  # in rounds of at least pp_size
+        return n_microbatches >= pp_size and n_microbatches % (n_microbatches // pp_size) == 0
+    if schedule in ("1F1B", "DualPipeV"):
+        return n_microbatches >= n_stages
+    return n_microbatches >= (pp_size if schedule == "ZBVZeroBubble" else 1)
+
+
+def micro_batches(options: PipelineOptions, sequences: int, pp_size: int) -> int | None:
+    """How many micro-batches to make of a data rank's sequences: two per stage, or what is nearest to it and fits; one per
+    stage if nothing does. None, which leaves it to the batch arithmetic, on one process.
+    """
+    if pp_size == 1:
+        return None
+    n_stages = pp_size * per_rank(options)
+    wanted = 2 * n_stages
+    usable = [m for m in range(1, sequences + 1) if sequences % m == 0 and fits(options.schedule, m, pp_size, n_stages)]
+    return min(usable, key=lambda m: (abs(m - wanted), m), default=n_stages)
+
+
+def head_cost(gpt: GPTConfig, seq_len: int) -> float:
+    """The head's work in units of a block's: multiplications of one token, causal attention counted by half."""
+    block = 12 * gpt.n_embd**2 + seq_len * gpt.n_embd
+    return gpt.padded_vocab_size * gpt.n_embd / block
+
+
+def balanced(n_layer: int, n_stages: int, head: float) -> list[int]:
+    """Blocks of each stage, so that the heaviest stage is as light as can be; `head` weighs on the last.
+
+    Every stage has a block, but the last may be the head alone. Of equally good shares, the one that leaves the others less.
+    """
+    if n_stages == 1:
+        return [n_layer]
+    others = n_stages - 1
+
+    def heaviest(in_last: int) -> tuple[float, int]:
+        return max(-(-(n_layer - in_last) // others), in_last + head), -in_last
+
+    in_last = min(range(n_layer - others + 1), key=heaviest)
+    rest = n_layer - in_last
+    return [rest // others + (i < rest % others) for i in range(others)] + [in_last]
+
+
+def stage_sizes(run: Run, options: PipelineOptions) -> list[int]:
+    """Blocks of each stage, as --layers-per-stage says: `balanced`, or numbers with commas between."""
+    n_stages = run.pp_size * per_rank(options)
+    best = balanced(run.gpt.n_layer, n_stages, head_cost(run.gpt, run.seq_len))
+    said, where = options.layers_per_stage, "in --layers-per-stage"
+    if said == "balanced":
+        return best
+    example = ",".join(map(str, best))
+    try:
+        sizes = [int(word) for word in said.split(",")]
+    except ValueError:
+        raise ConfigError(f"{said!r} is no list of numbers", where, f"use balanced, or for example {example}") from None
+    if len(sizes) != n_stages or sum(sizes) != run.gpt.n_layer or min(sizes[:-1], default=1) < 1 or sizes[-1] < 0:
+        raise ConfigError(
+            f"{said} does not share {run.gpt.n_layer} blocks among {n_stages} stages",
+            where,
+            f"use for example {example}",
+        )
+    return sizes
+
+
+def check_stages(run: Run, options: PipelineOptions) -> None:
+    """ConfigError unless layers, stages, processes and micro-batches fit each other and the schedule."""
+    pp_size, schedule, stages = run.pp_size, options.schedule, per_rank(options)
+    if stages < 1 or (schedule in ONE_STAGE and stages != 1) or (schedule in V_SHAPED and stages != 2):
+        right = 1 if schedule in ONE_STAGE else 2
+        raise ConfigError(
+            f"{schedule} has {right} stage{'s' if right > 1 else ''} per process, not {stages}",
+            "in --stages-per-rank",
+            f"use {right}, or another --schedule",
+        )
+    n_stages, n_layer = pp_size * stages, run.gpt.n_layer
+    if n_layer < max(1, n_stages - 1):
+        most = (n_layer + 1) // stages
+        raise ConfigError(
+            f"{n_layer} blocks are too few for {n_stages} stages ({pp_size} processes x {stages})",
+            "in --pp-size",
+            f"use at most {most}" if most else f"use --n-layer {n_stages - 1} or more",
+        )
+    stage_sizes(run, options)
+    made, sequences = run.batch.grad_accum_steps, run.batch.sequences_per_rank
+    if not fits(schedule, made, pp_size, n_stages):
+        several = [m for m in range(1, 8 * n_stages + 1) if fits(schedule, m, pp_size, n_stages)]
+        good = [m for m in several if sequences % m == 0] or [m for m in several if m % pp_size == 0]
+        raise ConfigError(
+            f"{schedule} with {n_stages} stages on {pp_size} processes does not take {made} micro-batches",
+            "in --grad-accum-steps",
+            f"use {' or '.join(map(str, good[:2]))}, or schedule GPipe",
+        )
+
+
+def describe_stages(run: Run, options: PipelineOptions) -> list[str]:
+    """The split and each stage's share of the work, in blocks."""
+    sizes, head = stage_sizes(run, options), head_cost(run.gpt, run.seq_len)
+    work = [float(size) for size in sizes]
+    work[-1] += head
+    shares = " | ".join(f"{size}" for size in sizes[:-1]) + f" | {sizes[-1]} + head"
+    even = sum(work) / len(work)
+    return [
+        f"stages   {shares} blocks (head = {head:.2f} blocks; the heaviest stage has {max(work) / even:.2f} x the mean)",
+        f"schedule {options.schedule}, {run.batch.grad_accum_steps} micro-batches of {run.batch.micro_batch_size}",
+    ]

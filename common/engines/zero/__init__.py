@@ -1,0 +1,1 @@
+"""DeepSpeed: its options, operators, optimizer and files."""

@@ -1,0 +1,236 @@
+"""DeepSpeed's ZeRO optimizers behind the engine's small contract: their step, and what they hold as named boxes.
+
+What this file knows of DeepSpeed's insides (0.19.8) is where a rank's part of each parameter lies in its flat fp32 vectors;
+the names used are those of runtime/zero/stage_1_and_2.py and stage3.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gptscale.common.engines.flat_shards import shards_of_range
+from gptscale.common.engines.zero.io_meter import TRAFFIC
+from gptscale.common.engines.zero.swap_folder import SwapFolder
+from gptscale.common.errors import CheckpointError, ConfigError, NumericError
+from gptscale.common.measure.offload import Offload, StepMeter
+from gptscale.common.model.gpt import init_weights
+from gptscale.common.optim.fused import ADAMW_STATE
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.state import Shard
+
+# Where each of DeepSpeed's optimizers keeps this rank's fp32 weights; stage 1 in bf16 is the last one.
+FLAT_VECTORS = {
+    "DeepSpeedZeroOptimizer": "single_partition_of_fp32_groups",
+    "DeepSpeedZeroOptimizer_Stage3": "fp32_partitioned_groups_flat",
+    "BF16_Optimizer": "fp32_groups_flat_partition",
+}
+
+
+def at_floor(error: Exception) -> NumericError | None:
+    """DeepSpeed's complaint that fp16's loss scale cannot fall further, as one line; None if it is another error."""
+    if "loss scale already at minimum" not in str(error):
+        return None
+    return NumericError(
+        "the fp16 loss scale is at its floor of 1 and steps still overflow", "in DeepSpeed", "lower --lr, or use bf16"
+    )
+
+
+def load_own(engine: Any, folder: Path) -> int:
+    """RecipeConfig.load_own for an engine whose optimizer is a ZeroOptimizer."""
+    return ZeroOptimizer.load_own(engine.optimizer, folder)
+
+
+class Piece(NamedTuple):
+    """A rank's part of one parameter: elements `begin` to `begin + numel` of it, at `at` in flat vector `group`."""
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    group: int
+    at: int
+    numel: int
+
+
+class ZeroOptimizer:
+    """The Stepper over a DeepSpeedEngine `ds` at ZeRO stage 1, 2 or 3; optimizer state in `adamw.<key>`, none for SGD."""
+
+    def __init__(self, ds: Any, names: dict[str, Any], *, adamw: bool, swap: SwapFolder | None = None) -> None:
+        self.ds, self.zero, self.inner = ds, ds.optimizer, ds.optimizer.optimizer
+        self.state_keys = ADAMW_STATE if adamw else ()
+        self.stage = ds.zero_optimization_stage()
+        # DeepSpeed scales the loss itself: what the engine multiplies by stays 1.
+        self.scale = torch.ones((), device=ds.device)
+        self.poisoned = False
+        self.dynamic = bool(ds.fp16_enabled())
+        self.pieces = sorted(self._pieces(names), key=lambda piece: (piece.group, piece.at))
+        self._create_state()
+        self.swap, self.meter, self.waits_s = swap, StepMeter(self.inner), list[float]()
+        self._waited_s = TRAFFIC.waited_s  # setting up is no part of a step
+
+    def step(self, lr: float, loss: Tensor) -> Tensor:
+        """DeepSpeed's step at rate `lr`; it waits for the device anyway, to look at the norm, so the loss is read too."""
+        if self.poisoned or not torch.isfinite(loss):
+            self.poisoned = True  # sticky, as in common/optim/fused.py
+            return torch.full_like(loss, torch.nan)
+        for group in self.inner.param_groups:
+            group["lr"] = lr
+        try:
+            self.ds.step()
+        except Exception as error:  # DeepSpeed raises it bare
+            raise at_floor(error) or error from error
+        self.waits_s.append(self.meter.total_s + TRAFFIC.waited_s - self._waited_s)
+        self._waited_s += self.waits_s[-1]
+        norm = torch.as_tensor(self.ds.get_global_grad_norm(), dtype=torch.float32, device=loss.device)
+        # A norm that is not finite makes DeepSpeed skip the step; beyond fp16's loss scaling that is the end of the run.
+        self.poisoned = not (self.dynamic or torch.isfinite(norm))
+        return norm
+
+    def state(self) -> Iterator[Shard]:
+        """Master weights and optimizer state, flat vector by flat vector: one that lives on disk is in memory only while
+        its boxes are being looked at, and written back behind them."""
+        for group, flat in enumerate(self._flats()):
+            swapped = self._swaps(group)
+            if swapped:
+                self.zero._optimizer_states_and_gradient_swap_in(group)
+            for piece in self.pieces:
+                if piece.group == group:
+                    yield from self._boxes(piece, "model", flat)
+                    for key in self.state_keys:
+                        yield from self._boxes(piece, f"adamw.{key}", self.inner.state[flat][key])
+            if self.stage == 3:  # what is computed with follows the master weights
+                self.zero._reassign_or_swap_out_partitioned_parameters(group)
+            if swapped:
+                self.zero._optimizer_states_and_gradient_swap_out(group)
+
+    def initialise(self, gpt: GPTConfig, seed: int) -> None:
+        """The initial weights in fp32, whatever DeepSpeed has rounded them to on the way."""
+        init_weights((shard for shard in self.state() if shard.name.startswith("model/")), gpt, seed)
+        self.publish()
+
+    def publish(self) -> None:
+        """Bring the weights that are computed with, on every rank, up to the master weights; a collective call."""
+        if self.stage == 3:
+            self.zero._partition_all_parameters()  # small ones stay gathered, and what is gathered is not gathered again
+            if self.zero.persistent_parameters:
+                self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
+            return
+        self.zero.update_lp_params()
+
+    def counters(self) -> dict[str, float]:
+        """Steps applied, and the loss scale with its run of good steps."""
+        steps = [float(self.inner.state[flat]["step"]) for flat in self._flats()] if self.state_keys else [0.0]
+        scale, good = 1.0, 0.0
+        if self.dynamic:
+            scaler = self.zero.loss_scaler
+            scale, good = float(scaler.cur_scale), float(scaler.cur_iter - scaler.last_overflow_iter - 1)
+        return {"optimizer_steps": steps[0], "loss_scale": scale, "loss_scale_good_steps": good}
+
+    def load_counters(self, counters: dict[str, float]) -> None:
+        """Restore `counters()`, and publish the weights that were loaded before."""
+        if self.state_keys:
+            for flat in self._flats():
+                step = self.inner.state[flat]["step"]
+                steps = counters["optimizer_steps"]
+                self.inner.state[flat]["step"] = torch.full_like(step, steps) if torch.is_tensor(step) else int(steps)
+        if self.dynamic:
+            scaler = self.zero.loss_scaler
+            scaler.cur_scale = counters["loss_scale"]
+            scaler.last_overflow_iter = scaler.cur_iter - int(counters["loss_scale_good_steps"]) - 1
+        self.publish()
+
+    def load_own(self, folder: Path) -> int:
+        """Load what DeepSpeed's save_checkpoint left in `folder` (unpickling it); the step it was saved at."""
+        where = f"in {folder}"
+        if self.swap:
+            raise ConfigError(
+                "DeepSpeed cannot load it into NVMe", where, "load it with zero3 and save, then resume from that"
+            )
+        parent, tag = (folder, None) if (folder / "latest").is_file() else (folder.parent, folder.name)
+        if self.ds.load_checkpoint(str(parent), tag=tag)[0] is None:
+            raise CheckpointError(
+                "DeepSpeed found no checkpoint", where, "give the folder that holds the file `latest`"
+            )
+        self.publish()
+        return int(self.ds.global_steps)
+
+    def bytes_held(self) -> dict[str, int]:
+        """Bytes of this process by what they are: weights computed with, fp32 weights and optimizer state in memory, files.
+
+        The second counts nothing twice where, as at stage 3 in fp32, the weights computed with are the fp32 weights.
+        """
+        lp = [p.ds_tensor if self.stage == 3 else p for p in self.ds.module.parameters()]
+        flats = [flat for group, flat in enumerate(self._flats()) if not self._swaps(group)]
+        aliased = {p.untyped_storage().data_ptr() for p in lp if p.numel()}
+        masters = [f for f in flats if f.untyped_storage().data_ptr() not in aliased]
+        states = [self.inner.state[f][key] for f in flats for key in self.state_keys]
+        return {
+            "weights": sum(p.nbytes for p in lp if self.stage != 3 or p.status.name == "AVAILABLE"),
+            "optimizer": sum(t.nbytes for t in (*masters, *states)),
+            "disk": self.swap.nbytes() if self.swap else 0,
+        }
+
+    def offload(self) -> Offload | None:
+        """What ZeRO-Offload and ZeRO-Infinity keep where, and the traffic of the latter's files."""
+        zero = self.ds.zero_offload_optimizer()
+        if zero is None or zero.device == "none":
+            return None
+        held, rates = self.bytes_held(), TRAFFIC
+        weights = held["weights"] if self.stage == 3 else 0
+        return Offload(
+            cpu_bytes=held["optimizer"] + weights,
+            disk_bytes=held["disk"],
+            read_bytes_per_s=rates.read_bytes / rates.read_s if rates.read_s else None,
+            write_bytes_per_s=rates.written_bytes / rates.write_s if rates.write_s else None,
+            waits_s=tuple(self.waits_s),
+        )
+
+    def close(self) -> None:
+        """Delete the files."""
+        if self.swap:
+            self.swap.close()
+
+    def _flats(self) -> list[Tensor]:
+        """This rank's fp32 vectors: one per parameter group, in stage 3 one per sub-group of it."""
+        flats: list[Tensor] = getattr(self.zero, FLAT_VECTORS[type(self.zero).__name__])
+        return flats
+
+    def _swaps(self, group: int) -> bool:
+        return self.stage == 3 and bool(self.zero._swappable_optimizer_subgroup(group))
+
+    def _pieces(self, names: dict[str, Any]) -> Iterator[Piece]:
+        for name, parameter in names.items():
+            if self.stage == 3:
+                group, at, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
+                begin = parameter.partition_numel() * dist.get_rank()
+                numel = min(parameter.partition_numel(), parameter.ds_numel - begin)  # the last one is padded
+                if numel > 0:
+                    yield Piece(name, tuple(parameter.ds_shape), begin, group, at, numel)
+            elif (mapping := parameter._hp_mapping) is not None:
+                lp, hp = mapping.lp_fragment_address, mapping.hp_fragment_address
+                yield Piece(name, tuple(parameter.shape), lp.start, mapping.param_group_index, hp.start, hp.numel)
+
+    def _boxes(self, piece: Piece, kind: str, flat: Tensor) -> Iterator[Shard]:
+        part = flat.detach()[piece.at : piece.at + piece.numel]
+        return shards_of_range(f"{kind}/{piece.name}", part, piece.shape, piece.begin)
+
+    def _create_state(self) -> None:
+        """Zeroed AdamW state now, not at the first step, so that a checkpoint can be loaded in place before it."""
+        if not self.state_keys:
+            return
+        integer_step = not isinstance(self.inner, torch.optim.AdamW)  # DeepSpeedCPUAdam counts in a Python int
+        for group, flat in enumerate(self._flats()):
+            swapped = self._swaps(group)
+            if swapped:
+                self.zero._optimizer_states_and_gradient_swap_in(group)
+            state = self.inner.state[flat]
+            state["step"] = 0 if integer_step else torch.zeros((), dtype=torch.float32, device=flat.device)
+            for key in self.state_keys:
+                state[key] = torch.zeros_like(flat, requires_grad=False)
+            if swapped:  # writing it back is what makes DeepSpeed's swapper know of it
+                self.zero._optimizer_states_and_gradient_swap_out(group)

@@ -1,0 +1,142 @@
+"""Speed and memory of a run, from whole steps; docs/metrics.md defines every figure."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from gptscale.common.measure.flops import (
+    handout_flops_per_token,
+    hardware_flops_per_token,
+    model_flops_per_token,
+    palm_flops_per_token,
+)
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run_config import Precision
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peaks of this process in GiB; the first two None without CUDA."""
+
+    allocated_gib: float | None
+    reserved_gib: float | None
+    rss_gib: float
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done everything asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Begin a new peak on the device (the host's resident peak cannot be reset)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> Memory:
+    """Peaks so far: what tensors took, what the allocator held, and the host's resident set."""
+    rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    if device.type != "cuda":
+        return Memory(None, None, rss_gib)
+    return Memory(
+        torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30, rss_gib
+    )
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed columns of a summary row; None where nothing was timed or a peak is unknown.
+
+    From tflops_per_device to handout_tflops all are None in fp8, and the two fp8_ ones in every other precision.
+    """
+
+    step_time_s_median: float | None = None
+    step_time_s_p10: float | None = None
+    step_time_s_p90: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    tflops_per_device: float | None = None
+    mfu: float | None = None
+    mfu_palm: float | None = None
+    hfu: float | None = None
+    handout_tflops: float | None = None
+    fp8_tflops_per_device: float | None = None
+    fp8_mixed_utilisation: float | None = None
+    data_wait_fraction: float | None = None
+
+
+def speed(
+    step_times_s: Sequence[float],
+    data_waits_s: Sequence[float],
+    *,
+    tokens_per_step: int,
+    world_size: int,
+    gpt: GPTConfig,
+    seq_len: int,
+    activation_checkpointing: str,
+    peak_tflops: float | None,
+    precision: Precision = "fp32",
+    bf16_peak_tflops: float | None = None,
+) -> Speed:
+    """Summarise timed steps. Rates come from the median step, so that one hiccup does not move them.
+
+    tflops_per_device counts as `mfu` does; data_wait_fraction is the time waited for batches over all step time.
+    peak_tflops: the device's in `precision`; bf16_peak_tflops: in bf16, which only fp8 asks for.
+    """
+    if not step_times_s:
+        return Speed()
+    p10, median, p90 = (float(q) for q in np.quantile(step_times_s, (0.1, 0.5, 0.9)))
+    tokens_per_s = tokens_per_step / median
+    per_device = tokens_per_s / world_size
+
+    def tflops(flops_per_token: float) -> float:
+        return per_device * flops_per_token / 1e12
+
+    def utilisation(flops_per_token: float) -> float | None:
+        return None if peak_tflops is None else tflops(flops_per_token) / peak_tflops
+
+    model = model_flops_per_token(gpt, seq_len)
+    measured = Speed(
+        step_time_s_median=median,
+        step_time_s_p10=p10,
+        step_time_s_p90=p90,
+        tokens_per_s=tokens_per_s,
+        tokens_per_s_per_device=per_device,
+        data_wait_fraction=sum(data_waits_s) / sum(step_times_s),
+    )
+    if precision == "fp8":
+        mixed = fp8_seconds_per_token(gpt, seq_len, peak_tflops, bf16_peak_tflops)
+        return replace(
+            measured,
+            fp8_tflops_per_device=tflops(model),
+            fp8_mixed_utilisation=None if mixed is None else mixed * per_device,
+        )
+    return replace(
+        measured,
+        tflops_per_device=tflops(model),
+        mfu=utilisation(model),
+        mfu_palm=utilisation(palm_flops_per_token(gpt, seq_len)),
+        hfu=utilisation(hardware_flops_per_token(gpt, seq_len, activation_checkpointing)),
+        handout_tflops=tflops(handout_flops_per_token(gpt)),
+    )
+
+
+def fp8_seconds_per_token(
+    gpt: GPTConfig, seq_len: int, fp8_peak_tflops: float | None, bf16_peak_tflops: float | None
+) -> float | None:
+    """Seconds that a token's operations take at both dense peaks: the blocks' products at fp8's, attention and head at bf16's.
+
+    The count is `model_flops_per_token`'s; None without both peaks.
+    """
+    if fp8_peak_tflops is None or bf16_peak_tflops is None:
+        return None
+    blocks = 6.0 * 12 * gpt.n_layer * gpt.n_embd**2
+    rest = model_flops_per_token(gpt, seq_len) - blocks
+    return (blocks / fp8_peak_tflops + rest / bf16_peak_tflops) / 1e12

@@ -1,0 +1,1 @@
+"""The GPT, its parts, and how its matrix products are computed."""

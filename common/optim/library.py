@@ -1,0 +1,101 @@
+"""A library's own optimizer and clipping behind the engine's small contract (OSS, Accelerate, Lightning Fabric)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from gptscale.common.measure.offload import Offload
+from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.state import Shard, shard_of
+
+
+def torch_optimizer(config: RunConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class of torch's optimizer that a run asks for, and its options, for a library to build or wrap."""
+    if config.optimizer == "sgd":
+        return torch.optim.SGD, {"lr": config.peak_lr}
+    return torch.optim.AdamW, {"lr": config.peak_lr, "betas": (config.beta1, config.beta2), "fused": True}
+
+
+def make_torch_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+    """That optimizer over the parameters of `model`."""
+    kind, options = torch_optimizer(config)
+    return kind(decay_groups(model.parameters(), config.weight_decay), **options)
+
+
+class LibraryOptimizer:
+    """The Stepper over `optimizer`, whatever its library made of it.
+
+    inner: torch's optimizer inside, which holds the state, perhaps of this rank's share of the parameters only.
+    parameters: by canonical name, those with weights here. clip(max_norm): scales the gradients, returns their global norm.
+    zero_grad(): the library's way of it. boxes(name, tensor): where a local tensor lies in the whole one.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        inner: torch.optim.Optimizer,
+        parameters: dict[str, nn.Parameter],
+        config: RunConfig,
+        *,
+        clip: Callable[[float], Tensor],
+        zero_grad: Callable[[], object],
+        boxes: Callable[[str, Tensor], Iterable[Shard]] = lambda name, tensor: [shard_of(name, tensor)],
+    ) -> None:
+        self.boxes = boxes
+        self.optimizer, self.inner, self.parameters = optimizer, inner, parameters
+        self.max_norm, self.clip, self.zero_grad = config.clip_grad_norm or torch.inf, clip, zero_grad
+        self.scale = torch.ones((), device=next(iter(parameters.values())).device)
+        self.poisoned = False
+        self.state_keys = ADAMW_STATE if config.optimizer == "adamw" else ()
+        names = {parameter: name for name, parameter in parameters.items()}
+        self.owned = {names[p]: p for group in inner.param_groups for p in group["params"]}
+        for p in self.owned.values() if self.state_keys else ():  # now, so that a checkpoint can be loaded in place
+            inner.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+            inner.state[p].update({key: torch.zeros_like(p) for key in self.state_keys})
+
+    def step(self, lr: float, loss: Tensor) -> Tensor:
+        """Clip, step, zero. The host looks at loss and norm first: a library's step cannot be told to do nothing."""
+        norm = self.clip(self.max_norm)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & torch.isfinite(norm))  # sticky
+        if not self.poisoned:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.zero_grad()
+        return norm
+
+    def state(self) -> Iterator[Shard]:
+        """Weights, then the state of the parameters whose owner this rank is."""
+        for name, p in self.parameters.items():
+            yield from self.boxes(f"model/{name}", p)
+        for name, p in self.owned.items():
+            for key in self.state_keys:
+                yield from self.boxes(f"adamw.{key}/{name}", self.inner.state[p][key])
+
+    def counters(self) -> dict[str, float]:
+        """Steps applied; there is no loss scale of ours."""
+        steps = [float(state["step"]) for state in self.inner.state.values()]
+        return {"optimizer_steps": max(steps, default=0.0), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
+
+    def load_counters(self, counters: dict[str, float]) -> None:
+        """Restore `counters()`, and publish the weights that were loaded before."""
+        for state in self.inner.state.values():
+            state["step"].fill_(counters["optimizer_steps"])
+        self.publish()
+
+    def publish(self) -> None:
+        """Where a library computes with copies of the weights, make these follow; here there are none."""
+
+    def offload(self) -> Offload | None:
+        """Nothing is off the device."""
+        return None
+
+    def close(self) -> None:
+        """Nothing outlives the process."""

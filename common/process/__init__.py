@@ -1,0 +1,1 @@
+"""How a process of a run starts, meets its peers, is stopped, and ends."""

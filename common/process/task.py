@@ -1,0 +1,63 @@
+"""A piece of work in a process of its own: what one contender takes from the machine is not there for the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from gptscale.common.errors import GptscaleError
+from gptscale.common.process.ranks import die_with_parent
+
+# bench_gpu.sh gives less: what hangs must be seen here, before the whole bench is ended from outside
+LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
+# as a traceback ends: a class of Python's, one with its module (triton...OutOfResources), or our own line
+LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")
+PASSED_ON = 100  # lines
+
+
+def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
+    """Run `module`, which ends in `answer`, on a task, and return its result; GptscaleError if it fails.
+
+    What a worker that failed had said on stderr goes on to ours.
+    """
+    command = [sys.executable, "-m", module, json.dumps(task)]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, preexec_fn=die_with_parent
+        )
+    except subprocess.TimeoutExpired as error:
+        pass_on((error.stderr or b"").decode(errors="replace"))  # bytes, whatever `text` says
+        what = f"{task['contender']} took more than {LIMIT_S:g} s"
+        raise GptscaleError(what, "in bench", "measure a smaller model or fewer steps") from None
+    if ended.returncode:
+        pass_on(ended.stderr)
+        what = f"{task['contender']} failed ({reason(ended.stderr)[:200]})"
+        raise GptscaleError(what, "in bench", "see the requirements of that contender")
+    return dict(json.loads(ended.stdout.splitlines()[-1]))
+
+
+def reason(stderr: str) -> str:
+    """The last line that is an exception's: behind it CUDA and Dynamo print advice. Without one, the last line."""
+    lines = stderr.strip().splitlines() or ["no message"]
+    return next((line for line in reversed(lines) if LAST_WORDS.match(line)), lines[-1])
+
+
+def pass_on(stderr: str) -> None:
+    """The end of what a worker said, for whoever reads our log."""
+    sys.stderr.write("".join(f"{line}\n" for line in stderr.splitlines()[-PASSED_ON:]))
+    sys.stderr.flush()
+
+
+def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
+    """Do the task on the command line, print its result as the last line, and end the process.
+
+    At once, as a recipe's worker ends (launchers/run/worker.py): the interpreter's teardown aborts now and then in a library's
+    thread that is still alive.
+    """
+    print(json.dumps(work(json.loads(sys.argv[1]))), flush=True)
+    os._exit(0)

@@ -1,0 +1,247 @@
+"""The options every recipe shares, validated once; a recipe adds only the knobs its own strategy has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+
+if TYPE_CHECKING:
+    from gptscale.common.engine import Engine
+    from gptscale.common.settings.run import Run
+
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+OptimizerState = Literal["fp32", "bf16", "8bit"]
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # never a path, an option or a hidden file
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run trains, on what, for how long, and what it leaves; the same options in every recipe."""
+
+    model: str = "tiny"
+    """Preset: tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 1.6b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, gpt3-175b."""
+    n_layer: int | None = None
+    """Overrides the preset's number of blocks."""
+    n_head: int | None = None
+    """Overrides the preset's number of attention heads."""
+    n_embd: int | None = None
+    """Overrides the preset's hidden size."""
+    vocab_size: int | None = None
+    """Overrides the preset's vocabulary; the table in memory is padded to a multiple of 128."""
+    seq_len: int | None = None
+    """Tokens per sequence; default the model's block_size, which it also sets when longer."""
+    activation: str | None = None
+    """Overrides the preset's: gelu_tanh | gelu_erf | gelu_sigmoid | custom-tanh | custom-erf | custom-sigmoid (our kernels)."""
+    dropout: float = 0.0
+    """Dropout of embeddings, attention and residual branches; 0 for comparisons."""
+
+    data: str = "stdlib"
+    """synthetic | stdlib | a .txt or .bin file | hf:NAME_OR_PATH[:SPLIT[:COLUMN]]."""
+    tokenizer: str = "bytes"
+    """bytes | gpt2 (needs the hub or its cache) | a folder with vocab.json and merges.txt; for stdlib, text and hf."""
+    seed: int = 1234
+    """Fixes weights, order of the data and dropout."""
+
+    steps: int = 50
+    """Optimizer steps in all, resumed ones included."""
+    global_batch_size: int | None = None
+    """Sequences per optimizer step over all devices; default 8, or what the next two make."""
+    micro_batch_size: int | None = None
+    """Sequences per forward on one device; default the global batch over data ranks."""
+    grad_accum_steps: int | None = None
+    """Micro-batches per optimizer step; default solved from the other two."""
+
+    precision: Precision = "fp32"
+    """fp32 | bf16 (autocast, fp32 weights and optimizer state) | fp16 (with a loss scaler, GPU only) | fp8 (bf16, and the
+    blocks' matrix products in float8; GPUs from compute capability 8.9, on a CPU emulated)."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """adamw, or plain sgd (no momentum) for parity of weights."""
+    optimizer_state: OptimizerState = "fp32"
+    """AdamW's moments: fp32 | bf16 | 8bit, 8, 4 or 2.03 bytes per parameter (docs/optimizer_state.md)."""
+    lr: float | None = None
+    """Peak learning rate; default the preset's."""
+    lr_schedule: Literal["cosine", "constant"] = "cosine"
+    """Shape after warm-up."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up of the learning rate."""
+    min_lr_ratio: float = 0.1
+    """Where cosine ends, as a fraction of the peak."""
+    weight_decay: float = 0.1
+    """Of matrices; vectors (norms, biases) have none."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean gradient."""
+    beta2: float = 0.95
+    """AdamW's decay of the mean squared gradient."""
+    clip_grad_norm: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """Recompute in backward: nothing, whole blocks, or all but matrix products and attention."""
+    compile: bool = False
+    """torch.compile every block."""
+    compile_mode: Literal["default", "max-autotune-no-cudagraphs", "max-autotune", "reduce-overhead"] = "default"
+    """Of --compile: default | max-autotune-no-cudagraphs (tries many) | reduce-overhead (CUDA graphs) | max-autotune (both)."""
+    attention: Literal["auto", "flash", "flash3", "cudnn", "efficient", "math"] = "auto"
+    """Its kernel: auto (torch's choice) | flash | flash3 (not part of torch) | cudnn | efficient | math; on CPU auto or math."""
+    tp_size: int | None = None
+    """Tensor-parallel ranks; default 1, or all that there are where a recipe's first axis is tp."""
+    pp_size: int | None = None
+    """Pipeline ranks; default 1, or all that there are where a recipe's first axis is pp."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA when it is there."""
+    dist_timeout_s: float | None = None
+    """Longest wait for another rank in seconds; default 120 on CPU, 600 on GPU."""
+
+    eval_every: int = 0
+    """Evaluate on held-out sequences every N steps; 0 never."""
+    eval_batches: int = 4
+    """Global batches per evaluation."""
+    timing_warmup_steps: int = 3
+    """First steps left out of speed figures (compilation, caches); they are trained and logged like any other."""
+    log_every: int = 1
+    """Steps between synchronisations with the device; rows are written then, each step still has its own."""
+    save_every: int = 0
+    """Save a checkpoint every N steps; 0 saves none unless --save-last."""
+    save_last: bool = False
+    """Save a checkpoint after the last step."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept, at least 2."""
+    resume: str | None = None
+    """`auto`: newest checkpoint of --run-name that verifies; or the path of a run or of a step-N folder."""
+    trust_checkpoint: bool = False
+    """With --resume, read a checkpoint in DeepSpeed's own format: pickle, which can run any code of whoever made it."""
+    allow_data_change: bool = False
+    """Resume although the data differs from the saved run's."""
+    out: Path = Path("results")
+    """Folder for summary.csv and runs/."""
+    run_name: str | None = None
+    """Name of the folder under runs/; default recipe and time."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside the CSV."""
+    wandb: bool = False
+    """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        if self.model not in PRESETS:
+            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
+        if self.run_name is not None and not RUN_NAME.fullmatch(self.run_name):
+            raise ConfigError(
+                f"bad run name {self.run_name!r}",
+                "in --run-name",
+                "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
+            )
+        if self.optimizer == "sgd" and self.optimizer_state != "fp32":
+            raise ConfigError(
+                f"sgd has no state to keep in {self.optimizer_state}",
+                "in --optimizer-state",
+                "leave it out, or use --optimizer adamw",
+            )
+        if self.resume == "auto" and self.run_name is None:
+            raise ConfigError(
+                "nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH"
+            )
+        self.gpt()  # its own checks: heads, sizes
+
+    def _check_ranges(self) -> None:
+        whole = {  # field: (lowest, highest); the highest are far beyond any sense and catch typing errors
+            "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
+            "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
+            "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
+            "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
+            "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),
+            "vocab_size": (2, 2**31),
+        }  # fmt: skip
+        real = {
+            "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0),
+            "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
+            "dist_timeout_s": (1.0, 86400.0),
+        }  # fmt: skip
+        for field, (low, high) in (whole | real).items():
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise ConfigError(
+                    f"{field} {value} is out of range", f"in --{field.replace('_', '-')}", f"use {low} to {high}"
+                )
+
+    def gpt(self) -> GPTConfig:
+        """The model's shape: the preset with this run's overrides."""
+        preset = PRESETS[self.model]
+        changes = {
+            f: v
+            for f in ("n_layer", "n_head", "n_embd", "vocab_size", "activation")
+            if (v := getattr(self, f)) is not None
+        }
+        block_size = max(preset.block_size, self.seq_len or 0)
+        return dataclasses.replace(preset, dropout=self.dropout, block_size=block_size, **changes)
+
+    @property
+    def peak_lr(self) -> float:
+        return PRESETS[self.model].lr if self.lr is None else self.lr
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        return self.seq_len or PRESETS[self.model].block_size
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """Base of every recipe's own options: what the launcher asks of them."""
+
+    @property
+    def offload(self) -> str:
+        """What lives off the device, for the results: none, cpu or nvme."""
+        return "none"
+
+    def lacks(self) -> ConfigError | None:
+        """What this machine lacks for these options, whatever the run; None if nothing."""
+        return None
+
+    def check(self, run: Run) -> None:
+        """ConfigError if these options cannot work in this run, in this world, with these folders."""
+
+    def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
+        """Micro-batches for a data rank's `sequences` when the user says nothing of them; None leaves it to the arithmetic."""
+        return None
+
+    @classmethod
+    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
+        """Options with which this recipe splits its work differently on `nproc` processes: what parity has to try."""
+        return [()]
+
+    def describe(self, run: Run) -> list[str]:
+        """What --dry-run should tell of how this strategy splits the run, a line each."""
+        return []
+
+    def load_own(self, engine: Engine, folder: Path) -> int:
+        """Load a checkpoint in the engine library's own format into `engine`; the step it was saved at."""
+        raise ConfigError(
+            "this recipe reads no checkpoint of DeepSpeed's",
+            f"in {folder}",
+            "resume it with the zero recipe that saved it",
+        )
+
+
+def refuse_changed(options: Any, names: Iterable[str], why: str, fix: str = "leave it out") -> None:
+    """ConfigError for the first of the fields `names` of a dataclass that is not its default: it would be ignored."""
+    defaults = {f.name: f.default for f in dataclasses.fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise ConfigError(why, f"in --{name.replace('_', '-')}", fix)
+
+
+def did_you_mean(word: str, known: object) -> str:
+    """`did you mean 'x'?` for the nearest of `known`, or the list of them."""
+    import difflib
+
+    names = [str(name) for name in known]  # type: ignore[attr-defined]
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else "use one of: " + " ".join(names)

@@ -1,0 +1,1 @@
+"""Measurements against alternatives in the same run."""

@@ -1,0 +1,1 @@
+"""gptscale bench engines: what our layer adds to each engine's own minimal loop."""

@@ -1,0 +1,1 @@
+"""gptscale bench memory: the largest batch that fits, by each way to make it fit."""

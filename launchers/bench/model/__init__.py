@@ -1,0 +1,1 @@
+"""gptscale bench model: our step beside others' and beside the machine's ceilings."""

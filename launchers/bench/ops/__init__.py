@@ -1,0 +1,1 @@
+"""gptscale bench ops: our operators beside PyTorch's own."""

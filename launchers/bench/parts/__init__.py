@@ -1,0 +1,1 @@
+"""gptscale bench parts: every way to compute each part of a step."""

@@ -1,0 +1,1 @@
+"""The commands of gptscale beside run and bench, a module each."""

@@ -1,0 +1,62 @@
+"""`gptscale prepare`: compile the package's operators and what recipes need, once, before any run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from gptscale.common.engines.zero import operators as deepspeed_ops
+from gptscale.common.errors import ConfigError
+from gptscale.launchers.run.options import parse
+from gptscale.ops.build import kernels as extension
+from gptscale.recipes import RECIPES, get
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """What for."""
+
+    recipes: str = "all"
+    """Names with commas between, or all."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compile our own operators, and each of DeepSpeed's that the recipes named need.
+
+    Our own, and with `all` DeepSpeed's too, are left out where they cannot be compiled, and that is said.
+    """
+    options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
+    names = list(RECIPES) if options.recipes == "all" else [name.strip() for name in options.recipes.split(",")]
+    console = Console(stderr=True)
+    try:
+        with console.status("the C++ operators"):
+            built = extension.prepare(print)
+        print(f"C++ operators {'compiled' if built else 'are there'}", flush=True)
+    except ConfigError as error:
+        print(f"leaving out the C++ operators, which will run in Python: {error}")
+    wanted: dict[str, str] = {}
+    for name in names:
+        recipe = get(name)
+        try:
+            config = getattr(recipe.load(), recipe.config)(**recipe.preset)
+        except ConfigError as error:
+            if options.recipes != "all":
+                raise
+            print(f"leaving out {name}: {error}")
+            continue
+        for op in getattr(config, "ops", ()):
+            wanted.setdefault(op, name)
+    for op, name in wanted.items():
+        try:
+            with console.status(f"DeepSpeed's {op}"):
+                built = deepspeed_ops.prepare(op, print)
+            print(f"{op} {'compiled' if built else 'is there'}, for {name}", flush=True)
+        except ConfigError as error:
+            if options.recipes != "all":
+                raise
+            print(f"leaving out {op}: {error}")
+    if wanted:
+        print(f"DeepSpeed's operators are in {deepspeed_ops.ops_folder()}")
+    return 0

@@ -1,0 +1,123 @@
+"""`gptscale tokenize`: text to a .bin of token ids that training maps into memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+
+from gptscale.common.data.bin_files import write_bin
+from gptscale.common.data.documents import encode, open_documents
+from gptscale.common.data.tokenizers import Tokenizer, get_tokenizer
+from gptscale.common.errors import ConfigError, DataError
+from gptscale.launchers.run.options import parse
+
+PART_TOKENS = 2**22
+
+
+@dataclass(frozen=True)
+class TokenizeOptions:
+    """Encode texts, one after another and each ended by the end-of-text id, into a file for --data."""
+
+    inputs: tyro.conf.Positional[tuple[str, ...]]
+    """Text files, stdlib, or hf:NAME_OR_PATH[:SPLIT[:COLUMN]]."""
+    out: Path
+    """File to write, ending in .bin."""
+    tokenizer: str = "bytes"
+    """bytes | gpt2 (needs the hub or its cache) | a folder with vocab.json and merges.txt."""
+    layout: Literal["nanogpt", "llmc"] = "nanogpt"
+    """nanogpt (nothing but ids) | llmc (a header whose count tells when the file was cut)."""
+    eval_out: Path | None = None
+    """Second file, for the last part of the tokens, which --out then lacks."""
+    eval_fraction: float = 0.05
+    """Part of the tokens that goes to --eval-out."""
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ConfigError("nothing to tokenize", "on the command line", "name text files, stdlib or hf:NAME")
+        if not 0.0 < self.eval_fraction < 1.0:
+            raise ConfigError(f"eval_fraction {self.eval_fraction} is not in (0, 1)", "in --eval-fraction", "use 0.05")
+        for option, path in (("--out", self.out), ("--eval-out", self.eval_out)):
+            if path is not None:
+                _check_output(path, f"in {option}")
+        if self.eval_out is not None and self.eval_out.resolve() == self.out.resolve():
+            raise ConfigError(f"{self.out} is named twice", "in --eval-out", "choose another file")
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """A file that was written: its place, its number of tokens, and the vocabulary that a model needs for it."""
+
+    path: Path
+    n_tokens: int
+    vocab_size: int
+
+    def __str__(self) -> str:
+        size_mib = self.path.stat().st_size / 2**20
+        use = f"train with --data {self.path} --vocab-size {self.vocab_size} or more"
+        return f"{self.path}: {self.n_tokens:,} tokens, {size_mib:,.1f} MiB; {use}"
+
+
+def tokenize_files(options: TokenizeOptions) -> list[Tokenized]:
+    """Write what the options ask for, in little memory whatever the text; a file appears whole or not at all.
+
+    Raises ConfigError, DataError (a missing or unreadable input) or StorageError (a full disk).
+    """
+    if binary := [name for name in options.inputs if name.endswith(".bin")]:
+        raise DataError(f"{binary[0]} holds tokens already", "in the inputs", "give it to --data as it is")
+    tokenizer = get_tokenizer(options.tokenizer)
+    documents = [
+        open_documents(name, "in the inputs") for name in options.inputs
+    ]  # all checked before a byte is written
+    ids = encode(chain.from_iterable(documents), tokenizer)
+    if options.eval_out is None:
+        return [_written(options.out, ids, options, tokenizer)]
+    whole = options.out.with_name(f".{options.out.name}.{os.getpid()}.whole")  # only its end shows what is last
+    try:
+        n_tokens = write_bin(whole, ids)
+        cut = n_tokens - int(n_tokens * options.eval_fraction)
+        if cut == n_tokens:
+            raise DataError(f"{n_tokens} tokens, too few to hold any out", "in the inputs", "raise --eval-fraction")
+        return [
+            _written(options.eval_out, _parts(whole, cut, n_tokens), options, tokenizer),
+            _written(options.out, _parts(whole, 0, cut), options, tokenizer),
+        ]
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _written(path: Path, ids: Iterator[np.ndarray], options: TokenizeOptions, tokenizer: Tokenizer) -> Tokenized:
+    return Tokenized(path, write_bin(path, ids, options.layout), tokenizer.vocab_size)
+
+
+def _parts(path: Path, start: int, stop: int) -> Iterator[np.ndarray]:
+    """Tokens [start, stop) of a file in nanoGPT's layout; read, not mapped, so that memory stays small."""
+    for first in range(start, stop, PART_TOKENS):
+        yield np.fromfile(path, dtype="<u2", count=min(PART_TOKENS, stop - first), offset=2 * first)
+
+
+def _check_output(path: Path, where: str) -> None:
+    """ConfigError unless `path` names a .bin in a folder that can be written."""
+    if path.suffix != ".bin":
+        raise ConfigError(f"{path} does not end in .bin", where, f"use {path}.bin")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", where, f"use {path / 'train.bin'}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"folder {path.parent} does not exist", where, f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"folder {path.parent} cannot be written", where, "choose another folder")
+
+
+def main(argv: Sequence[str]) -> int:
+    """`gptscale tokenize`: a line for each file that was written."""
+    for written in tokenize_files(
+        parse(TokenizeOptions, argv, prog="gptscale tokenize", about=str(TokenizeOptions.__doc__))
+    ):
+        print(written)
+    return 0

@@ -1,0 +1,202 @@
+"""`gptscale trace`: the timeline of a pipeline's schedules, from real steps: forward, backward, bubble, communication."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gptscale.common.engines.pipeline.plan import SCHEDULES
+from gptscale.common.errors import ConfigError
+from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
+from gptscale.common.process.ranks import launch
+from gptscale.common.settings.run_config import RunConfig, did_you_mean, refuse_changed
+from gptscale.launchers.run.options import option_words, parse, parse_run
+from gptscale.launchers.run.preflight import preflight, world_of
+
+STEPS = 6  # the last is drawn: buffers and caches are as they stay
+WITHOUT_EFFECT = "steps eval_every log_every save_every save_last resume run_name wandb".split()
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What to trace."""
+
+    schedules: str = "all"
+    """Names with commas between, or all of torch's."""
+    nproc: int = 2
+    """Processes of the pipeline."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nproc <= 1024:
+            raise ConfigError(f"nproc {self.nproc} is out of range", "in --nproc", "use 1 to 1024")
+
+    @property
+    def names(self) -> list[str]:
+        names = list(SCHEDULES) if self.schedules == "all" else self.schedules.split(",")
+        for name in names:
+            if name not in SCHEDULES:
+                raise ConfigError(f"unknown schedule {name!r}", "in --schedules", did_you_mean(name, SCHEDULES))
+        return names
+
+
+@dataclass(frozen=True)
+class Options:
+    """A run's options and the trace's."""
+
+    run: RunConfig = field(default_factory=lambda: RunConfig(n_layer=8, n_embd=256, out=Path("traces")))
+    trace: TraceOptions = field(default_factory=TraceOptions)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run every schedule for a few steps in one world, draw the last step of each; 0 when all were drawn."""
+    options = parse(Options, argv, prog="gptscale trace", about="Timelines of pipeline schedules, from real steps.")
+    names, config = options.trace.names, dataclasses.replace(options.run, tensorboard=False)
+    refuse_changed(options.run, WITHOUT_EFFECT, f"a trace is {STEPS} steps of each schedule and leaves no run")
+    if config.grad_accum_steps is None and config.micro_batch_size is None:
+        m = 4 * options.trace.nproc
+        config = dataclasses.replace(config, grad_accum_steps=m, global_batch_size=config.global_batch_size or m)
+    words = option_words("pipeline", config, _pipeline_config())
+    for name in names:  # all are checked before the first runs
+        preflight(
+            "pipeline", *parse_run("pipeline", [*words, "--schedule", name]), world_of(config, options.trace.nproc)
+        )
+    config.out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-u", "-m", "gptscale.launchers.commands.trace_pipeline", ",".join(names), *words]
+    if status := launch(command, options.trace.nproc):
+        raise ConfigError(f"the pipeline ended with status {status}", "in trace", "see its own message above")
+    table = Table("schedule", "step ms", "bubble", "in theory", "communication", box=None, pad_edge=False)
+    for name in names:
+        trace = json.loads((config.out / f"{name}.json").read_text())
+        spans, between = read(trace)
+        picture = draw(trace, spans, between, config.out / f"{name}.png")
+        whole = sum(gap[2] - gap[1] for of_rank in between.values() for gap in of_rank)
+        waited = {kind: sum(e - b for r in between.values() for k, b, e in r if k == kind) for kind in KINDS[-2:]}
+        all_s = whole + sum(s.end - s.begin for of_rank in spans.values() for s in of_rank)
+        table.add_row(
+            name,
+            f"{1e3 * trace['step_s']:.1f}",
+            f"{waited['bubble'] / all_s:.1%}",
+            f"{trace['theory']:.1%}",
+            f"{waited['communication'] / all_s:.1%}",
+        )
+        print(f"wrote {picture}")
+    Console(width=None if Console().is_terminal else 100).print(table)
+    return 0
+
+
+def _pipeline_config() -> Any:
+    from gptscale.recipes.pipeline import PipelineConfig
+
+    return PipelineConfig()
+
+
+def worker(names: str, words: Sequence[str]) -> None:
+    """A rank: each schedule in turn; rank 0 writes what all saw of the last step."""
+    from gptscale.common.process.world import World, gather_objects, process_group
+    from gptscale.launchers.run.worker import share_cores
+    from gptscale.recipes import get
+
+    share_cores()
+    world = World.from_environment(parse_run("pipeline", words)[0])
+    with process_group(world):
+        for name in names.split(","):
+            plan = preflight("pipeline", *parse_run("pipeline", [*words, "--schedule", name]), world)
+            engine = get("pipeline").load().build(plan.run, plan.recipe_config)
+            batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
+            for step in range(STEPS):
+                engine.train_step(batches.batch(step).to(world.device), plan.run.lr_at(step))
+            seen = gather_objects(engine.bubble())
+            began = min(b.began_at for b in seen)
+            trace = {
+                "schedule": name,
+                "n_stages": max(span.stage for b in seen for span in b.spans) + 1,
+                "micro_batches": plan.run.batch.grad_accum_steps,
+                "theory": seen[0].theory,
+                "step_s": max(b.span_s[-1] for b in seen),
+                "ranks": [
+                    [(*s[:3], s.begin + b.began_at - began, s.end + b.began_at - began) for s in b.spans] for b in seen
+                ],
+            }
+            if world.is_main:
+                (plan.run.config.out / f"{name}.json").write_text(json.dumps(trace))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def read(trace: dict[str, Any]) -> tuple[dict[int, list[Span]], dict[int, list[tuple[str, float, float]]]]:
+    """Computations of each rank, and what was between them."""
+    spans = {rank: [Span(*span) for span in of_rank] for rank, of_rank in enumerate(trace["ranks"])}
+    return spans, gaps(spans, trace["n_stages"])
+
+
+KINDS = ("forward", "backward", "backward of inputs", "backward of weights", "bubble", "communication")
+OF_SPAN = dict(zip("FBIW", KINDS, strict=False))
+COLOURS = dict(zip(KINDS, ("#4c8bbf", "#e08a3c", "#e0a860", "#7fb069", "#eeeeee", "#b04a5a"), strict=True))
+
+
+def draw(
+    trace: dict[str, Any],
+    spans: dict[int, list[Span]],
+    between: dict[int, list[tuple[str, float, float]]],
+    path: Path,
+) -> Path:
+    """One row per rank, time to the right; the number in a box is the micro-batch, later stages of a rank are darker."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+    from matplotlib.patches import Patch
+
+    figure, axes = pyplot.subplots(figsize=(14, 1.4 + 0.7 * len(spans)), layout="constrained")
+    used: dict[str, None] = {}
+    for rank, of_rank in spans.items():
+        first_stage = min(span.stage for span in of_rank)
+        for what, begin, end in between[rank]:
+            axes.broken_barh([(1e3 * begin, 1e3 * (end - begin))], (rank - 0.4, 0.8), color=COLOURS[what], linewidth=0)
+            used[what] = None
+        for span in of_rank:
+            kind, width = OF_SPAN[span.kind], 1e3 * (span.end - span.begin)
+            used[kind] = None
+            axes.broken_barh(
+                [(1e3 * span.begin, width)],
+                (rank - 0.4, 0.8),
+                facecolor=COLOURS[kind],
+                edgecolor="white" if span.stage == first_stage else "black",
+                linewidth=0.8,
+            )
+            axes.text(1e3 * span.begin + width / 2, rank, str(span.micro_batch), ha="center", va="center", fontsize=7)
+    measured = bubble_fraction(spans)
+    axes.set_title(
+        f"{trace['schedule']}: {trace['n_stages']} stages on {len(spans)} processes, {trace['micro_batches']} micro-batches; "
+        f"{measured:.1%} of the time nothing is computed, {trace['theory']:.1%} in theory",
+        loc="left",
+        fontsize=10,
+    )
+    axes.set_yticks(range(len(spans)), [f"rank {rank}" for rank in spans])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms (black edges: a rank's later stages)" if trace["n_stages"] > len(spans) else "ms")
+    axes.set_xlim(0, 1e3 * max(span.end for of_rank in spans.values() for span in of_rank))
+    axes.legend(
+        handles=[Patch(color=COLOURS[k], label=k) for k in KINDS if k in used],
+        ncols=6,
+        loc="upper left",
+        bbox_to_anchor=(0, -0.35 if len(spans) < 4 else -0.2),
+        fontsize=8,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+if __name__ == "__main__":
+    worker(sys.argv[1], sys.argv[2:])

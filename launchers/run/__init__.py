@@ -1,0 +1,1 @@
+"""One GPT run: options, checks, start, worker, its row."""

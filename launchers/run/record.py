@@ -1,0 +1,273 @@
+"""What a run leaves beside its steps: run.json at its start, one summary row and status.json at its end, whatever the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from gptscale.common.measure.bubble import Bubble
+from gptscale.common.measure.devices import device_name, peak_tflops
+from gptscale.common.measure.offload import Offload
+from gptscale.common.measure.speed import Memory, peak_memory
+from gptscale.common.model.float8 import emulation
+from gptscale.common.process.world import gather_objects
+from gptscale.common.settings.run import Run, workload, workload_hash
+from gptscale.launchers.run.options import option_words
+from gptscale.launchers.run.preflight import Plan
+from gptscale.recipes import get
+from gptscale.results.record.files import append_summary, run_directory, write_json
+from gptscale.results.record.recorder import Recorder
+
+PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
+
+
+def new_run_id(recipe: str) -> str:
+    """A name for a run that was given none: recipe, UTC time, and four digits against twins."""
+    return f"{recipe}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
+
+
+class RunRecord:
+    """The folder of a run, held by this run alone while it lasts; rank 0 writes.
+
+    recorder: set once it exists, so that even a failed run's row holds what was measured before. offload,
+    bubble: after the last step.
+    """
+
+    def __init__(self, plan: Plan, run_id: str) -> None:
+        self.plan, self.run_id = plan, run_id
+        self.folder = plan.run.config.out / "runs" / run_id
+        self.recorder: Recorder | None = None
+        self.offload: Offload | None = None
+        self.bubble: Bubble | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> RunRecord:
+        if self.plan.run.world.is_main:
+            self._stack.enter_context(run_directory(self.plan.run.config.out, self.run_id))
+            write_json(self.folder / "run.json", run_json(self.plan, self.run_id))
+            for line in emulation(self.plan.run):
+                print(line, flush=True)
+        gather_objects(None)  # the folder exists before any other rank goes on
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def finish(self, status: str, error: BaseException | str = "") -> None:
+        """Leave the row; after a failure this rank's own memory must do, since its peers may be gone."""
+        run = self.plan.run
+        mine = peak_memory(run.world.device)
+        together = status in ("ok", "interrupted")
+        seen = (mine, self.offload, self.bubble)
+        told = gather_objects(seen) if together else [seen]
+        if not run.world.is_main:
+            return
+        row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
+        memories, offloads, bubbles = zip(*told, strict=True)
+        row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
+        row |= bubble_figures(bubbles, self.recorder) if together else {}
+        path = append_summary(run.config.out, row)
+        done = self.recorder.last_step if self.recorder else 0
+        write_json(self.folder / "status.json", {"status": status, "error": str(error), "step": done})
+        if self.recorder:
+            print_summary(row, path, self.folder)
+
+
+def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
+    """Each kind's maximum over ranks; None where the device has no such count."""
+    result: dict[str, float | None] = {}
+    for ours, column in (
+        ("allocated_gib", "mem_allocated_gib"),
+        ("reserved_gib", "mem_reserved_gib"),
+        ("rss_gib", "rss_gib"),
+    ):
+        known = [v for m in memories if (v := getattr(m, ours)) is not None]
+        result[column] = max(known) if known else None
+    return result
+
+
+def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:
+    """Bytes: the most of any rank; rates: the slowest's; waiting: the most of any rank, as a share of the timed steps."""
+    known = [o for o in offloads if o is not None]
+    if not known or recorder is None:
+        return {}
+    n, total_s = len(recorder.step_times_s), sum(recorder.step_times_s)
+    reads = [o.read_bytes_per_s for o in known if o.read_bytes_per_s]
+    writes = [o.write_bytes_per_s for o in known if o.write_bytes_per_s]
+    return {
+        "offload_cpu_gib": max(o.cpu_bytes for o in known) / 2**30,
+        "offload_disk_gib": max(o.disk_bytes for o in known) / 2**30,
+        "offload_read_gib_per_s": min(reads) / 2**30 if reads else None,
+        "offload_write_gib_per_s": min(writes) / 2**30 if writes else None,
+        "offload_wait_fraction": max(sum(o.waits_s[-n:]) for o in known) / total_s if n else None,
+    }
+
+
+def bubble_figures(bubbles: Sequence[Bubble | None], recorder: Recorder | None) -> dict[str, Any]:
+    """Share of the timed steps' schedules in which a rank computed nothing, over all ranks; and the schedule's own."""
+    known = [b for b in bubbles if b is not None]
+    if not known or recorder is None:
+        return {}
+    n = len(recorder.step_times_s)
+    busy_s, span_s = (sum(sum(getattr(b, field)[-n:]) for b in known) for field in ("busy_s", "span_s"))
+    return {"bubble_fraction": 1 - busy_s / span_s if n else None, "bubble_fraction_theory": known[0].theory}
+
+
+def identity(plan: Plan, run_id: str) -> dict[str, Any]:
+    """The columns that are known before the first step."""
+    run = plan.run
+    config, world = run.config, run.world
+    engine = get(run.recipe).engine
+    device = device_name(world.device)
+    return {
+        "run_id": run_id,
+        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "recipe": run.recipe,
+        "engine": engine,
+        "engine_version": importlib.metadata.version(engine),
+        "model": config.model,
+        "n_params": run.gpt.n_params,
+        "seq_len": run.seq_len,
+        "vocab_size": run.gpt.vocab_size,
+        "precision": config.precision,
+        "world_size": world.world_size,
+        "dp_size": run.batch.dp_size,
+        "tp_size": config.tp_size,
+        "pp_size": config.pp_size,
+        "micro_batch_size": run.batch.micro_batch_size,
+        "grad_accum_steps": run.batch.grad_accum_steps,
+        "global_batch_size": run.batch.global_batch_size,
+        "steps": config.steps,
+        "warmup_steps": config.timing_warmup_steps,
+        "tokens_total": config.steps * run.tokens_per_step,
+        "activation_checkpointing": config.activation_checkpointing,
+        "compile": config.compile,
+        "optimizer_state": config.optimizer_state,
+        "offload": plan.recipe_config.offload,
+        "data": config.data,
+        "seed": config.seed,
+        "device": device,
+        "device_peak_tflops": peak_tflops(device, config.precision),
+        "host": socket.gethostname(),
+        "torch_version": torch.__version__,
+        "git_commit": git_commit(),
+        "workload_hash": workload_hash(workload(run, plan.fingerprint)),
+    }
+
+
+def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
+    """The measured columns; empty if the run ended before its first step."""
+    if recorder is None:
+        return {}
+    return {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last} | dataclasses.asdict(recorder.speed())
+
+
+def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
+    """The resolved configuration and the environment, for whoever wants to repeat the run."""
+    run = plan.run
+    work = workload(run, plan.fingerprint)
+    options = option_words(run.recipe, run.config, plan.recipe_config)
+    return {
+        "run_id": run_id,
+        "recipe": run.recipe,
+        "command": ["gptscale", "run", run.recipe, "--nproc", str(run.world.world_size), *options],
+        "config": dataclasses.asdict(run.config),
+        "recipe_config": dataclasses.asdict(plan.recipe_config),
+        "gpt": dataclasses.asdict(run.gpt),
+        "batch": dataclasses.asdict(run.batch),
+        "plan": plan.describe(),
+        "world_size": run.world.world_size,
+        "identity": identity(plan, run_id),
+        "workload": work,
+        "workload_hash": workload_hash(work),
+        "environment": {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": device_name(run.world.device),
+            "packages": {n: v for n in PACKAGES if (v := _version(n))},
+        },
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str:
+    """The checkout's commit, `+` behind it if files differ; empty for an installed package."""
+    folder = Path(__file__).resolve().parent
+    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""  # no git, or no checkout: the column is empty, as docs/metrics.md says
+
+
+def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
+    """The block that ends a run."""
+
+    def shown(key: str, form: str, unit: str = "") -> str:
+        value = row.get(key)
+        return "-" if value is None else f"{value:{form}}{unit}"
+
+    speed = "not timed: the first steps are warm-up (--timing-warmup-steps)"
+    if row.get("tokens_per_s") is not None:
+        speed = (
+            f"{shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
+            f"p90 {_ms(row, 'p90')}), "
+        )
+        if row["precision"] == "fp8":
+            rate, share = shown("fp8_tflops_per_device", ".3f"), shown("fp8_mixed_utilisation", ".1%")
+            speed += f"fp8 {rate} TFLOP/s per device as bf16 counts, mixed peak {share}"
+        else:
+            speed += f"{shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
+    also = ""
+    if row.get("offload_cpu_gib") is not None:
+        also = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+        if row["offload_disk_gib"]:
+            also += (
+                f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
+                f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
+            )
+        also += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
+    if row.get("bubble_fraction") is not None:
+        idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
+        also += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
+    print(
+        f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
+        f"  speed   {speed}\n"
+        f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
+        f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
+        f"{also}"
+        f"  files   {folder}\n"
+        f"  row     {csv}    (gptscale compare {csv.parent})",
+        flush=True,
+    )
+
+
+def _ms(row: dict[str, Any], which: str) -> str:
+    return f"{row[f'step_time_s_{which}'] * 1e3:,.1f}"
+
+
+def failed_row(folder: Path, error: str) -> dict[str, Any]:
+    """The row for a run whose rank 0 was killed before it could leave one, from what it noted at its start."""
+    noted = json.loads((folder / "run.json").read_bytes())
+    return {**noted["identity"], "status": "failed", "error": error}

@@ -1,0 +1,87 @@
+"""From resolved options to finished processes on this machine: plan, name, launch, and never a run without a row."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptscale.common.process import environments
+from gptscale.common.process.ranks import launch
+from gptscale.common.settings.run_config import RecipeConfig, RunConfig
+from gptscale.launchers.run.options import option_words
+from gptscale.launchers.run.preflight import Plan, preflight, world_of
+from gptscale.launchers.run.record import failed_row, new_run_id
+from gptscale.recipes import get
+from gptscale.results.record.files import append_summary
+
+
+def default_nproc(recipe: str, config: RunConfig) -> int:
+    """One process per visible GPU, one on a CPU, one for a recipe that splits nothing."""
+    return torch.cuda.device_count() if uses_cuda(config) and get(recipe).axes else 1
+
+
+def uses_cuda(config: RunConfig) -> bool:
+    """Whether a run with these options goes to GPUs."""
+    return config.device != "cpu" and torch.cuda.is_available()
+
+
+def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:
+    """Everything that can be checked before processes start."""
+    return preflight(recipe, config, recipe_config, world_of(config, nproc))
+
+
+def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> int:
+    """Check, launch, wait; the run's exit status. A run whose rank 0 was killed gets its row from here."""
+    plan_run(recipe, config, recipe_config, nproc)
+    name = config.run_name or new_run_id(recipe)
+    command = worker_command(recipe, dataclasses.replace(config, run_name=name), recipe_config)
+    return launch_with_row(command, nproc, config.out / "runs" / name, config.out / "summary.csv", append_summary)
+
+
+def launch_with_row(
+    command: Sequence[str], nproc: int, folder: Path, summary: Path, append: Callable[[Path, Mapping[str, Any]], Any]
+) -> int:
+    """Run `command` as `nproc` ranks; the exit status. If they left no row of the run in `summary`, `append` leaves it.
+
+    folder: the run's, named as the run, with what it noted at its start.
+    """
+    before = rows_of(summary, folder.name)
+    status = launch(command, nproc)
+    if status and (folder / "run.json").exists() and rows_of(summary, folder.name) == before:
+        append(summary.parent, failed_row(folder, f"ended with status {status} before it could leave its own row"))
+    return status
+
+
+def rows_of(summary: Path, run_id: str) -> int:
+    """How many rows the summary has of this run: one for each time it ended."""
+    if not summary.exists():
+        return 0
+    with summary.open(newline="") as file:
+        return sum(row["run_id"] == run_id for row in csv.DictReader(file))
+
+
+def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
+    """What each rank executes."""
+    return [
+        environments.python(get(recipe).environment),
+        "-u",
+        "-m",
+        "gptscale.launchers.run.worker",
+        recipe,
+        *option_words(recipe, config, recipe_config),
+    ]
+
+
+def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:
+    """The same run by hand, under torchrun."""
+    row = get(recipe)
+    module = ["gptscale.launchers.run.worker", recipe] if row.preset or row.environment else [row.module]
+    starter = ["torchrun", "--standalone", "--nproc-per-node", str(nproc)] if row.axes else ["python"]
+    if not environments.is_inside(row.environment):
+        starter[0] = str(environments.folder(row.environment) / "bin" / starter[0])
+    return [*starter, "-m", *module, *option_words(recipe, config, recipe_config)]

@@ -1,0 +1,259 @@
+"""The worker: what every process of a run does, from its command line to its exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gptscale.common.checkpoint.reader import agreed
+from gptscale.common.checkpoint.writer import save
+from gptscale.common.data.loader import Prefetcher
+from gptscale.common.engine import Engine
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, PeerError, StorageError
+from gptscale.common.process.begin import begin_process
+from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.world import World, gather_objects, process_group
+from gptscale.common.settings.run import workload, workload_hash
+from gptscale.common.train import train
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import Plan, check_same_work, is_deepspeeds_own, preflight
+from gptscale.launchers.run.record import RunRecord, new_run_id
+from gptscale.recipes import get
+from gptscale.results.record.recorder import Recorder
+
+SAVE_MISSES_MAX = 3  # a full disk may be mended while training goes on; not for ever
+# Memory that torch's allocator was not asked for: the CPU's, a context's, a library's handle (pytorch/pytorch#128601), Triton's.
+OUT_OF_MEMORY_SIGNS = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
+    """Parse, check, train, and end the process with the run's exit status."""
+    begin_process()
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
+        plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    except GptscaleError as error:
+        if rank == 0:
+            print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)  # whatever its kind: nothing ran, nothing was created
+    share_cores()
+    status = work(plan)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is on disk. The interpreter's own teardown would only add ways to hang on a peer that is gone, or to abort
+    # in a library's thread that is still alive (seen with gloo, now and then, as "terminate called without ...").
+    os._exit(status)
+
+
+def work(plan: Plan) -> int:
+    """Train as planned, leave the row and the files; returns the exit status."""
+    world = plan.run.world
+    keep_freed_memory()
+    record: RunRecord | None = None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(process_group(world) if get(plan.run.recipe).axes else nullcontext())
+            check_same_options(plan)
+            run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
+            record = stack.enter_context(RunRecord(plan, run_id))
+            stopped = _train(plan, record)
+            record.finish("interrupted" if stopped else "ok")
+            return PREEMPTED_EXIT_STATUS if stopped else 0
+        except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
+            noted, status = report(error, world.rank)
+            if record is not None:
+                record.finish("oom" if is_out_of_memory(error) else "failed", noted)
+            stack.pop_all()  # after a failure nothing is torn down, see process_group
+            return status
+
+
+def report(error: BaseException, rank: int) -> tuple[BaseException, int]:
+    """Say what ended the run, in one write, so that ranks do not mix; what to note of it, and the exit status."""
+    known = as_known(error)
+    trace = "" if known else traceback.format_exc()
+    sys.stderr.write(f"{trace}gptscale: error: rank {rank}: {known or error}\n")
+    return known or error, known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def check_same_options(plan: Plan) -> None:
+    """ConfigError if a rank was started with other options or data than rank 0."""
+    hashes = gather_objects(workload_hash(workload(plan.run, plan.fingerprint)))
+    if others := [rank for rank, h in enumerate(hashes) if h != hashes[0]]:
+        raise ConfigError(
+            f"ranks {others} train something else than rank 0", "in their options or data", "start all alike"
+        )
+
+
+def _train(plan: Plan, record: RunRecord) -> bool:
+    """Build, resume, run the loop; whether it stopped early because it was asked to."""
+    run = plan.run
+    with ExitStack() as stack:
+        stop = stack.enter_context(
+            StopRequest()
+        )  # before the engine: what it puts on disk must be deleted whenever it ends
+        engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
+        stack.callback(engine.close)
+        return _train_with(engine, plan, record, stop)
+
+
+def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> bool:
+    run = plan.run
+    start = resume(plan, engine)
+    batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
+    held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
+    with (
+        Recorder(run, record.folder, start_step=start, sequences=batches.sequences) as recorder,
+        Prefetcher(batches, run.world.device) as data,
+    ):
+        record.recorder = recorder
+
+        def evaluate(step: int) -> Any:
+            if not run.config.eval_every or step % run.config.eval_every:
+                return None
+            losses = [engine.eval_loss(held_out.batch(i).to(run.world.device)) for i in range(run.config.eval_batches)]
+            return torch.stack(losses).mean()
+
+        last = train(
+            engine,
+            data,
+            recorder,
+            lr_at=run.lr_at,
+            start=start,
+            steps=run.config.steps,
+            evaluate=evaluate,
+            save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync),
+            stop_requested=stop,
+        )
+    record.offload, record.bubble = engine.offload(), engine.bubble()
+    gather_objects(None)  # nobody closes, and deletes files, while another still counts them
+    return last < run.config.steps
+
+
+def resume(plan: Plan, engine: Engine) -> int:
+    """Load the checkpoint that --resume means, the same one on every rank; the step to go on from, 0 without."""
+    if plan.resume is None:
+        return 0
+    if is_deepspeeds_own(plan.resume):
+        return plan.recipe_config.load_own(engine, plan.resume)
+    reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.run.world.is_main)
+    reader.load_into(engine)
+    if plan.run.world.is_main:
+        print(
+            f"resumed from {reader.path}, saved by {reader.manifest['recipe']} on {reader.manifest['world_size']}",
+            flush=True,
+        )
+    return reader.step
+
+
+class Saver:
+    """Saves when it is due; a disk that is full now and then costs a checkpoint, not the run."""
+
+    def __init__(self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None]) -> None:
+        self.plan, self.engine, self.folder, self.before, self.misses = plan, engine, folder, before, 0
+
+    def __call__(self, step: int, last: bool) -> None:
+        run = self.plan.run
+        every = run.config.save_every
+        if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
+            return
+        self.before()  # rows up to this step reach the disk first, so that a resumed CSV has no gap
+        facts = {
+            "recipe": run.recipe,
+            "world_size": run.world.world_size,
+            "dp_size": run.batch.dp_size,
+            "tokens": step * run.tokens_per_step,
+            "workload": workload(run, self.plan.fingerprint),
+        }
+        try:
+            save(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)
+            self.misses = 0
+        except StorageError as error:
+            self.misses += 1
+            if last or self.misses >= SAVE_MISSES_MAX:
+                raise
+            if run.world.is_main:
+                print(
+                    f"gptscale: warning: {error} (missed {self.misses} of {SAVE_MISSES_MAX})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+class StopRequest:
+    """Whether SIGTERM arrived (preemption). The handler only notes it; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __enter__(self) -> StopRequest:
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def __call__(self) -> bool:
+        return self.received
+
+
+def as_known(error: BaseException) -> GptscaleError | None:
+    """The error as one line for the user, or None if it is a defect that deserves its traceback."""
+    if isinstance(error, GptscaleError):
+        return error
+    text = str(error)
+    if isinstance(error, torch.distributed.DistError) or "gloo" in text or "Connection closed by peer" in text:
+        first = text.splitlines()[0] if text else type(error).__name__
+        return PeerError(
+            f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above"
+        )
+    if is_out_of_memory(error):
+        return GptscaleError(
+            f"out of memory ({text.splitlines()[0][:160]})",
+            "on this device",
+            "lower --micro-batch-size, add --activation-checkpointing full, or use fsdp",
+        )
+    if isinstance(error, OSError):
+        return StorageError(str(error), "in the results folder", "free space or point --out elsewhere")
+    return None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch's exception, Python's, or a library's words for it."""
+    said = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+    return said or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+def share_cores() -> None:
+    """Share the cores between this machine's processes, unless the user has said how many threads each may have.
+
+    Said in the environment too, for libraries that would choose for themselves.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+if __name__ == "__main__":
+    run_recipe(sys.argv[1], sys.argv[2:])

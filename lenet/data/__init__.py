@@ -1,0 +1,1 @@
+"""Images: sources, file formats, augmentation, loader."""

@@ -1,0 +1,219 @@
+"""Where images come from: scikit-learn's digits, MNIST's idx files, torchvision's MNIST and CIFAR-10, or folders of images."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.settings.run_config import did_you_mean
+from gptscale.lenet.data import idx
+
+NAMED = ("digits", "mnist", "cifar10")
+IMAGE_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+HELD_OUT_EVERY = 4  # of the embedded digits every fourth is held out
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images as uint8 (n, channels, side, side) and their labels as int64 (n,), on the CPU."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class VisionData:
+    """A data set, whole in memory.
+
+    name: for people, telling what the images really are. fingerprint: 16 hex digits of a SHA-256 of all of it.
+    """
+
+    name: str
+    train: Part
+    test: Part
+    classes: tuple[str, ...]
+    fingerprint: str
+
+    @property
+    def channels(self) -> int:
+        return int(self.train.images.shape[1])
+
+    @property
+    def side(self) -> int:
+        return int(self.train.images.shape[2])
+
+
+def open_data(data: str, *, root: Path, image_size: int | None = None, download: bool = False) -> VisionData:
+    """The data set that `data` names: one of NAMED, a folder of idx files, or one of images (train/CLASS/*, test/CLASS/*).
+
+    image_size: side to resample to; default 28 for digits, what MNIST and CIFAR-10 have, 32 for a folder of images. root: where
+    torchvision keeps, and with `download` puts, its data sets. Raises DataError or ConfigError; nothing is created without
+    `download`.
+    """
+    if data == "digits":
+        name, train, test, classes = _digits(image_size or 28)
+    elif data in ("mnist", "cifar10"):
+        name, train, test, classes = _torchvision(data, root, download)
+    else:
+        name, train, test, classes = _folder(Path(data), image_size or 32)
+    train, test = (_resized(part, image_size) for part in (train, test))
+    for part, what in ((train, "train"), (test, "test")):
+        if len(part) == 0:
+            raise DataError(f"no {what} images", f"in {data}", "give a data set with both parts")
+        if int(part.labels.max()) >= len(classes):
+            raise DataError(
+                f"label {int(part.labels.max())} in the {what} part, expected 0 to {len(classes) - 1}",
+                f"in {data}",
+                "give labels of the same classes",
+            )
+    return VisionData(name, train, test, classes, _fingerprint(train, test))
+
+
+def _digits(side: int) -> tuple[str, Part, Part, tuple[str, ...]]:
+    """1,797 digits that 43 people wrote, as 8x8 counts of 0 to 16 (Alpaydin & Kaynak 1998, UCI), bilinearly upsampled.
+
+    Every fourth is held out. They are kept in the order of their writers, and those of one writer lie near each other: this is
+    a split of images, not of writers.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ConfigError(
+            "scikit-learn, which brings the digits, is not installed",
+            "in --data digits",
+            "pip install 'gptscale[lenet]', or name other data",
+        ) from None
+    bunch: Any = load_digits()
+    images = torch.from_numpy(bunch.images).float().mul_(255 / 16)[:, None]
+    larger = F.interpolate(images, (side, side), mode="bilinear", align_corners=False).round().to(torch.uint8)
+    labels = torch.from_numpy(bunch.target).long()
+    held_out = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    name = f"scikit-learn's handwritten digits (8x8, upsampled to {side}x{side})"
+    train, test = Part(larger[~held_out], labels[~held_out]), Part(larger[held_out], labels[held_out])
+    return name, train, test, tuple("0123456789")
+
+
+def _torchvision(data: str, root: Path, download: bool) -> tuple[str, Part, Part, tuple[str, ...]]:
+    """torchvision's copy under `root`; MNIST's files are read by our own reader when they are there."""
+    if data == "mnist" and idx.is_idx_folder(root / "MNIST" / "raw") and not download:
+        return _idx_folder(root / "MNIST" / "raw")
+    try:
+        from torchvision import datasets
+    except ImportError:
+        raise ConfigError(
+            "torchvision is not installed", f"in --data {data}", "pip install 'gptscale[lenet]', or name a folder"
+        ) from None
+    if download:
+        print(f"downloading {data} to {root}", file=sys.stderr, flush=True)  # torchvision draws its own progress bar
+    kind: Callable[..., Any] = datasets.MNIST if data == "mnist" else datasets.CIFAR10
+    try:
+        found = [kind(str(root), train=train, download=download) for train in (True, False)]
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        fix = "check the connection" if download else f"add --download, or --data-dir to where it is (not {root})"
+        raise DataError(f"{data} is not there ({reason})", "in --data", fix) from None
+    except OSError as error:
+        raise DataError(f"{data} was not downloaded ({error})", "in --download", "check the connection") from None
+    parts = []
+    for part in found:
+        pixels = torch.as_tensor(part.data)
+        images = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
+        parts.append(Part(images, torch.as_tensor(part.targets).long()))
+    if data == "mnist":
+        return "MNIST", parts[0], parts[1], tuple("0123456789")
+    return "CIFAR-10", parts[0], parts[1], CIFAR10_CLASSES
+
+
+def _folder(folder: Path, side: int) -> tuple[str, Part, Part, tuple[str, ...]]:
+    if not folder.is_dir():
+        known = f"give {', '.join(NAMED)} or a folder; {did_you_mean(str(folder), NAMED)}"
+        raise DataError(f"{folder} is no folder", "in --data", known)
+    if idx.is_idx_folder(folder):
+        return _idx_folder(folder)
+    classes = tuple(sorted(p.name for p in (folder / "train").glob("*") if p.is_dir()))
+    if not classes:
+        raise DataError(
+            f"{folder} holds neither idx files nor train/CLASS/ folders",
+            "in --data",
+            "give train/CLASS/* and test/CLASS/*",
+        )
+    others = sorted(p.name for p in (folder / "test").glob("*") if p.is_dir() and p.name not in classes)
+    if others:
+        raise DataError(f"test has classes that train has not: {others[:5]}", f"in {folder}", "use the same classes")
+    train, test = (_images(folder / part, classes, side) for part in ("train", "test"))
+    return f"images of {folder.name}", train, test, classes
+
+
+def _idx_folder(folder: Path) -> tuple[str, Part, Part, tuple[str, ...]]:
+    parts = []
+    for images, labels in idx.FILES.values():
+        pictures, classes = idx.read_pair(idx.find(folder, images), idx.find(folder, labels))
+        parts.append(Part(_tensor(pictures)[:, None], _tensor(classes).long()))
+    if parts[0].images.shape[2:] != parts[1].images.shape[2:]:
+        sizes = " and ".join("x".join(map(str, p.images.shape[2:])) for p in parts)
+        raise DataError(f"train and test images differ in size: {sizes}", f"in {folder}", "take files of one release")
+    n_classes = max(10, *(int(p.labels.max()) + 1 if len(p) else 0 for p in parts))
+    return "MNIST" if n_classes == 10 else "idx files", parts[0], parts[1], tuple(map(str, range(n_classes)))
+
+
+def _tensor(mapped: NDArray[np.uint8]) -> Tensor:
+    return torch.from_numpy(np.array(mapped))  # into memory: every epoch walks through it in another order
+
+
+def _images(folder: Path, classes: tuple[str, ...], side: int) -> Part:
+    """All images of folder/CLASS/*, as RGB, or as grey if every one of them is; resampled to `side`."""
+    from PIL import Image, UnidentifiedImageError
+
+    files = [(path, i) for i, name in enumerate(classes) for path in sorted((folder / name).glob("*"))]
+    files = [(path, i) for path, i in files if path.suffix.lower() in IMAGE_ENDS]
+    pixels = np.empty((len(files), side, side, 3), np.uint8)
+    for place, (path, _) in enumerate(files):
+        try:
+            with Image.open(path) as image:
+                rgb = image.convert("RGB")
+                pixels[place] = np.asarray(rgb if rgb.size == (side, side) else rgb.resize((side, side)))
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise DataError(
+                f"{path.name} is no whole image ({error})", f"in {path.parent}", "remove the file"
+            ) from None
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    if bool((images == images[:, :1]).all()):
+        images = images[:, :1]
+    return Part(images.contiguous(), torch.tensor([i for _, i in files], dtype=torch.long))
+
+
+def _resized(part: Part, side: int | None) -> Part:
+    """The part at `side` pixels; as it is if that is its size, or none is asked for."""
+    height, width = part.images.shape[2:]
+    if (side is None and height == width) or (height, width) == (side, side):
+        return part
+    wanted = (side or height, side or height)
+    smaller = [
+        F.interpolate(piece.float(), wanted, mode="bilinear", antialias=True).round().clamp_(0, 255).to(torch.uint8)
+        for piece in part.images.split(4096)
+    ]
+    return Part(torch.cat(smaller), part.labels)
+
+
+def _fingerprint(*parts: Part) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(repr(tuple(part.images.shape)).encode())
+        digest.update(part.images.contiguous().numpy().data)
+        digest.update(part.labels.numpy().data)
+    return digest.hexdigest()[:16]

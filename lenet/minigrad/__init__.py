@@ -1,0 +1,1 @@
+"""The experiment that trains the small autograd of ops/minigrad on digits."""

@@ -1,0 +1,1 @@
+"""The vision models, by name."""

@@ -1,0 +1,29 @@
+"""VGG for images of 28 or 32 pixels: the convolutions of Simonyan & Zisserman with batch norm, and one linear layer.
+
+Simonyan & Zisserman 2014 (arXiv 1409.1556), table 1, columns A, B, D, E. Five poolings leave one pixel of 32, so that the three
+linear layers of the original, made for 7x7, are one here, as is usual for CIFAR-10.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gptscale.lenet.models.activations import activation
+
+WIDTHS = (64, 128, 256, 512, 512)
+CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # of each width
+
+
+def vgg(depth: int, channels: int, side: int, n_classes: int, gelu: str | None) -> nn.Module:
+    """VGG of `depth` layers (11, 13, 16 or 19); images of 28 pixels are padded to 32."""
+    layers: list[nn.Module] = [nn.ZeroPad2d((32 - side) // 2)] if side < 32 else []
+    for width, count in zip(WIDTHS, CONVOLUTIONS[depth], strict=True):
+        for _ in range(count):
+            layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), activation(gelu)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, n_classes))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):  # nineteen layers of torch's default would lose the signal
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model

@@ -1,0 +1,1 @@
+"""One vision run: options, checks, training, its row and files."""

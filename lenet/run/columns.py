@@ -1,0 +1,90 @@
+"""What vision runs leave: the columns of lenet.csv, steps.csv and epochs.csv, and the row that ends a run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.results.record.columns import STATUSES
+from gptscale.results.record.files import LOCK_WAIT_S, StepLog
+
+SCHEMA_VERSION = 2  # 1 lacks backend, loss_scale, skipped_steps and the columns of the sampler
+SUMMARY_NAME = "lenet.csv"
+
+# class_accuracy: fractions with blanks between, in the order of the classes, `-` for a class without test images.
+SUMMARY_COLUMNS = (
+    "schema_version run_id timestamp status error study variant model operators gelu n_params batch_norm data n_train "
+    "n_test image_size augment loader num_workers strategy backend precision amp loss_scale channels_last world_size batch_size "
+    "epochs steps optimizer lr lr_schedule weight_decay label_smoothing seed loss_first loss_last skipped_steps test_loss "
+    "test_accuracy best_test_accuracy class_accuracy seconds_to_99 seconds_to_99_4 data_time_s train_time_s eval_time_s "
+    "total_time_s load_s update_s load_fraction images_per_s images_per_s_per_device avg_mem_gib peak_mem_allocated_gib "
+    "peak_mem_reserved_gib peak_rss_gib gpu_util_percent gpu_mem_used_gib power_w cpu_util_percent device threads host "
+    "torch_version git_commit workload_hash"
+).split()
+STEP_COLUMNS = "step epoch loss lr load_s update_s skipped".split()
+EPOCH_COLUMNS = (
+    "epoch step train_loss test_loss test_accuracy class_accuracy train_time_s eval_time_s images_per_s".split()
+)
+TEXT = (
+    "run_id timestamp status error study variant model operators gelu batch_norm data augment loader strategy backend precision "
+    "amp loss_scale channels_last optimizer lr_schedule class_accuracy device host torch_version git_commit workload_hash"
+).split()
+
+
+def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
+    """Append one row to `out`/lenet.csv, under a lock and by one write; a torn last line is cut off first.
+
+    What the row lacks stays empty; what is no column is a ValueError. Raises StorageError as results/record/files.py does.
+    """
+    if unknown := set(row) - set(SUMMARY_COLUMNS):
+        raise ValueError(f"not columns of {SUMMARY_NAME}: {sorted(unknown)}")
+    if row.get("status") not in STATUSES:
+        raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
+    path = out / SUMMARY_NAME
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    whole = {column: row.get(column) for column in SUMMARY_COLUMNS} | {"schema_version": SCHEMA_VERSION}
+    try:
+        with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
+            log = StepLog(
+                path, SUMMARY_COLUMNS, after_step=SCHEMA_VERSION
+            )  # the first column is the version: all rows stay
+            log.append(whole)
+            log.close()
+    except Timeout:
+        raise StorageError(
+            f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "in --out", "end the process that holds it"
+        ) from None
+    return path
+
+
+def header() -> bytes:
+    """The first line of lenet.csv."""
+    return (",".join(SUMMARY_COLUMNS) + "\n").encode()
+
+
+def read_summary(path: Path) -> pd.DataFrame:
+    """All rows of a lenet.csv, numbers as numbers; ConfigError for another file. A last line that is torn is left out."""
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist", "in the results", "run `gptscale lenet train` first")
+    text = path.read_text()
+    try:
+        rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
+        numbers = [column for column in SUMMARY_COLUMNS if column not in TEXT]
+        rows[numbers] = rows[numbers].replace("nan", "").apply(pd.to_numeric)
+    except (ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise ConfigError(
+            f"{path} is none of gptscale lenet's ({reason})", "in the results", "give a lenet.csv"
+        ) from None
+    return rows
+
+
+def fractions(values: list[float | None]) -> str:
+    """Per-class accuracies as one cell."""
+    return " ".join("-" if v is None else f"{v:.4f}" for v in values)

@@ -1,0 +1,207 @@
+"""The options of a vision run, validated once; the same for every study."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.run_config import RUN_NAME
+from gptscale.lenet.data.augment import Augmentation
+from gptscale.lenet.models.activations import Gelu
+from gptscale.lenet.models.registry import SIDES, check_model
+from gptscale.lenet.run.schedule import Schedule
+from gptscale.results.record.wandb_board import check_wandb
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+MAX_LOSS_SCALE = 2.0**24
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """What a vision run trains, on which images, how long, and what it leaves."""
+
+    model: str = "lenet"
+    """lenet | lenet_classic | pure_linear | simple_conv | cnn | conv2_shared | conv2_independent | conv10_shared |
+    conv10_independent | vgg11 | vgg13 | vgg16 | vgg19 | resnet18."""
+    operators: Literal["torch", "custom"] = "torch"
+    """torch | custom: max pooling, and convolution + bias + ReLU of lenet and the conv* nets, by gptscale.ops."""
+    gelu: Gelu | None = None
+    """GELU instead of the model's own activation (ReLU; scaled tanh in lenet_classic): erf | tanh | sigmoid by torch,
+    custom-erf | custom-tanh | custom-sigmoid by this package's operators."""
+    batch_norm: Literal["local", "sync"] = "local"
+    """Statistics of each rank's share, or of the global batch. Without batch norm there is no difference."""
+
+    data: str = "digits"
+    """digits (scikit-learn's, no download) | mnist | cifar10 | a folder of idx files, or of train/CLASS/* and test/CLASS/*."""
+    data_dir: Path = Path("data")
+    """Where torchvision keeps mnist and cifar10."""
+    download: bool = False
+    """Download mnist or cifar10 to --data-dir if it is not there."""
+    image_size: int | None = None
+    """Side that images are resampled to, 28 or 32; default theirs, 28 for digits, 32 for folders of images."""
+    augment: Augmentation = "affine"
+    """none | affine (RandomAffine(15, .1, .8-1.2)) | mild (RandomAffine(8, .06, .92-1.08)) | flip (random crop and mirror) |
+    jitter (flip, rotation and colour)."""
+    loader: Literal["fast", "dataloader"] = "fast"
+    """fast (all images on the device, augmented in batches) | dataloader (torch's, with PIL transforms)."""
+    num_workers: int = 0
+    """Worker processes of --loader dataloader; the fast loader has none."""
+
+    epochs: int = 10
+    """Walks through the training images."""
+    max_steps: int | None = None
+    """Ends the run after that many optimizer steps, though the learning rate is planned for all epochs."""
+    batch_size: int = 32
+    """Images per optimizer step over all ranks."""
+    seed: int = 1234
+    """Fixes weights, order, augmentation and dropout."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """adam | adamw | sgd, torch's own."""
+    lr: float = 1e-3
+    """Peak learning rate."""
+    lr_schedule: Schedule = "constant"
+    """constant | cosine (to nothing) | onecycle (torch's OneCycleLR, without its cycle of momentum)."""
+    weight_decay: float = 0.0
+    """Of all parameters."""
+    momentum: float = 0.9
+    """Of sgd."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes."""
+
+    strategy: Literal["auto", "single", "ddp", "dataparallel", "fabric"] = "auto"
+    """auto (ddp with several processes, else single) | single | ddp | dataparallel (one process, two or more GPUs) | fabric
+    (ddp by Lightning Fabric)."""
+    precision: Precision = "fp32"
+    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16 (slow on a CPU without such instructions)."""
+    amp: bool = True
+    """With bf16 and fp16: autocast, weights in fp32. --no-amp casts weights and images instead."""
+    loss_scale: str | None = None
+    """What the loss of fp16 is multiplied with: dynamic (default with autocast) | none (default without) | a number. bf16 has the
+    range of fp32 and needs none."""
+    channels_last: bool = True
+    """Pixels of all channels beside each other in memory, which is faster for convolutions."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA when it is there."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """What several processes exchange gradients by: auto takes nccl for CUDA, else gloo."""
+    dist_timeout_s: float | None = None
+    """Longest wait for another rank in seconds; default 120 on CPU, 600 on GPU."""
+
+    eval_every: int = 1
+    """Epochs between tests; the last epoch is always tested."""
+    log_every: int = 50
+    """Steps between synchronisations with the device; rows are written then, each step still has its own."""
+    save_every: int = 0
+    """Save a checkpoint every N epochs; 0 saves none."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept, at least 2."""
+    resume: str | None = None
+    """`auto`: newest checkpoint of --run-name that verifies; or the path of a run or of a step-N folder."""
+    out: Path = Path("results")
+    """Folder for lenet.csv and runs/."""
+    run_name: str | None = None
+    """Name of the folder under runs/; default model and time."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside the CSV."""
+    wandb: bool = False
+    """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
+    study: str = "train"
+    """Column of lenet.csv: which command this run is part of."""
+    variant: str = ""
+    """Column of lenet.csv: which cell of the study's grid."""
+
+    def __post_init__(self) -> None:
+        check_model(self.model)
+        self._check_ranges()
+        self._check_combinations()
+        if self.run_name is not None and not RUN_NAME.fullmatch(self.run_name):
+            fix = "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot"
+            raise ConfigError(f"bad run name {self.run_name!r}", "in --run-name", fix)
+        if self.resume == "auto" and self.run_name is None:
+            raise ConfigError(
+                "nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH"
+            )
+
+    def _check_ranges(self) -> None:
+        ranges: dict[str, tuple[float, float]] = {
+            "epochs": (1, 10**6), "max_steps": (1, 10**9), "batch_size": (1, 10**6), "seed": (0, 2**31 - 1),
+            "num_workers": (0, 1024), "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "momentum": (0.0, 1.0),
+            "label_smoothing": (0.0, 0.999), "dist_timeout_s": (1.0, 86400.0), "eval_every": (1, 10**6),
+            "log_every": (1, 10**6), "save_every": (0, 10**6), "keep_checkpoints": (2, 10**6),
+        }  # fmt: skip
+        for field, (low, high) in ranges.items():
+            value = getattr(self, field)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                where = f"in --{field.replace('_', '-')}"
+                raise ConfigError(f"{field} {value} is out of range", where, f"use {low} to {high}")
+        if self.image_size is not None and self.image_size not in SIDES:
+            raise ConfigError(f"image_size {self.image_size} is out of range", "in --image-size", "use 28 or 32")
+
+    def _check_combinations(self) -> None:
+        if self.num_workers and self.loader == "fast":
+            fix = "leave it out, or use --loader dataloader"
+            raise ConfigError("the fast loader has no worker processes", "in --num-workers", fix)
+        if self.download and self.data not in ("mnist", "cifar10"):
+            raise ConfigError(f"{self.data} is not downloaded", "in --download", "use --data mnist or cifar10")
+        if not self.amp and self.precision not in ("bf16", "fp16"):
+            raise ConfigError(f"{self.precision} has no autocast to leave out", "in --no-amp", "use bf16 or fp16")
+        if self.precision == "fp16" and not self.amp and self.optimizer != "sgd":
+            fix = "use --optimizer sgd, or leave --no-amp out"
+            raise ConfigError(f"the second moments of {self.optimizer} underflow in fp16", "in --no-amp", fix)
+        self._check_loss_scale()
+        if self.wandb:
+            check_wandb()
+
+    def _check_loss_scale(self) -> None:
+        scale = self.loss_scale
+        if scale is None:
+            return
+        if self.precision != "fp16":
+            why = "bf16 has fp32's range" if self.precision == "bf16" else "nothing underflows"
+            fix = "leave it out, or use --precision fp16"
+            raise ConfigError(f"a loss scale is pointless with {self.precision}: {why}", "in --loss-scale", fix)
+        if scale in ("dynamic", "none"):
+            return
+        try:
+            number = float(scale)
+        except ValueError:
+            number = math.nan
+        if not 1 <= number <= MAX_LOSS_SCALE:
+            fix = f"use dynamic, none, or a number of 1 to {MAX_LOSS_SCALE:.0f}"
+            raise ConfigError(f"loss_scale {scale!r} is neither a word nor a number in range", "in --loss-scale", fix)
+
+    @property
+    def resolved_loss_scale(self) -> str | None:
+        """dynamic, none or a number; None for a precision that has no use for one."""
+        if self.precision != "fp16":
+            return None
+        return self.loss_scale or ("dynamic" if self.amp else "none")
+
+
+# What must be the same in a run and its continuation, and what makes two runs repeats but for their seed.
+WORK = (
+    "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
+    "label_smoothing precision amp channels_last"
+).split()
+
+
+def work_of(config: VisionConfig, fingerprint: str) -> dict[str, Any]:
+    """The options that decide what is computed, with the data's fingerprint in place of its name."""
+    also = {"loss_scale": config.resolved_loss_scale, "seed": config.seed, "data_fingerprint": fingerprint}
+    return {name: getattr(config, name) for name in WORK} | also
+
+
+def option_words(config: VisionConfig) -> list[str]:
+    """The words of a command line that make `config`: an option for each field that is not its default."""
+    words: list[str] = []
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), field.name.replace("_", "-")
+        if isinstance(value, bool) and value != field.default:
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif value != field.default:
+            words += [f"--{name}", str(value)]
+    return words

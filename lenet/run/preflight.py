@@ -1,0 +1,166 @@
+"""Everything that can be found wrong before a vision run starts: no process group, no model, no file created."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.errors import CheckpointError, ConfigError
+from gptscale.common.measure.devices import supports_bf16
+from gptscale.common.model.precision import check_precision
+from gptscale.common.process.world import World
+from gptscale.common.settings.run import workload_hash
+from gptscale.common.settings.run_config import Precision as GptPrecision
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.run.preflight import world_of as local_world
+from gptscale.lenet.data.loader import FastLoader, Loader, Normalise, PilLoader, Walk, pil_transform
+from gptscale.lenet.data.sources import VisionData, open_data
+from gptscale.lenet.models.registry import SIDES, Shape
+from gptscale.lenet.run.columns import SUMMARY_NAME, header
+from gptscale.lenet.run.config import VisionConfig, work_of
+from gptscale.lenet.run.schedule import rate
+from gptscale.lenet.run.strategy import backend_of, check_strategy
+
+FIXED = (  # what a run that continues may not change
+    "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
+).split()
+
+
+@dataclass(frozen=True)
+class VisionPlan:
+    """A vision run that may start: resolved, and its images in memory."""
+
+    config: VisionConfig
+    world: World
+    data: VisionData
+    walk: Walk
+    resume: Path | None
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.data.channels, self.data.side, len(self.data.classes))
+
+    @property
+    def planned_steps(self) -> int:
+        """Steps of all epochs, which the learning rate is planned for."""
+        return self.config.epochs * self.walk.steps_per_epoch
+
+    @property
+    def steps(self) -> int:
+        """Steps that are taken."""
+        return min(self.planned_steps, self.config.max_steps or self.planned_steps)
+
+    @property
+    def work(self) -> dict[str, Any]:
+        return work_of(self.config, self.data.fingerprint)
+
+    @property
+    def workload_hash(self) -> str:
+        return workload_hash(self.work)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of 0-based `step`."""
+        return rate(self.config.lr_schedule, step, peak=self.config.lr, total_steps=self.planned_steps)
+
+    def normalise(self) -> Normalise:
+        """From uint8 to what the model takes."""
+        dtype = (
+            torch.float32 if self.config.amp else {"bf16": torch.bfloat16, "fp16": torch.float16}[self.config.precision]
+        )
+        return Normalise(self.world.device, dtype, "channels_last" if self.config.channels_last else "channels_first")
+
+    def loader(self) -> Loader:
+        """This rank's training batches."""
+        if self.config.loader == "fast":
+            return FastLoader(self.data.train, self.walk, self.normalise(), self.config.augment)
+        return PilLoader(self.data.train, self.walk, self.normalise(), self.config.augment, self.config.num_workers)
+
+
+def make_plan(config: VisionConfig, world: World) -> VisionPlan:
+    """Check a run and resolve it; every GptscaleError is found here or is not the user's to prevent."""
+    check_vision_precision(config, world.device)
+    check_strategy(config, world)
+    backend_of(config, world)
+    _check_out(config)
+    if config.loader == "dataloader":
+        pil_transform(config.augment, SIDES[0])  # torchvision must be there
+    data = open_data(config.data, root=config.data_dir, image_size=config.image_size, download=config.download)
+    if data.side not in SIDES:
+        raise ConfigError(f"{data.name} has images of {data.side} pixels", "in --data", "add --image-size 32")
+    walk = Walk(len(data.train), config.batch_size, config.seed, world.rank, world.world_size)
+    plan = VisionPlan(config, world, data, walk, _resume_path(config))
+    if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
+        check_same_work(Reader(plan.resume).verify(), plan)
+    return plan
+
+
+def world_from_environment(config: VisionConfig) -> World:
+    """As World.from_environment, for a vision run."""
+    return World.from_environment(_as_run(config))
+
+
+def world_of(config: VisionConfig, nproc: int) -> World:
+    """The world that `nproc` local processes will be, as rank 0 will see it; ConfigError if the GPUs are too few."""
+    return local_world(_as_run(config), nproc)
+
+
+def _as_run(config: VisionConfig) -> RunConfig:
+    return RunConfig(device=config.device, dist_timeout_s=config.dist_timeout_s)
+
+
+def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
+    """ConfigError for a precision that the device has no fast or no correct arithmetic for."""
+    if config.precision == "tf32":
+        if device.type != "cuda" or not supports_bf16(
+            torch.cuda.get_device_capability(device)
+        ):  # both came with Ampere
+            raise ConfigError("tf32 needs a GPU of Ampere (8.0) or newer", "in --precision", "use fp32")
+        return
+    if config.precision == "fp16" and device.type == "cpu":
+        return  # unlike the GPT's attention and loss, everything these models need is there, though slow without instructions
+    names: dict[str, GptPrecision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
+    check_precision(names[config.precision], device)
+
+
+def check_same_work(reader: Reader, plan: VisionPlan) -> None:
+    """CheckpointError unless the saved run was this one so far; epochs and rates may change."""
+    saved, ours = reader.manifest["workload"], plan.work
+    if different := [f"{k} {saved.get(k)} there, {ours[k]} here" for k in FIXED if saved.get(k) != ours[k]]:
+        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
+    if reader.step >= plan.steps:
+        raise ConfigError(f"step {reader.step} is saved already", "in --epochs", f"train more than {reader.step} steps")
+
+
+def _check_out(config: VisionConfig) -> None:
+    """The results folder, or the nearest one that exists above it, must be a folder that can be written."""
+    nearest = next(p for p in (config.out.absolute(), *config.out.absolute().parents) if p.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        fix = "point --out to a folder that can"
+        raise ConfigError(f"results folder {config.out} cannot be written", f"at {nearest}", fix)
+    summary = config.out / SUMMARY_NAME
+    if summary.is_file() and summary.stat().st_size > 0 and not summary.read_bytes().startswith(header()):
+        raise ConfigError(f"{summary} has other columns", "in --out", "point --out to another folder, or move the file")
+    if config.run_name and config.resume is None and (config.out / "runs" / config.run_name).exists():
+        fix = "add --resume or choose another --run-name"
+        raise ConfigError(f"run {config.run_name} exists already", f"in {config.out}", fix)
+
+
+def _resume_path(config: VisionConfig) -> Path | None:
+    """Where --resume points: a step-N folder, or a folder of them."""
+    if config.resume is None:
+        return None
+    given = config.out / "runs" / str(config.run_name) if config.resume == "auto" else Path(config.resume)
+    if not given.is_dir():
+        fix = "give the path of a run or of its checkpoints/step-N"
+        raise CheckpointError(f"{given} is no folder", "in --resume", fix)
+    if (given / "manifest.json").exists() or given.name.startswith("step-"):
+        return given
+    folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
+    if not step_folders(folder):
+        raise CheckpointError(f"{given} holds no checkpoint", "in --resume", "run with --save-every N first")
+    return folder

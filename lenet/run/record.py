@@ -1,0 +1,145 @@
+"""What a vision run leaves beside its steps: run.json at its start, one row of lenet.csv and status.json at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import socket
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptscale.common.measure.devices import device_name
+from gptscale.common.measure.speed import Memory, peak_memory
+from gptscale.common.process.world import gather_objects
+from gptscale.launchers.run.record import git_commit, highest
+from gptscale.lenet.run.columns import append_summary
+from gptscale.lenet.run.preflight import VisionPlan
+from gptscale.lenet.run.recorder import VisionRecorder
+from gptscale.lenet.run.strategy import backend_of, strategy_of
+from gptscale.lenet.run.usage import Usage, over_ranks
+from gptscale.results.record.files import run_directory, write_json
+
+SAME = (  # columns that are options by the same name
+    "model operators gelu batch_norm augment loader num_workers precision amp channels_last batch_size epochs optimizer lr "
+    "lr_schedule weight_decay label_smoothing seed study variant"
+).split()
+
+
+def new_run_id(model: str) -> str:
+    """A name for a run that was given none: model, UTC time, and four digits against twins."""
+    return f"lenet-{model}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
+
+
+class RunRow:
+    """The folder and the row of a run; rank 0 writes. began: `time.perf_counter()` when the run began to load its data."""
+
+    def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:
+        self.plan, self.began, self.data_time_s, self.quiet = plan, began, data_time_s, quiet
+        self.run_id = ""
+        self.n_params: int | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.plan.config.out / "runs" / self.run_id
+
+    def open(self, stack: ExitStack) -> None:
+        """Make and hold the folder; its name is rank 0's."""
+        config = self.plan.config
+        self.run_id = str(gather_objects(config.run_name or new_run_id(config.model))[0])
+        if self.plan.world.is_main:
+            stack.enter_context(run_directory(config.out, self.run_id))
+            write_json(self.folder / "run.json", self.noted())
+        gather_objects(None)  # the folder exists before any other rank goes on
+
+    def finish(
+        self, status: str, error: BaseException | None, recorder: VisionRecorder | None, usage: Usage
+    ) -> dict[str, Any]:
+        """Leave the row and the status; after a failure this rank's own figures must do, since its peers may be gone."""
+        mine = (peak_memory(self.plan.world.device), usage)
+        told = gather_objects(mine) if status in ("ok", "interrupted") else [mine]
+        row = self.identity() | {"status": status, "error": "" if error is None else str(error)}
+        row |= recorder.figures() if recorder else {}
+        row |= {"data_time_s": self.data_time_s, "total_time_s": time.perf_counter() - self.began}
+        row |= taken(told)
+        if self.plan.world.is_main and self.run_id:
+            path = append_summary(self.plan.config.out, row)
+            step = recorder.last_step if recorder else 0
+            write_json(self.folder / "status.json", {"status": status, "error": row["error"], "step": step})
+            if not self.quiet:
+                print_summary(row, path, self.folder)
+        return row
+
+    def identity(self) -> dict[str, Any]:
+        """The columns that are known before the first step."""
+        plan = self.plan
+        config, data, world = plan.config, plan.data, plan.world
+        return {name: getattr(config, name) for name in SAME} | {
+            "run_id": self.run_id,
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "n_params": self.n_params,
+            "data": data.name,
+            "n_train": len(data.train),
+            "n_test": len(data.test),
+            "image_size": data.side,
+            "strategy": strategy_of(config, world),
+            "backend": backend_of(config, world),
+            "loss_scale": config.resolved_loss_scale,
+            "world_size": world.world_size,
+            "steps": plan.steps,
+            "device": device_name(world.device),
+            "threads": torch.get_num_threads(),
+            "host": socket.gethostname(),
+            "torch_version": torch.__version__,
+            "git_commit": git_commit(),
+            "workload_hash": plan.workload_hash,
+        }
+
+    def noted(self) -> dict[str, Any]:
+        """What run.json holds, for whoever wants to repeat the run."""
+        return {
+            "run_id": self.run_id,
+            "config": dataclasses.asdict(self.plan.config),
+            "identity": self.identity(),
+            "workload": self.plan.work,
+            "classes": self.plan.data.classes,
+            "environment": {"python": platform.python_version(), "platform": platform.platform()},
+        }
+
+
+def taken(told: Sequence[tuple[Memory, Usage]]) -> dict[str, float | None]:
+    """The columns on memory and utilisation, from what each rank tells."""
+    memories, usages = zip(*told, strict=True)
+    return {f"peak_{kind}": value for kind, value in highest(memories).items()} | over_ranks(usages)
+
+
+def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
+    """The block that ends a run."""
+
+    def shown(key: str, form: str, unit: str = "") -> str:
+        value = row.get(key)
+        return "-" if value is None else f"{value:{form}}{unit}"
+
+    used = f"processor {shown('cpu_util_percent', '.0f', ' %')}"
+    if row.get("gpu_util_percent") is not None:
+        used += f", GPU {shown('gpu_util_percent', '.0f', ' %')} busy with {shown('gpu_mem_used_gib', '.2f', ' GiB')} in use, "
+        used += shown("power_w", ".0f", " W")
+    skipped = f", {row['skipped_steps']} steps skipped" if row.get("skipped_steps") else ""
+    print(
+        f"\n{row['model']} {row['status']} on {row['data']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}"
+        f"{skipped}, test accuracy {shown('test_accuracy', '.2%')} of {row['n_test']:,} images\n"
+        f"  speed   {shown('images_per_s', ',.0f')} images/s, load {shown('load_s', '.6f', ' s')} and update "
+        f"{shown('update_s', '.6f', ' s')} per step, training {shown('train_time_s', '.1f', ' s')}, in all "
+        f"{shown('total_time_s', '.1f', ' s')} (99 % after {shown('seconds_to_99', '.1f', ' s')})\n"
+        f"  memory  average {shown('avg_mem_gib', '.3f', ' GiB')}, peak allocated "
+        f"{shown('peak_mem_allocated_gib', '.3f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
+        f"  busy    {used}\n"
+        f"  files   {folder}\n"
+        f"  row     {csv}",
+        flush=True,
+    )

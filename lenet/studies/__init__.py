@@ -1,0 +1,1 @@
+"""The vision experiments: each varies one thing and draws its page."""

@@ -1,0 +1,189 @@
+"""`gptscale lenet bench`: images/s of the fast loader beside a plain PyTorch script of the same model, in the same run.
+
+Contenders run in turn, each in a process of its own with the same number of threads, and medians over rounds are compared.
+What is counted is the wall time of whole training epochs, loading and augmentation included, tests and imports not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.measure.devices import device_name
+from gptscale.common.process.task import answer, run_worker
+from gptscale.launchers.run.options import parse
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.preflight import make_plan, world_from_environment
+from gptscale.lenet.run.worker import train
+
+
+@dataclass(frozen=True)
+class LenetBenchOptions:
+    """What to train for how long; all contenders have RandomAffine, and Adam."""
+
+    data: str = "digits"
+    """digits | mnist | a folder of idx files."""
+    data_dir: Path = Path("data")
+    """Where torchvision keeps mnist."""
+    epochs: int = 1
+    """Of each contender in each round; accuracy is that after the last."""
+    rounds: int = 3
+    """Turns of each contender."""
+    threads: int = 2
+    """CPU threads of each contender's process (and as many worker processes as its name says)."""
+    csv: Path | None = None
+    """File for the figures."""
+
+    def __post_init__(self) -> None:
+        for name, high in (("epochs", 1000), ("rounds", 100), ("threads", 1024)):
+            if not 1 <= getattr(self, name) <= high:
+                what = f"{name} {getattr(self, name)} is out of range"
+                raise ConfigError(what, f"in --{name}", f"use 1 to {high}")
+        if self.csv is not None and (self.csv.is_dir() or not self.csv.absolute().parent.is_dir()):
+            raise ConfigError(f"{self.csv} cannot be written", "in --csv", "name a file in a folder that exists")
+
+
+# name: (batch size, learning rate, schedule, workers of a plain script or None for ours)
+CONTENDERS: dict[str, tuple[int, float, str, int | None]] = {
+    "plain, 0 workers": (32, 1e-3, "constant", 0),
+    "plain, 2 workers": (32, 1e-3, "constant", 2),
+    "fast loader": (32, 1e-3, "constant", None),
+    "fast loader, batch 128": (128, 8e-3, "onecycle", None),
+}
+
+
+@dataclass
+class Measured:
+    """One contender over all rounds; images/s of each epoch, accuracy of each round."""
+
+    name: str
+    images_per_s: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print, write."""
+    options = parse(LenetBenchOptions, argv, prog="gptscale lenet bench", about="Beside a plain PyTorch script.")
+    config = VisionConfig(data=options.data, data_dir=options.data_dir, device="cpu")
+    make_plan(config, world_from_environment(config))  # what is wrong with the data is one line, before any contender
+    found = [Measured(name) for name in CONTENDERS]
+    for turn in range(options.rounds):
+        for measured in found:
+            print(f"round {turn + 1} of {options.rounds}: {measured.name}", file=sys.stderr, flush=True)
+            result = run_contender(measured.name, options, seed=turn + 1)
+            measured.images_per_s += [result["n_images"] / seconds for seconds in result["epoch_times_s"]]
+            measured.accuracies.append(result["accuracy"])
+    frame = figures(found, options)
+    show(frame, options)
+    if options.csv:
+        frame.to_csv(options.csv, index=False)
+        print(f"wrote {options.csv}")
+    return 0
+
+
+def run_contender(name: str, options: LenetBenchOptions, seed: int) -> dict[str, Any]:
+    """One turn of one contender in its own process; its last line is the result."""
+    batch_size, lr, schedule, workers = CONTENDERS[name]
+    task = {
+        "contender": name,
+        "data": options.data,
+        "data_dir": str(options.data_dir.absolute()),
+        "epochs": options.epochs,
+        "lr": lr,
+        "threads": options.threads,
+        "seed": seed,
+        "batch_size": batch_size,
+    }
+    if workers is None:
+        task |= {"lr_schedule": schedule, "operators": "custom", "channels_last": False}
+    else:
+        task |= {"num_workers": workers}
+    module = "gptscale.lenet.studies.bench" if workers is None else "gptscale.lenet.studies.plain"
+    return run_worker(module, task)
+
+
+def ours(task: dict[str, Any]) -> dict[str, Any]:
+    """The package's own run, in this process, with all it writes."""
+    torch.set_num_threads(task.pop("threads"))
+    del task["contender"]
+    with tempfile.TemporaryDirectory() as folder:
+        config = VisionConfig(
+            **task | {"data_dir": Path(task["data_dir"])}, out=Path(folder), device="cpu", study="bench"
+        )
+        outcome = train(config, world_from_environment(config), quiet=True)
+        if outcome.exit_status:
+            raise GptscaleError(str(outcome.row["error"]), "in lenet bench", "see the message above")
+        epochs = pd.read_csv(outcome.folder / "epochs.csv")
+    n_images = int(outcome.row["n_train"])
+    # a last batch that is not whole is not trained on: seconds for as many images as the plain script sees
+    seconds = [n_images / rate for rate in epochs.images_per_s]
+    return {"epoch_times_s": seconds, "accuracy": outcome.row["test_accuracy"], "n_images": n_images}
+
+
+def figures(found: Sequence[Measured], options: LenetBenchOptions) -> pd.DataFrame:
+    """A row per contender; ratios are of median images/s to those of the two plain scripts."""
+    medians = {m.name: statistics.median(m.images_per_s) for m in found}
+    rows = []
+    for m in found:
+        batch_size, lr, schedule, _ = CONTENDERS[m.name]
+        rows.append(
+            {
+                "contender": m.name,
+                "batch_size": batch_size,
+                "lr": lr,
+                "lr_schedule": schedule,
+                "images_per_s": medians[m.name],
+                "images_per_s_min": min(m.images_per_s),
+                "images_per_s_max": max(m.images_per_s),
+                "ratio_to_0_workers": medians[m.name] / medians["plain, 0 workers"],
+                "ratio_to_2_workers": medians[m.name] / medians["plain, 2 workers"],
+                "accuracy_median": statistics.median(m.accuracies),
+                "accuracy_min": min(m.accuracies),
+                "accuracy_max": max(m.accuracies),
+                "epochs": options.epochs,
+                "rounds": options.rounds,
+                "threads": options.threads,
+                "data": options.data if options.data in ("digits", "mnist") else Path(options.data).name,
+                "device": device_name(torch.device("cpu")),
+                "torch_version": torch.__version__,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def show(frame: pd.DataFrame, options: LenetBenchOptions) -> None:
+    """The table on standard output."""
+    console = Console(width=None if Console().is_terminal else 120)
+    console.print(
+        f"{frame.device[0]}, torch {torch.__version__}, {options.threads} threads, {options.epochs} epochs, "
+        f"{options.rounds} rounds",
+        highlight=False,
+    )
+    titles = ("contender", "batch", "images/s (min-max)", "vs plain 0", "vs plain 2", "accuracy (min-max)")
+    table = Table(*titles, box=None, pad_edge=False)
+    row: Any
+    for row in frame.itertuples():
+        table.add_row(
+            row.contender,
+            str(row.batch_size),
+            f"{row.images_per_s:,.0f} ({row.images_per_s_min:,.0f}-{row.images_per_s_max:,.0f})",
+            f"{row.ratio_to_0_workers:.2f}x",
+            f"{row.ratio_to_2_workers:.2f}x",
+            f"{row.accuracy_median:.2%} ({row.accuracy_min:.2%}-{row.accuracy_max:.2%})",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    answer(ours)

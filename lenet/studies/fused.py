@@ -1,0 +1,211 @@
+"""`gptscale lenet fused`: nets of 2 and 10 convolutions by PyTorch's operators and by the fused one, beside the text's table.
+
+Within a net all ways start from the same weights and see the same batches, in turn, so that losses must agree and times compare.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.measure.devices import device_name
+from gptscale.common.measure.speed import synchronize
+from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.launchers.run.options import parse
+from gptscale.launchers.run.worker import share_cores
+from gptscale.lenet.models.registry import Convolutions, build_model
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
+from gptscale.lenet.run.worker import TestSet
+from gptscale.lenet.studies.reference_figures import FUSED
+from gptscale.lenet.studies.study import StudyOptions, finish
+from gptscale.ops import registry as library
+
+NETS = ("conv2_shared", "conv2_independent", "conv10_shared", "conv10_independent")
+
+
+@dataclass(frozen=True)
+class FusedOptions(StudyOptions):
+    """Every net in every way that the device has, `repeats` times in turn."""
+
+    nets: str = ",".join(NETS)
+    """Which nets, with commas between. With two layers, shared and independent are the same net."""
+    batch_size: int = 64
+    """Images per step."""
+    lr: float = 1e-3
+    """Rate of Adam, constant."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for word in self.nets.split(","):
+            if word not in NETS:
+                raise ConfigError(f"unknown net {word!r}", "in --nets", f"use {', '.join(NETS)}")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a net: on which device, by the fused operator or not, with cuDNN or not."""
+
+    name: str
+    device: torch.device
+    fused: bool = False
+    cudnn: bool = True
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One epoch or more of one net in one way. Times: seconds of all steps, first and last loss, test accuracy."""
+
+    forward_s: float
+    backward_s: float
+    loss_first: float
+    loss_last: float
+    accuracy: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train all nets in all ways, print the table, write the files."""
+    options = parse(FusedOptions, argv, prog="gptscale lenet fused", about="Fused convolution, bias and ReLU in nets.")
+    share_cores()
+    keep_freed_memory()
+    config = VisionConfig(
+        data=options.data, data_dir=options.data_dir, epochs=options.epochs, max_steps=options.max_steps,
+        batch_size=options.batch_size, lr=options.lr, device=options.device, augment="none", channels_last=False,
+    )  # fmt: skip
+    world = world_from_environment(config)
+    plan = make_plan(config, world)
+    library.ready()
+    rows = []
+    for turn in range(options.repeats):
+        for net in options.nets.split(","):
+            for way in ways(world.device):
+                print(f"round {turn + 1} of {options.repeats}: {net}, {way.name}", flush=True)
+                run = replace(plan, config=replace(config, seed=turn + 1), world=replace(world, device=way.device))
+                seen = train(net, way, run)
+                rows.append({"net": net, "way": way.name, "seed": turn + 1} | vars(seen))
+    frame = pd.DataFrame(rows).assign(
+        data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps, lr=options.lr,
+        device=device_name(world.device), threads=torch.get_num_threads(), torch_version=torch.__version__,
+    )  # fmt: skip
+    machine = f"{device_name(world.device)}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
+    note = f"{machine}; seconds of {plan.steps} steps"
+    finish("fused", options, frame, table(frame), [note], lambda path: draw(frame, path))
+    return 0
+
+
+def ways(device: torch.device) -> list[Way]:
+    """The text's four where there is a GPU, and the fused operator on the CPU."""
+    cpu = torch.device("cpu")
+    on_cpu = [Way("CPU", cpu), Way("CPU, fused", cpu, fused=True)]
+    if device.type != "cuda":
+        return on_cpu
+    return [Way("cuDNN", device), Way("fused", device, fused=True), Way("cuDNN off", device, cudnn=False), *on_cpu]
+
+
+def train(net: str, way: Way, plan: VisionPlan) -> Seen:
+    """Train `net` as the plan has it. Forward and backward each end with waiting for the device: their sum is no step time."""
+    model = build_model(net, plan.shape, seed=plan.config.seed).to(way.device)
+    assert isinstance(model, Convolutions)
+    model.fused = way.fused
+    optimizer = torch.optim.Adam(model.parameters(), lr=plan.config.lr, fused=True)
+    losses: list[Tensor] = []
+    times = {"forward": 0.0, "backward": 0.0}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        synchronize(way.device)
+        began = time.perf_counter()
+        result = work()
+        synchronize(way.device)
+        times[name] += time.perf_counter() - began
+        return result
+
+    loader = plan.loader()
+    with cudnn(way):
+        for step in range(plan.steps):
+            epoch, place = divmod(step, plan.walk.steps_per_epoch)
+            if place == 0:
+                batches = loader.epoch(epoch)
+            images, labels = next(batches)
+            loss = timed("forward", partial(_loss, model, images, labels))
+            timed("backward", loss.backward)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss.detach())
+        accuracy = _accuracy(model, plan)
+    return Seen(times["forward"], times["backward"], losses[0].item(), losses[-1].item(), accuracy)
+
+
+def cudnn(way: Way) -> AbstractContextManager[None]:
+    """cuDNN off for the way that asks for it."""
+    return nullcontext() if way.cudnn else torch.backends.cudnn.flags(enabled=False)  # type: ignore[no-any-return]
+
+
+def _loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(model(images), labels)
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, plan: VisionPlan) -> float:
+    hits = [model(images).argmax(1) == labels for images, labels in TestSet(plan).batches()]
+    return torch.cat(hits).float().mean().item()
+
+
+def table(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """Cells for people: medians over the repeats, lowest and highest, ratios to the first way in the same round; the text's."""
+    found = []
+    for (net, way), rows in frame.groupby(["net", "way"], sort=False):
+        plain = frame[(frame.net == net) & (frame.way == ("CPU" if str(way).startswith("CPU") else "cuDNN"))]
+        line = {"net": str(net), "way": str(way)}
+        for name in ("forward", "backward"):
+            seconds = rows[f"{name}_s"]
+            ratio = statistics.median(a / b for a, b in zip(plain[f"{name}_s"], seconds, strict=True))
+            line[f"{name} s"] = f"{seconds.median():.2f} ({seconds.min():.2f}-{seconds.max():.2f})"
+            line[f"{name}, plain / this"] = f"{ratio:.2f}"
+        line["last loss"] = f"{rows.loss_last.median():.4f}"
+        line["accuracy %"] = f"{100 * rows.accuracy.median():.2f}"
+        found.append(line)
+    empty = dict.fromkeys(found[0], "-")
+    for layers, way, forward, backward, accuracy in FUSED:
+        plain_s = next(f for f in FUSED if f[0] == layers and f[1] == "cuDNN")
+        found.append(
+            empty
+            | {"net": f"text D: {layers} layers", "way": way}
+            | {"forward s": f"{forward:.2f}", "forward, plain / this": f"{plain_s[2] / forward:.2f}"}
+            | {"backward s": f"{backward:.2f}", "backward, plain / this": f"{plain_s[3] / backward:.2f}"}
+            | {"accuracy %": f"{accuracy:.2f}"}
+        )
+    return found
+
+
+def draw(frame: pd.DataFrame, path: Path) -> None:
+    """A panel for each net: forward and backward seconds of each way, stacked."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    nets = list(dict.fromkeys(frame.net))
+    figure, panels = plt.subplots(1, len(nets), figsize=(3.6 * len(nets), 3.2), constrained_layout=True, squeeze=False)
+    for panel, net in zip(panels[0], nets, strict=True):
+        medians = frame[frame.net == net].groupby("way", sort=False)[["forward_s", "backward_s"]].median()
+        panel.bar(medians.index, medians.forward_s, label="forward")
+        panel.bar(medians.index, medians.backward_s, bottom=medians.forward_s, label="backward")
+        panel.set(title=net, ylabel="seconds")
+        panel.tick_params(axis="x", labelrotation=20, labelsize=8)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0][-1].legend(fontsize=8, loc="lower right")
+    figure.suptitle(f"{frame.data[0]}, batch {frame.batch_size[0]}, {frame.device[0]}", fontsize=10)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

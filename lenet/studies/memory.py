@@ -1,0 +1,248 @@
+"""`gptscale lenet memory`: what fills the memory in one training step, by category, as a table, a picture and events in a CSV.
+
+The same account is kept on a CPU and on CUDA, where --snapshot adds the allocator's own history for pytorch.org/memory_viz.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.measure.devices import device_name
+from gptscale.launchers.run.options import parse
+from gptscale.launchers.run.worker import share_cores
+from gptscale.lenet.data.loader import FastLoader
+from gptscale.lenet.run.config import Precision, VisionConfig
+from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
+from gptscale.lenet.studies.memory_account import CATEGORIES, Mark, StorageAccount
+from gptscale.lenet.studies.study import check_files, show
+
+MIB = 2**20
+HISTORY_ENTRIES = 100_000  # of the allocator's history; a step of resnet18 has some thousand
+COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#CCCCCC"), strict=True))
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """Which training step is looked into."""
+
+    model: str = "lenet"
+    """As in gptscale lenet train."""
+    data: str = "digits"
+    """As in gptscale lenet train."""
+    data_dir: Path = Path("data")
+    """Where torchvision keeps mnist and cifar10."""
+    batch_size: int = 128
+    """Images per step."""
+    precision: Precision = "fp32"
+    """As in gptscale lenet train: fp32 | tf32 | bf16 | fp16."""
+    amp: bool = True
+    """With bf16 and fp16: autocast, weights in fp32. --no-amp casts weights and images instead."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """adam | adamw | sgd (with momentum 0.9)."""
+    steps: int = 3
+    """Steps that are taken; the last is shown, when all is as it stays."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA when it is there."""
+    out: Path = Path("results")
+    """Folder for the picture, if --png names none."""
+    png: Path | None = None
+    """File for the picture; default memory.png in --out."""
+    csv: Path | None = None
+    """File for the events of all steps: every allocation and release with its time, phase, operator, category and bytes."""
+    snapshot: Path | None = None
+    """File for the history of CUDA's allocator, a pickle for pytorch.org/memory_viz."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 1000:
+            raise ConfigError(f"steps {self.steps} is out of range", "in --steps", "use 1 to 1000")
+        check_files(self, ("png", "csv", "snapshot"))
+
+    def config(self) -> VisionConfig:
+        """The run whose steps these are."""
+        same = "model data data_dir batch_size precision amp optimizer device out".split()
+        return VisionConfig(augment="none", study="memory", **{name: getattr(self, name) for name in same})
+
+
+def main(argv: Sequence[str]) -> int:
+    """Take the steps, print the table, write the files."""
+    options = parse(MemoryOptions, argv, prog="gptscale lenet memory", about="What fills the memory in a step.")
+    config = options.config()
+    world = world_from_environment(config)
+    if world.world_size > 1:
+        raise ConfigError("the account is of one process", "in the launch", "start it without torchrun")
+    if options.snapshot is not None and world.device.type != "cuda":
+        fix = "leave it out: the table, --png and --csv are the same on a CPU"
+        raise ConfigError("the allocator's history is CUDA's", "in --snapshot", fix)
+    plan = make_plan(config, world)
+    share_cores()
+    account = StorageAccount(world.device)
+    with allocator_history(options.snapshot):
+        take_steps(plan, options.steps, account)
+    events = account.timeline()
+    step, heading = StepView.of(account, events, options.steps), title(plan)
+    print(f"{heading}: MiB alive in step {options.steps}")
+    show(table(step))
+    print(f"the peak is in {step.peak.phase}, at {step.peak.op}")
+    if options.csv:
+        events.drop(columns=list(CATEGORIES)).to_csv(options.csv, index=False)
+    picture = options.png or options.out / "memory.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    draw(step, f"{heading}, step {options.steps}", picture)
+    for path in (options.csv, options.snapshot, picture):
+        if path:
+            print(f"wrote {path}")
+    return 0
+
+
+def title(plan: VisionPlan) -> str:
+    """What was trained, on what."""
+    config = plan.config
+    precision = config.precision if config.amp else f"{config.precision} without autocast"
+    return (
+        f"{config.model} on {plan.data.name}, batch {config.batch_size}, {precision}, {config.optimizer}, "
+        f"{device_name(plan.world.device)}"
+    )
+
+
+def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
+    """Enter into `account` as many steps of the engine as a run takes them, after making the model and loading the images."""
+    with account:
+        engine = VisionEngine(plan.config, plan.shape, plan.world)
+        loader = FastLoader(plan.data.train, plan.walk, plan.normalise(), plan.config.augment)
+        account.hold((loader.images, loader.labels), "inputs")
+        watch(engine, account)
+        account.begin("loading", 1)
+        batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
+        for step, (images, labels) in enumerate(itertools.islice(batches, steps)):
+            account.begin("forward")
+            with saved_tensors_hooks(account.saved, lambda tensor: tensor):
+                engine.train_step(step, images, labels, plan.config.lr)
+            account.begin("loading", step + 2)
+
+
+def watch(engine: VisionEngine, account: StorageAccount) -> None:
+    """Tell the account what the engine's tensors are, and when backward and the optimizer begin."""
+    account.hold(engine.module.parameters(), "weights")
+    for state in engine.optimizer.state.values():
+        account.hold(state.values(), "optimizer state")
+
+    def note_gradient(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        account.hold([parameter.grad], "gradients")
+
+    for parameter in engine.module.parameters():
+        parameter.register_post_accumulate_grad_hook(note_gradient)
+    backward = engine.backward
+
+    def timed(loss: Tensor) -> None:
+        account.begin("backward")
+        backward(loss)
+        account.begin("optimizer")
+
+    engine.backward = timed
+
+
+@contextmanager
+def allocator_history(path: Path | None) -> Iterator[None]:
+    """Record what CUDA's allocator does, with the stacks that asked for it, and leave it in `path`; nothing for None."""
+    if path is None:
+        yield
+        return
+    torch.cuda.memory._record_memory_history(max_entries=HISTORY_ENTRIES)
+    try:
+        yield
+        torch.cuda.memory._dump_snapshot(str(path))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+@dataclass(frozen=True)
+class StepView:
+    """One step of an account. events: rows of its timeline, `ms` since the step began, the first row what was there before."""
+
+    events: pd.DataFrame
+    marks: list[Mark]
+    began_s: float
+
+    @classmethod
+    def of(cls, account: StorageAccount, timeline: pd.DataFrame, step: int) -> StepView:
+        """1-based `step` of the account whose timeline is given."""
+        first = next(i for i, mark in enumerate(account.marks) if mark.step == step)
+        marks, before = [mark for mark in account.marks if mark.step == step], account.marks[first - 1]
+        events = timeline.iloc[before.n_events - 1 : marks[-1].n_events]
+        return cls(events.assign(ms=1e3 * (events.time_s - before.time_s).clip(lower=0)), marks, before.time_s)
+
+    @property
+    def peak(self) -> Any:
+        """The row of the highest total."""
+        return self.events.iloc[int(self.events.live_bytes.to_numpy().argmax())]
+
+    def ends(self) -> Iterator[tuple[Mark, float, Any]]:
+        """Each phase with its end in ms and the last row before it."""
+        for mark in self.marks:
+            yield mark, 1e3 * (mark.time_s - self.began_s), self.events.loc[mark.n_events - 1]
+
+
+def table(step: StepView) -> list[dict[str, str]]:
+    """Cells for people, in MiB: a row per category and one of all, a column for each phase's end and for the step's peak."""
+    at = {f"after {mark.phase}": row for mark, _, row in step.ends()} | {"peak": step.peak}
+    names = [*zip(CATEGORIES, CATEGORIES, strict=True), ("all", "live_bytes")]
+    rows = [{"MiB": name} | {when: mib(row[column]) for when, row in at.items()} for name, column in names]
+    if step.marks[-1].allocated_bytes is not None:
+        counted = {f"after {mark.phase}": mib(mark.allocated_bytes) for mark in step.marks}
+        rows.append({"MiB": "CUDA's allocator"} | counted | {"peak": mib(step.marks[-1].peak_allocated_bytes)})
+    return rows
+
+
+def mib(n_bytes: int | None) -> str:
+    """Bytes for people."""
+    return "-" if n_bytes is None else f"{n_bytes / MIB:,.2f}"
+
+
+def draw(step: StepView, heading: str, path: Path) -> None:
+    """Stacked areas of live bytes over the host's time in the step, with its phases and its peak."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(12, 5), constrained_layout=True)
+    paint(axes, step)
+    figure.suptitle(heading, fontsize=10)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def paint(axes: Any, step: StepView) -> None:
+    """The picture of `draw` in matplotlib's `axes`."""
+    ends = [end for _, end, _ in step.ends()]
+    ms = [*step.events.ms, ends[-1]]
+    heights = [[*(step.events[name] / MIB), step.events[name].iloc[-1] / MIB] for name in CATEGORIES]
+    axes.stackplot(
+        ms, heights, labels=CATEGORIES, colors=[COLOURS[name] for name in CATEGORIES], step="post", linewidth=0
+    )
+    peak, top = step.peak, step.peak.live_bytes / MIB
+    axes.plot(peak.ms, top, "k.")
+    axes.annotate(
+        f"peak {top:,.1f} MiB", (peak.ms, top), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8
+    )
+    for begin, end, mark in zip([0.0, *ends], ends, step.marks, strict=False):
+        axes.axvline(end, color="black", linewidth=0.6)
+        if end - begin > 0.03 * ms[-1]:  # else there is no room for its name, as for a batch that was ready
+            axes.text(
+                (begin + end) / 2, 1.02, mark.phase, ha="center", fontsize=8, transform=axes.get_xaxis_transform()
+            )
+    axes.set(xlabel="ms on the host", ylabel="MiB", xlim=(0, ms[-1]), ylim=(0, 1.1 * top))
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False, reverse=True)

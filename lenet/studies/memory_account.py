@@ -1,0 +1,146 @@
+"""Live bytes by category: every storage that an operator returns, from its allocation to its release, on any device.
+
+A dispatch mode sees the results of all operators, in forward, backward and optimizer alike; a weak reference to a storage tells
+when the last tensor on it is gone. Not seen is what a kernel takes and gives back within one call, and what libraries keep for
+themselves (workspaces of cuBLAS and cuDNN).
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gptscale.common.measure.speed import reset_peak_memory
+
+CATEGORIES = ("weights", "optimizer state", "inputs", "gradients", "activations", "other")
+
+
+class Event(NamedTuple):
+    """An allocation (change_bytes above 0) or a release.
+
+    time_s: since the account began; of an allocation, when its operator began. op: the operator, empty at a release.
+    """
+
+    time_s: float
+    step: int
+    phase: str
+    op: str
+    storage: int
+    change_bytes: int
+
+
+class Mark(NamedTuple):
+    """The end of a phase: events until then, and CUDA's own count, now and at its highest in this step (None elsewhere)."""
+
+    step: int
+    phase: str
+    n_events: int
+    time_s: float
+    allocated_bytes: int | None
+    peak_allocated_bytes: int | None
+
+
+class StorageAccount(TorchDispatchMode):
+    """Keeps the account of one device while it is entered; `begin` tells it which phase of which step comes next.
+
+    A storage's category is known when it is saved for backward, becomes a parameter's gradient or is labelled by `hold`, and
+    then holds for its whole life; what comes in the phase `loading` is an input, and what nobody names is `other`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.live_bytes = device, 0
+        self.events: list[Event] = []
+        self.marks: list[Mark] = []
+        self.categories: list[str] = []  # by number of the storage
+        self._step, self._phase = 0, "setup"
+        self._began, self._asked = time.perf_counter(), 0.0
+        self._watched: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # by address of the StorageImpl
+        self._made_in: list[str] = []
+        self._nbytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._asked = self._now()
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.device.type == self.device.type:
+                self._number(tensor, str(func))
+        return result
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        super().__exit__(kind, error, trace)
+        self._watched.clear()  # what is released from now on is no part of the account
+
+    def hold(self, tensors: Iterable[Tensor], category: str) -> None:
+        """Count the storages of `tensors`, made here or before, as `category`."""
+        for tensor in tensors:
+            if tensor.device.type == self.device.type:
+                self.categories[self._number(tensor)] = category
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        """For torch.autograd.graph.saved_tensors_hooks: what forward made, and is kept for backward, is an activation."""
+        if tensor.device.type == self.device.type:
+            number = self._number(tensor)
+            if self._made_in[number] == "forward" and self.categories[number] == "other":
+                self.categories[number] = "activations"
+        return tensor
+
+    def begin(self, phase: str, step: int | None = None) -> None:
+        """End a phase and begin another, of the same step or of 1-based `step`."""
+        counted: tuple[int | None, int | None] = None, None
+        if self.device.type == "cuda":
+            counted = torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(self.device)
+        self.marks.append(Mark(self._step, self._phase, len(self.events), self._now(), *counted))
+        self._phase = phase
+        if step is not None:
+            self._step = step
+            reset_peak_memory(self.device)
+
+    def timeline(self) -> pd.DataFrame:
+        """A row per event: its fields, `category`, `live_bytes` after it, and a column for each category's live bytes."""
+        frame = pd.DataFrame(self.events, columns=list(Event._fields))
+        frame["category"] = [self.categories[number] for number in frame.storage]
+        frame["live_bytes"] = frame.change_bytes.cumsum()
+        for category in CATEGORIES:
+            frame[category] = frame.change_bytes.where(frame.category == category, 0).cumsum()
+        return frame
+
+    def _number(self, tensor: Tensor, op: str = "") -> int:
+        """The number of the tensor's storage; one that is new, or has another size than when last seen, makes an event."""
+        storage = tensor.untyped_storage()
+        known = self._watched.get(storage._cdata)
+        if known is None:
+            number = len(self.categories)
+            self.categories.append("inputs" if self._phase == "loading" else "other")
+            self._made_in.append(self._phase)
+            self._nbytes.append(0)
+            address = storage._cdata
+            released = weakref.ref(storage, lambda _: self._release(address))
+            self._watched[address] = number, released
+        else:
+            number = known[0]
+        self._change(number, storage.nbytes() - self._nbytes[number], op)
+        return number
+
+    def _release(self, address: int) -> None:
+        number, _ = self._watched.pop(address)
+        self._change(number, -self._nbytes[number], "")
+
+    def _change(self, number: int, change_bytes: int, op: str) -> None:
+        if not change_bytes:
+            return
+        self._nbytes[number] += change_bytes
+        self.live_bytes += change_bytes
+        time_s = max(self._asked, self.events[-1].time_s if self.events else 0.0) if op else self._now()
+        self.events.append(Event(time_s, self._step, self._phase, op, number, change_bytes))
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._began

@@ -1,0 +1,1 @@
+"""Compile the C++ operators, keep them, and load them."""

@@ -1,0 +1,117 @@
+"""The registry of the package's operators: torch.library's view of them, so that compile, export, AMP and opcheck take them.
+
+Each operator has a schema, a shape function, and implementations. On a CPU that is the C++ kernel, whose bindings bring
+their own autograd formulas; where it cannot be compiled, the Python implementation given here takes its place, formulas
+too. CUDA tensors go to the Triton kernel, or to whatever module an operator names for them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from gptscale.ops.build import kernels as extension
+
+LIBRARY = torch.library.Library("gptscale", "DEF")
+_OPERATORS: list[Operator] = []
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What `define` was given, for `ready` to register once it is known whether there are C++ kernels."""
+
+    name: str
+    python: Callable[..., Any]
+    cuda: Callable[..., Any]
+    setup_context: Callable[..., None] | None
+    backward: Callable[..., Any] | None
+
+
+def define(
+    schema: str,
+    *,
+    fake: Callable[..., Any],
+    python: Callable[..., Any],
+    cuda: str,
+    setup_context: Callable[..., None] | None = None,
+    backward: Callable[..., Any] | None = None,
+    autocast: Callable[..., tuple[Any, ...]] | None = None,
+    cpp: bool = True,
+) -> None:
+    """Register the operator `gptscale::<schema>`.
+
+    fake: outputs of the right shape, dtype and strides, from fake inputs. python: the result by torch's own operations.
+    cuda: the module with a function of the operator's name, for CUDA tensors; imported when first called. setup_context and
+    backward: as for torch.library.register_autograd, for use without C++; the C++ bindings register the same formulas for
+    themselves.
+    autocast: (dtype, *arguments) to the arguments that autocast should run it with. cpp: whether there is a C++ kernel; an
+    operator without one, and without formulas, can be called at once, `ready` or not.
+    """
+    name = schema[: schema.index("(")]
+    LIBRARY.define(schema)
+    torch.library.register_fake(f"gptscale::{name}", fake, lib=LIBRARY)
+    if autocast is not None:
+        for device in ("cpu", "cuda"):
+            LIBRARY.impl(name, _under_autocast(name, device, autocast), "Autocast" + device.upper())
+    if cpp:
+        _OPERATORS.append(Operator(name, python, _when_called(cuda, name), setup_context, backward))
+    else:
+        LIBRARY.impl(name, python, "CPU")
+        LIBRARY.impl(name, _when_called(cuda, name), "CUDA")
+
+
+def _when_called(module: str, name: str) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args)  # Triton need not be there
+
+    return run
+
+
+def _under_autocast(name: str, device: str, cast: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        args = cast(torch.get_autocast_dtype(device), *args)
+        with torch.autocast(device, enabled=False):
+            return getattr(torch.ops.gptscale, name)(*args)
+
+    return run
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # not for torch.compile to look into
+def ready() -> bool:
+    """Make the operators callable, compiling them first if need be; whether they run in C++ on a CPU."""
+    return _register()
+
+
+@cache
+def _register() -> bool:
+    compiled = extension.load()
+    for op in _OPERATORS:
+        LIBRARY.impl(op.name, op.cuda, "CUDA")
+        if not compiled:
+            LIBRARY.impl(op.name, op.python, "CPU")
+            if op.backward is not None:
+                torch.library.register_autograd(
+                    f"gptscale::{op.name}", op.backward, setup_context=op.setup_context, lib=LIBRARY
+                )
+    return compiled
+
+
+def require(implementation: str, device: torch.device, python: tuple[str, ...] = ("python",)) -> None:
+    """Make the operators callable; ValueError unless `implementation` (auto, cpp or triton) is what they run with on `device`.
+
+    python: the names of what is written in Python, which the caller has looked for already.
+    """
+    if implementation not in ("auto", "cpp", "triton"):
+        names = ", ".join(("auto", *python, "cpp", "triton"))
+        raise ValueError(f"implementation: one of {names} expected, not {implementation!r}")
+    if implementation == "triton" and device.type != "cuda":
+        raise ValueError(f"implementation: triton needs tensors on a CUDA device, not on {device}")
+    if implementation == "cpp" and device.type != "cpu":
+        raise ValueError(f"implementation: cpp needs tensors on the CPU, not on {device}")
+    if not ready() and implementation == "cpp":
+        raise ValueError("implementation: the C++ operators are not compiled here; gptscale doctor says why")

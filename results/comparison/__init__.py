@@ -1,0 +1,1 @@
+"""How the rows of many runs are compared: groups, tables, pictures, a page."""

@@ -1,0 +1,258 @@
+"""Laying runs beside each other: rows of the same work are ranked, all others are shown with what makes them differ."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tyro
+from rich.console import Console
+
+from gptscale.common.errors import ConfigError
+from gptscale.launchers.run.options import parse
+from gptscale.results.record.columns import NEW_SINCE_1, SUMMARY_COLUMNS
+
+# What makes two rows repeats of one configuration.
+CONFIGURATION = (
+    "recipe engine engine_version world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps "
+    "activation_checkpointing compile optimizer_state offload device torch_version recipe_options"
+).split()
+# Columns whose difference explains a different workload_hash when no run.json is at hand.
+WORK = "model n_params seq_len vocab_size precision optimizer_state global_batch_size steps data seed".split()
+TEXT = (
+    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile "
+    "optimizer_state offload data device host torch_version git_commit workload_hash"
+).split()
+NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
+LOG_COLUMNS = 100  # where there is no terminal whose width could be asked
+
+
+@dataclass(eq=False)
+class Group:
+    """Runs of one configuration: repeats of each other.
+
+    tied_with_faster: its spread reaches into that of the next faster group, so that their order means nothing.
+    """
+
+    name: str
+    rows: pd.DataFrame
+    notes: list[str] = field(default_factory=list)
+    tied_with_faster: bool = False
+
+    @property
+    def ok(self) -> pd.DataFrame:
+        return self.rows[self.rows.status == "ok"]
+
+    @property
+    def recipe(self) -> str:
+        return str(self.rows.recipe.iloc[0])
+
+    def median(self, column: str) -> float | None:
+        """Over the runs that succeeded; None if there is no figure."""
+        values = self.ok[column].dropna()
+        return float(values.median()) if len(values) else None
+
+    def spread(self) -> tuple[float, float] | None:
+        """Lowest and highest tokens/s: over repeats, or for one run those of its p90 and p10 step times."""
+        ok = self.ok.dropna(subset=["tokens_per_s"])
+        if len(ok) == 0:
+            return None
+        if len(ok) > 1:
+            return float(ok.tokens_per_s.min()), float(ok.tokens_per_s.max())
+        run = ok.iloc[0]
+        tokens = run.tokens_per_s * run.step_time_s_median
+        return float(tokens / run.step_time_s_p90), float(tokens / run.step_time_s_p10)
+
+
+@dataclass(eq=False)
+class Comparison:
+    """Groups of the same work, fastest first, and the groups that are not comparable with them."""
+
+    ranked: list[Group]
+    apart: list[Group]
+    frame: pd.DataFrame
+
+    @property
+    def baseline(self) -> Group | None:
+        """What speeds are relative to: `single`, else the slowest that ran."""
+        ran = [g for g in self.ranked if g.median("tokens_per_s") is not None]
+        return next((g for g in ran if g.recipe == "single"), ran[-1] if ran else None)
+
+
+def load(paths: Sequence[Path]) -> pd.DataFrame:
+    """All rows of results folders, summary files or single runs' folders; the column `folder` names the home of the runs.
+
+    A run that was resumed, or repeated under its name, has several rows and counts as it ended last.
+    """
+    rows = pd.concat([_read(path) for path in paths], ignore_index=True)
+    if rows.empty:
+        raise ConfigError("there are no rows", "in compare", "run `gptscale sweep` first")
+    return rows.drop_duplicates(["folder", "run_id"], keep="last", ignore_index=True)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    is_run = path.absolute().parent.name == "runs"
+    home = path.absolute().parent.parent if is_run else path
+    file = home / "summary.csv" if home.is_dir() else home
+    if not file.is_file():
+        raise ConfigError(f"{path} holds no summary.csv", "in compare", "give a results folder or a summary.csv")
+    try:
+        text = file.read_text()
+        whole = io.StringIO(text[: text.rfind("\n") + 1])  # a last line without an end is still being written, or torn
+        rows = pd.read_csv(whole, dtype=str, keep_default_na=False)
+        rows = rows.assign(**{column: "" for column in NEW_SINCE_1 if column not in rows})
+        rows["optimizer_state"] = rows["optimizer_state"].replace("", "fp32")  # all that versions 1 to 3 had
+        rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
+        rows[TEXT] = rows[TEXT].map(lambda text: "".join(c if c.isprintable() else " " for c in text))
+    except (ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0][:100]
+        raise ConfigError(f"{file} is no summary ({reason})", "in compare", "give a file that gptscale wrote") from None
+    rows = rows.assign(folder=str(file.parent.resolve()))
+    rows = rows.assign(recipe_options=[_recipe_options(row) for row in rows.itertuples()])
+    return rows[rows.run_id == path.name] if is_run else rows
+
+
+def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
+    """Group repeats and rank the groups whose workload_hash is `work`; default that of most recipes, newest among equals."""
+    if work is None:
+        works = frame.groupby("workload_hash").agg(recipes=("recipe", "nunique"), newest=("timestamp", "max"))
+        work = str(works.sort_values(["recipes", "newest"], ascending=False).index[0])
+    comparison = Comparison([], [], frame)
+    reference = frame[frame.workload_hash == work].iloc[-1]
+    for (its_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
+        group = Group(_name(rows.iloc[0]), rows)
+        if its_work == work:
+            comparison.ranked.append(group)
+        else:
+            comparison.apart.append(group)
+            group.notes.append(f"other work: {_differences(reference, rows.iloc[0])}")
+        group.notes += [f"{r.status}: {r.error}"[:160] for r in rows.itertuples() if r.status != "ok"]
+    comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
+    for groups in (comparison.ranked, comparison.apart):
+        _tell_apart(groups)
+    _mark_ties(comparison.ranked)
+    return comparison
+
+
+def _name(row: Any) -> str:
+    """Recipe and what splits it, with only the options that are not usual."""
+    name = f"{row.recipe} x{row.world_size}"
+    for axis in ("tp", "pp"):
+        name += f" {axis}{row[f'{axis}_size']}" if row[f"{axis}_size"] > 1 else ""
+    name += f" ac={row.activation_checkpointing}" if row.activation_checkpointing != "none" else ""
+    name += f" state={row.optimizer_state}" if row.optimizer_state != "fp32" else ""
+    return name + (" compiled" if row["compile"] == "true" else "")
+
+
+def _tell_apart(groups: list[Group]) -> None:
+    """Add to equal names the options in which their groups differ."""
+    for name in {group.name for group in groups}:
+        twins = [group for group in groups if group.name == name]
+        firsts = pd.DataFrame([group.rows.iloc[0] for group in twins])
+        differing = [column for column in CONFIGURATION if firsts[column].nunique() > 1]
+        common = set.intersection(*(set(options.split("\n")) for options in firsts.recipe_options))
+        for group in twins:
+            own = [o for o in group.rows.recipe_options.iloc[0].split("\n") if o not in common]
+            columns = [f"{column}={group.rows[column].iloc[0]}" for column in differing if column != "recipe_options"]
+            group.name += "".join(f" {option}" for option in columns + own)
+
+
+def _differences(ours: Any, theirs: Any) -> str:
+    """Which parts of the work differ: by what both runs noted in run.json, or else by their columns."""
+    a, b = _noted_work(ours), _noted_work(theirs)
+    if a is None or b is None:
+        a, b = ({column: row[column] for column in WORK} for row in (ours, theirs))
+    said = [f"{k} {b.get(k)} (ranked: {a.get(k)})" for k in {**a, **b} if a.get(k) != b.get(k)]
+    return "; ".join(said) or "in something that only run.json tells, which is gone"
+
+
+def _noted_work(row: Any) -> dict[str, Any] | None:
+    noted = _noted(row)
+    return dict(noted["workload"]) if noted else None
+
+
+def _recipe_options(row: Any) -> str:
+    """The recipe's own options, a line each, as run.json has them: runs that differ in one are no repeats."""
+    options = (_noted(row) or {}).get("recipe_config", {})
+    return "\n".join(f"{name}={value}" for name, value in sorted(options.items()))
+
+
+def _noted(row: Any) -> dict[str, Any] | None:
+    """What the run noted at its start; None if its folder is gone."""
+    file = Path(row.folder) / "runs" / str(row.run_id) / "run.json"
+    return dict(json.loads(file.read_bytes())) if file.is_file() else None
+
+
+def _mark_ties(ranked: list[Group]) -> None:
+    for faster, slower in pairwise(ranked):
+        ours, theirs = slower.spread(), faster.spread()
+        slower.tied_with_faster = ours is not None and theirs is not None and ours[1] >= theirs[0]
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What to compare, and where else the table goes; with no file it is only printed."""
+
+    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Results folders, summary.csv files, or folders of single runs."""
+    csv: Path | None = None
+    """The aggregated figures as CSV."""
+    md: Path | None = None
+    """The table as Markdown."""
+    png: Path | None = None
+    """Loss curves, speed and memory as a picture."""
+    html: Path | None = None
+    """One self-contained page with all of it."""
+
+    def __post_init__(self) -> None:
+        for name in ("csv", "md", "png", "html"):
+            file = getattr(self, name)
+            if file is not None and (file.is_dir() or not file.parent.is_dir()):
+                problem = "is a folder" if file.is_dir() else "is in a folder that does not exist"
+                raise ConfigError(f"{file} {problem}", f"in --{name}", "name a file in a folder that exists")
+
+
+def main(argv: Sequence[str]) -> int:
+    """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]"""
+    options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
+    if not options.paths:
+        raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
+    write(compare(load(options.paths)), options)
+    return 0
+
+
+def write_comparison(paths: Sequence[Path], out: Path) -> None:
+    """Compare with the newest run and those of its work, print, and leave comparison.{csv,md,png,html} in `out`."""
+    frame = load(paths)
+    files = {kind: out / f"comparison.{kind}" for kind in ("csv", "md", "png", "html")}
+    write(compare(frame, frame.workload_hash.iloc[-1]), CompareOptions(tuple(paths), **files))
+
+
+def write(comparison: Comparison, options: CompareOptions) -> None:
+    """Print the comparison and write the files that `options` names."""
+    from gptscale.results.comparison.tables import as_csv, as_markdown, show
+
+    console = Console() if Console().is_terminal else Console(width=LOG_COLUMNS)
+    show(comparison, console)
+    if options.csv:
+        options.csv.write_bytes(as_csv(comparison))
+    if options.md:
+        options.md.write_text(as_markdown(comparison))
+    if options.png or options.html:
+        from gptscale.results.comparison.page import page
+        from gptscale.results.comparison.picture import figure_png
+
+        png = figure_png(comparison)
+        if options.png:
+            options.png.write_bytes(png)
+        if options.html:
+            options.html.write_text(page(comparison, png))
+    for path in (options.csv, options.md, options.png, options.html):
+        if path:
+            console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

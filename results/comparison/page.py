@@ -1,0 +1,93 @@
+"""One self-contained HTML page of a comparison: table, picture, definitions, and how to repeat each run."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from pathlib import Path
+
+import jinja2
+
+from gptscale.results.comparison.groups import Comparison
+from gptscale.results.comparison.tables import cells, notes
+
+DEFINITIONS = {
+    "runs": "repeats of one configuration; every figure is the median over those that succeeded",
+    "tokens/s": "tokens of the global batch over the median time of a whole step, data, optimizer and gaps between kernels included, the first steps left out; of all devices together",
+    "vs single": "tokens/s over those of `single`, one device, for the same work",
+    "vs slowest": "tokens/s over those of the slowest run of the same work",
+    "step ms": "median of the timed steps",
+    "p10-p90": "10th and 90th percentile of the timed steps, in ms; two runs whose spreads overlap are not told apart",
+    "MFU": "tokens/s per device x (6 N_matmul + 6 L h T) FLOP over the device's dense peak; empty where the peak is not known, as on a CPU",
+    "peak GiB": "highest over ranks of what tensors held on the device at once",
+    "host GiB": "highest over ranks of what the process held in memory (resident set)",
+    "loss": "mean over the last step's global batch in nats per token; runs of the same work must agree",
+    "status": "ok, oom (out of memory), failed, interrupted",
+}
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>gptscale: comparison</title>
+<style>
+ body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+ h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+ .wide { overflow-x: auto } table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid #ddd }
+ th:first-child, td:first-child, th:last-child, td:last-child { text-align: left } tr.apart { color: #888 } tr.bad { color: #b00020 } img { max-width: 100% }
+ dt { font-weight: 600 } dd { margin: 0 0 .4rem 1rem } pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: 13px }
+ ul { color: #8a5a00; padding-left: 1.2rem }
+</style></head><body>
+<h1>gptscale: which way of splitting this GPT?</h1>
+<p>{{ about }}</p>
+<div class="wide"><table><thead><tr>{% for title in rows[0] %}<th>{{ title }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in rows %}<tr class="{{ 'apart' if loop.index0 >= n_ranked else '' if 'ok' in row.status else 'bad' }}">{% for cell in row.values() %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody></table></div>
+<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
+<h2>Loss, speed and memory</h2>
+<img alt="loss curves, their deviation, speed and memory" src="data:image/png;base64,{{ png }}">
+<h2>What the columns mean</h2>
+<dl>{% for name, text in definitions.items() %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}</dl>
+<h2>How each run was started</h2>
+{% for name, command, environment in runs %}<p>{{ name }}</p><pre>{{ command }}
+{{ environment }}</pre>{% endfor %}
+</body></html>
+"""
+
+
+def page(comparison: Comparison, png: bytes) -> str:
+    """The page; text is escaped, nothing is fetched from anywhere."""
+    row = comparison.ranked[0].rows.iloc[0]
+    about = (
+        f"{row.model}, {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, {row.steps} steps, "
+        f"{row.precision}, data {row.data}, seed {row.seed}; {row.device}; torch {row.torch_version}; workload {row.workload_hash}."
+    )
+    rows = cells(comparison)
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)
+    return template.render(
+        about=about,
+        rows=rows,
+        n_ranked=len(comparison.ranked),
+        notes=notes(comparison),
+        png=base64.b64encode(png).decode(),
+        definitions={title: DEFINITIONS[title] for title in rows[0] if title in DEFINITIONS},
+        runs=_runs(comparison),
+    )
+
+
+def _runs(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """Name, command and environment of every run whose run.json is still there."""
+    found = []
+    for row in comparison.frame.itertuples():
+        file = Path(str(row.folder)) / "runs" / str(row.run_id) / "run.json"
+        if file.is_file():
+            noted = json.loads(file.read_bytes())
+            environment = noted["environment"]
+            versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items())
+            found.append(
+                (
+                    str(row.run_id),
+                    shlex.join(noted["command"]),
+                    f"# Python {environment['python']}, {versions}, {environment['device']}",
+                )
+            )
+    return found

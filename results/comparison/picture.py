@@ -1,0 +1,126 @@
+"""The picture of a comparison: loss curves that should lie on each other, how far they do not, speed and memory."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+
+matplotlib.use("Agg")  # files only: no display is needed, or touched
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
+
+from gptscale.results.comparison.groups import Comparison, Group
+
+# Okabe & Ito 2008: told apart by colour-blind readers too; dashes do the rest where curves cover each other.
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
+SMALL: dict[str, Any] = {"ncols": 2, "fontsize": 6.5, "loc": "upper right"}  # a legend of many
+DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
+
+
+def steps_of(group: Group) -> pd.DataFrame | None:
+    """steps.csv of the group's newest run that has one."""
+    for row in group.rows.iloc[::-1].itertuples():
+        file = Path(str(row.folder)) / "runs" / str(row.run_id) / "steps.csv"
+        if file.is_file():
+            frame = pd.read_csv(file, float_precision="round_trip")
+            if len(frame):
+                return frame
+    return None
+
+
+def figure_png(comparison: Comparison) -> bytes:
+    """The picture as PNG bytes: the ranked groups, `single` first since it is what the others are measured against."""
+    groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")
+    colours = {group.name: COLOURS[i % len(COLOURS)] for i, group in enumerate(groups)}
+    height_in = max(7.5, 2 + 0.55 * len(groups))
+    figure, axes = plt.subplots(2, 2, figsize=(12, height_in), constrained_layout=True)
+    figure.suptitle(_title(comparison), fontsize=11)
+    curves = [(group, steps) for group in groups if (steps := steps_of(group)) is not None]
+    _losses(axes[0, 0], curves, colours)
+    _deviations(axes[1, 0], curves, colours)
+    _bars(axes[0, 1], groups, colours, "tokens_per_s", "tokens/s of all devices (line: spread)")
+    on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
+    column, what = ("peak_mem_allocated_gib", "device") if on_device else ("peak_rss_gib", "host")
+    _bars(axes[1, 1], groups, colours, column, f"peak {what} memory of one process (GiB)")
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    plt.close(figure)
+    return file.getvalue()
+
+
+def _title(comparison: Comparison) -> str:
+    row = comparison.ranked[0].rows.iloc[0]
+    return (
+        f"{row.model}: {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, "
+        f"{row.precision}, data {row.data}\n{row.device}, torch {row.torch_version}"
+    )
+
+
+def _losses(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[str, str]) -> None:
+    axis.set(title="training loss: the curves must lie on each other", xlabel="step", ylabel="loss (nats per token)")
+    axis.grid(alpha=0.25)
+    for i, (group, steps) in enumerate(curves):
+        # the first wide and pale: every later curve is seen on it, and a single visible line means that they agree
+        width, alpha = (5.0, 0.35) if i == 0 and len(curves) > 1 else (1.6, 1.0)
+        style: dict[str, Any] = {
+            "color": colours[group.name],
+            "linestyle": DASHES[i % len(DASHES)],
+            "linewidth": width,
+            "alpha": alpha,
+        }
+        axis.plot(steps.step, steps.loss, label=group.name, **style)
+    if curves:
+        axis.legend(frameon=False, **SMALL if len(curves) > 8 else {})
+    else:
+        _say_empty(axis, "no steps.csv beside these rows")
+
+
+def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[str, str]) -> None:
+    if len(curves) < 2:
+        axis.set(title="relative deviation of loss")
+        return _say_empty(axis, "needs the steps of two runs")
+    (reference, base), resolution = curves[0], float(np.finfo(np.float32).eps)
+    for i, (group, steps) in enumerate(curves[1:], start=1):
+        both = base.merge(steps, on="step", suffixes=("_base", ""))
+        deviation = (both.loss - both.loss_base).abs() / both.loss_base.abs()
+        shown = deviation.clip(lower=resolution / 2)  # equal losses have a place on a log axis too
+        label, dashes = f"{group.name}: at most {deviation.max():.1e}", DASHES[i % len(DASHES)]
+        axis.plot(both.step, shown, color=colours[group.name], linestyle=dashes, label=label)
+    axis.axhline(resolution, color="grey", linewidth=0.8, label="resolution of float32")
+    axis.set(title=f"relative deviation of loss from {reference.name}", xlabel="step", yscale="log")
+    axis.set_ylim(resolution / 3, max(axis.get_ylim()[1], 1e-4))
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, **SMALL if len(curves) > 8 else {})
+
+
+def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str, title: str) -> None:
+    """One bar per group with its figure behind it, or in red what became of a group that has none."""
+    values = [group.median(column) for group in groups]
+    top = max((value for value in values if value), default=1.0)
+    for i, (group, value) in enumerate(zip(groups, values, strict=True)):
+        axis.barh(i, value or 0.0, color=colours[group.name], alpha=0.85)
+        spread = group.spread() if column == "tokens_per_s" else None
+        if spread:
+            axis.plot(spread, (i, i), color="#555555", linewidth=1.5, marker="|")
+        reach = max(value or 0.0, spread[1] if spread else 0.0)
+        status = " ".join(sorted(set(group.rows.status) - {"ok"}))
+        text = status or "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+        colour = "#B00020" if value is None and status else "black"
+        axis.annotate(text, (reach + 0.012 * top, i), va="center", fontsize=9, color=colour)
+        top = max(top, reach)
+    axis.set(title=title, xlim=(0, 1.16 * top))
+    axis.set_yticks(range(len(groups)), [group.name for group in groups])
+    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}" if top >= 10 else "{x:g}"))
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.25)
+    axis.set_axisbelow(True)
+
+
+def _say_empty(axis: Axes, why: str) -> None:
+    axis.text(0.5, 0.5, why, ha="center", va="center", color="grey", transform=axis.transAxes)

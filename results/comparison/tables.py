@@ -1,0 +1,145 @@
+"""A comparison as a table: for the terminal, for Markdown, for the report, and with bare figures as CSV."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gptscale.results.comparison.groups import Comparison, Group
+from gptscale.results.record.columns import cell
+from gptscale.results.record.files import csv_line
+
+LEFT = ("recipe", "status")  # columns of words; figures are flush right
+IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
+FIGURES = (
+    "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
+    "fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction "
+    "offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction bubble_fraction "
+    "bubble_fraction_theory loss_first loss_last"
+).split()
+
+
+def cells(comparison: Comparison) -> list[dict[str, str]]:
+    """All groups' cells for people, ranked ones first."""
+    baseline = comparison.baseline
+    versus = "vs single" if baseline is None or baseline.recipe == "single" else "vs slowest"
+    base = baseline.median("tokens_per_s") if baseline else None
+    groups = comparison.ranked + comparison.apart
+    on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
+    memory = ("peak GiB", "peak_mem_allocated_gib") if on_device else ("host GiB", "peak_rss_gib")
+    return [_cells(group, memory, versus, base if group in comparison.ranked else None) for group in groups]
+
+
+def _cells(group: Group, memory: tuple[str, str], versus: str, base: float | None) -> dict[str, str]:
+    tokens = group.median("tokens_per_s")
+    p10, p90 = group.median("step_time_s_p10"), group.median("step_time_s_p90")
+    return {
+        "recipe": group.name,
+        "runs": str(len(group.rows)),
+        "tokens/s": _shown(tokens, ",.0f"),
+        versus: _shown(tokens / base if tokens and base else None, ".2f", "x"),
+        "step ms": _shown(group.median("step_time_s_median"), ",.1f", scale=1e3),
+        "p10-p90": f"{p10 * 1e3:,.1f}-{p90 * 1e3:,.1f}" if p10 is not None and p90 is not None else "-",
+        "MFU": _shown(group.median("mfu"), ".1%"),
+        memory[0]: _shown(group.median(memory[1]), ".2f"),
+        "loss": _shown(group.median("loss_last"), ".5f"),
+        "status": _status(group),
+    }
+
+
+def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0) -> str:
+    return "-" if value is None else f"{value * scale:{form}}{unit}"
+
+
+def _status(group: Group) -> str:
+    """Each status with its count if there are several runs: `ok`, `2 ok 1 oom`."""
+    counts = group.rows.status.value_counts()
+    return " ".join(str(status) if len(group.rows) == n else f"{n} {status}" for status, n in counts.items())
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What must be said beside the table."""
+    chains: list[list[str]] = []
+    for group in comparison.ranked:
+        if group.tied_with_faster:
+            chains[-1].append(group.name)
+        else:
+            chains.append([group.name])
+    ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
+    said = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
+    said += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
+    said += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
+    return said + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
+
+
+def _offload(group: Group) -> str:
+    """Where state lives off the device and what that costs; empty if it does not."""
+    held = [(name, group.median(f"offload_{column}_gib")) for name, column in (("the host", "cpu"), ("disk", "disk"))]
+    waiting = group.median("offload_wait_fraction")
+    if waiting is None:
+        return ""
+    places = " and ".join(f"{gib:.3g} GiB on {name}" for name, gib in held if gib)
+    return f"keeps {places}, {waiting:.1%} of the step waiting for it"
+
+
+def _bubble(group: Group) -> str:
+    """How much of its time a pipeline computed nothing; empty without stages."""
+    measured, theory = group.median("bubble_fraction"), group.median("bubble_fraction_theory")
+    return (
+        ""
+        if measured is None
+        else f"pipeline idle {measured:.1%} of the time, its schedule alone would be {theory:.1%}"
+    )
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """The table on a terminal; text of the CSV is printed as it is, never read as markup."""
+    rows = cells(comparison)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for title in rows[0]:
+        table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title not in LEFT)
+    for i, row in enumerate(rows):
+        style = "dim" if i >= len(comparison.ranked) else "" if "ok" in row["status"] else "red"
+        table.add_row(*(Text(text) for text in row.values()), style=style)
+    console.print(table)
+    for note in notes(comparison):
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """The table as Markdown, notes below it."""
+    rows = cells(comparison)
+
+    def line(words: list[str]) -> str:
+        return "| " + " | ".join(words) + " |"
+
+    lines = [line(list(rows[0])), line(["---" if title in LEFT else "---:" for title in rows[0]])]
+    lines += [line([_plain(text) for text in row.values()]) for row in rows]
+    if said := notes(comparison):
+        lines += ["", *(f"* {_plain(note)}" for note in said)]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that neither ends a cell nor becomes a tag."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def as_csv(comparison: Comparison) -> bytes:
+    """A line per group with bare figures: medians over the runs that succeeded, lowest and highest tokens/s."""
+    base = comparison.baseline.median("tokens_per_s") if comparison.baseline else None
+    titles = "name ranked runs status relative_speed tied_with_faster tokens_per_s_low tokens_per_s_high".split()
+    lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]
+    for group in comparison.ranked + comparison.apart:
+        ranked, tokens = group in comparison.ranked, group.median("tokens_per_s")
+        relative = tokens / base if ranked and tokens and base else None
+        words = [group.name, ranked, len(group.rows), _status(group), relative, group.tied_with_faster]
+        words += [
+            *(group.spread() or (None, None)),
+            *group.rows.iloc[0][IDENTITY],
+            *(group.median(column) for column in FIGURES),
+            "; ".join(group.notes),
+        ]
+        lines.append(csv_line(cell(word) for word in words))
+    return b"".join(lines)

@@ -1,0 +1,1 @@
+"""What one run leaves: its folder, its steps, its row."""

@@ -1,0 +1,246 @@
+"""The loop's observer: times whole steps, and every `log_every` of them reads their results at once and writes them down."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gptscale.common.engine import StepResult
+from gptscale.common.errors import NumericError
+from gptscale.common.measure.devices import device_name, peak_tflops
+from gptscale.common.measure.speed import Speed, peak_memory, reset_peak_memory, speed, synchronize
+from gptscale.common.settings.run import Run
+from gptscale.results.record.board import Board
+from gptscale.results.record.console import Console
+from gptscale.results.record.files import StepLog
+from gptscale.results.record.wandb_board import WandbBoard
+
+FP16_SKIPS_MAX = 30  # from 2**16 the scale is at its floor after 16; what still overflows then is no matter of scale
+
+
+class Pending(NamedTuple):
+    """A step whose results are still on the device."""
+
+    step: int
+    lr: float
+    result: StepResult
+    data_wait_s: float
+
+
+class Stopwatch:
+    """Seconds that pass while it is not paused."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._before_s = clock, 0.0
+        self._since: float | None = clock()
+
+    def _running_s(self) -> float:
+        return 0.0 if self._since is None else self._clock() - self._since
+
+    def lap(self) -> float:
+        """Seconds since the last lap; begins the next."""
+        elapsed_s = self._before_s + self._running_s()
+        self._before_s, self._since = 0.0, None if self._since is None else self._clock()
+        return elapsed_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out what happens inside."""
+        self._before_s, self._since = self._before_s + self._running_s(), None
+        yield
+        self._since = self._clock()
+
+
+class Recorder:
+    """Observer of one run on one process; only rank 0 writes, every rank watches for numbers that are none.
+
+    Between synchronisations steps run ahead of the host, so that only the window as a whole has a true time; its steps
+    share it equally. Writing is part of the time of the window after; what the loop does beside steps (saving,
+    evaluating) is `paused` and not timed, and a step that it follows ends a window, so that no pause waits for steps.
+    sequences(step, rank): which sequences of the data a rank had in 0-based `step`, to name a bad batch.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        folder: Path,
+        *,
+        start_step: int = 0,
+        sequences: Callable[[int, int], tuple[int, ...]] = lambda step, rank: (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.run, self.folder, self.sequences, self.clock = run, folder, sequences, clock
+        self.start_step = self.last_step = start_step
+        self.device = device_name(run.world.device)
+        self.step_times_s: list[float] = []
+        self.data_waits_s: list[float] = []
+        self.loss_first: float | None = None
+        self.loss_last: float | None = None
+        self._pending: list[Pending] = []
+        self._waited_s = 0.0
+        self._skipped = 0
+        self._log: StepLog | None = None
+        self._evals: StepLog | None = None
+        self._boards: list[Board | WandbBoard] = []
+        self._console: Console | None = None
+
+    def __enter__(self) -> Recorder:
+        config, steps = self.run.config, self.folder / "steps.csv"
+        if self.run.world.is_main:
+            self._log = StepLog(steps, after_step=self.start_step)
+            self.loss_first = _first_loss(steps)
+            if config.eval_every:
+                self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
+            if config.tensorboard:
+                self._boards.append(Board(self.folder, self.start_step))
+            if config.wandb:
+                self._boards.append(WandbBoard(self.folder, self.start_step, asdict(config)))
+            self._console = Console(self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0]))
+        reset_peak_memory(self.run.world.device)
+        self._watch = Stopwatch(self.clock)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._read_window()
+        for board in self._boards:
+            board.close(failed=kind is not None)
+        for part in (self._console, self._evals, self._log):
+            if part:
+                part.close()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Times the wait for a batch."""
+        began = self.clock()
+        yield
+        self._waited_s = self.clock() - began
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Keeps what happens inside out of the step times."""
+        return self._watch.paused()
+
+    def step(self, step: int, lr: float, result: StepResult) -> bool:
+        """Note a finished 1-based step; True when the window was read, that is when the host waited for the device."""
+        self._pending.append(Pending(step, lr, result, self._waited_s))
+        self.last_step = step
+        config = self.run.config
+        ends = any(every and step % every == 0 for every in (config.log_every, config.eval_every, config.save_every))
+        if ends or step == config.steps:
+            self._read_window()
+        return not self._pending
+
+    def evaluated(self, step: int, loss: Tensor) -> None:
+        """Note the loss on held-out sequences after `step`."""
+        value = loss.item()
+        if self._evals:
+            self._evals.append({"step": step, "loss": value})
+            self._evals.flush()
+        for board in self._boards:
+            board.scalars(step, {"eval/loss": value})
+        if self._console:
+            self._console.say(f"step {step}/{self.run.config.steps}  eval loss {value:.4f}")
+
+    def sync(self) -> None:
+        """Rows so far to the disk; called before a checkpoint, so that a resumed run finds no gap."""
+        self._read_window()
+        for part in (self._log, self._evals, *self._boards):
+            if part:
+                part.sync()
+
+    def speed(self) -> Speed:
+        """The speed columns over the timed steps."""
+        return self._speed(self.step_times_s, self.data_waits_s)
+
+    def _speed(self, step_times_s: Sequence[float], data_waits_s: Sequence[float]) -> Speed:
+        return speed(
+            step_times_s,
+            data_waits_s,
+            tokens_per_step=self.run.tokens_per_step,
+            world_size=self.run.world.world_size,
+            gpt=self.run.gpt,
+            seq_len=self.run.seq_len,
+            activation_checkpointing=self.run.config.activation_checkpointing,
+            peak_tflops=peak_tflops(self.device, self.run.config.precision),
+            precision=self.run.config.precision,
+            bf16_peak_tflops=peak_tflops(self.device, "bf16"),
+        )
+
+    def _read_window(self) -> None:
+        """Wait for the device once, with one copy for all pending steps, then write these."""
+        if not self._pending:
+            return
+        results = [p.result for p in self._pending]
+        device = results[0].loss.device  # under offload the norm may live elsewhere
+        rows = [torch.cat([r.loss.view(1), r.grad_norm.to(device).view(1), r.rank_losses.to(device)]) for r in results]
+        values = torch.stack(rows).tolist()
+        synchronize(self.run.world.device)
+        step_time_s = self._watch.lap() / len(self._pending)
+        memory = peak_memory(self.run.world.device)
+        peak_gib = memory.rss_gib if memory.allocated_gib is None else memory.allocated_gib
+        window, self._pending = self._pending, []
+        for pending, (loss, grad_norm, *rank_losses) in zip(window, values, strict=True):
+            self._note(pending, loss, step_time_s)
+            if self.run.world.is_main:
+                self._write(pending, loss, grad_norm, step_time_s, peak_gib)
+            self._check(pending.step, loss, grad_norm, rank_losses)
+        if self._log:
+            self._log.flush()
+
+    def _note(self, pending: Pending, loss: float, step_time_s: float) -> None:
+        self.loss_first = loss if self.loss_first is None else self.loss_first
+        self.loss_last = loss
+        if pending.step - self.start_step > self.run.config.timing_warmup_steps:
+            self.step_times_s.append(step_time_s)
+            self.data_waits_s.append(pending.data_wait_s)
+
+    def _write(self, pending: Pending, loss: float, grad_norm: float, step_time_s: float, peak_gib: float) -> None:
+        step, figures = pending.step, {"loss": loss, "grad_norm": grad_norm, "lr": pending.lr}
+        if self._log:
+            times = {"step_time_s": step_time_s, "data_wait_s": pending.data_wait_s}
+            self._log.append({"step": step, "tokens": step * self.run.tokens_per_step, **figures, **times})
+        if self._boards:
+            rates = {"tokens_per_s": self.run.tokens_per_step / step_time_s, "peak_mem_gib": peak_gib}
+            scalars = {f"train/{name}": value for name, value in (figures | rates).items()}
+            for board in self._boards:
+                board.scalars(step, scalars)
+        if self._console:
+            self._console.step(step, loss, step_time_s, peak_gib)
+
+    def _check(self, step: int, loss: float, grad_norm: float, rank_losses: list[float]) -> None:
+        """Stop at numbers that are none; the engine has left the weights as they were before that step."""
+        self._skipped = 0 if math.isfinite(grad_norm) else self._skipped + 1
+        scaled = self.run.config.precision == "fp16"  # a skipped step and a halved scale are its normal way
+        if math.isfinite(loss) and (math.isfinite(grad_norm) or (scaled and self._skipped < FP16_SKIPS_MAX)):
+            return
+        bad = [rank for rank, share in enumerate(rank_losses) if not math.isfinite(share)]
+        named = "; ".join(f"data rank {r}, sequences {list(self.sequences(step - 1, r))[:16]}" for r in bad)
+        what = (
+            f"loss {loss}, gradient norm {grad_norm}"
+            if not scaled
+            else f"loss {loss}, {self._skipped} fp16 steps overflowed in a row"
+        )
+        raise NumericError(
+            what,
+            f"at step {step}" + (f" ({named})" if named else ""),
+            "lower --lr, or look at that batch; the weights are unharmed",
+        )
+
+
+def _first_loss(steps: Path) -> float | None:
+    """Loss of step 1 as an earlier process of the same run wrote it; None if there was none."""
+    with steps.open(newline="") as file:
+        row = next(csv.DictReader(file), None)
+    return float(row["loss"]) if row and row["step"] == "1" else None

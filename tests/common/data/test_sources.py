@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gptscale.common.data import sources as tokens
+from gptscale.common.data.bin_files import Layout, write_bin
+from gptscale.common.data.sources import Array, Span, Synthetic, TokenSource, fingerprint, open_source
+from gptscale.common.errors import ConfigError, DataError
+
+
+@pytest.fixture(params=["synthetic", "stdlib", "text", "nanogpt", "llmc"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> TokenSource:
+    """One source of every kind."""
+    data = request.param
+    if data == "text":
+        data = str(tmp_path / "a.txt")
+        Path(data).write_text("some text to learn from\n" * 100)
+    elif data in ("nanogpt", "llmc"):
+        write_bin(tmp_path / "a.bin", [np.arange(2000, dtype=np.uint16) % 257], data)
+        data = str(tmp_path / "a.bin")
+    return open_source(data, tokenizer="bytes", vocab_size=257, seed=5)
+
+
+def test_every_kind_keeps_the_contract(source: TokenSource) -> None:
+    whole = source.read(0, 1000)
+    assert whole.dtype == np.int64
+    assert 0 <= whole.min() <= whole.max() < source.vocab_size == 257
+    assert np.array_equal(source.read(137, 100), whole[137:237])
+    assert len(source.read(len(source) - 3, 3)) == 3
+    assert len(source.read(5, 0)) == 0
+    assert len(source.fingerprint) == 16
+    assert int(source.fingerprint, 16) >= 0
+    for start, count in ((len(source) - 3, 4), (-1, 2), (0, -1)):
+        with pytest.raises(IndexError):
+            source.read(start, count)
+
+
+@given(start=st.integers(0, 2**31 - 1000), seed=st.integers(0, 2**31 - 1), vocab_size=st.integers(2, 2**31))
+def test_synthetic_ids_are_a_function_of_seed_and_position(start: int, seed: int, vocab_size: int) -> None:
+    ids = Synthetic(vocab_size, seed).read(start, 1000)
+    assert np.array_equal(ids[300:310], Synthetic(vocab_size, seed).read(start + 300, 10))
+    assert ids.min() >= 0
+    assert ids.max() < vocab_size
+
+
+def test_synthetic_ids_are_uniform_and_seeds_differ() -> None:
+    ids = Synthetic(257, 1).read(10**9, 257 * 400)
+    counts = np.bincount(ids, minlength=257)
+    assert ((counts - 400) ** 2 / 400).sum() < 256 + 5 * np.sqrt(2 * 256)  # chi-square, five sigma
+    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
+    assert (Synthetic(257, 2).read(10**9, 1000) == ids[:1000]).mean() < 0.02
+    assert Synthetic(257, 1).fingerprint != Synthetic(257, 2).fingerprint
+
+
+def test_a_fingerprint_tells_content_not_layout(tmp_path: Path) -> None:
+    ids = np.arange(1000, dtype=np.uint16)
+    write_bin(tmp_path / "a.bin", [ids])
+    write_bin(tmp_path / "b.bin", [ids], "llmc")
+    first, second = (open_source(str(tmp_path / name), vocab_size=1000).fingerprint for name in ("a.bin", "b.bin"))
+    changed = ids.copy()
+    changed[999] = 0
+    assert first == second == fingerprint(ids)
+    assert len({first, fingerprint(changed), fingerprint(ids[:-1]), fingerprint(np.append(ids, 0))}) == 4
+
+
+def test_a_sampled_fingerprint_still_sees_both_ends_and_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "SCAN_BYTES_MAX", 2**21)
+    ids = np.zeros(2**21, dtype=np.uint16)
+    prints = {fingerprint(ids), fingerprint(np.append(ids, np.uint16(0)))}
+    for place in (0, -1):
+        changed = ids.copy()
+        changed[place] = 1
+        prints.add(fingerprint(changed))
+    assert len(prints) == 4
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "llmc"])
+def test_an_id_outside_the_vocabulary_is_named_when_opening(tmp_path: Path, layout: Layout) -> None:
+    ids = np.zeros(10_000, dtype=np.uint16)
+    ids[7777:] = 60000
+    write_bin(tmp_path / "a.bin", [ids], layout)
+    with pytest.raises(
+        DataError, match=r"token id 60000 is outside the vocabulary of 50257, in .*a\.bin at token 7777"
+    ):
+        open_source(str(tmp_path / "a.bin"), vocab_size=50257)
+    with pytest.raises(DataError, match="token id 60000 is outside the vocabulary of 60000"):
+        open_source(str(tmp_path / "a.bin"), vocab_size=60000)
+    assert len(open_source(str(tmp_path / "a.bin"), vocab_size=60001)) == 10_000
+
+
+def test_a_file_too_large_to_scan_is_checked_read_by_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "SCAN_BYTES_MAX", 2**21)
+    ids = np.zeros(2**21, dtype=np.uint16)
+    ids[1_000_005] = 300
+    source = Array(ids, 257, "large.bin")
+    assert source.read(1_000_000, 5).tolist() == [0] * 5
+    with pytest.raises(DataError, match=r"token id 300 .* in large\.bin at token 1000005"):
+        Span(source, 1_000_000, 1_000_010).read(0, 10)
+
+
+def test_a_hundred_megabytes_open_in_seconds(tmp_path: Path) -> None:
+    np.zeros(50_000_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    begin = time.perf_counter()
+    open_source(str(tmp_path / "a.bin"), vocab_size=257)
+    assert time.perf_counter() - begin < 3
+
+
+def test_text_is_its_bytes_and_the_end_of_text(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("hé")
+    assert open_source(str(tmp_path / "a.md"), vocab_size=257).read(0, 4).tolist() == [104, 0xC3, 0xA9, 256]
+
+
+def test_a_bpe_source_is_the_same_from_the_cache(tmp_path: Path, bpe_folder: str) -> None:
+    (tmp_path / "a.txt").write_text("import os\n" * 50)
+    first, second = (open_source(str(tmp_path / "a.txt"), tokenizer=bpe_folder, vocab_size=400) for _ in range(2))
+    assert first.fingerprint == second.fingerprint
+    assert np.array_equal(first.read(0, len(first)), second.read(0, len(second)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("gone.txt", None, r"data file .*gone\.txt does not exist, in --data, give synthetic"),
+        ("gone.bin", None, r"data file .*gone\.bin does not exist"),
+        ("empty.txt", b"", r"data file .*empty\.txt is empty"),
+        ("empty.bin", b"", r"data file .*empty\.bin is empty"),
+        ("odd.bin", b"\0\0\0", r"3 bytes, expected an even number.*in .*odd\.bin"),
+        ("photo.txt", b"\x89PNG", r"byte 0 is not UTF-8 text .*photo\.txt"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=message) as caught:
+        open_source(str(tmp_path / name), vocab_size=257)
+    assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.bin").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for data in (tmp_path, tmp_path / "folder.bin"):
+        with pytest.raises(DataError, match="is a folder, in --data"):
+            open_source(str(data), vocab_size=257)
+    with pytest.raises(DataError, match="pipe is no file"):
+        open_source(str(tmp_path / "pipe"), vocab_size=257)
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(DataError, match=r"a\.txt may not be read"):
+        open_source(str(tmp_path / "a.txt"), vocab_size=257)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer bytes has 257 ids, the model's vocabulary 100.*--vocab-size 257"):
+        open_source("stdlib", tokenizer="bytes", vocab_size=100)
+    assert open_source("synthetic", tokenizer="bytes", vocab_size=100).vocab_size == 100

@@ -1,0 +1,36 @@
+"""A user's DeepSpeed JSON: what it may set is set, "auto" is ours, what contradicts is named."""
+
+import json
+
+import pytest
+
+from gptscale.common.engines.zero.config_file import merged
+from gptscale.common.errors import ConfigError
+
+OURS = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 100}, "bf16": {"enabled": False}}
+
+
+def test_free_keys_win_new_ones_are_added_and_auto_is_ours(tmp_path):
+    theirs = {
+        "train_batch_size": "auto",
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 7, "overlap_comm": True},
+        "comms_logger": {"enabled": True},
+    }
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(theirs))
+    assert merged(OURS, file) == {
+        "train_batch_size": 8,
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": 7, "overlap_comm": True},
+        "bf16": {"enabled": False},
+        "comms_logger": {"enabled": True},
+    }
+    assert OURS["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 100}
+
+
+def test_every_contradiction_is_named(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"train_batch_size": 16, "zero_optimization": {"stage": 1}}))
+    with pytest.raises(
+        ConfigError, match=r"train_batch_size is 16 there, 8 in this run; zero_optimization.stage is 1 there"
+    ):
+        merged(OURS, file)

@@ -1,0 +1,72 @@
+"""Schedules played through in theory: closed forms, dependencies, what lies between computations."""
+
+import pytest
+import torch
+
+from gptscale.common.measure.bubble import Span, StageClock, bubble_fraction, gaps, simulate
+
+
+def order(schedule, p, m):
+    """GPipe: all forwards, then all backwards; 1F1B: as many forwards ahead as stages follow, then in turn."""
+    found = {}
+    for stage in range(p):
+        ahead = m if schedule == "GPipe" else min(m, p - stage)
+        computations = [("F", stage, i) for i in range(ahead)]
+        for i in range(m):
+            computations.append(("B", stage, i))
+            if ahead + i < m:
+                computations.append(("F", stage, ahead + i))
+        found[stage] = computations
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 4), (4, 4), (4, 12)])
+def test_bubble_is_that_of_the_closed_form(schedule, p, m):
+    assert bubble_fraction(simulate(order(schedule, p, m), p)) == pytest.approx((p - 1) / (m + p - 1))
+
+
+def test_halves_of_backward_fill_the_bubble():
+    """Two stages, two micro-batches: a weight half may wait until there is nothing else to do."""
+    whole = simulate(order("1F1B", 2, 2), 2)
+    split = {
+        0: [("F", 0, 0), ("F", 0, 1), ("I", 0, 0), ("W", 0, 0), ("I", 0, 1), ("W", 0, 1)],
+        1: [("F", 1, 0), ("I", 1, 0), ("F", 1, 1), ("I", 1, 1), ("W", 1, 0), ("W", 1, 1)],
+    }
+    assert bubble_fraction(simulate(split, 2)) < bubble_fraction(whole)
+
+
+def test_nothing_starts_before_what_it_needs():
+    spans = {
+        (s.kind, s.stage, s.micro_batch): s for of_rank in simulate(order("1F1B", 4, 8), 4).values() for s in of_rank
+    }
+    for (kind, stage, micro_batch), span in spans.items():
+        if kind == "F" and stage:
+            assert span.begin >= spans["F", stage - 1, micro_batch].end
+        if kind == "B" and stage < 3:
+            assert span.begin >= spans["B", stage + 1, micro_batch].end
+
+
+def test_an_order_that_waits_for_itself_is_told():
+    with pytest.raises(ValueError, match="never ends"):
+        simulate({0: [("B", 0, 0), ("F", 0, 0)]}, 1)
+
+
+def test_gaps_are_bubble_until_the_input_is_there_and_communication_from_then_on():
+    spans = {0: [Span("F", 0, 0, 0.0, 1.0)], 1: [Span("F", 1, 0, 1.25, 2.0)]}
+    assert gaps(spans, 2) == {0: [("bubble", 1.0, 2.0)], 1: [("bubble", 0.0, 1.0), ("communication", 1.0, 1.25)]}
+
+
+def test_the_clock_counts_what_is_computed_within_a_step():
+    now = iter([10.0, 10.0, 11.0, 13.0, 14.0, 20.0, 30.0, 40.0, 40.0, 41.0])
+    clock = StageClock(torch.device("cpu"), lambda: next(now))
+    with clock.step():
+        with clock.computing("F", 0, 0):
+            pass
+        with clock.computing("B", 0, 0):
+            pass
+    with clock.step():
+        pass
+    assert clock.spans == (Span("F", 0, 0, 1.0, 3.0), Span("B", 0, 0, 4.0, 10.0))  # read when the next step begins
+    clock.read()
+    assert (clock.busy_s, clock.span_s, clock.began_at) == ([8.0, 0.0], [20.0, 1.0], 40.0)

@@ -1,0 +1,146 @@
+"""Schedule, FLOP counts, device peaks, precision, speed and memory: small pure functions with known answers."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.measure.devices import PEAK_TFLOPS, device_name, peak_tflops, supports_bf16
+from gptscale.common.measure.flops import (
+    handout_flops_per_token,
+    handout_n_params,
+    hardware_flops_per_token,
+    model_flops_per_token,
+    palm_flops_per_token,
+)
+from gptscale.common.measure.speed import Speed, peak_memory, speed
+from gptscale.common.model.precision import check_precision
+from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.learning_rate import learning_rate
+
+BIG = PRESETS["1.6b"]
+
+
+@given(step=st.integers(0, 999), warmup=st.integers(0, 500), schedule=st.sampled_from(["cosine", "constant"]))
+def test_rate_stays_between_zero_and_peak(step, warmup, schedule):
+    rate = learning_rate(step, peak=2.0, total_steps=1000, warmup_steps=warmup, schedule=schedule)
+    assert 0 < rate <= 2.0
+
+
+def test_schedule_at_its_corners():
+    def rate(step, **changes):
+        return learning_rate(step, **{"peak": 1.0, "total_steps": 101, "warmup_steps": 10, **changes})
+
+    assert [rate(s) for s in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
+    assert rate(55) == pytest.approx(0.1 + 0.9 * 0.5)  # half way down
+    assert rate(100) == rate(5000) == pytest.approx(0.1)
+    assert rate(100, min_ratio=0.0) == pytest.approx(0.0)
+    assert rate(100, schedule="constant") == 1.0
+    assert learning_rate(0, peak=1.0, total_steps=1) == 1.0
+
+
+def test_flops_of_the_contractual_shape():
+    assert model_flops_per_token(BIG, 1024) == 9_801_686_400
+    assert palm_flops_per_token(BIG, 1024) == 10_289_385_600
+    assert handout_n_params(BIG) == 1_638_022_400
+    assert handout_flops_per_token(BIG) / palm_flops_per_token(BIG, 1024) == pytest.approx(1.27, abs=0.005)
+    padding = 6 * (50304 - 50257) * 1600
+    assert hardware_flops_per_token(BIG, 1024) == 9_801_686_400 + padding
+    assert hardware_flops_per_token(BIG, 1024, "selective") == hardware_flops_per_token(BIG, 1024)
+    assert hardware_flops_per_token(BIG, 1024, "full") > 1.2 * model_flops_per_token(BIG, 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H200", "bf16", 989.5),
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.5),
+        ("NVIDIA H100 PCIe", "bf16", 756.5),
+        ("NVIDIA H100 NVL", "bf16", 835.5),
+        ("NVIDIA GH200 480GB", "bf16", 989.5),
+        ("NVIDIA GB200", "bf16", 2500.0),
+        ("NVIDIA B200", "bf16", 2250.0),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA A10", "bf16", 125.0),
+        ("NVIDIA A10G", "bf16", 70.0),
+        ("NVIDIA L40S", "bf16", 362.0),
+        ("NVIDIA L4", "bf16", 121.0),
+        ("NVIDIA GeForce RTX 2080 Ti", "fp16", 53.8),
+        ("NVIDIA GeForce RTX 2080 Ti", "bf16", None),
+        ("Tesla V100-SXM2-16GB", "fp32", 15.7),
+        ("Some Future GPU", "bf16", None),
+        ("NVIDIA A1000 Laptop GPU", "bf16", None),
+        ("NVIDIA T400 4GB", "fp32", None),
+        ("cpu: AMD EPYC H200", "fp32", None),
+    ],
+)
+def test_peaks(name, precision, peak):
+    assert peak_tflops(name, precision) == peak
+
+
+def test_peaks_are_dense():
+    """A sparse headline figure in the table would halve every MFU."""
+    assert max(rates.get("bf16", 0.0) for _, rates in PEAK_TFLOPS) <= 2500.0
+
+
+def test_cpu_has_a_name_and_no_peak():
+    name = device_name(torch.device("cpu"))
+    assert name.startswith("cpu")
+    assert peak_tflops(name, "bf16") is None
+
+
+def test_bf16_needs_ampere(monkeypatch):
+    assert supports_bf16((8, 0))
+    assert supports_bf16((9, 0))
+    assert not supports_bf16((7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(ConfigError, match="use fp16, which scales its loss"):
+        check_precision("bf16", torch.device("cuda", 0))
+    check_precision("fp16", torch.device("cuda", 0))
+    check_precision("bf16", torch.device("cpu"))
+
+
+def measured(step_times_s, waits_s=None, **changes):
+    options = {
+        "tokens_per_step": 1000,
+        "world_size": 2,
+        "gpt": BIG,
+        "seq_len": 1024,
+        "activation_checkpointing": "none",
+        "peak_tflops": 989.5,
+    }
+    return speed(step_times_s, waits_s or [0.0] * len(step_times_s), **{**options, **changes})
+
+
+def test_full_peak_is_mfu_one():
+    """100 % of 989.5 TFLOP/s is 100,952 tokens/s for `1.6b`."""
+    found = measured([1.0], tokens_per_step=100_952, world_size=1)
+    assert found.mfu == pytest.approx(1.0, abs=1e-5)
+    assert found.tflops_per_device == pytest.approx(989.5, abs=0.01)
+    assert found.mfu_palm / found.mfu == pytest.approx(1.0498, abs=1e-4)
+
+
+def test_rates_come_from_the_median_step():
+    found = measured([1.0, 2.0, 100.0], [0.1, 0.2, 0.7])
+    assert found.step_time_s_median == 2.0
+    assert found.tokens_per_s == 500
+    assert found.tokens_per_s_per_device == 250
+    assert found.step_time_s_p10 < 2.0 < found.step_time_s_p90
+    assert found.data_wait_fraction == pytest.approx(1.0 / 103.0)
+
+
+def test_unknown_stays_unknown():
+    assert measured([]) == Speed()
+    found = measured([1.0], peak_tflops=None)
+    assert found.mfu is found.mfu_palm is found.hfu is None
+    assert found.tflops_per_device > 0
+
+
+def test_memory_of_a_cpu_process():
+    found = peak_memory(torch.device("cpu"))
+    assert found.allocated_gib is found.reserved_gib is None
+    assert 0.05 < found.rss_gib < 100
+    assert math.isfinite(found.rss_gib)

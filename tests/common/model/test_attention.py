@@ -1,0 +1,231 @@
+"""Padding of heads, and the choice of the kernel: what can be seen of both on a CPU."""
+
+import contextlib
+import functools
+import importlib.util
+import typing
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gptscale.common.engine import Batch
+from gptscale.common.errors import ConfigError
+from gptscale.common.model import attention
+from gptscale.common.model import gpt as model
+from gptscale.common.model.activation_checkpointing import (
+    KEPT_OPERATORS,
+    apply_activation_checkpointing,
+    apply_compile,
+    check_compile,
+)
+from gptscale.common.model.attention import apply_attention, check_attention
+from gptscale.common.model.gpt import GPT, causal_attention
+from gptscale.common.process.world import World
+from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.recipes.single import SingleConfig, build
+
+SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=20, block_size=16, vocab_size=101)  # heads of 10
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+OLD_TORCH = importlib.util.find_spec("torch.nn.attention._fa3") is None  # Colossal-AI's, 2.5
+NO_FLASH3 = "cannot take FlashAttention-3's kernels" if OLD_TORCH else "module flash_attn_interface is not installed"
+FLASH_FOR_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
+class Operators(TorchDispatchMode):
+    """Names and shapes of first arguments of what runs inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen[str(func)] = getattr(args[0], "shape", None) if args else None
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("head_dim", [50, 56, 3])
+def test_padded_heads_compute_what_unpadded_ones_do(head_dim):
+    """In fp64, forward and gradient, to its rounding; the padding is there, and is no head's business outside."""
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 9, 4, 3, head_dim, dtype=torch.float64, requires_grad=True)
+    found = []
+    for multiple in (1, 8):
+        with Operators() as operators:
+            y = causal_attention(qkv, multiple=multiple)
+        assert operators.seen[FLASH_FOR_CPU][-1] == head_dim + (-head_dim % multiple)
+        (grad,) = torch.autograd.grad(y.square().sum(), qkv)
+        found.append((y, grad))
+    assert found[0][0].shape == (2, 9, 4 * head_dim)
+    for plain, padded in zip(*found, strict=True):
+        torch.testing.assert_close(plain, padded, rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_pads_on_the_devices_that_want_it(monkeypatch):
+    """A CPU does not; told to, it computes the same, compiled too, and with the heads of a part of the model."""
+    torch.manual_seed(0)
+    ids = torch.randint(0, 101, (2, 17))
+    gpt = GPT(SMALL)
+
+    def run():
+        gpt.zero_grad()
+        with Operators() as operators:
+            loss = gpt(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        return loss.detach(), gpt.blocks[0].attn.qkv.weight.grad.clone(), operators.seen[FLASH_FOR_CPU][-1]
+
+    plain = run()
+    monkeypatch.setitem(model.HEAD_DIM_MULTIPLE, "cpu", 8)
+    padded = run()
+    assert (plain[2], padded[2]) == (10, 16)
+    for a, b in zip(plain[:2], padded[:2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrapped", ["eager", "checkpointed", "compiled"])
+def test_the_kernel_asked_for_computes(wrapped, monkeypatch):
+    """math on a CPU: no fused kernel is left, also where forward is traced or done again."""
+    if wrapped == "compiled" and OLD_TORCH:
+        pytest.skip("torch 2.5 compiles nothing while operators are watched, and never that code again")
+    torch.manual_seed(0)
+    ids = torch.randint(0, 101, (2, 17))
+    losses = []
+    for name in ("auto", "math"):
+        torch.manual_seed(0)
+        gpt = GPT(SMALL)
+        apply_attention(gpt.blocks, name)
+        if wrapped == "checkpointed":
+            apply_activation_checkpointing(gpt.blocks, "selective")
+        if wrapped == "compiled":
+            with monkeypatch.context() as patch:
+                patch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+                apply_compile(gpt.blocks)
+        with Operators() as operators:
+            loss = gpt(ids[:, :-1], ids[:, 1:])
+            loss.backward()
+        losses.append(loss.detach())
+        assert (FLASH_FOR_CPU in operators.seen) == (name == "auto")
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+    torch._dynamo.reset()
+
+
+def test_selective_checkpointing_keeps_what_every_kernel_returns():
+    kept = {str(operator) for operator in KEPT_OPERATORS}
+    for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"):
+        assert f"aten._scaled_dot_product_{name}.default" in kept
+    assert {"aten.bmm.default", "aten.mm.default"} <= kept  # of which math is made
+
+
+def test_every_choice_of_the_option_has_its_kernel():
+    assert typing.get_args(typing.get_type_hints(RunConfig)["attention"]) == ("auto", *attention.BACKENDS)
+    assert attention.BACKENDS["cudnn"] is SDPBackend.CUDNN_ATTENTION
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "capability", "said"),
+    [
+        ({"attention": "flash"}, CPU, None, "flash attention needs a CUDA device, in --attention, use auto or math"),
+        ({"attention": "efficient"}, CPU, None, "efficient attention needs a CUDA device"),
+        ({"attention": "cudnn"}, CUDA, (9, 0), "cudnn attention computes in 16 bits"),
+        ({"attention": "flash", "precision": "fp16"}, CUDA, (7, 5), r"flash attention needs Ampere \(8.0\) or newer, not 7.5"),
+        ({"attention": "flash3", "precision": "bf16"}, CUDA, (10, 0), r"flash3 attention needs Hopper \(9.0\), not 10.0"),
+        ({"attention": "flash3", "precision": "bf16", "dropout": 0.1}, CUDA, (9, 0), "FlashAttention-3 has no dropout"),
+        ({"attention": "flash3", "precision": "bf16"}, CUDA, (9, 0), NO_FLASH3),
+    ],
+)  # fmt: skip
+def test_a_kernel_that_cannot_run_is_refused(options, device, capability, said, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    with pytest.raises(ConfigError, match=said):
+        check_attention(RunConfig(**options), device)
+
+
+def test_a_kernel_that_can_run_is_not(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for name in ("auto", "math"):
+        check_attention(RunConfig(attention=name), CPU)
+    for name in ("auto", "math", "efficient"):
+        check_attention(RunConfig(attention=name), CUDA)
+    for name in ("flash", "cudnn"):
+        check_attention(RunConfig(attention=name, precision="bf16"), CUDA)
+
+
+def test_modes_of_compilation_that_mean_nothing_are_refused():
+    with pytest.raises(ConfigError, match="without compile means nothing, in --compile-mode, add --compile"):
+        check_compile(RunConfig(compile_mode="max-autotune"), CUDA)
+    with pytest.raises(ConfigError, match="compile_mode reduce-overhead needs CUDA"):
+        check_compile(RunConfig(compile_mode="reduce-overhead", compile=True), CPU)
+    check_compile(RunConfig(compile_mode="reduce-overhead", compile=True), CUDA)
+    check_compile(RunConfig(compile_mode="max-autotune-no-cudagraphs", compile=True), CPU)
+    check_compile(RunConfig(), CPU)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkeypatch):
+    """Once before an optimizer step, whatever it accumulates, and once before each micro-batch of an evaluation."""
+    modes, begun = [], []
+
+    def compiled(function, *, fullgraph, dynamic, mode):
+        modes.append(mode)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(len(begun)))
+    config = RunConfig(model="tiny", n_layer=2, seq_len=16, compile=True, compile_mode=mode, device="cpu")
+    batch = plan_batch(1, global_batch_size=4, grad_accum_steps=2)
+    run = Run("single", config, config.gpt(), batch, World.from_environment(config))
+    engine = build(run, SingleConfig())
+    ids = torch.randint(0, 257, (4, 17))
+    assert engine.train_step(Batch(0, ids[:, :-1], ids[:, 1:]), 1e-3).loss.isfinite()
+    told = len(begun)
+    engine.eval_loss(Batch(0, ids[:, :-1], ids[:, 1:]))
+    assert modes == [mode] * 2
+    assert (told, len(begun)) == ((1, 3) if mode == "reduce-overhead" else (0, 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["auto", "flash", "cudnn", "efficient", "math"])
+def test_every_kernel_of_a_gpu_computes_the_same(name):
+    """Heads of 50, padded as the model pads them, in bf16, against fp64 on the CPU."""
+    torch.manual_seed(0)
+    qkv = torch.randn(2, 128, 4, 3, 50, dtype=torch.float64, requires_grad=True)
+    expected = causal_attention(qkv)
+    grad = torch.randn_like(expected)
+    (expected_grad,) = torch.autograd.grad(expected, qkv, grad)
+    narrow = qkv.detach().to("cuda", torch.bfloat16).requires_grad_()
+    with sdpa_kernel(attention.BACKENDS[name]) if name != "auto" else contextlib.nullcontext():
+        found = causal_attention(narrow, multiple=model.HEAD_DIM_MULTIPLE["cuda"])
+    (found_grad,) = torch.autograd.grad(found, narrow, grad.to("cuda", torch.bfloat16))
+    for a, b in ((found, expected), (found_grad, expected_grad)):
+        assert (a.cpu().double() - b).abs().max() < 3e-2 * b.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
+    """Accumulating over two micro-batches, with an evaluation between steps."""
+    ids = torch.randint(0, 257, (6, 4, 129), generator=torch.Generator().manual_seed(0)).cuda()
+    found = []
+    for mode in ("default", "reduce-overhead"):
+        torch._dynamo.reset()
+        config = RunConfig(
+            model="tiny", compile=True, compile_mode=mode, activation_checkpointing=checkpointing, device="cuda"
+        )
+        run = Run(
+            "single",
+            config,
+            config.gpt(),
+            plan_batch(1, global_batch_size=4, grad_accum_steps=2),
+            World.from_environment(config),
+        )
+        engine, losses = build(run, SingleConfig()), []
+        for step, some in enumerate(ids):
+            batch = Batch(step, some[:, :-1], some[:, 1:])
+            result = engine.train_step(batch, 1e-3)
+            losses += [result.loss.item(), result.grad_norm.item(), engine.eval_loss(batch).item()]
+        found.append(losses)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

@@ -1,0 +1,107 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gptscale.common.model import loss as loss_module
+from gptscale.common.model.loss import IGNORE, linear_cross_entropy
+
+
+@pytest.fixture
+def problem(monkeypatch):
+    """100 rows in blocks of 34 (the last one shorter), slices of 10, 120 ids in a table of 128, each seventh target ignored."""
+    monkeypatch.setitem(loss_module.LOGITS_BYTES, "cpu", 4 * 128 * 40)
+    monkeypatch.setattr(loss_module, "SLICE_BYTES", 4 * 128 * 10)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(100, 16, generator=generator, dtype=torch.float64)
+    weight = torch.randn(128, 16, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 120, (100,), generator=generator)
+    targets[::7] = IGNORE
+    return x, weight, targets
+
+
+def reference(x, weight, targets):
+    return F.cross_entropy(F.linear(x, weight)[:, :120], targets, ignore_index=IGNORE, reduction="sum")
+
+
+def value_and_grads(function, *tensors, **options):
+    leaves = [t.detach().clone().requires_grad_() for t in tensors[:2]]
+    loss = function(*leaves, *tensors[2:], **options)
+    (3.0 * loss).backward()
+    return loss.detach(), *(leaf.grad for leaf in leaves)
+
+
+def test_equals_torch_cross_entropy(problem):
+    x, weight, targets = problem
+    ours = value_and_grads(linear_cross_entropy, x.float(), weight.float(), targets, vocab_size=120)
+    theirs = value_and_grads(reference, x, weight, targets)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+def test_padding_rows_of_the_table_get_no_gradient_and_no_probability(problem):
+    x, weight, targets = problem
+    weight[120:] = 100.0 * x[0]  # would win by far
+    _, _, grad = value_and_grads(linear_cross_entropy, x.float(), weight.float(), targets, vocab_size=120)
+    assert torch.equal(grad[120:], torch.zeros_like(grad[120:]))
+    ours = linear_cross_entropy(x.float(), weight.float(), targets, 120)
+    torch.testing.assert_close(ours.double(), reference(x, weight, targets), rtol=1e-5, atol=1e-5)
+
+
+def test_ignored_rows_get_no_gradient(problem):
+    x, weight, targets = problem
+    _, grad, _ = value_and_grads(linear_cross_entropy, x.float(), weight.float(), targets, vocab_size=120)
+    assert torch.equal(grad[::7], torch.zeros_like(grad[::7]))
+    nothing = torch.full_like(targets, IGNORE)
+    assert linear_cross_entropy(x.float(), weight.float(), nothing, 120) == 0
+
+
+def test_huge_logits_give_finite_loss(problem):
+    x, weight, targets = problem
+    loss = linear_cross_entropy(1e3 * x.float(), 1e3 * weight.float(), targets, 120)
+    torch.testing.assert_close(loss.double(), reference(1e3 * x, 1e3 * weight, targets), rtol=1e-5, atol=0)
+
+
+def test_bf16_autocast_runs_products_in_bf16_and_keeps_fp32_gradients(problem):
+    x, weight, targets = problem
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = value_and_grads(linear_cross_entropy, x.float(), weight.float(), targets, vocab_size=120)
+    theirs = value_and_grads(reference, x, weight, targets)
+    assert [t.dtype for t in ours] == [torch.float32] * 3
+    for a, b in zip(ours, theirs, strict=True):  # bf16 has 8 bits: 2**-8 of the largest entry
+        assert (a.double() - b).abs().max() < 0.03 * b.abs().max()
+
+
+def test_no_gradient_work_without_grad(problem):
+    x, weight, targets = problem
+    with torch.no_grad():
+        loss = linear_cross_entropy(x.float(), weight.float(), targets, 120)
+    assert not loss.requires_grad
+
+
+def test_never_holds_the_logits_of_the_batch(problem, monkeypatch):
+    """The largest block of logits seen must obey the limit, whatever the number of rows."""
+    x, weight, targets = problem
+    seen = []
+    original = loss_module.softmax_and_loss
+
+    def spy(logits, *rest):
+        seen.append(logits.shape)
+        return original(logits, *rest)
+
+    monkeypatch.setattr(loss_module, "softmax_and_loss", spy)
+    linear_cross_entropy(x.float(), weight.float(), targets, 120)
+    assert [tuple(s) for s in seen] == [(34, 128)] * 2 + [(32, 128)]
+
+
+def test_blocks_are_counted_by_what_is_alive_of_a_logit(monkeypatch):
+    """On CUDA, where the kernel takes logits as they are, 16 bits make blocks twice as long; a table that is cut makes copies."""
+    monkeypatch.setattr(loss_module, "TRITON", True)
+    ours, cut = loss_module.softmax_and_loss, lambda *_: None
+    count = loss_module.bytes_of_a_logit
+    assert [count(dtype, ours, "cuda") for dtype in (torch.bfloat16, torch.float16, torch.float32)] == [2, 2, 4]
+    assert [count(dtype, cut, "cuda") for dtype in (torch.bfloat16, torch.float32)] == [6, 4]
+    assert [count(dtype, ours, "cpu") for dtype in (torch.bfloat16, torch.float32)] == [4, 4]
+    monkeypatch.setattr(loss_module, "TRITON", False)
+    assert count(torch.bfloat16, ours, "cuda") == 6
+    rows = [loss_module.rows_at_once(33 * 1024, 50304, size, "cuda") for size in (2, 4)]
+    assert rows == [8448, 4828]

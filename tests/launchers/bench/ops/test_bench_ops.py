@@ -1,0 +1,78 @@
+"""`gptscale bench ops`: every operator's contenders compute the same, figures add up, pictures are drawn, bad input is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from gptscale.launchers.bench.ops import cases as ops_cases
+from gptscale.launchers.bench.ops.command import measured
+from gptscale.launchers.cli import main
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops_cases, "POOLED", ((2, 16, 12, 12),))
+    monkeypatch.setattr(ops_cases, "CONVOLVED", ((2, 1, 12, 8, 5, 1, 2, 1), (2, 4, 12, 4, 3, 2, 1, 4)))
+
+
+@pytest.mark.usefixtures("_small")
+def test_contenders_compute_the_same() -> None:
+    seen = set()
+    for case in ops_cases.cases(ops_cases.OPERATORS, ["fp32"], 4, 1.0, CPU):
+        ours, theirs = (found if isinstance(found, tuple) else (found,) for found in (case.ours(), case.theirs()))
+        seen.add((case.operator, case.what.split()[-1]))
+        if case.what.startswith("sigmoid") or (case.operator == "bias_gelu" and len(theirs) != len(ours)):
+            continue  # PyTorch has no sigmoid form; its bias gradient alone is compared in tests/ops
+        for mine, its in zip(ours[:1], theirs[:1], strict=True):
+            torch.testing.assert_close(mine, its, rtol=2e-4, atol=2e-5)
+    assert seen == {(name, way) for name in ops_cases.OPERATORS[:3] for way in ("forward", "backward")} | {
+        ("conv_bias_relu", "forward"), ("conv_bias_relu", "both")
+    }  # fmt: skip
+
+
+def test_bytes_and_rates() -> None:
+    """A share of copying is bytes moved over time over copying's own rate."""
+    case = next(ops_cases.gelu_cases(16 * 1024, "bf16", 1.0, CPU))
+    row = measured(case, threads=1, rounds=4, device=CPU)
+    assert case.bytes == 2 * 16 * 1024
+    assert row["ours_gb_per_s"] == pytest.approx(case.bytes / row["ours_us"] / 1e3)
+    assert row["ratio_to_torch"] == pytest.approx(row["torch_us"] / row["ours_us"], rel=0.5)
+    assert row["share_of_copy"] == pytest.approx(row["ours_gb_per_s"] / row["copy_gb_per_s"], rel=0.5)
+
+
+@pytest.mark.usefixtures("_small")
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--largest-kib", "4", "--rounds", "1", "--dtypes", "fp32", "--threads", "1"]
+    assert main(["bench", "ops", *words, "--csv", str(tmp_path / "o.csv"), "--pictures", str(tmp_path / "p")]) == 0
+    rows = pd.read_csv(tmp_path / "o.csv")
+    assert set(rows.operator) == set(ops_cases.OPERATORS)
+    convolutions = rows[rows.operator == "conv_bias_relu"]
+    assert (convolutions.flops > 0).all()
+    first = convolutions.iloc[0]  # 2 images x 8 channels x 12 x 12 outputs of 25 products each
+    assert first.flops == 2 * 2 * 8 * 12 * 12 * 25
+    assert (rows.matmul_gflop_per_s > 0).all()
+    assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["conv_bias_relu.png", "gelu.png", "max_pool.png"]
+    assert "copy at the largest size" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--operators", "gulu"], "unknown operator 'gulu', in --operators, did you mean 'gelu'?"),
+        (["--dtypes", "fp8"], "unknown dtype 'fp8', in --dtypes"),
+        (["--threads", "0"], "bad threads '0', in --threads"),
+        (["--rounds", "0"], "out of range"),
+        (["--device", "tpu"], "no device 'tpu' here, in --device"),
+    ],
+)
+def test_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ops", *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1

@@ -1,0 +1,77 @@
+"""Operators are compiled aside and moved into place: nothing a killed compile leaves can stop a later one."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from filelock import FileLock
+
+from gptscale.common.engines.zero import operators as deepspeed_ops
+from gptscale.common.errors import ConfigError, NumericError
+from gptscale.ops.build import kernels as extension
+
+pytest.importorskip("deepspeed")
+PREPARE = [sys.executable, "-m", "gptscale.launchers.cli", "prepare", "--recipes", "zero_infinity"]
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own, with all that zero_infinity needs but pin_memory, the quickest to compile."""
+    there, kernels = deepspeed_ops.ops_folder(), extension.cached()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = deepspeed_ops.ops_folder()
+    if not kernels.exists():
+        pytest.skip(f"our operators are not compiled in {kernels}: run gptscale prepare")
+    shutil.copytree(kernels.parent, extension.cached().parent)
+    for op in ("cpu_adam", "async_io"):
+        if not (there / op).exists():
+            pytest.skip(f"{op} is not compiled in {there}: run gptscale prepare")
+        shutil.copytree(there / op, folder / op)
+    return folder
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache):
+    if deepspeed_ops.what_is_missing("pin_memory"):
+        pytest.skip("no compiler")
+    killed = subprocess.Popen(PREPARE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list(cache.glob(".building-*/pin_memory/lock")):  # torch's own, which nothing but its holder removes
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate(timeout=10)
+    assert deepspeed_ops.missing(["pin_memory"])
+    ended = subprocess.run(PREPARE, capture_output=True, text=True, timeout=170, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "removing what a killed compile left" in ended.stdout
+    assert "compiling DeepSpeed's pin_memory (about 10 s" in ended.stdout
+    assert not deepspeed_ops.missing(["pin_memory", "async_io"])
+    for folder in (cache, *cache.parents[:2]):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    began = time.monotonic()
+    again = subprocess.run(PREPARE, capture_output=True, text=True, timeout=60, check=True)
+    assert "compiling" not in again.stdout
+    assert time.monotonic() - began < 20
+
+
+def test_a_compile_under_way_elsewhere_is_named_not_waited_for(cache, monkeypatch):
+    monkeypatch.setattr(deepspeed_ops, "LOCK_TIMEOUT_S", 0.2)
+    with FileLock(cache / ".prepare.lock"), pytest.raises(ConfigError, match="another `gptscale prepare` is compiling"):
+        deepspeed_ops.prepare("pin_memory")
+
+
+def test_the_loss_scales_floor_is_one_line():
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    from gptscale.common.engines.zero.optimizer import at_floor
+
+    scaler = DynamicLossScaler(1, 1000, 1, 1, False)
+    with pytest.raises(Exception, match="minimum") as raised:
+        scaler.update_scale(True)
+    assert isinstance(at_floor(raised.value), NumericError)
+    assert at_floor(ValueError("something else")) is None

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gptscale.common.data.bin_files import map_ids
+from gptscale.common.data.loader import split
+from gptscale.common.data.sources import open_source
+from gptscale.common.data.tokenizers import ByteTokenizer
+from gptscale.common.errors import ConfigError, DataError, GptscaleError, StorageError
+from gptscale.launchers.commands import tokenize_text as tokenize
+from gptscale.launchers.commands.tokenize_text import TokenizeOptions, tokenize_files
+from gptscale.launchers.run.options import parse
+
+TEXTS = {"a.txt": "first file\n", "b.txt": "the second, naïve file\r\n"}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> tuple[str, ...]:
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_bytes(text.encode())
+    return tuple(str(tmp_path / name) for name in TEXTS)
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "llmc"])
+def test_what_is_written_reads_back_as_the_texts(inputs: tuple[str, ...], tmp_path: Path, layout: Any) -> None:
+    out = tmp_path / "train.bin"
+    (written,) = tokenize_files(TokenizeOptions(inputs, out, layout=layout))
+    ids = open_source(str(out), vocab_size=257).read(0, written.n_tokens)
+    documents = np.split(ids, np.flatnonzero(ids == 256) + 1)[:-1]
+    assert [ByteTokenizer().decode(document) for document in documents] == list(TEXTS.values())
+    assert len(ids) == sum(len(text.encode()) + 1 for text in TEXTS.values())
+    assert out.stat().st_size == 2 * len(ids) + (1024 if layout == "llmc" else 0)
+    assert str(written).startswith(f"{out}: {len(ids)} tokens")
+    assert f"--data {out} --vocab-size 257" in str(written)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "b.txt", "train.bin"]
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "llmc"])
+def test_the_held_out_file_is_the_part_that_training_would_hold_out(
+    inputs: tuple[str, ...], tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenize, "PART_TOKENS", 7)
+    whole, out, eval_out = (tmp_path / name for name in ("whole.bin", "train.bin", "val.bin"))
+    tokenize_files(TokenizeOptions(inputs, whole))
+    eval_written, written = tokenize_files(
+        TokenizeOptions(inputs, out, layout=layout, eval_out=eval_out, eval_fraction=0.2)
+    )
+    train, held_out = split(open_source(str(whole), vocab_size=257), seq_len=1, eval_fraction=0.2)
+    assert map_ids(out).tolist() == train.read(0, len(train)).tolist()
+    assert map_ids(eval_out).tolist() == held_out.read(0, len(held_out)).tolist()
+    assert (written.n_tokens, eval_written.n_tokens) == (len(train), len(held_out))
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_the_standard_library_is_an_input_like_any_other(tmp_path: Path) -> None:
+    tokenize_files(TokenizeOptions(("stdlib",), tmp_path / "stdlib.bin"))
+    written = open_source(str(tmp_path / "stdlib.bin"), vocab_size=257)
+    assert written.fingerprint == open_source("stdlib", vocab_size=257).fingerprint
+
+
+def test_the_command_line_is_read_into_options(inputs: tuple[str, ...], tmp_path: Path) -> None:
+    words = [*inputs, "--out", str(tmp_path / "a.bin"), "--layout", "llmc", "--eval-out", str(tmp_path / "v.bin")]
+    options = parse(TokenizeOptions, words, prog="gptscale tokenize")
+    assert options == TokenizeOptions(inputs, tmp_path / "a.bin", layout="llmc", eval_out=tmp_path / "v.bin")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"inputs": ()}, ConfigError, "nothing to tokenize"),
+        ({"inputs": ("gone.txt",)}, DataError, r"gone\.txt does not exist, in the inputs"),
+        ({"inputs": ("old.bin",)}, DataError, r"old\.bin holds tokens already"),
+        ({"out": Path("train.txt")}, ConfigError, r"train\.txt does not end in \.bin.*use train\.txt\.bin"),
+        ({"out": Path("gone/train.bin")}, ConfigError, "folder gone does not exist.*mkdir -p gone"),
+        ({"out": Path("folder.bin")}, ConfigError, r"folder\.bin is a folder"),
+        ({"eval_out": Path("./train.bin")}, ConfigError, r"train\.bin is named twice"),
+        ({"eval_fraction": 0.0}, ConfigError, r"eval_fraction 0\.0 is not in \(0, 1\)"),
+        ({"eval_fraction": float("nan")}, ConfigError, "eval_fraction nan"),
+        ({"tokenizer": "gpt3"}, ConfigError, "unknown tokenizer"),
+        ({"eval_out": Path("val.bin"), "eval_fraction": 0.001}, DataError, "too few to hold any out"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    inputs: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    kind: type[GptscaleError],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.bin").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(kind, match=message) as caught:
+        tokenize_files(TokenizeOptions(**{"inputs": inputs, "out": Path("train.bin"), **changes}))
+    assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_input_that_turns_out_bad_half_way_leaves_the_old_file(inputs: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "train.bin"
+    tokenize_files(TokenizeOptions(inputs, out))
+    before = out.read_bytes()
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"not UTF-8 text.*b\.txt"):
+        tokenize_files(TokenizeOptions(inputs, out, eval_out=tmp_path / "val.bin"))
+    assert out.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "b.txt", "train.bin"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(inputs: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(StorageError, match=r"No space left on device.*train\.bin"):
+        tokenize_files(TokenizeOptions(inputs, tmp_path / "train.bin"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "b.txt"]
+
+
+def test_the_command_prints_a_line_for_each_file(
+    inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, eval_out = tmp_path / "t.bin", tmp_path / "v.bin"
+    assert tokenize.main([*inputs, "--out", str(out), "--eval-out", str(eval_out), "--eval-fraction", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [str(eval_out), str(out)]

@@ -1,0 +1,344 @@
+"""Everything a user can get wrong: one line that says how to mend it, exit status 2, nothing created, fast."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import gptscale.recipes
+from gptscale.common.checkpoint.writer import save
+from gptscale.common.engines.zero import operators as deepspeed_ops
+from gptscale.common.engines.zero import swap_folder
+from gptscale.common.state import Shard
+from gptscale.launchers.cli import main
+from gptscale.ops.build import cache as build_cache
+from gptscale.recipes import Recipe
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys, folder, words):
+    """Run the command in this process; its error line, after checking what every refusal must keep."""
+    before = sorted(folder.rglob("*"))
+    assert main(words) == 2
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("gptscale: error: ")
+    assert sorted(folder.rglob("*")) == before  # nothing created
+    return lines[0]
+
+
+CASES = {
+    "unknown command": (["swep"], "did you mean 'sweep'"),
+    "no recipe": (["run"], "a recipe is missing"),
+    "unknown recipe": (["run", "dpp"], "did you mean 'ddp'"),
+    "unknown recipe in a sweep": (["sweep", "--recipes", "single,fsdpp"], "did you mean 'fsdp'"),
+    "unknown option": (["run", "ddp", "--warmup-stps", "1"], "unknown option '--warmup-stps', on the command line, did you mean '--warmup-steps'?"),
+    "unknown option in snake case": (["run", "ddp", "--weight_decai", "1"], "did you mean '--weight-decay'?"),
+    "an option of another recipe": (["run", "single", "--bucket-cap-mb", "5"], "unknown option '--bucket-cap-mb'"),
+    "value missing": (["run", "ddp", "--steps"], "Missing value for argument '--steps'"),
+    "not a number": (["run", "ddp", "--steps", "many"], "invalid literal for int() with base 10: 'many'"),
+    "unknown precision": (["run", "ddp", "--precision", "fp4"], "'fp4'"),
+    "unknown model": (["run", "ddp", "--model", "gpt2-xxl"], "did you mean 'gpt2-xl'?"),
+    "fp16 on a CPU": (["run", "single", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU, in --precision, use fp32 or bf16 on CPU"),
+    "NaN": (["run", "ddp", "--lr", "nan"], "lr nan is out of range, in --lr, use 0.0 to 100.0"),
+    "negative": (["run", "ddp", "--lr", "-1"], "lr -1.0 is out of range"),
+    "infinite": (["run", "ddp", "--clip-grad-norm", "inf"], "clip_grad_norm inf is out of range"),
+    "no steps": (["run", "ddp", "--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 1000000000"),
+    "absurd": (["run", "ddp", "--global-batch-size", "1000000000000"], "global_batch_size 1000000000000 is out of range"),
+    "no processes": (["run", "ddp", "--nproc", "0"], "nproc 0 is out of range"),
+    "world for one": (["run", "single", "--nproc", "2"], "single is one process, not 2, in --nproc, use --nproc 1"),
+    "an axis it has not": (["run", "ddp", "--nproc", "2", "--tp-size", "2"], "ddp has no tp axis"),
+    "replicas": (["run", "fsdp", "--nproc", "3", "--dp-replicate-size", "2"], "world 3 is not divisible by dp_replicate_size 2, in --dp-replicate-size, use one of [1, 3]"),
+    "tensor ranks and heads": (["run", "tensor_parallel", "--nproc", "3"], "n_head 4 is not divisible by tp_size 3, in --tp-size, use one of [1, 2, 4]"),
+    "tensor ranks and sequence": (["run", "tensor_parallel", "--nproc", "4", "--seq-len", "126"], "seq_len 126 is not divisible by tp_size 4, in --tp-size, use one of [1, 2]"),
+    "tensor ranks and vocabulary": (["run", "tensor_parallel", "--nproc", "5", "--n-head", "5", "--n-embd", "160", "--seq-len", "125"], "the padded vocabulary 384 is not divisible by tp_size 5, in --tp-size, use one of [1]"),
+    "tensor ranks and world": (["run", "hybrid_3d", "--nproc", "3", "--tp-size", "2"], "world 3 is not divisible by tp*pp=2, in --nproc, use nproc 2 or 4"),
+    "no data ranks": (["run", "tensor_parallel", "--nproc", "4", "--tp-size", "2"], "tensor_parallel has no dp axis for 2 times tp 2 x pp 1, in --nproc, use --nproc 2, or recipe hybrid_3d"),
+    "async TP on a CPU": (["run", "tensor_parallel", "--nproc", "2", "--async-tp", "--device", "cpu"], "async TP needs CUDA devices with NVLink, in --async-tp"),
+    "stages and layers": (["run", "pipeline", "--nproc", "8"], "4 blocks are too few for 8 stages (8 processes x 1), in --pp-size, use at most 5"),
+    "stages and layers, interleaved": (["run", "pipeline", "--nproc", "4", "--schedule", "Interleaved1F1B"], "4 blocks are too few for 8 stages (4 processes x 2), in --pp-size, use at most 2"),
+    "schedule": (["run", "pipeline", "--nproc", "2", "--schedule", "2F2B"], "'2F2B'"),
+    "micro-batches": (["run", "pipeline", "--nproc", "4", "--grad-accum-steps", "2"], "1F1B with 4 stages on 4 processes does not take 2 micro-batches, in --grad-accum-steps, use 4 or 8, or schedule GPipe"),
+    "micro-batches in rounds": (["run", "pipeline", "--nproc", "2", "--schedule", "Interleaved1F1B", "--grad-accum-steps", "5", "--global-batch-size", "10"], "does not take 5 micro-batches, in --grad-accum-steps, use 2 or 10"),
+    "stages of a V": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--stages-per-rank", "3"], "DualPipeV has 2 stages per process, not 3, in --stages-per-rank, use 2"),
+    "layers per stage": (["run", "pipeline", "--nproc", "2", "--layers-per-stage", "3,2"], "3,2 does not share 4 blocks among 2 stages, in --layers-per-stage, use for example 2,2"),
+    "layers per stage, no numbers": (["run", "pipeline", "--nproc", "2", "--layers-per-stage", "all"], "'all' is no list of numbers, in --layers-per-stage, use balanced, or for example 2,2"),
+    "a V in three dimensions": (["run", "hybrid_3d", "--nproc", "4", "--pp-size", "2", "--schedule", "ZBVZeroBubble"], "in --schedule, use 1F1B, Interleaved1F1B or InterleavedZeroBubble, or recipe pipeline"),
+    "zero bubble and data ranks": (["run", "hybrid_3d", "--nproc", "4", "--pp-size", "2", "--schedule", "InterleavedZeroBubble"], "use 1F1B or Interleaved1F1B, or no data ranks"),
+    "a schedule without stages": (["run", "hybrid_3d", "--nproc", "2", "--schedule", "GPipe"], "there is no pipeline in this mesh, in --schedule, leave it out, or use --pp-size 2"),
+    "steps of a trace": (["trace", "--steps", "9"], "a trace is 6 steps of each schedule and leaves no run, in --steps, leave it out"),
+    "resume a sweep": (["sweep", "--recipes", "single", "--resume", "x"], "a sweep begins its runs anew, in --resume"),
+    "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
+    "heads": (["run", "single", "--n-head", "5"], "n_embd 128 is not divisible by n_head 5, in the model, use n_head 4"),
+    "no layers": (["run", "single", "--n-layer", "0"], "n_layer 0 is out of range"),
+    "batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "7"], "use 6 or 8"),
+    "batch and micro-batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "10", "--micro-batch-size", "4"], "use 8 or 16"),
+    "batch, all three": (["run", "single", "--global-batch-size", "10", "--micro-batch-size", "4", "--grad-accum-steps", "2"], "use 8"),
+    "tokenizer": (["run", "single", "--vocab-size", "100"], "257"),
+    "data missing": (["run", "single", "--data", "nowhere.bin"], "nowhere.bin does not exist"),
+    "data is a folder": (["run", "single", "--data", "."], ". is a folder"),
+    "run name with a path": (["run", "single", "--run-name", "../evil"], "bad run name '../evil'"),
+    "absolute run name": (["run", "single", "--run-name", "/etc/x"], "bad run name"),
+    "run name with a newline": (["run", "single", "--run-name", "a\nb"], "bad run name 'a\\nb'"),
+    "long run name": (["run", "single", "--run-name", "a" * 300], "1 to 64 letters"),
+    "hidden run name": (["run", "single", "--run-name", ".hidden"], "bad run name"),
+    "resume of nothing": (["run", "single", "--resume", "nowhere"], "nowhere is no folder"),
+    "resume without a name": (["run", "single", "--resume"], "add --run-name NAME or give --resume PATH"),
+    "fixed by the recipe": (["run", "fsdp_offload", "--no-cpu-offload"], "fsdp_offload fixes cpu_offload True"),
+    "stage": (["run", "zero_offload", "--stage", "4"], "stage 4 is out of range, in --stage, use 1, 2 or 3"),
+    "stage of a preset": (["run", "zero2", "--stage", "3"], "zero2 fixes stage 2, in --stage, leave it out, or use another recipe"),
+    "nvme path missing": (["run", "zero_infinity", "--nvme-path", "nowhere"], "nowhere is no folder, in --nvme-path"),
+    "nvme path for another": (["run", "zero3", "--nvme-path", "."], "nvme_path is for recipe zero_infinity only"),
+    "DeepSpeed's JSON missing": (["run", "zero2", "--ds-config", "nowhere.json"], "not a JSON file"),
+    "a pair that does not work": (["run", "zero3", "--compile"], "zero3 does not work with compile True: at stage 3 DeepSpeed"),
+    "a GPU's row": (["run", "fairscale_fsdp", "--device", "cpu"], "fairscale_fsdp needs a CUDA device"),
+    "prepare what": (["prepare", "--recipes", "zero9"], "did you mean 'zero3'?"),
+    "doctor's disk": (["doctor", "--nvme-path", "nowhere"], "nowhere is no folder"),
+    "doctor's model": (["doctor", "--nvme-path", ".", "--model", "1.6c"], "did you mean '1.6b'?"),
+    "bf16 parity of what": (["parity", "--precision", "fp64"], "'fp64'"),
+    "compare nothing": (["compare"], "no PATH is given"),
+    "compare an empty folder": (["compare", "."], "holds no summary.csv"),
+    "bench of what": (["bench", "speed"], "speed"),
+    "parity of a GPU's row": (["parity", "--recipes", "ddp,fairscale_fsdp"], "fairscale_fsdp needs a CUDA device"),
+    "parity of what": (["parity", "--optimizers", "lion"], "unknown optimizer 'lion'"),
+    "list with options": (["list", "--all"], "takes no options"),
+}  # fmt: skip
+
+
+def test_parity_is_refused_before_its_first_run(capsys, folder):
+    """The SGD run's folder is there already; AdamW's, which come first, do not begin."""
+    (folder / "runs" / "ddp-2-sgd").mkdir(parents=True)
+    assert "ddp-2-sgd" in refused(capsys, folder, ["parity", "--recipes", "ddp", "--out", "."])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused(case, capsys, folder):
+    words, message = CASES[case]
+    assert message in refused(capsys, folder, words)
+
+
+def llmc(path, count, ids, magic=20240520):
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, 1, count
+    path.write_bytes(header.tobytes() + np.asarray(ids, dtype="<u2").tobytes())
+
+
+FILES = {
+    "empty": (lambda p: p.write_bytes(b""), "is empty"),
+    "cut": (lambda p: llmc(p, 1000, range(200)), "1000 tokens"),
+    "odd": (lambda p: p.write_bytes(b"abc"), "3 bytes"),
+    "wrong magic": (lambda p: llmc(p, 200, range(200), magic=20240801), "20240801"),
+    "id outside": (lambda p: np.array([1] * 700 + [300] + [1] * 99, dtype="<u2").tofile(p), "tokens.bin at token 700"),
+    "too short": (lambda p: np.ones(100, dtype="<u2").tofile(p), "expected at least 258"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_data_files(case, capsys, folder):
+    write, message = FILES[case]
+    write(folder / "tokens.bin")
+    line = refused(capsys, folder, ["run", "single", "--data", "tokens.bin"])
+    assert message in line
+    if case == "id outside":
+        assert "token id 300" in line
+
+
+def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
+    row = Recipe("gptscale.recipes.single", "SingleConfig", "", engine="deepspeed-of-nowhere")
+    monkeypatch.setitem(gptscale.recipes.RECIPES, "absent", row)
+    assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(capsys, folder, ["run", "absent"])
+
+
+def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_factory):
+    home = tmp_path_factory.mktemp("broken")
+    (home / "recipe_of_a_broken_engine.py").write_text("import an_engine_that_lost_a_file")
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", Recipe("recipe_of_a_broken_engine", "Config", ""))
+    line = refused(capsys, folder, ["run", "broken"])
+    assert (
+        "torch is installed but does not import (ModuleNotFoundError: No module named 'an_engine_that_lost_a_file')"
+        in line
+    )
+
+
+def test_bf16_before_ampere(capsys, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    line = refused(capsys, folder, ["run", "single", "--precision", "bf16"])
+    assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5, in --precision, use fp16" in line
+
+
+def test_more_processes_than_gpus(capsys, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    line = refused(capsys, folder, ["run", "ddp", "--nproc", "2"])
+    assert "2 processes need as many GPUs, 1 visible, in --nproc, use --nproc 1, or --device cpu" in line
+
+
+def test_results_folder_is_a_file(capsys, folder):
+    (folder / "results").write_text("in the way")
+    assert "results folder results cannot be written" in refused(capsys, folder, ["run", "single"])
+
+
+def test_results_folder_not_writable(capsys, folder, monkeypatch):
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: access(p, mode) and not mode & os.W_OK)
+    assert "cannot be written" in refused(capsys, folder, ["run", "single"])
+
+
+def test_run_name_that_exists(capsys, folder):
+    (folder / "results" / "runs" / "mine").mkdir(parents=True)
+    assert "add --resume or choose another --run-name" in refused(
+        capsys, folder, ["run", "single", "--run-name", "mine"]
+    )
+    line = refused(capsys, folder, ["run", "single", "--run-name", "mine", "--resume"])
+    assert "holds no checkpoint" in line
+
+
+class Holder:
+    def state(self):
+        yield Shard("model/w", torch.ones(3), (3,), (0,))
+
+    def counters(self):
+        return {}
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped": (flip, "does not match its SHA-256"),
+    "truncated": (lambda p: os.truncate(p, p.stat().st_size - 1), "bytes, expected"),
+    "lost": (lambda p: p.unlink(), "is missing"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_an_explicit_checkpoint_that_is_damaged_never_falls_back(case, capsys, folder):
+    save(Holder(), folder, 2, {"workload": {}})
+    path = save(Holder(), folder, 4, {"workload": {}})
+    harm, message = DAMAGE[case]
+    harm(path / "rank-00000-0000.safetensors")
+    assert message in refused(capsys, folder, ["run", "single", "--resume", str(path)])
+
+
+def test_a_checkpoint_of_another_model_lists_what_differs(capsys, folder):
+    path = save(Holder(), folder, 4, {"workload": {"n_layer": 3, "seed": 7}})
+    line = refused(capsys, folder, ["run", "single", "--resume", str(path)])
+    assert "n_layer 3 there, 4 here" in line
+    assert "seed 7 there, 1234 here" in line
+
+
+def test_under_five_seconds_by_the_real_command(folder):
+    """Start of Python and torch included: of the processor's time, since the tests beside this one take theirs, and no waiting."""
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "gptscale.launchers.cli", "run", "fsdp", "--nproc", "2", "--model", "gpt3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    took_s, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    computed_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("gptscale: error: unknown model 'gpt3'")
+    assert len(ended.stderr.splitlines()) == 1
+    assert computed_s < 5
+    assert took_s < 20
+    assert not list(folder.iterdir())
+
+
+def test_under_torchrun_only_rank_0_speaks(folder):
+    """A rank started by hand refuses as well, before any process group; the others are silent."""
+    for rank, lines in ((0, 1), (1, 0)):
+        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        command = [sys.executable, "-m", "gptscale.recipes.ddp", "--global-batch-size", "7"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (2, lines)
+    assert not list(folder.iterdir())
+
+
+def test_dry_run_creates_nothing(capsys, folder):
+    assert main(["run", "fsdp", "--nproc", "8", "--model", "1.6b", "--data", "synthetic", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "1,557,611,200 parameters" in said
+    assert "9.8017 GFLOP per token" in said
+    assert "torchrun --standalone --nproc-per-node 8 -m gptscale.recipes.fsdp --model 1.6b" in said
+    assert not list(folder.iterdir())
+
+
+def test_doctor_and_list_run(capsys, folder):
+    assert main(["list"]) == 0
+    assert main(["doctor", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[out.index("{") :])
+
+
+def test_an_engine_at_a_version_that_is_not_known_to_work(capsys, folder, monkeypatch):
+    monkeypatch.setattr(gptscale.recipes, "version", lambda name: "0.9.5")
+    said = refused(capsys, folder, ["run", "zero2"])
+    assert "deepspeed 0.9.5 is installed, this recipe works with 0.19.*" in said
+    assert "pip install 'gptscale[deepspeed]'" in said
+
+
+def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys, folder, monkeypatch):
+    monkeypatch.setattr(deepspeed_ops, "library", lambda op: folder / "nowhere.so")
+    said = refused(capsys, folder, ["run", "zero_offload"])
+    assert "DeepSpeed's cpu_adam not compiled yet, on this machine, run gptscale prepare" in said
+    monkeypatch.setattr(build_cache.shutil, "which", lambda name, **options: None)
+    assert "no C++ compiler, on this machine, apt-get install g++, then gptscale prepare" in refused(
+        capsys, folder, ["run", "zero_offload"]
+    )
+    assert refused(capsys, folder, ["prepare", "--recipes", "zero_offload"]).endswith("apt-get install g++")
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(deepspeed_ops, "library", lambda op: folder / "nowhere.so")
+    monkeypatch.setattr(deepspeed_ops, "_has_libaio", lambda: False)
+    assert "apt-get install libaio-dev" in refused(capsys, folder, ["run", "zero_infinity"])
+
+
+def test_a_disk_that_is_too_small_or_cannot_be_written(capsys, folder, monkeypatch):
+    usage = swap_folder.shutil.disk_usage(folder)
+    monkeypatch.setattr(swap_folder.shutil, "disk_usage", lambda path: usage._replace(free=10**6))
+    said = refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
+    assert ". has 1,000,000 bytes free, 17,177,600 are needed, in --nvme-path" in said  # 20 bytes x 858,880 parameters
+    monkeypatch.setattr(swap_folder.os, "access", lambda path, mode: False)
+    assert "cannot be written" in refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
+
+
+CONTRADICTIONS = {
+    "stage": ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage is 3 there, 2 in this run"),
+    "batch": ({"train_batch_size": 64}, "train_batch_size is 64 there, 8 in this run"),
+    "clipping": ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5 there, 1.0 in this run"),
+    "precision": ({"bf16": {"enabled": True}}, "bf16.enabled is True there, False in this run"),
+    "optimizer": ({"optimizer": {"type": "Lamb"}}, "optimizer cannot be set there"),
+    "a list": ([], "holds a list, not an object"),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_deepspeeds_json_may_not_contradict_the_run(case, capsys, folder):
+    theirs, expected = CONTRADICTIONS[case]
+    (folder / "ds.json").write_text(json.dumps(theirs))
+    assert expected in refused(capsys, folder, ["run", "zero2", "--ds-config", "ds.json"])
+
+
+def test_pickles_are_not_read_without_trust(capsys, folder):
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "latest").write_text("global_step1")
+    said = refused(capsys, folder, ["run", "zero2", "--resume", "theirs"])
+    assert "DeepSpeed's own format: pickle" in said
+    assert "add --trust-checkpoint" in said

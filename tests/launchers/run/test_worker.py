@@ -1,0 +1,206 @@
+"""The worker in process: one rank, no launcher."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gptscale.common.errors import PeerError, StorageError
+from gptscale.common.process import begin as process
+from gptscale.common.process.world import World
+from gptscale.launchers.run import worker as entry
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import single
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def make(*words):
+        config, recipe_config = parse_run(
+            "single", ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", *words]
+        )
+        return preflight("single", config, recipe_config, World.from_environment(config))
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def faulthandler_as_it_was(monkeypatch):
+    """pytest's own writes to a copy of stderr that is made before any test."""
+    monkeypatch.setattr(process, "signals_on_their_own_stack", lambda: None)
+
+
+def row(tmp_path):
+    with (tmp_path / "summary.csv").open() as file:
+        (only,) = csv.DictReader(file)
+    return only
+
+
+def test_a_worker_writes_whole_lines(monkeypatch):
+    """As with PYTHONUNBUFFERED=1, where `print` writes the text and the line's end apart."""
+
+    class Writes(io.BytesIO):
+        def write(self, data):
+            writes.append(bytes(data))
+            return len(data)
+
+    writes = []
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(Writes(), write_through=True))
+    with pytest.raises(SystemExit):
+        entry.run_recipe("single", ["--steps", "-1"])
+    assert len(writes) == 1
+    assert writes[0].startswith(b"gptscale: error: ")
+    assert writes[0].endswith(b"\n")
+
+
+UNDER_SIGNALS = """
+import signal, sys, time, torch
+from gptscale.common.model.matrix_products import product
+from gptscale.common.process.begin import begin_process
+begin_process()
+torch.set_num_threads(1)
+taken = []
+signal.signal(signal.SIGALRM, lambda *_: taken.append(1))
+signal.setitimer(signal.ITIMER_REAL, 5e-4, 5e-4)
+x, table, grad = torch.randn(256, 128), torch.randn(1024, 128), torch.randn(256, 1024)
+end = time.monotonic() + 3
+while time.monotonic() < end or len(taken) < 200:
+    product(x, table.t()), product(grad, table)
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+def test_signals_leave_the_heap_alone():
+    """With handlers on the thread's own stack this aborted in each of 6 goes on an Intel Xeon (torch 2.11, oneDNN 3.10.2)."""
+    ended = subprocess.run(
+        [sys.executable, "-c", UNDER_SIGNALS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
+    assert entry.work(plan("--steps", "4", "--timing-warmup-steps", "1", "--eval-every", "2", "--save-last")) == 0
+    found, folder = row(tmp_path), tmp_path / "runs" / "r"
+    assert (found["status"], found["recipe"], found["steps"], found["world_size"]) == ("ok", "single", "4", "1")
+    assert float(found["tokens_per_s"]) > 0
+    assert found["mfu"] == found["device_peak_tflops"] == ""  # a CPU's peak is not in the table, and is not guessed
+    noted = json.loads((folder / "run.json").read_text())
+    assert noted["config"]["steps"] == 4
+    assert noted["workload_hash"] == found["workload_hash"]
+    assert noted["command"][:5] == ["gptscale", "run", "single", "--nproc", "1"]
+    assert {"--steps", "4", "--save-last"} <= set(noted["command"])
+    assert json.loads((folder / "status.json").read_text()) == {"status": "ok", "error": "", "step": 4}
+    assert len((folder / "steps.csv").read_text().splitlines()) == 5
+    assert len((folder / "eval.csv").read_text().splitlines()) == 3
+    said = capsys.readouterr().out
+    assert "step 4/4  loss" in said
+    assert "summary.csv" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "exit_status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom", 1),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            "oom",
+            1,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", 1),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:1234"), "failed", 7),
+        (ZeroDivisionError("a defect"), "failed", 1),
+        (OSError(28, "No space left on device"), "failed", 5),
+    ],
+)
+def test_whatever_ends_a_run_leaves_its_row(plan, tmp_path, monkeypatch, capsys, error, status, exit_status):
+    def build(run, config):
+        raise error
+
+    monkeypatch.setattr(single, "build", build)
+    assert entry.work(plan()) == exit_status
+    found = row(tmp_path)
+    assert found["status"] == status
+    assert str(error).split("[")[0][:20].strip() in found["error"]
+    assert found["loss_last"] == ""
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == isinstance(error, ZeroDivisionError)  # only a defect deserves one
+
+
+def test_sigterm_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch):
+    original = single.build
+
+    def build(run, config):
+        engine = original(run, config)
+        step = engine.train_step
+
+        def train_step(batch, lr):
+            if batch.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(batch, lr)
+
+        engine.train_step = train_step
+        return engine
+
+    monkeypatch.setattr(single, "build", build)
+    assert entry.work(plan("--steps", "50", "--save-every", "50")) == 75
+    assert row(tmp_path)["status"] == "interrupted"
+    assert [p.name for p in (tmp_path / "runs" / "r" / "checkpoints").iterdir()] == ["step-3"]
+
+
+def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, monkeypatch, capsys):
+    saves = []
+
+    def save(*args, **options):
+        saves.append(args[2])
+        raise StorageError("disk full", "in ckpt", "free space")
+
+    monkeypatch.setattr(entry, "save", save)
+    saver = entry.Saver(plan("--save-every", "2"), None, None, lambda: None)
+    for step in (1, 2, 3, 4):
+        saver(step, last=False)
+    assert saves == [2, 4]
+    assert "missed 2 of 3" in capsys.readouterr().err
+    with pytest.raises(StorageError):
+        saver(6, last=False)
+
+
+def test_saves_when_due_and_only_then(plan, monkeypatch):
+    saved = []
+    monkeypatch.setattr(entry, "save", lambda engine, folder, step, facts, keep: saved.append(step))
+    for words, expected in ((["--save-every", "3"], [3, 6, 7]), (["--save-last"], [7]), ([], [])):
+        saved.clear()
+        saver = entry.Saver(plan(*words), None, None, lambda: None)
+        for step in range(1, 8):
+            saver(step, last=step == 7)
+        assert saved == expected
+
+
+def test_errors_of_collectives_are_a_peers():
+    assert isinstance(entry.as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
+    assert entry.as_known(ValueError("a defect")) is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "said", "expected"), [("1", None, CORES), ("2", None, max(1, CORES // 2)), ("1", "1", 1)]
+)
+def test_processes_of_a_machine_share_its_cores(processes, said, expected):
+    """In a process of its own: torch's threads, and what other libraries are told. Twice as many cost two thirds of the speed."""
+    code = (
+        "import os, torch; from gptscale.launchers.run.worker import share_cores; share_cores(); share_cores(); "
+        "print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"LOCAL_WORLD_SIZE": processes}
+    environment |= {"OMP_NUM_THREADS": said} if said else {}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.split() == [str(expected)] * 2

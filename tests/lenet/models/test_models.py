@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gptscale.common.errors import ConfigError
+from gptscale.lenet.models.activations import activation
+from gptscale.lenet.models.registry import C3_SEES, MODELS, PartialConv2d, Shape, Subsampling, build_model
+from gptscale.lenet.run.schedule import rate
+
+MNIST, CIFAR = Shape(1, 28, 10), Shape(3, 32, 10)
+
+
+@pytest.mark.parametrize("shape", [MNIST, CIFAR, Shape(3, 28, 7), Shape(1, 32, 2)], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_takes_every_shape_and_every_weight_learns(name: str, shape: Shape) -> None:
+    if shape not in (MNIST, CIFAR) and name in ("vgg13", "vgg16", "vgg19"):
+        pytest.skip("the same code as vgg11, and slow")
+    model = build_model(name, shape, seed=1)
+    logits = model(torch.randn(4, shape.channels, shape.side, shape.side))
+    assert logits.shape == (4, shape.n_classes)
+    F.cross_entropy(logits, torch.tensor([0, 1, 0, 1])).backward()
+    without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert without == []
+
+
+SIZES = {
+    ("lenet", MNIST): 156 + 2416 + 48120 + 10164 + 850,
+    # of 1998: C1, S2, C3 (whole here, of whose 2400 weights the mask leaves 1500), S4, C5, F6, output
+    ("lenet_classic", MNIST): 156 + 12 + 2416 + 32 + 48120 + 10164 + 850,
+    ("pure_linear", MNIST): 784 * 128 + 128 + 1290,
+    ("resnet18", CIFAR): 11_173_962,
+}
+
+
+@pytest.mark.parametrize(("name", "shape"), SIZES)
+def test_sizes(name: str, shape: Shape) -> None:
+    assert sum(p.numel() for p in build_model(name, shape).parameters()) == SIZES[name, shape]
+
+
+@pytest.mark.parametrize(("depth", "convolutions"), [(11, 8), (13, 10), (16, 13), (19, 16)])
+def test_vgg_has_its_layers(depth: int, convolutions: int) -> None:
+    """The depth in the name counts the convolutions and three linear layers, of which one is left at this size."""
+    found = [m for m in build_model(f"vgg{depth}", CIFAR).modules() if isinstance(m, nn.Conv2d)]
+    assert len(found) == convolutions == depth - 3
+
+
+def test_shared_convolutions_are_one() -> None:
+    shared, own = (build_model(f"conv10_{kind}", MNIST) for kind in ("shared", "independent"))
+    assert sum(isinstance(m, nn.Conv2d) for m in shared.modules()) == 2
+    assert sum(isinstance(m, nn.Conv2d) for m in own.modules()) == 10
+    two = [build_model(f"conv2_{kind}", MNIST, seed=3) for kind in ("shared", "independent")]
+    x = torch.randn(2, 1, 28, 28)
+    assert torch.equal(two[0](x), two[1](x))  # with one to repeat, there is nothing to share
+
+
+def test_the_partial_connections_are_the_papers() -> None:
+    layer = PartialConv2d()
+    assert [int(n) for n in layer.sees.sum((1, 2, 3))] == [3] * 6 + [4] * 9 + [6]
+    assert int(layer.sees.sum()) * 25 + 16 == 1516
+    assert len(set(C3_SEES)) == 16
+    x = torch.randn(1, 6, 14, 14)
+    blind = x.clone()
+    blind[:, [3, 4, 5]] = 0  # the first map sees 0, 1 and 2 only
+    assert torch.equal(layer(x)[:, 0], layer(blind)[:, 0])
+
+
+def test_subsampling_is_a_scaled_mean() -> None:
+    layer = Subsampling(2)
+    with torch.no_grad():
+        layer.coefficient.copy_(torch.tensor([2.0, 3.0]))
+        layer.bias.copy_(torch.tensor([1.0, -1.0]))
+    assert layer(torch.full((1, 2, 4, 4), 5.0))[0, :, 0, 0].tolist() == [11.0, 14.0]
+
+
+def test_relu_after_pooling_is_relu_before_it() -> None:
+    model, x = build_model("lenet", MNIST, seed=2), torch.randn(8, 1, 28, 28)
+    y = x
+    for convolution in model.features:  # type: ignore[union-attr]
+        y = F.max_pool2d(F.relu(convolution(y)), 2)  # type: ignore[operator]
+    assert torch.equal(model.head(y.flatten(1)), model(x))  # type: ignore[operator]
+
+
+def test_weights_are_a_function_of_the_seed_and_cost_no_random_number() -> None:
+    before = torch.random.get_rng_state()
+    a, b, c = (build_model("lenet", MNIST, seed=s) for s in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    assert not torch.equal(next(a.parameters()), next(c.parameters()))
+
+
+def test_gelu_formulas() -> None:
+    """Each against its formula in float64; the three differ by as much as is known of them."""
+    x = torch.linspace(-6, 6, 2001, dtype=torch.float64)
+    by_hand = {
+        "erf": x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+        "tanh": 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "sigmoid": x / (1 + torch.exp(-1.702 * x)),
+    }
+    for name, expected in by_hand.items():
+        assert torch.allclose(activation(name)(x), expected, atol=1e-14)
+    assert float((by_hand["erf"] - by_hand["sigmoid"]).abs().max()) == pytest.approx(0.0203, abs=1e-4)
+    assert torch.equal(activation(None)(x), x.clamp(min=0))
+    assert activation("tanh").extra_repr() == "gelu-tanh"
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(ConfigError, match=r"unknown model 'lenet6', in --model, did you mean 'lenet'\?"):
+        build_model("lenet6", MNIST)
+    with pytest.raises(ConfigError, match="images of 64 pixels"):
+        build_model("lenet", Shape(3, 64, 10))
+
+
+def test_onecycle_is_torchs() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=200, cycle_momentum=False)
+    for step in range(200):
+        assert rate("onecycle", step, peak=0.1, total_steps=200) == pytest.approx(schedule.get_last_lr()[0], rel=1e-9)
+        optimizer.step()
+        if step < 199:
+            schedule.step()
+
+
+def test_the_other_rates() -> None:
+    assert rate("constant", 57, peak=0.1, total_steps=100) == 0.1
+    cosine = [rate("cosine", step, peak=0.1, total_steps=101) for step in range(101)]
+    assert cosine[0] == 0.1
+    assert cosine[50] == pytest.approx(0.05)
+    assert cosine[100] == pytest.approx(0)

@@ -1,0 +1,57 @@
+"""`--operators custom`: the models compute the same with this package's operators, and use them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gptscale.launchers.cli import main
+from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, LeNet5, Shape, build_model
+
+
+@pytest.mark.parametrize("side", [28, 32])
+@pytest.mark.parametrize("model", ["lenet", "simple_conv", "cnn", "conv2_shared", "conv10_independent", "vgg11"])
+def test_the_same_function(model: str, side: int) -> None:
+    """Losses to 1e-6, gradients as whole vectors to 1e-5 of their length."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8, 3, side, side, generator=generator)
+    labels = torch.randint(0, 10, (8,), generator=generator)
+    found = []
+    for custom in (False, True):
+        net = build_model(model, Shape(3, side, 10), custom=custom, seed=4).train()
+        for module in net.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        loss = F.cross_entropy(net(images), labels)
+        loss.backward()
+        found.append((loss.item(), torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])))
+        pools = {type(m) for m in net.modules() if isinstance(m, nn.MaxPool2d)}
+        assert pools == {CustomMaxPool2d if custom else nn.MaxPool2d}
+        assert all(m.fused is custom for m in net.modules() if isinstance(m, (LeNet5, Convolutions)))
+    (loss, gradient), (custom_loss, custom_gradient) = found
+    assert custom_loss == pytest.approx(loss, abs=1e-6)
+    assert (custom_gradient - gradient).norm() <= 1e-5 * gradient.norm()
+
+
+def test_gelu_is_not_fused_away() -> None:
+    """Convolution, bias and ReLU are one operator; with GELU they must stay apart."""
+    images = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    plain, custom = (build_model("lenet", Shape(1, 28, 10), gelu="erf", custom=c, seed=4) for c in (False, True))
+    torch.testing.assert_close(custom(images), plain(images), rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_by_them(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    losses = {}
+    for operators in ("torch", "custom"):
+        words = ["--operators", operators, "--max-steps", "20", "--epochs", "1", "--out", str(tmp_path / operators)]
+        assert main(["lenet", "train", "--device", "cpu", "--no-tensorboard", *words]) == 0
+        row = pd.read_csv(tmp_path / operators / "lenet.csv").iloc[0]
+        assert row.operators == operators
+        losses[operators] = row.loss_last
+    assert losses["custom"] == pytest.approx(losses["torch"], rel=1e-4)

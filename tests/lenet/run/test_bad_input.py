@@ -1,0 +1,164 @@
+"""Everything a user of `gptscale lenet` can get wrong: one line that says how to mend it, exit status 2, nothing created."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gptscale.launchers.cli import main
+
+TRAIN = ["lenet", "train", "--device", "cpu"]
+CASES = {
+    "unknown word": (["lenet", "trian"], "unknown command 'trian', after lenet, did you mean 'train'?"),
+    "unknown option": ([*TRAIN, "--epcohs", "1"], "unknown option '--epcohs', on the command line, did you mean '--epochs'?"),
+    "unknown model": ([*TRAIN, "--model", "resnet81"], "did you mean 'resnet18'?"),
+    "unknown gelu": ([*TRAIN, "--gelu", "relu6"], "'relu6'"),
+    "no epochs": ([*TRAIN, "--epochs", "0"], "epochs 0 is out of range, in --epochs, use 1 to 1000000"),
+    "rate": ([*TRAIN, "--lr", "nan"], "lr nan is out of range"),
+    "workers": ([*TRAIN, "--num-workers", "2"], "the fast loader has no worker processes, in --num-workers"),
+    "size": ([*TRAIN, "--image-size", "64"], "image_size 64 is out of range, in --image-size, use 28 or 32"),
+    "tf32 on a CPU": ([*TRAIN, "--precision", "tf32"], "tf32 needs a GPU of Ampere (8.0) or newer"),
+    "no autocast": ([*TRAIN, "--no-amp"], "fp32 has no autocast to leave out, in --no-amp"),
+    "adam in fp16": ([*TRAIN, "--precision", "fp16", "--no-amp"], "the second moments of adam underflow in fp16, in --no-amp"),
+    "loss scale of bf16": ([*TRAIN, "--precision", "bf16", "--loss-scale", "dynamic"], "with bf16: bf16 has fp32's range"),
+    "loss scale of fp32": ([*TRAIN, "--loss-scale", "none"], "pointless with fp32: nothing underflows, in --loss-scale"),
+    "loss scale": ([*TRAIN, "--precision", "fp16", "--loss-scale", "high"], "use dynamic, none, or a number of 1 to 16777216"),
+    "loss scale of 0": ([*TRAIN, "--precision", "fp16", "--loss-scale", "0"], "loss_scale '0' is neither a word nor a number"),
+    "nccl on a CPU": ([*TRAIN, "--nproc", "2", "--backend", "nccl"], "nccl needs CUDA devices, in --backend, use gloo"),
+    "backend of one": ([*TRAIN, "--backend", "gloo"], "one process needs no gloo, in --backend, leave it out"),
+    "backend": ([*TRAIN, "--backend", "mpi"], "'mpi'"),
+    "mode": (["lenet", "precision", "--modes", "fp32,bf61"], "unknown mode 'bf61', in --modes, did you mean 'bf16'?"),
+    "tf32 asked for": (["lenet", "precision", "--device", "cpu", "--modes", "tf32"], "tf32 needs a GPU of Ampere"),
+    "scale of a study": (["lenet", "precision", "--loss-scale", "-1"], "loss_scale '-1' is neither"),
+    "batches": (["lenet", "batch", "--per-rank", "16;32"], "'16;32' is no list of numbers, in --per-rank, use for"),
+    "no batch": (["lenet", "backend", "--per-rank", "0"], "'0' is no list of numbers, in --per-rank, use for example 32,128"),
+    "too large a batch": (["lenet", "batch", "--device", "cpu", "--per-rank", "700"], "expected at least one batch of 1400"),
+    "processes of batch": (["lenet", "batch", "--nproc", "0"], "nproc 0 is out of range, in --nproc, use 1 to 1024"),
+    "processes of backend": (["lenet", "backend", "--nproc", "1"], "nproc 1 is out of range, in --nproc, use 2 to 1024"),
+    "what to download": ([*TRAIN, "--download"], "digits is not downloaded, in --download"),
+    "data": ([*TRAIN, "--data", "nowhere"], "nowhere is no folder, in --data, give digits, mnist, cifar10 or a folder"),
+    "data not there": ([*TRAIN, "--data", "cifar10"], "cifar10 is not there"),
+    "batch": ([*TRAIN, "--batch-size", "5000"], "1348 training images, expected at least one batch of 5000"),
+    "batch and processes": ([*TRAIN, "--nproc", "3"], "global batch 32 is not divisible by 3 ranks, in --batch-size, use 30"),
+    "no processes": ([*TRAIN, "--nproc", "0"], "nproc 0 is out of range"),
+    "run name": ([*TRAIN, "--run-name", "../evil"], "bad run name '../evil'"),
+    "resume of nothing": ([*TRAIN, "--resume", "nowhere"], "nowhere is no folder, in --resume"),
+    "preset": (["lenet", "baseline", "--preset", "fastest"], "unknown preset 'fastest', in --preset, did you mean 'fast'?"),
+    "seeds": (["lenet", "baseline", "--seeds", "1;2"], "'1;2' is no list of numbers, in --seeds"),
+    "picture": (["lenet", "baseline", "--png", "no/where.png"], "is in a folder that does not exist, in --png"),
+    "gelu of a baseline": (["lenet", "baseline", "--gelu", "exact"], "'exact'"),
+    "unfair workers": (["lenet", "strategies", "--num-workers", "single=0,ddp=4"], "would be compared, not strategies"),
+    "workers of the fast loader": (["lenet", "strategies", "--num-workers", "2"], "the fast loader has no worker processes"),
+    "strategy": (["lenet", "strategies", "--strategies", "single,dpp"], "unknown strategy 'dpp', in --strategies"),
+    "dataparallel": ([*TRAIN, "--strategy", "dataparallel"], "dataparallel needs two or more GPUs"),
+    "single of two": ([*TRAIN, "--nproc", "2", "--strategy", "single"], "single is one process, not 2, in --strategy"),
+    "numbers of workers": (["lenet", "workers", "--workers", "some"], "'some' is no list of numbers, in --workers"),
+    "repeats": (["lenet", "workers", "--repeats", "0"], "repeats 0 is out of range"),
+    "bench rounds": (["lenet", "bench", "--rounds", "0"], "rounds 0 is out of range, in --rounds, use 1 to 100"),
+    "bench data": (["lenet", "bench", "--data", "nowhere"], "nowhere is no folder"),
+    "resume without a name": ([*TRAIN, "--resume"], "add --run-name NAME or give --resume PATH"),
+}  # fmt: skip
+
+
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, words: list[str]) -> str:
+    """The error line of a command, after checking what every refusal must keep."""
+    before = sorted(folder.rglob("*"))
+    assert main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("gptscale: error: ")
+    assert sorted(folder.rglob("*")) == before
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused(case: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    words, message = CASES[case]
+    assert message in refused(capsys, folder, words)
+
+
+def test_idx_files(capsys: pytest.CaptureFixture[str], folder: Path, idx_folder: Path) -> None:
+    labels = idx_folder / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-1])
+    words = [*TRAIN, "--data", str(idx_folder)]
+    assert "103 bytes, expected 104 for 96 labels" in refused(capsys, folder, words)
+    labels.write_bytes(b"\x89PNG")
+    assert "magic 0x89504e47, expected 0x00000801" in refused(capsys, folder, words)
+    labels.unlink()
+    assert "train-labels-idx1-ubyte is missing" in refused(capsys, folder, words)
+
+
+def test_folders_in_the_way(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "file").write_text("in the way")
+    assert "results folder file cannot be written" in refused(capsys, folder, [*TRAIN, "--out", "file"])
+    (folder / "results" / "runs" / "mine").mkdir(parents=True)
+    words = [*TRAIN, "--run-name", "mine"]
+    assert "add --resume or choose another --run-name" in refused(capsys, folder, words)
+    assert "holds no checkpoint" in refused(capsys, folder, [*words, "--resume"])
+    (folder / "results" / "lenet.csv").write_text("a,b\n1,2\n")
+    assert "has other columns" in refused(capsys, folder, TRAIN)
+
+
+def test_a_checkpoint_of_another_run_lists_what_differs(
+    capsys: pytest.CaptureFixture[str], folder: Path, idx_folder: Path
+) -> None:
+    words = [*TRAIN, "--data", str(idx_folder), "--save-every", "1", "--epochs", "1", "--no-tensorboard"]
+    assert main([*words, "--run-name", "a"]) == 0
+    capsys.readouterr()
+    saved = str(next((folder / "results" / "runs" / "a" / "checkpoints").iterdir()))
+    line = refused(capsys, folder, [*words, "--resume", saved, "--model", "cnn", "--seed", "7"])
+    assert "model lenet there, cnn here" in line
+    assert "seed 1234 there, 7 here" in line
+    assert "step 3 is saved already" in refused(capsys, folder, [*words, "--resume", saved])
+    (folder / "results" / "runs" / "a" / "checkpoints" / "step-3" / "rank-00000-0000.safetensors").write_bytes(b"")
+    assert "has 0 bytes" in refused(capsys, folder, [*words, "--epochs", "2", "--resume", saved])
+
+
+def test_bf16_and_tf32_before_ampere(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    words = ["lenet", "train", "--precision"]
+    assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5" in refused(capsys, folder, [*words, "bf16"])
+    assert "tf32 needs a GPU of Ampere (8.0) or newer" in refused(capsys, folder, [*words, "tf32"])
+
+
+def test_more_processes_than_gpus(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for words in (["train", "--nproc", "2"], ["backend"]):
+        assert "2 processes need as many GPUs, 1 visible, in --nproc" in refused(capsys, folder, ["lenet", *words])
+
+
+def test_under_torchrun_only_rank_0_speaks(folder: Path) -> None:
+    command = [sys.executable, "-m", "gptscale.lenet.run.worker", "--model", "lenet6"]
+    said = []
+    for rank in ("0", "1"):
+        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+        ended = subprocess.run(command, env=world, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 2
+        said.append(ended.stderr)
+    assert said[0].startswith("gptscale: error: unknown model 'lenet6'")
+    assert len(said[0].splitlines()) == 1
+    assert said[1] == ""
+    assert not list(folder.iterdir())
+
+
+def test_help_names_the_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lenet"]) == 0
+    assert "gptscale lenet train" in capsys.readouterr().out

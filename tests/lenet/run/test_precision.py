@@ -1,0 +1,189 @@
+"""Precisions: every mode of this processor trains, fp16 skips what overflows and says so, and resumes as if never stopped."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.lenet.models.registry import Shape
+from gptscale.lenet.run import engine as engine_module
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.optimizer import HalfSGD
+from gptscale.lenet.run.preflight import world_from_environment
+from gptscale.lenet.run.worker import Outcome, train
+from gptscale.lenet.studies import precision
+from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, cpu_flags, lacks
+
+LENET = ["--model", "lenet", "--batch-size", "32"]
+
+
+def test_every_mode_of_a_processor(
+    study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With fp16 instructions played, so that `auto` takes all but tf32."""
+    monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx512_fp16"})
+    rows = study("precision", *LENET, "--max-steps", "20", "--lr", "0.1")
+    assert rows.index.tolist() == [mode for mode in MODES if mode != "tf32"]
+    assert rows.optimizer.eq("sgd").all()
+    assert ((rows.loss_first - rows.loss_first["fp32"]).abs() < 0.01).all()
+    fall = rows.loss_first - rows.loss_last
+    assert fall["fp32"] > 0.15
+    assert ((fall - fall["fp32"]).abs() < 0.25 * fall["fp32"]).all()
+    # And each is computed differently, but that scales are powers of two: what underflows by neither is the same by both.
+    assert rows.loss_last.drop("fp16-fixed").nunique() == len(rows) - 1
+    assert rows.amp.to_dict() == {mode: "pure" not in mode for mode in rows.index}
+    scales = rows.loss_scale.fillna("").to_dict()
+    assert [mode for mode in rows.index if scales[mode] == "dynamic"] == ["fp16", "fp16-pure"]
+    assert (scales["fp16-fixed"], scales["fp16-unscaled"], scales["bf16"]) == ("1024", "none", "")
+    assert rows.skipped_steps.notna().to_dict() == {m: m in ("fp16", "fp16-fixed", "fp16-pure") for m in rows.index}
+    assert (rows.avg_mem_gib < rows.peak_rss_gib + 0.02).all()  # the kernel counts pages in batches, by thread
+    assert (rows.avg_mem_gib > 0.1).all()
+    assert (rows.cpu_util_percent > 0).all()
+    said = capsys.readouterr().out
+    assert "note: not run: tf32: needs a GPU of Ampere (8.0) or newer" in said
+    assert "tf32 (not run: needs a GPU of Ampere (8.0) or newer)" in said
+    assert "text C: VGG-19 on CIFAR-10, 200 epochs" in said
+
+
+def test_fp16_is_left_out_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx512f", "avx512_bf16"})
+    modes, missing = choose(PrecisionOptions(device="cpu"))
+    assert modes == ["fp32", "bf16", "bf16-pure"]
+    assert all("needs fp16 instructions" in missing[mode] for mode in missing if mode != "tf32")
+    assert choose(PrecisionOptions(device="cpu", modes="fp16-pure,fp32")) == (["fp16-pure", "fp32"], {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    asked = PrecisionOptions().asked
+    assert lacks(asked("fp16-pure"), torch.device("cuda")) is None
+    assert "needs Ampere" in str(lacks(asked("bf16-pure"), torch.device("cuda")))
+
+
+def test_what_the_processor_can_do(tmp_path: Path) -> None:
+    (tmp_path / "x86").write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_fp16\n")
+    (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd asimdhp\n")
+    assert cpu_flags(tmp_path / "x86") == {"fpu", "avx512f", "avx512_fp16"}
+    assert cpu_flags(tmp_path / "arm") & precision.FP16_INSTRUCTIONS == {"asimdhp"}
+    assert cpu_flags(tmp_path / "nowhere") == set()
+
+
+def engine(**options: Any) -> VisionEngine:
+    config = VisionConfig(device="cpu", precision="fp16", **options)
+    return VisionEngine(config, Shape(1, 28, 10), world_from_environment(config))
+
+
+@pytest.mark.parametrize(("amp", "optimizer"), [(True, "sgd"), (True, "adam"), (False, "sgd")])
+def test_a_step_that_overflows_changes_nothing(amp: bool, optimizer: str) -> None:
+    """Neither weights nor the optimizer's state, its count of steps included; the next one that fits does."""
+    tried = engine(amp=amp, optimizer=optimizer, loss_scale=str(2**24))
+    images, labels = torch.randn(16, 1, 28, 28), torch.arange(16) % 10
+    images = images if amp else images.half()
+    before = {box.name: box.tensor.clone() for box in tried.state()}
+    assert torch.isfinite(tried.train_step(0, images, labels, 0.01))
+    assert tried.skipped == 1
+    assert all(torch.equal(box.tensor, before[box.name]) for box in tried.state())
+    tried.fixed_scale = 128.0
+    tried.scaler.update(128.0)
+    tried.train_step(1, images, labels, 0.01)
+    assert tried.skipped == 0
+    assert not all(torch.equal(box.tensor, before[box.name]) for box in tried.state())
+
+
+def test_the_scale_does_not_change_what_is_learnt() -> None:
+    """Gradients are divided by it again, in fp32, also where they are fp16 themselves."""
+    images, labels = torch.randn(16, 1, 28, 28).half(), torch.arange(16) % 10
+    scaled, plain = (engine(amp=False, optimizer="sgd", loss_scale=scale) for scale in ("64", "none"))
+    for step in range(3):
+        a, b = (e.train_step(step, images, labels, 0.01) for e in (scaled, plain))
+        assert abs(a - b) < 2e-3
+    assert plain.skipped is None
+    for ours, theirs in zip(scaled.module.parameters(), plain.module.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [None, 64.0])
+def test_sgd_of_half_weights_is_torchs_without_fusion(dtype: torch.dtype, scale: float | None) -> None:
+    """Within the rounding of weights and momentum; torch's fused SGD leaves most of these weights where they were."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(100, generator=generator).to(dtype)
+    gradients = [torch.randn(100, generator=generator).to(dtype) for _ in range(5)]
+    ours, plain = (torch.nn.Parameter(start.clone()) for _ in range(2))
+    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    half, torchs = HalfSGD([ours], **options), torch.optim.SGD([plain], foreach=False, **options)
+    half.state[ours]["momentum_buffer"] = torch.zeros_like(ours)
+    if scale is not None:
+        half.grad_scale, half.found_inf = torch.tensor(scale), torch.tensor(0.0)  # type: ignore[attr-defined]
+    for gradient in gradients:
+        ours.grad, plain.grad = gradient * (scale or 1.0), gradient.clone()
+        half.step()
+        torchs.step()
+    assert (plain - start).abs().mean() > 0.3
+    assert torch.allclose(ours, plain, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+def run(tmp_path: Path, name: str, **options: Any) -> Outcome:
+    config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
+    return train(config, world_from_environment(config), quiet=True)
+
+
+def test_a_run_stopped_while_it_skips_continues_bit_identically(
+    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a scale that is far too high: it is halved step by step, before and after the stop, then grows again."""
+
+    def high(config: VisionConfig, device: torch.device) -> tuple[torch.amp.GradScaler, None]:
+        return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4), None
+
+    monkeypatch.setattr(engine_module, "make_scaler", high)
+    options = {
+        "data": str(idx_folder),
+        "epochs": 4,
+        "batch_size": 16,
+        "save_every": 1,
+        "log_every": 1,
+        "precision": "fp16",
+    }
+    whole = run(tmp_path, "whole", **options)
+    original = VisionEngine.train_step
+
+    def asked(self: VisionEngine, step: int, *rest: Any) -> torch.Tensor:
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VisionEngine, "train_step", asked)
+        assert run(tmp_path, "stopped", **options).row["skipped_steps"] == 3
+    resumed = run(tmp_path, "stopped", resume="auto", **options)
+    steps = [pd.read_csv(o.folder / "steps.csv", float_precision="round_trip") for o in (whole, resumed)]
+    assert steps[0].skipped.tolist()[:4] == [1, 1, 1, 1]
+    assert steps[0].skipped.tolist()[-1] == 0
+    for column in ("loss", "skipped"):
+        assert steps[0][column].equals(steps[1][column])
+    assert whole.row["skipped_steps"] == resumed.row["skipped_steps"] == steps[0].skipped.sum()
+    readers = [Reader(step_folders(o.folder / "checkpoints")[0]).verify() for o in (whole, resumed)]
+    assert all(torch.equal(*(reader.read(name) for reader in readers)) for name in readers[0].names())
+    assert readers[0].manifest["counters"] == readers[1].manifest["counters"]
+
+
+def test_a_loss_that_overflows_is_a_result(
+    study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in the rows and in a note, and in no median."""
+    original = VisionEngine.train_step
+
+    def harmed(self: VisionEngine, step: int, images: torch.Tensor, *rest: Any) -> torch.Tensor:
+        harm = float("inf") if step == 2 and self.config.seed == 2 else 1.0
+        return original(self, step, images * harm, *rest)
+
+    monkeypatch.setattr(VisionEngine, "train_step", harmed)
+    rows = study("precision", *LENET, "--modes", "fp32", "--repeats", "2", ends=("ok", "failed"))
+    assert rows.status.tolist() == ["ok", "failed"]
+    assert "note: fp32, seed 2: failed, loss nan, at step 3" in capsys.readouterr().out

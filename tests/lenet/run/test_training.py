@@ -1,0 +1,223 @@
+"""Vision runs: two processes compute what one computes, and a run that was killed ends as one that never was."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+import torch
+
+from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.process.ranks import launch
+from gptscale.launchers.cli import main
+from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
+from gptscale.lenet.run.config import VisionConfig, option_words
+from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.preflight import world_from_environment
+from gptscale.lenet.run.worker import Outcome, train
+
+WORLDS = Path(__file__).parents[2] / "worlds"
+
+
+def run(tmp_path: Path, name: str, **options: Any) -> Outcome:
+    """A run in this process."""
+    config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
+    return train(config, world_from_environment(config), quiet=True)
+
+
+def steps(outcome: Outcome) -> pd.DataFrame:
+    return pd.read_csv(outcome.folder / "steps.csv", float_precision="round_trip").set_index("step")
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    reader = Reader(step_folders(folder / "checkpoints")[0]).verify()
+    return {name: reader.read(name) for name in reader.names()}
+
+
+def assert_same_end(a: Path, b: Path) -> None:
+    ours, theirs = tensors(a), tensors(b)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+    assert step_folders(a / "checkpoints")[0].name == step_folders(b / "checkpoints")[0].name
+
+
+def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
+    command = [sys.executable, str(WORLDS / "world_vision_parity.py"), str(idx_folder)]
+    assert launch(command, 2, environment={"OMP_NUM_THREADS": "1"}) == 0
+
+
+@pytest.mark.parametrize("augmentation", ["none", "affine"])
+def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, augmentation: str) -> None:
+    """By the real command; with augmentation too, since what is drawn belongs to the image's place and not to a rank."""
+    options = {"data": str(idx_folder), "epochs": 4, "batch_size": 16, "augment": augmentation}
+    one = run(tmp_path, "one", **options)
+    config = VisionConfig(out=tmp_path, run_name="two", device="cpu", tensorboard=False, **options)  # type: ignore[arg-type]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", "--nproc", "2", *option_words(config)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
+    a, b = steps(one), pd.read_csv(tmp_path / "runs/two/steps.csv", float_precision="round_trip").set_index("step")
+    assert len(a) == len(b) == 24
+    assert float(((a.loss - b.loss).abs() / a.loss).max()) <= 1e-5
+    rows = read_summary(tmp_path / "lenet.csv").set_index("run_id")
+    assert rows.strategy.to_dict() == {"one": "single", "two": "ddp"}
+    assert rows.test_accuracy["two"] == rows.test_accuracy["one"]
+    assert round(rows.test_accuracy["two"] * 41, 6).is_integer()  # 41 images, 20 and 21 of them on a rank
+    assert rows.class_accuracy["two"] == rows.class_accuracy["one"]
+
+
+# dropout, batch norm, augmentation and Adam: all that has a state
+LONG = {"model": "cnn", "epochs": 3, "batch_size": 16, "save_every": 1, "lr_schedule": "onecycle"}
+
+
+def test_a_killed_run_continues_bit_identically(tmp_path: Path, idx_folder: Path) -> None:
+    options = {**LONG, "data": str(idx_folder)}
+    whole = run(tmp_path, "whole", **options)
+    config = VisionConfig(out=tmp_path, run_name="killed", device="cpu", tensorboard=False, **options)  # type: ignore[arg-type]
+    command = [sys.executable, "-m", "gptscale.lenet.run.worker", *option_words(config)]
+    victim = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    folder = tmp_path / "runs" / "killed" / "checkpoints"
+    deadline = time.monotonic() + 60
+    while not step_folders(folder) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    victim.kill()
+    assert victim.wait() == -signal.SIGKILL
+    assert step_folders(folder)[0].name in ("step-6", "step-12")
+    resumed = run(tmp_path, "killed", resume="auto", **options)
+    assert resumed.exit_status == 0
+    assert_same_end(whole.folder, resumed.folder)
+    assert steps(resumed)["loss"].equals(steps(whole)["loss"])
+    epochs = [pd.read_csv(o.folder / "epochs.csv").set_index("epoch") for o in (whole, resumed)]
+    for column in ("train_loss", "test_loss", "test_accuracy", "class_accuracy"):
+        assert epochs[0][column].equals(epochs[1][column])
+    assert resumed.row["loss_first"] == whole.row["loss_first"]
+
+
+def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(
+    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**LONG, "data": str(idx_folder), "log_every": 1}
+    whole = run(tmp_path, "whole", **options)
+    original = VisionEngine.train_step
+
+    def asked(self: VisionEngine, step: int, *rest: Any) -> torch.Tensor:
+        if step == 8:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VisionEngine, "train_step", asked)
+        stopped = run(tmp_path, "stopped", **options)
+    assert stopped.exit_status == 75
+    assert stopped.row["status"] == "interrupted"
+    assert step_folders(stopped.folder / "checkpoints")[0].name == "step-9"
+    resumed = run(tmp_path, "stopped", resume="auto", **options)
+    assert_same_end(whole.folder, resumed.folder)
+    assert pd.read_csv(resumed.folder / "epochs.csv").train_loss.equals(
+        pd.read_csv(whole.folder / "epochs.csv").train_loss
+    )
+
+
+def test_the_dataloader_continues_bit_identically_too(tmp_path: Path, idx_folder: Path) -> None:
+    pytest.importorskip("torchvision")
+    options = {"data": str(idx_folder), "epochs": 2, "batch_size": 16, "loader": "dataloader", "save_every": 1}
+    whole = run(tmp_path, "whole", **options)
+    resumed = run(tmp_path, "half", resume=str(whole.folder / "checkpoints" / "step-6"), **options)
+    assert_same_end(whole.folder, resumed.folder)
+
+
+def test_what_a_run_leaves(tmp_path: Path, idx_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rows, events and lines; no progress bar where there is no terminal."""
+    words = ["--data", str(idx_folder), "--epochs", "2", "--out", str(tmp_path), "--run-name", "r", "--device", "cpu"]
+    assert main(["lenet", "train", *words]) == 0
+    said = capfd.readouterr()
+    assert "epoch 2/2  loss" in said.out
+    assert "\r" not in said.out + said.err
+    assert "\x1b" not in said.out + said.err
+    with (tmp_path / "lenet.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert list(row) == SUMMARY_COLUMNS
+    assert (row["status"], row["n_train"], row["n_test"], row["steps"]) == ("ok", "96", "41", "6")
+    assert len(row["class_accuracy"].split()) == 10
+    assert float(row["images_per_s"]) > 0
+    assert len(pd.read_csv(tmp_path / "runs/r/steps.csv")) == 6
+    assert pd.read_csv(tmp_path / "runs/r/epochs.csv").epoch.tolist() == [1, 2]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "runs/r")).Reload()
+    assert [e.step for e in events.Scalars("epoch/test_accuracy")] == [3, 6]
+    assert events.Scalars("train/loss")
+
+
+def test_a_loss_that_is_none_stops_the_run_with_its_row(
+    tmp_path: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = VisionEngine.train_step
+
+    def harmed(self: VisionEngine, step: int, images: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return original(self, step, images * float("inf") if step == 4 else images, *rest)
+
+    monkeypatch.setattr(VisionEngine, "train_step", harmed)
+    ended = run(tmp_path, "r", data=str(idx_folder), epochs=5)
+    assert ended.exit_status == 6
+    assert "loss nan, at step 5" in ended.row["error"]
+    assert len(steps(ended)) == 5
+    assert read_summary(tmp_path / "lenet.csv").status.tolist() == ["failed"]
+    assert "lower --lr" in capsys.readouterr().err
+
+
+def test_a_run_whose_rank_0_is_killed_leaves_its_row(tmp_path: Path, idx_folder: Path) -> None:
+    """The launcher writes it, from what the run noted at its start."""
+    words = ["--nproc", "2", "--data", str(idx_folder), "--batch-size", "16", "--epochs", "100000", "--device", "cpu"]
+    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *words, "--out", str(tmp_path)]
+    launcher = subprocess.Popen(
+        [*command, "--run-name", "r", "--no-tensorboard", "--log-every", "1"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        steps_file, deadline = tmp_path / "runs" / "r" / "steps.csv", time.monotonic() + 60
+        while not (steps_file.exists() and steps_file.stat().st_size > 200) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (rank_0,) = (p for p in psutil.Process(launcher.pid).children() if p.environ()["RANK"] == "0")
+        rank_0.kill()
+        assert b"rank 0 was killed by SIGKILL" in launcher.communicate(timeout=30)[1]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert launcher.returncode == 7
+    (row,) = read_summary(tmp_path / "lenet.csv").to_dict("records")
+    assert (row["run_id"], row["status"], row["model"], row["world_size"]) == ("r", "failed", "lenet", 2)
+    assert row["error"] == "ended with status 7 before it could leave its own row"
+
+
+def test_bf16_and_the_other_precisions(tmp_path: Path, idx_folder: Path) -> None:
+    options = {"data": str(idx_folder), "epochs": 2, "augment": "none"}
+    fp32, mixed, pure = (
+        steps(run(tmp_path, name, **options, **more)).loss
+        for name, more in (("a", {}), ("b", {"precision": "bf16"}), ("c", {"precision": "bf16", "amp": False}))
+    )
+    assert 0 < float((mixed - fp32).abs().max()) < 0.02
+    assert 0 < float((pure - fp32).abs().max()) < 0.05
+
+
+def test_a_row_of_other_columns_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not columns"):
+        append_summary(tmp_path, {"status": "ok", "accuracy": 1})
+    with pytest.raises(ValueError, match="status 'fine'"):
+        append_summary(tmp_path, {"status": "fine"})
+    append_summary(tmp_path, {"status": "ok", "error": "=1+1\nx", "run_id": "a"})
+    append_summary(tmp_path, {"status": "failed", "run_id": "b"})
+    rows = read_summary(tmp_path / "lenet.csv")
+    assert rows.run_id.tolist() == ["a", "b"]
+    assert rows.error[0] == "'=1+1 x"

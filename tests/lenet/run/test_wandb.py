@@ -1,0 +1,188 @@
+"""Weights & Biases: the scalars of TensorBoard in a file under the run's folder, offline, and nothing anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gptscale.common.errors import ConfigError
+from gptscale.launchers.cli import main
+from gptscale.results.record.wandb_board import WandbBoard
+
+WORDS = ["--epochs", "2", "--log-every", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
+
+
+needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb")
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> dict[str, str]:
+    """An environment in which all that wandb could write to lies in `tmp_path`/home, and no server is where it looks."""
+    home = tmp_path / "home"
+    mine = {"HOME": str(home), "WANDB_MODE": "offline", "WANDB_BASE_URL": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
+    return {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "XDG"))} | mine
+
+
+def train(folder: Path, environment: dict[str, str], *words: str, status: int = 0) -> None:
+    """The command in a process and a working folder of its own."""
+    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *WORDS, *words]
+    ended = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ended.returncode == status, ended.stdout[-2000:] + ended.stderr[-2000:]
+
+
+def records(file: Path) -> Iterator[tuple[str, Any]]:
+    """What wandb wrote: after a header of 7 bytes LevelDB's log, blocks of 32 KiB of pieces with CRC, length and kind."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, whole = file.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if (left := 2**15 - place % 2**15) < 7:  # too little for a piece's head: padding
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        whole += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record.WhichOneof("record_type"), getattr(record, record.WhichOneof("record_type"))
+            whole = b""
+
+
+def history(file: Path) -> dict[str, list[tuple[int, float]]]:
+    """Each tag's steps and values."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for kind, record in records(file):
+        if kind == "history":
+            for item in record.item:
+                name = "/".join(item.nested_key) or item.key
+                if not name.startswith("_"):
+                    found.setdefault(name, []).append((record.step.num, json.loads(item.value_json)))
+    return found
+
+
+@needs_wandb
+def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
+    train(tmp_path, offline, "--data", str(idx_folder), "--save-every", "1")
+    assert {p.name for p in tmp_path.iterdir()} <= {"out", "raw", "home"}  # no ./wandb
+    run = tmp_path / "out" / "runs" / "r"
+    (file,) = run.glob("wandb/offline-run-*/*.wandb")
+    ours, events = history(file), EventAccumulator(str(run)).Reload()
+    assert sorted(ours) == sorted(events.Tags()["scalars"])
+    for tag in ("train/loss", "train/lr", "epoch/test_accuracy", "epoch/test_loss", "epoch/train_loss"):
+        theirs = events.Scalars(tag)
+        assert [step for step, _ in ours[tag]] == [event.step for event in theirs]
+        assert [value for _, value in ours[tag]] == pytest.approx([event.value for event in theirs], rel=1e-6)
+    found = dict(records(file))
+    assert found["exit"].exit_code == 0
+    config = {item.key: json.loads(item.value_json) for item in found["run"].config.update}
+    assert (config["model"], config["data"], config["seed"]) == ("lenet", str(idx_folder), 1234)
+    assert found["run"].project == "gptscale"
+    assert found["run"].display_name == "r"
+    train(tmp_path, offline, "--data", str(idx_folder), "--resume", "--epochs", "3", "--save-every", "1")
+    files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    assert len(files) == 2
+    assert len({dict(records(f))["run"].run_id for f in files}) == 1  # one run there, as here
+    steps = sorted(step for f in files for step, _ in history(f)["epoch/test_accuracy"])
+    assert steps == [3, 6, 9]
+
+
+@needs_wandb
+def test_a_run_that_failed_is_failed_there_too(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
+    harm = "--lr 100 --weight-decay 100 --optimizer sgd --epochs 9 --no-tensorboard".split()
+    train(tmp_path, offline, "--data", str(idx_folder), *harm, status=6)
+    (file,) = tmp_path.glob("out/runs/r/wandb/offline-run-*/*.wandb")
+    assert dict(records(file))["exit"].exit_code == 1
+    assert not list(tmp_path.glob("out/runs/r/events*"))
+
+
+def test_without_the_package_or_an_account_nothing_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    line = "gptscale: error: Weights & Biases is not installed, in --wandb, pip install 'gptscale[wandb]'\n"
+    assert main(["lenet", "train", "--wandb"]) == 2
+    assert capsys.readouterr().err == line
+    (tmp_path / "empty" / "wandb").mkdir(parents=True)  # imports as a namespace, and is not it
+    monkeypatch.delitem(sys.modules, "wandb")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "empty")])
+    assert main(["lenet", "train", "--wandb"]) == 2
+    assert capsys.readouterr().err == line
+    sys.modules.pop("wandb")
+    assert not (tmp_path / "results").exists()
+
+
+@needs_wandb
+def test_with_no_account_it_says_how_to_go_on(tmp_path: Path, offline: dict[str, str]) -> None:
+    del offline["WANDB_MODE"]
+    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", "--wandb"]
+    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    fix = "in --wandb, run `wandb login`, or set WANDB_MODE=offline"
+    assert ended.stderr.splitlines()[-1] == f"gptscale: error: Weights & Biases knows no account here, {fix}"
+    assert not (tmp_path / "results").exists()
+    assert not (tmp_path / "wandb").exists()
+
+
+@needs_wandb
+def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    class Broken:
+        offline, dir = True, str(tmp_path / "wandb" / "offline-run" / "files")
+
+        def log(self, values: dict[str, float], step: int) -> None:
+            raise wandb.Error("the service has gone")
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(wandb, "init", lambda **options: given.update(options) or Broken())
+    board = WandbBoard(tmp_path, 0, {"out": Path("results"), "lr": 0.1})
+    assert given["config"] == {"out": "results", "lr": 0.1}
+    assert given["dir"] == str(tmp_path)
+    for step in (1, 2):
+        board.scalars(step, {"train/loss": 2.0})
+    board.close()
+    assert capsys.readouterr().err.count("Weights & Biases ends here (the service has gone), steps.csv goes on") == 1
+    continued = given["id"]
+    WandbBoard(tmp_path, 7, {})
+    assert given["id"] == continued
+    WandbBoard(tmp_path, 0, {})
+    assert given["id"] != continued  # begun anew, it is another run
+
+    def unreachable(**options: Any) -> None:
+        raise wandb.Error("no route to host")
+
+    monkeypatch.setattr(wandb, "init", unreachable)
+    with pytest.raises(ConfigError, match=r"did not start .no route to host., in --wandb"):
+        WandbBoard(tmp_path, 0, {})
+
+
+@needs_wandb
+def test_the_gpt_has_it_too(tmp_path: Path, offline: dict[str, str]) -> None:
+    words = ["run", "single", "--data", "synthetic", "--steps", "2", "--seq-len", "16", "--micro-batch-size", "2"]
+    where = ["--global-batch-size", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
+    command = [sys.executable, "-m", "gptscale.launchers.cli", *words, *where]
+    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
+    run = tmp_path / "out" / "runs" / "r"
+    (file,) = run.glob("wandb/offline-run-*/*.wandb")
+    ours, events = history(file), EventAccumulator(str(run)).Reload()
+    assert sorted(ours) == sorted(events.Tags()["scalars"])
+    theirs = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars("train/loss")]
+    assert ours["train/loss"] == theirs

@@ -1,0 +1,65 @@
+"""The commands that print a table beside the texts' figures: what they write, and that the embedded digits are learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gptscale.launchers.cli import main
+from gptscale.lenet.run.columns import SUMMARY_COLUMNS
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.presets import PRESETS
+from gptscale.lenet.studies import bench
+from gptscale.lenet.studies.reference_figures import REPORT_A, REPORT_B
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command as a user types it, for one seed: accuracy on the held-out quarter, rows, table, figure."""
+    pytest.importorskip("sklearn")
+    files = {name: tmp_path / f"b.{name}" for name in ("csv", "md", "png")}
+    words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    assert main(["lenet", "baseline", "--seeds", "1", "--out", str(tmp_path / "out"), "--device", "cpu", *words]) == 0
+    rows = pd.read_csv(files["csv"])
+    assert list(rows) == SUMMARY_COLUMNS
+    assert rows.test_accuracy[0] >= 0.985
+    assert (rows.study[0], rows.variant[0], rows.n_test[0]) == ("baseline", "digits", 449)
+    said = capsys.readouterr().out
+    assert "scikit-learn's handwritten digits" in said
+    written = files["md"].read_text()
+    for word in ("seed 1", "median", "text B: RandomAffine", "99.19 %"):
+        assert word in written
+    assert written.count("\n") == 7
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_texts_figures_are_whole() -> None:
+    assert len(REPORT_A["losses"]) == len(REPORT_B["losses"]) == len(REPORT_B["by_class"]) == 10
+    assert sum(REPORT_B["by_class"]) / 10 == pytest.approx(REPORT_B["accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_valid(name: str) -> None:
+    assert VisionConfig(**PRESETS[name]).epochs >= 3
+
+
+def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One round on the digits: every contender in a process of its own, ratios of what was measured."""
+    pytest.importorskip("sklearn")
+    names = ["plain, 0 workers", "plain, 2 workers", "fast loader"]  # the last two ratios are to these
+    monkeypatch.setattr(bench, "CONTENDERS", {name: bench.CONTENDERS[name] for name in names})
+    words = ["lenet", "bench", "--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "b.csv")]
+    assert main(words) == 0
+    frame = pd.read_csv(tmp_path / "b.csv").set_index("contender")
+    assert frame.index.tolist() == names
+    assert frame.ratio_to_0_workers["plain, 0 workers"] == 1
+    ratio = frame.images_per_s["fast loader"] / frame.images_per_s["plain, 2 workers"]
+    assert frame.ratio_to_2_workers["fast loader"] == pytest.approx(ratio)
+    assert (frame.images_per_s > 0).all()
+    assert (frame.batch_size == 32).all()

@@ -1,0 +1,101 @@
+"""The studies of batch and backend: the same work is the same loss, and equal rows are said to differ by nothing that counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+
+from gptscale.common.process.world import World, process_group
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.strategy import backend_of
+from gptscale.lenet.studies.backend import BackendOptions, contenders, grid, verdict
+from gptscale.lenet.studies.study import Column, of
+
+LENET = ["--model", "lenet", "--augment", "none"]
+ON_CUDA = World(0, 0, 2, torch.device("cuda", 0), 60.0)
+
+
+def test_batches(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes with half of the batch each are one process with the whole batch: what the text's accuracy fell for."""
+    rows = study("batch", *LENET, "--per-rank", "32")
+    assert rows.batch_size.to_dict() == {"1 x 32": 32, "1 x 64": 64, "2 x 32": 64}
+    assert rows.world_size.tolist() == [1, 1, 2]
+    assert rows.backend.fillna("").tolist() == ["", "", "gloo"]
+    assert (rows.optimizer.eq("adamw") & rows.weight_decay.eq(0.05) & rows.lr_schedule.eq("onecycle")).all()
+    for column in ("loss_first", "loss_last"):
+        assert abs(rows[column]["1 x 64"] - rows[column]["2 x 32"]) / rows[column]["1 x 64"] <= 1e-5
+    assert rows.test_accuracy["1 x 64"] == rows.test_accuracy["2 x 32"]
+    assert rows.avg_mem_gib.notna().all()
+    said = capsys.readouterr().out
+    assert "text D: 2 x 128" in said
+    assert "memory is the resident set of a rank's process" in said
+
+
+def test_gloo_against_itself(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = study("backend", *LENET, "--per-rank", "16")
+    assert rows.backend.to_dict() == {"Gloo, 16 per rank": "gloo", "Gloo again, 16 per rank": "gloo"}
+    assert (rows.strategy == "ddp").all()
+    assert rows.loss_last.nunique() == 1
+    said = capsys.readouterr().out
+    assert "note: nccl is not run: it needs CUDA devices" in said
+    assert "one run each tells nothing of their spread" in said
+
+
+def test_what_is_said_of_two_backends() -> None:
+    column = Column("training s", of("s"), ".1f", spread=True)
+    near = {"NCCL": [{"s": 10.0}, {"s": 12.0}], "Gloo": [{"s": 11.0}, {"s": 13.2}]}
+    assert verdict(near, column) == [
+        "training s: the median of Gloo lies +10.0% from NCCL's",
+        "training s: NCCL and Gloo do not differ significantly, their spreads overlap",
+    ]
+    far = {"NCCL": [{"s": 10.0}, {"s": 11.0}], "Gloo": [{"s": 12.0}, {"s": 13.0}]}
+    assert verdict(far, column)[1] == "training s: NCCL and Gloo differ, their spreads do not overlap"
+
+
+def test_the_grid_with_cuda() -> None:
+    pairs = grid(BackendOptions(), contenders(on_cuda=True))
+    assert [cell.variant for pair in pairs for cell in pair] == [
+        "NCCL, 32 per rank", "Gloo, 32 per rank", "NCCL, 128 per rank", "Gloo, 128 per rank",
+    ]  # fmt: skip
+    assert [cell.options["backend"] for cell in pairs[0]] == ["nccl", "gloo"]
+    assert [pair[0].options["batch_size"] for pair in pairs] == [64, 256]
+
+
+@pytest.mark.parametrize(("asked", "backend"), [("auto", "nccl"), ("nccl", "nccl"), ("gloo", "gloo")])
+def test_the_process_group_of_cuda_ranks(asked: Any, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA tensors go by the backend that was asked for; gloo is there for the CPU's either way."""
+    started: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **how: started.update(how, name=name))
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    chosen = backend_of(VisionConfig(backend=asked), ON_CUDA)
+    assert chosen == backend
+    with process_group(ON_CUDA, cuda_backend=chosen):
+        pass
+    assert started["name"] == f"cpu:gloo,cuda:{backend}"
+    assert started["device_id"] == (ON_CUDA.device if backend == "nccl" else None)
+
+
+def test_torch_takes_gloo_for_both_devices() -> None:
+    dist.init_process_group("cpu:gloo,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        votes = torch.ones(2)
+        dist.all_reduce(votes)
+        assert votes.tolist() == [1.0, 1.0]
+        assert dist.group.WORLD._get_backend(torch.device("cuda")).name() == "gloo"  # type: ignore[union-attr]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_one_process_exchanges_nothing() -> None:
+    alone = dataclasses.replace(ON_CUDA, world_size=1)
+    assert backend_of(VisionConfig(), alone) is None
+    assert backend_of(VisionConfig(strategy="ddp"), alone) == "nccl"

@@ -1,0 +1,49 @@
+"""`gptscale lenet fused`: the fused operator trains the nets as PyTorch's do; the table and the files; what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from gptscale.launchers.cli import main
+from gptscale.lenet.studies.fused import cudnn, ways
+
+pytest.importorskip("sklearn")
+
+
+def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [word for kind in ("csv", "md", "png") for word in (f"--{kind}", str(tmp_path / f"f.{kind}"))]
+    words = ["--repeats", "1", "--epochs", "1", "--max-steps", "12", "--batch-size", "32", "--device", "cpu", *files]
+    assert main(["lenet", "fused", "--out", str(tmp_path), *words]) == 0
+    rows = pd.read_csv(tmp_path / "f.csv").set_index(["net", "way"])
+    assert len(rows) == 8
+    assert (rows[["forward_s", "backward_s"]] > 0).all(axis=None)
+    for net in rows.index.unique("net"):
+        plain, fused = rows.loc[net, "CPU"], rows.loc[net, "CPU, fused"]
+        assert fused.loss_first == pytest.approx(plain.loss_first, rel=1e-6)
+        assert fused.loss_last == pytest.approx(plain.loss_last, rel=1e-3)
+        assert fused.loss_last < fused.loss_first or "10" in net  # a deep plain net needs more steps
+    assert rows.loc["conv2_shared", "CPU"].accuracy == rows.loc["conv2_independent", "CPU"].accuracy
+    said = capsys.readouterr().out
+    assert "text D: 10 layers" in said
+    assert "220.32" in (tmp_path / "f.md").read_text()
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ways_of_a_gpu() -> None:
+    """The text's four rows, and ours on the CPU beside its."""
+    found = ways(torch.device("cuda"))
+    assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused"]
+    before = torch.backends.cudnn.enabled
+    with cudnn(found[2]):
+        assert not torch.backends.cudnn.enabled
+    assert torch.backends.cudnn.enabled == before
+
+
+def test_unknown_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lenet", "fused", "--nets", "conv3", "--out", str(tmp_path / "out")]) == 2
+    assert "unknown net 'conv3', in --nets" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,224 @@
+"""The picture of memory: categories against arithmetic, their sum against the allocator's own count, and the command's files."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from gptscale.launchers.cli import main
+from gptscale.lenet.data.loader import FastLoader
+from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
+from gptscale.lenet.studies.memory import MemoryOptions, StepView, allocator_history, table, take_steps
+from gptscale.lenet.studies.memory_account import CATEGORIES, StorageAccount
+
+BATCH, STEPS = 32, 2
+WRAPPED_BYTES = 200  # numbers that torch wraps as tensors of 8 bytes, which no operator returns
+
+
+@pytest.fixture(autouse=True)
+def _needs_digits() -> None:
+    pytest.importorskip("sklearn")
+
+
+def planned(device: str = "cpu", **options: Any) -> VisionPlan:
+    config = MemoryOptions(batch_size=BATCH, device=device, **options).config()  # type: ignore[arg-type]
+    return make_plan(config, world_from_environment(config))
+
+
+def ends(account: StorageAccount, step: int = STEPS) -> dict[str, Any]:
+    """Live bytes at the end of each phase of a step."""
+    view = StepView.of(account, account.timeline(), step)
+    return {mark.phase: row for mark, _, row in view.ends()} | {"peak": view.peak}
+
+
+def taken(plan: VisionPlan) -> StorageAccount:
+    account = StorageAccount(plan.world.device)
+    take_steps(plan, STEPS, account)
+    return account
+
+
+@pytest.mark.parametrize(("model", "optimizer"), [("lenet", "adam"), ("cnn", "adamw"), ("cnn", "sgd")])
+def test_categories_are_what_arithmetic_says(model: str, optimizer: str) -> None:
+    plan = planned(model=model, optimizer=optimizer)
+    at = ends(taken(plan))
+    parameters = list(VisionEngine(plan.config, plan.shape, plan.world).module.parameters())
+    n = sum(p.numel() for p in parameters)
+    state = 4 * n if optimizer == "sgd" else 8 * n + 4 * len(parameters)  # each with its count of steps
+    assert list(at) == ["loading", "forward", "backward", "optimizer", "peak"]
+    for row in at.values():
+        assert row.weights == 4 * n
+        assert row["optimizer state"] == state
+        assert row.live_bytes == sum(row[category] for category in CATEGORIES)
+    assert [at[phase].gradients for phase in ("loading", "forward", "backward", "optimizer")] == [0, 0, 4 * n, 0]
+    assert [at[phase].activations for phase in ("loading", "backward", "optimizer")] == [0, 0, 0]
+    assert at["forward"].activations > 0
+    assert at["peak"].live_bytes >= max(row.live_bytes for row in at.values())
+
+
+def test_activations_of_lenet_by_hand() -> None:
+    """Every tensor that backward needs; torch keeps the places of max pooling as int64, twice the size of what they are of."""
+    per_image = 4 * 6 * 28 * 28  # the first convolution's result, which pooling keeps only for its shape
+    per_image += (4 + 8) * 6 * 14 * 14  # ReLU's result and the places of the maxima
+    per_image += 4 * 16 * 10 * 10 + (4 + 8) * 16 * 5 * 5
+    per_image += 4 * 400  # flattened: a copy, since channels lie together
+    per_image += 4 * 120 + 4 * 84 + 4 * 10  # ReLU, ReLU, log-softmax
+    assert ends(taken(planned()))["forward"].activations == BATCH * per_image + 4  # and the sum of the loss's weights
+
+
+def test_inputs_are_the_data_set_and_the_batches_made_ready() -> None:
+    plan = planned()
+    images = plan.data.train.images.numel() + 8 * len(plan.data.train)
+    chunk = 1024 * (28 * 28 * 4 + 8)  # the fast loader normalises so many at once
+    inputs = ends(taken(plan))["forward"].inputs
+    assert images + chunk <= inputs <= images + chunk + 1024 * (28 * 28 + 24) + 8 * len(plan.data.train)
+
+
+class Told(StorageAccount):
+    """Says after every operator, into the profiler's own timeline, what it counts."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        with record_function(f"counted {self.live_bytes}"):
+            return result
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "cnn"}, {"model": "cnn", "precision": "bf16"}])
+def test_the_sum_is_what_the_cpu_allocator_counts(options: dict[str, Any]) -> None:
+    """torch's profiler hears every allocation and release from the allocator itself: the same bytes after every operator."""
+    plan = planned(**options)
+    account = Told(plan.world.device)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
+        take_steps(plan, STEPS, account)
+    allocator, apart = 0, []
+    for event in sorted(profiled.profiler.kineto_results.events(), key=lambda e: e.start_ns()):  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            allocator += event.nbytes()
+        elif event.name().startswith("counted"):
+            apart.append(int(event.name().split()[1]) - allocator)
+    steps = apart[apart.index(apart[-1]) :]  # the data set was there before the profiler
+    assert len(steps) > 0.6 * len(apart) > 60
+    assert max(steps) - min(steps) <= WRAPPED_BYTES < account.live_bytes / 1000
+
+
+def test_watching_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, plain, watched = planned(model="cnn"), VisionEngine.train_step, []
+
+    def told(*args: Any) -> torch.Tensor:
+        loss = plain(*args)
+        watched.append(loss.item())
+        return loss
+
+    engine = VisionEngine(plan.config, plan.shape, plan.world)
+    batches = FastLoader(plan.data.train, plan.walk, plan.normalise(), "none").epoch(0)
+    losses = [engine.train_step(step, *next(batches), 1e-3).item() for step in range(STEPS)]
+    monkeypatch.setattr(VisionEngine, "train_step", told)
+    taken(plan)
+    assert watched == losses
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {name: tmp_path / f"m.{name}" for name in ("png", "csv")}
+    words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    assert main(["lenet", "memory", "--batch-size", "64", "--steps", "2", "--device", "cpu", *words]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("lenet on scikit-learn's handwritten digits")
+    assert said[1].split()[:1] == ["MiB"]
+    by_name = {line.split("  ")[0]: line.split()[-5:] for line in said[2:9]}
+    assert list(by_name) == [*CATEGORIES, "all"]
+    assert by_name["weights"] == ["0.24"] * 5  # 246,824 bytes
+    assert by_name["gradients"][2] == "0.24"
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    events = pd.read_csv(files["csv"])
+    assert list(events) == "time_s step phase op storage change_bytes category live_bytes".split()
+    assert (events.change_bytes.cumsum() == events.live_bytes).all()
+    assert events.time_s.is_monotonic_increasing
+    assert set(events.category) == set(CATEGORIES)
+    assert sorted(set(events.step)) == [0, 1, 2]
+    assert events.op[events.change_bytes > 0].notna().mean() > 0.9  # what `hold` found was made before
+
+
+def test_the_count_of_cudas_allocator_stands_below_the_sum() -> None:
+    account = taken(planned())
+    view = StepView.of(account, account.timeline(), STEPS)
+    assert [row["MiB"] for row in table(view)] == [*CATEGORIES, "all"]
+    counted = [
+        m._replace(allocated_bytes=(i + 1) * 2**20, peak_allocated_bytes=9 * 2**20) for i, m in enumerate(view.marks)
+    ]
+    last = table(dataclasses.replace(view, marks=counted))[-1]
+    assert list(last.values()) == ["CUDA's allocator", "1.00", "2.00", "3.00", "4.00", "9.00"]
+
+
+def test_the_allocators_history_is_written_and_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of the calls, where there is no CUDA."""
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: calls.append(given))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
+    with allocator_history(None):
+        pass
+    assert calls == []
+    with allocator_history(tmp_path / "s.pickle"):
+        calls.append("steps")
+    assert calls == [{"max_entries": 100_000}, "steps", str(tmp_path / "s.pickle"), {"enabled": None}]
+    with pytest.raises(RuntimeError, match="out of memory"), allocator_history(tmp_path / "s.pickle"):
+        raise RuntimeError("out of memory")
+    assert calls[-1] == {"enabled": None}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 1000"),
+        (["--snapshot", "s.pickle"], "the allocator's history is CUDA's, in --snapshot"),
+        (["--png", "no/where.png"], "is in a folder that does not exist, in --png"),
+        (["--model", "resnet81"], "did you mean 'resnet18'?"),
+        (["--batch-size", "5000"], "expected at least one batch of 5000"),
+        (["--no-amp"], "fp32 has no autocast to leave out"),
+    ],
+)
+def test_refused(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["lenet", "memory", "--device", "cpu", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not list(tmp_path.iterdir())
+
+
+class Compared(StorageAccount):
+    """Lays its count beside CUDA's after every operator: the bytes that were asked for, and what the allocator rounds them to."""
+
+    apart: list[tuple[int, int]]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        stats = torch.cuda.memory_stats()
+        rounded = sum(-(-nbytes // 512) * 512 for nbytes in self._nbytes)
+        asked, allocated = stats["requested_bytes.all.current"], stats["allocated_bytes.all.current"]
+        if self._step == STEPS:
+            self.apart.append((asked - self.live_bytes, allocated - rounded))
+        return result
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_sum_is_what_cudas_allocator_counts(precision: str, tmp_path: Path) -> None:
+    """But for what cuBLAS and cuDNN keep from the first step on; a block with up to 1 MiB to spare is not split."""
+    plan = planned("cuda", model="cnn", precision=precision)
+    account = Compared(plan.world.device)
+    account.apart = []
+    with allocator_history(tmp_path / "s.pickle"):
+        take_steps(plan, STEPS, account)
+    asked = [of_asked for of_asked, _ in account.apart]
+    assert max(asked) - min(asked) <= WRAPPED_BYTES
+    assert all(most >= least for least, most in account.apart)
+    marks = [mark for mark in account.marks if mark.step == STEPS]
+    assert all(mark.allocated_bytes for mark in marks)
+    assert (tmp_path / "s.pickle").stat().st_size > 0

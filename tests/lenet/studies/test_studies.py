@@ -1,0 +1,43 @@
+"""Studies: the whole command on a few steps of the embedded digits, its table beside the text's, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import pytest
+
+from gptscale.lenet.studies.study import Column, not_significant, of, overlaps, table
+
+
+def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
+    """One process, and Fabric on one and two: one loss, as parity has it (test_training.py has DDP)."""
+    pytest.importorskip("lightning_fabric")
+    rows = study("strategies", "--strategies", "single,fabric", "--batch-size", "16")
+    assert rows.world_size.to_dict() == {"single x1": 1, "fabric x1": 1, "fabric x2": 2}
+    assert rows.strategy.tolist() == ["single", "fabric", "fabric"]
+    for column in ("loss_first", "loss_last"):
+        assert ((rows[column] - rows[column]["single x1"]).abs() / rows[column]).max() <= 1e-5
+    assert rows.test_accuracy.nunique() == 1
+    assert "dataparallel was not run" in capsys.readouterr().out
+
+
+def test_workers(study: Callable[..., pd.DataFrame]) -> None:
+    pytest.importorskip("torchvision")
+    rows = study("workers", "--workers", "0,2")
+    assert rows.index.tolist() == [
+        "0 workers", "2 workers", "fast loader",
+        "0 workers, not augmented", "2 workers, not augmented", "fast loader, not augmented",
+    ]  # fmt: skip
+    assert rows.num_workers.tolist() == [0, 2, 0, 0, 2, 0]
+    assert (rows.load_s > 0).all()
+    assert rows.load_s["fast loader"] < rows.load_s["0 workers"]
+
+
+def test_what_is_significant() -> None:
+    assert overlaps([1, 3], [2, 4])
+    assert not overlaps([1, 2], [3, 4])
+    groups = {"a": [{"x": 1.0}, {"x": 3.0}], "b": [{"x": 2.0}, {"x": 2.5}], "c": [{"x": 9.0}, {"x": 8.0}]}
+    column = Column("x", of("x"), ".1f", spread=True)
+    assert not_significant(groups, column) == ["x: a and b do not differ significantly, their spreads overlap"]
+    assert table(groups, [column])[0] == {"run": "a", "x": "2.0 (1.0-3.0)"}

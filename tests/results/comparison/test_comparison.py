@@ -1,0 +1,428 @@
+"""Ranking, the guard against unequal work, repeats and spreads, and every form the comparison is written in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+from rich.console import Console
+
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.launchers.cli import main
+from gptscale.results.comparison.groups import Comparison, compare, load, write_comparison
+from gptscale.results.comparison.picture import figure_png
+from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
+from gptscale.results.record.columns import STEP_COLUMNS
+from gptscale.results.record.files import StepLog, append_summary, write_json
+
+WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
+LONG_RECIPE = "accelerate_fsdp"
+
+
+def add_run(
+    out: Path,
+    recipe: str,
+    tokens_per_s: float = 1000.0,
+    *,
+    repeat: int = 0,
+    jitter: float = 0.01,
+    ran: bool = True,
+    steps: bool = True,
+    **changes: Any,
+) -> str:
+    """A run's row, and its folder, as the launcher leaves them; `work` changes what it trained."""
+    run_id = changes.pop("run_id", f"{recipe}-{len(list(out.glob('runs/*')))}-{repeat}")
+    work = WORK | changes.pop("work", {})
+    world_size = changes.get("world_size", 1 if recipe == "single" else 2)
+    step_time_s = 1024 / tokens_per_s
+    measured = {
+        "loss_first": 5.5,
+        "loss_last": 3.0,
+        "step_time_s_median": step_time_s,
+        "step_time_s_p10": step_time_s * (1 - jitter),
+        "step_time_s_p90": step_time_s * (1 + jitter),
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_device": tokens_per_s / world_size,
+        "peak_rss_gib": 0.7,
+    }
+    row = {
+        "run_id": run_id,
+        "timestamp": f"2026-01-01T00:00:{repeat:02d}Z",
+        "status": "ok",
+        "recipe": recipe,
+        "engine": "torch",
+        "engine_version": "2.11.0",
+        "model": work["model"],
+        "n_params": 842_624,
+        "seq_len": 128,
+        "vocab_size": 257,
+        "precision": "fp32",
+        "world_size": world_size,
+        "dp_size": world_size,
+        "tp_size": 1,
+        "pp_size": 1,
+        "micro_batch_size": 4,
+        "grad_accum_steps": 1,
+        "global_batch_size": 8,
+        "steps": work["steps"],
+        "activation_checkpointing": "none",
+        "compile": False,
+        "offload": "none",
+        "data": "stdlib",
+        "seed": 1234,
+        "device": "cpu: somebody's",
+        "torch_version": "2.11.0",
+        "workload_hash": f"{work['model']}-{work['steps']}-{work['lr']}",
+    }
+    append_summary(out, row | (measured if ran else {}) | changes)
+    folder = out / "runs" / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {"python": "3.11.7", "device": row["device"], "packages": {"torch": "2.11.0"}}
+    write_json(
+        folder / "run.json", {"workload": work, "command": ["gptscale", "run", recipe], "environment": environment}
+    )
+    if ran and steps:
+        log = StepLog(folder / "steps.csv")
+        for step in range(1, 21):
+            log.append({**dict.fromkeys(STEP_COLUMNS, 0.1), "step": step, "loss": 3 + 5 / step})
+        log.close()
+    return run_id
+
+
+def add_failure(
+    out: Path, recipe: str, status: str = "oom", error: str = "out of memory (2 GiB)", **changes: Any
+) -> None:
+    add_run(out, recipe, ran=False, status=status, error=error, **changes)
+
+
+def order(comparison: Comparison) -> list[str]:
+    return [group.name for group in comparison.ranked]
+
+
+def shown(comparison: Comparison, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    show(comparison, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_fastest_first_and_relative_to_single(tmp_path: Path) -> None:
+    for recipe, tokens_per_s in (("single", 1000.0), ("fsdp", 1500.0), ("ddp", 2000.0)):
+        add_run(tmp_path, recipe, tokens_per_s)
+    comparison = compare(load([tmp_path]))
+    assert order(comparison) == ["ddp x2", "fsdp x2", "single x1"]
+    assert [row["vs single"] for row in cells(comparison)] == ["2.00x", "1.50x", "1.00x"]
+    assert notes(comparison) == []
+
+
+def test_without_single_the_slowest_is_the_measure(tmp_path: Path) -> None:
+    add_run(tmp_path, "ddp", 2000.0)
+    add_run(tmp_path, "fsdp", 1000.0)
+    assert [row["vs slowest"] for row in cells(compare(load([tmp_path])))] == ["2.00x", "1.00x"]
+
+
+def test_other_work_is_not_ranked_and_says_what_differs(tmp_path: Path) -> None:
+    add_run(tmp_path, "single")
+    add_run(tmp_path, "ddp", 2000.0)
+    add_run(tmp_path, "fsdp", 9000.0, work={"lr": 1e-3, "data_fingerprint": "bbbb"})
+    comparison = compare(load([tmp_path]))
+    assert order(comparison) == ["ddp x2", "single x1"]
+    assert [group.name for group in comparison.apart] == ["fsdp x2"]
+    assert notes(comparison) == ["fsdp x2: other work: lr 0.001 (ranked: 0.0005); data_fingerprint bbbb (ranked: aaaa)"]
+    assert cells(comparison)[2]["vs single"] == "-"
+
+
+def test_without_run_json_the_columns_say_what_differs(tmp_path: Path) -> None:
+    add_run(tmp_path, "single")
+    add_run(tmp_path, "ddp", 2000.0)
+    run_id = add_run(tmp_path, "fsdp", work={"model": "gpt2", "steps": 30, "lr": 1.0})
+    (tmp_path / "runs" / run_id / "run.json").unlink()
+    (note,) = notes(compare(load([tmp_path])))
+    assert note == "fsdp x2: other work: model gpt2 (ranked: tiny); steps 30 (ranked: 20)"
+
+
+def test_work_of_most_recipes_is_ranked_newest_among_equals(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", repeat=1)
+    add_run(tmp_path, "ddp", repeat=2)
+    add_run(tmp_path, "single", repeat=3, work={"steps": 30})
+    assert order(compare(load([tmp_path]))) == ["single x1", "ddp x2"]
+    add_run(tmp_path, "fsdp", repeat=4, work={"steps": 30})
+    assert order(compare(load([tmp_path]))) == ["single x1", "fsdp x2"]
+
+
+def test_a_sweep_ranks_what_it_just_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe in ("single", "ddp", "fsdp"):
+        add_run(tmp_path, recipe)
+    add_run(tmp_path, "ddp", work={"steps": 30}, micro_batch_size=2)
+    write_comparison([tmp_path], tmp_path)
+    rows = list(csv.DictReader((tmp_path / "comparison.csv").open()))
+    assert [(row["recipe"], row["ranked"], row["micro_batch_size"]) for row in rows][0] == ("ddp", "true", "2")
+    assert {row["ranked"] for row in rows[1:]} == {"false"}
+    assert all((tmp_path / f"comparison.{kind}").stat().st_size for kind in ("csv", "md", "png", "html"))
+    assert "wrote" in capsys.readouterr().out
+
+
+def test_repeats_are_one_group_with_median_and_spread(tmp_path: Path) -> None:
+    for repeat, tokens_per_s in enumerate((1000.0, 1100.0, 1300.0)):
+        add_run(tmp_path, "ddp", tokens_per_s, repeat=repeat)
+    add_failure(tmp_path, "ddp", "failed", "rank 1 died", repeat=4)
+    (group,) = compare(load([tmp_path])).ranked
+    assert group.median("tokens_per_s") == 1100
+    assert group.spread() == (1000, 1300)
+    (row,) = cells(compare(load([tmp_path])))
+    assert (row["runs"], row["status"]) == ("4", "3 ok 1 failed")
+    assert group.notes == ["failed: rank 1 died"]
+
+
+def test_overlapping_spreads_are_not_significant(tmp_path: Path) -> None:
+    for repeat, (single, ddp) in enumerate(((1000.0, 1020.0), (1010.0, 1030.0), (1025.0, 1050.0))):
+        add_run(tmp_path, "single", single, repeat=repeat)
+        add_run(tmp_path, "ddp", ddp, repeat=repeat)
+    comparison = compare(load([tmp_path]))
+    assert notes(comparison) == [
+        "no significant difference between neighbours, their spreads overlap: ddp x2 ~ single x1"
+    ]
+
+
+def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 1000.0, jitter=0.2)
+    add_run(tmp_path, "ddp", 1100.0, jitter=0.01)
+    comparison = compare(load([tmp_path]))
+    assert comparison.ranked[1].spread() == pytest.approx((1000 / 1.2, 1000 / 0.8))
+    assert comparison.ranked[1].tied_with_faster
+    assert "no significant difference" in notes(comparison)[0]
+
+
+def test_failed_runs_are_listed_last_with_their_error(tmp_path: Path) -> None:
+    add_failure(tmp_path, "fsdp")
+    add_run(tmp_path, "single")
+    comparison = compare(load([tmp_path]))
+    assert order(comparison) == ["single x1", "fsdp x2"]
+    assert [row["status"] for row in cells(comparison)] == ["ok", "oom"]
+    assert notes(comparison) == ["fsdp x2: oom: out of memory (2 GiB)"]
+
+
+def test_a_comparison_of_failures_only(tmp_path: Path) -> None:
+    add_failure(tmp_path, "fsdp")
+    comparison = compare(load([tmp_path]))
+    assert "oom" in shown(comparison)
+    assert figure_png(comparison)
+
+
+def test_a_resumed_run_counts_once_as_it_ended(tmp_path: Path) -> None:
+    run_id = add_run(tmp_path, "ddp", 900.0, status="interrupted")
+    add_run(tmp_path, "ddp", 1000.0, run_id=run_id)
+    (group,) = compare(load([tmp_path])).ranked
+    assert len(group.rows) == 1
+    assert group.median("tokens_per_s") == 1000
+
+
+def test_the_same_place_given_twice_counts_once(tmp_path: Path) -> None:
+    run_id = add_run(tmp_path, "ddp")
+    add_run(tmp_path, "single")
+    paths = [tmp_path, tmp_path / "summary.csv", tmp_path / "runs" / ".." / "summary.csv", tmp_path / "runs" / run_id]
+    assert len(load(paths)) == 2
+
+
+def test_a_runs_folder_is_its_row_alone(tmp_path: Path) -> None:
+    run_id = add_run(tmp_path, "ddp")
+    add_run(tmp_path, "single")
+    assert list(load([tmp_path / "runs" / run_id]).run_id) == [run_id]
+
+
+def test_equal_names_are_told_apart(tmp_path: Path) -> None:
+    add_run(tmp_path, "ddp", 1000.0, micro_batch_size=4, grad_accum_steps=1)
+    add_run(tmp_path, "ddp", 900.0, micro_batch_size=2, grad_accum_steps=2)
+    assert order(compare(load([tmp_path]))) == [
+        "ddp x2 micro_batch_size=4 grad_accum_steps=1",
+        "ddp x2 micro_batch_size=2 grad_accum_steps=2",
+    ]
+
+
+def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    add_run(tmp_path, "single")
+    with (tmp_path / "summary.csv").open("a") as file:
+        file.write("1,torn-run,2026-01")
+    assert list(load([tmp_path]).recipe) == ["single"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is no summary"),
+        (b"\x00\xff\xfe binary", "is no summary"),
+        (b"a,b\n1,2\n", "is no summary"),
+        (b"a,b\n1,2,3,4\n1\n1,2,3,4,5\n", "is no summary"),
+        (None, "holds no summary.csv"),
+    ],
+)
+def test_what_is_no_summary_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "x.csv"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["compare", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gptscale: error: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_word_where_a_number_belongs_is_refused(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", tokens_per_s=1234.5)
+    path = tmp_path / "summary.csv"
+    path.write_text(path.read_text().replace("1234.5", "fast"))
+    with pytest.raises(ConfigError, match=r"is no summary.*fast"):
+        load([path])
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--md", "nowhere/x.md"], ["--png", "."], ["--pgn", "x.png"], ["no-such-folder"]], ids=str
+)
+def test_bad_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    add_run(tmp_path, "single")
+    paths = [str(tmp_path)] if argv and argv[0].startswith("--") else []
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["compare", *paths, *argv]) == 2
+    assert capsys.readouterr().err.startswith("gptscale: error: ")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_table_fits_a_hundred_columns(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 9_876_543.0)
+    add_run(tmp_path, LONG_RECIPE, 1_234_567.0, world_size=16, mfu=0.4567, peak_mem_allocated_gib=123.45)
+    add_failure(tmp_path, "fsdp")
+    text = shown(compare(load([tmp_path])))
+    (line,) = [line for line in text.splitlines() if line.startswith(LONG_RECIPE)]
+    for figure in (f"{LONG_RECIPE} x16", "1,234,567", "0.12x", "45.7%", "123.45", "3.00000", "ok"):
+        assert figure in line
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_text_of_a_row_is_never_markup_nor_a_tag_nor_a_formula(tmp_path: Path) -> None:
+    add_run(tmp_path, "single")
+    add_failure(tmp_path, "fsdp", "failed", "=1+1 | <script>alert(1)</script> [bold]x[/nothing]")
+    comparison = compare(load([tmp_path]))
+    assert "[/nothing]" in shown(comparison, 300)
+    markdown = as_markdown(comparison)
+    assert "<script" not in markdown
+    assert r"\|" in markdown
+    from gptscale.results.comparison.page import page
+
+    html = page(comparison, b"")
+    assert "<script" not in html
+    assert "&lt;script" in html
+    assert all(
+        not value.startswith(("=", "+", "@"))
+        for row in csv.reader(io.StringIO(as_csv(comparison).decode()))
+        for value in row
+    )
+
+
+def test_all_forms_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe, tokens_per_s in (("single", 1000.0), ("fsdp", 1500.0), ("ddp", 2000.0)):
+        add_run(tmp_path, recipe, tokens_per_s)
+    add_failure(tmp_path, "zero3")
+    files = {kind: tmp_path / f"table.{kind}" for kind in ("csv", "md", "png", "html")}
+    options = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+    assert main(["compare", *options, str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert all(f"wrote {file}" in said for file in files.values())
+    rows = list(csv.DictReader(files["csv"].open()))
+    assert [row["name"] for row in rows] == ["ddp x2", "fsdp x2", "single x1", "zero3 x2"]
+    assert float(rows[0]["tokens_per_s"]) == 2000
+    assert float(rows[0]["relative_speed"]) == 2
+    table = [line for line in files["md"].read_text().splitlines() if line.startswith("|")]
+    assert len(table) == 6
+    assert len({line.count("|") for line in table}) == 1
+    assert matplotlib.image.imread(files["png"]).shape[:2] > (500, 1000)
+
+
+def test_html_is_self_contained_and_complete(tmp_path: Path) -> None:
+    for recipe in ("single", "ddp"):
+        add_run(tmp_path, recipe)
+    path = tmp_path / "page.html"
+    assert main(["compare", str(tmp_path), "--html", str(path)]) == 0
+    html = path.read_text()
+    sources = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", html) + re.findall(r"url\(([^)]*)\)", html)
+    assert sources
+    assert all(source.startswith("data:") for source in sources)
+    assert "@import" not in html
+    for text in ("ddp x2", "gptscale run ddp", "torch 2.11.0", "What the columns mean", "cpu: somebody&#39;s"):
+        assert text in html
+
+
+def test_picture_without_steps_still_shows_speed(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", steps=False)
+    add_run(tmp_path, "ddp", steps=False)
+    assert figure_png(compare(load([tmp_path]))).startswith(b"\x89PNG")
+
+
+def test_run_json_need_not_be_there(tmp_path: Path) -> None:
+    run_id = add_run(tmp_path, "single")
+    (tmp_path / "runs" / run_id / "run.json").unlink()
+    assert main(["compare", str(tmp_path), "--html", str(tmp_path / "x.html")]) == 0
+    assert json.dumps(run_id)[1:-1] not in (tmp_path / "x.html").read_text()
+
+
+def test_reads_a_summary_of_version_1(tmp_path: Path) -> None:
+    """It lacks the columns on offload."""
+    add_run(tmp_path, "single", 100.0)
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    old = [column for column in rows[0] if not column.startswith("offload_")]
+    with (tmp_path / "summary.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, old, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    assert compare(load([tmp_path])).ranked[0].median("tokens_per_s") is not None
+    assert compare(load([tmp_path])).ranked[0].median("offload_cpu_gib") is None
+
+
+def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path: Path) -> None:
+    """It lacks optimizer_state, since there was only one, and the columns on fp8."""
+    for part, speed in (("old", 100.0), ("new", 120.0)):
+        add_run(tmp_path / part, "single", speed, optimizer_state="fp32")
+    file = tmp_path / "old" / "summary.csv"
+    rows = list(csv.DictReader(io.StringIO(file.read_text())))
+    columns = [c for c in rows[0] if c not in ("optimizer_state", "fp8_tflops_per_device", "fp8_mixed_utilisation")]
+    assert len(columns) == 57
+    lines = [",".join(columns), *(",".join(row[c] for c in columns) for row in rows)]
+    file.write_text("\n".join(lines).replace("\n4,", "\n3,") + "\n")
+    (group,) = compare(load([tmp_path / "old", tmp_path / "new"])).ranked
+    assert group.name == "single x1"
+    assert group.median("tokens_per_s") == 110
+    with pytest.raises(StorageError, match="other columns"):
+        append_summary(tmp_path / "old", {"status": "ok"})
+
+
+def test_other_optimizer_state_is_other_work_and_named(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 100.0, optimizer_state="fp32")
+    add_run(tmp_path, "single", 90.0, optimizer_state="8bit", work={"lr": 1.0, "optimizer_state_precision": "8bit"})
+    comparison = compare(load([tmp_path]), "tiny-20-0.0005")
+    assert order(comparison) == ["single x1"]
+    (apart,) = comparison.apart
+    assert apart.name == "single x1 state=8bit"
+    assert "optimizer_state_precision 8bit" in apart.notes[0]
+
+
+def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path: Path) -> None:
+    for run_id, stage, speed in (("a", 2, 900.0), ("b", 3, 500.0), ("c", 3, 510.0)):
+        add_run(tmp_path, "zero_offload", speed, run_id=run_id)
+        file = tmp_path / "runs" / run_id / "run.json"
+        write_json(file, json.loads(file.read_text()) | {"recipe_config": {"stage": stage, "offload": "cpu"}})
+    assert order(compare(load([tmp_path]))) == ["zero_offload x2 stage=2", "zero_offload x2 stage=3"]
+
+
+def test_says_what_offload_costs(tmp_path: Path) -> None:
+    add_run(tmp_path, "zero_infinity", offload_cpu_gib=0.5, offload_disk_gib=2.0, offload_wait_fraction=0.25)
+    add_run(tmp_path, "ddp")
+    assert notes(compare(load([tmp_path])))[-1] == (
+        "zero_infinity x2: keeps 0.5 GiB on the host and 2 GiB on disk, 25.0% of the step waiting for it"
+    )

@@ -1,0 +1,237 @@
+"""The writers keep every whole row, whatever dies beside them, and nothing that a spreadsheet would run."""
+
+from __future__ import annotations
+
+import csv
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.results.record.columns import STEP_COLUMNS, SUMMARY_COLUMNS, cell
+from gptscale.results.record.files import StepLog, append_summary, run_directory, write_json
+
+WRITER = """
+import sys
+from pathlib import Path
+from gptscale.results.record.files import append_summary
+for i in range(500):
+    append_summary(Path(sys.argv[1]), {"run_id": f"writer{sys.argv[2]}-{i}", "status": "ok", "error": "x" * (i % 300)})
+"""
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def step_row(step: int) -> dict[str, float]:
+    return {**dict.fromkeys(STEP_COLUMNS, 0.5), "step": step}
+
+
+def steps_in(path: Path) -> list[int]:
+    return [int(row["step"]) for row in rows_of(path)]
+
+
+def test_columns_are_the_documented_ones() -> None:
+    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 60
+    assert SUMMARY_COLUMNS[:5] == ["schema_version", "run_id", "timestamp", "status", "error"]
+    assert SUMMARY_COLUMNS[-1] == "workload_hash"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, ""),
+        (True, "true"),
+        (-1.5, "-1.5"),
+        (-3, "-3"),
+        (np.float64(0.1), "0.1"),
+        (np.int64(-2), "-2"),
+        (1 / 3, "0.3333333333333333"),
+        (float("nan"), "nan"),
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("+1", "'+1"),
+        ("-1", "'-1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "' =1"),
+        ("\r=1", "' =1"),
+        ("\n=1", "' =1"),
+        ("  =1", "'  =1"),
+        ("two\nlines\x1b[31m", "two lines [31m"),
+        ("a=b", "a=b"),
+    ],
+)
+def test_cell(value: object, written: str) -> None:
+    assert cell(value) == written
+
+
+def test_floats_read_back_exactly(tmp_path: Path) -> None:
+    loss = 3.1415926535897931e-5 / 7
+    path = append_summary(tmp_path, {"status": "ok", "loss_last": loss, "error": 'a "quoted", text'})
+    (row,) = rows_of(path)
+    assert float(row["loss_last"]) == loss
+    assert row["error"] == 'a "quoted", text'
+    assert row["schema_version"] == "4"
+
+
+def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="losss"):
+        append_summary(tmp_path, {"status": "ok", "losss": 1.0})
+    with pytest.raises(ValueError, match="fine"):
+        append_summary(tmp_path, {"status": "fine"})
+    assert not (tmp_path / "summary.csv").exists()
+
+
+def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(i)], env=environment, stderr=subprocess.PIPE)
+        for i in range(8)
+    ]
+    for writer in writers:
+        _, said = writer.communicate(timeout=60)
+        assert writer.returncode == 0, said.decode()
+    lines = (tmp_path / "summary.csv").read_text().splitlines()
+    rows = rows_of(tmp_path / "summary.csv")
+    assert sum(line.startswith("schema_version,") for line in lines) == 1
+    assert {row["run_id"] for row in rows} == {f"writer{w}-{i}" for w in range(8) for i in range(500)}
+    assert len(rows) == 4000
+    assert all(None not in row and row["error"] == "x" * (int(row["run_id"].split("-")[1]) % 300) for row in rows)
+
+
+def test_torn_last_line_is_cut_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = append_summary(tmp_path, {"run_id": "first", "status": "ok"})
+    append_summary(tmp_path, {"run_id": "torn", "status": "ok"})
+    path.write_bytes(path.read_bytes()[:-30])
+    append_summary(tmp_path, {"run_id": "third", "status": "ok"})
+    assert [row["run_id"] for row in rows_of(path)] == ["first", "third"]
+    assert "torn" in capsys.readouterr().err
+
+
+def test_torn_header_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "summary.csv").write_text("schema_ver")
+    path = append_summary(tmp_path, {"run_id": "first", "status": "ok"})
+    assert [row["run_id"] for row in rows_of(path)] == ["first"]
+
+
+def test_file_of_another_schema_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "summary.csv").write_text("my,own,table\n1,2,3\n")
+    with pytest.raises(StorageError, match="other columns"):
+        append_summary(tmp_path, {"status": "ok"})
+    assert (tmp_path / "summary.csv").read_text() == "my,own,table\n1,2,3\n"
+
+
+def test_results_are_private(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    path = append_summary(out, {"status": "ok"})
+    with run_directory(out, "a") as folder:
+        write_json(folder / "run.json", {"a": Path("b")})
+    for made, mode in ((out, 0o700), (folder, 0o700), (path, 0o600), (folder / "run.json", 0o600)):
+        assert stat.S_IMODE(made.stat().st_mode) == mode, made
+
+
+@pytest.mark.parametrize("link", ["summary.csv", "runs", "runs/a", "runs/a/.lock", "runs/a/steps.csv"])
+def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    target = outside if link in ("runs", "runs/a") else outside / "file"
+    (tmp_path / "out" / link).parent.mkdir(parents=True)
+    (tmp_path / "out" / link).symlink_to(target)
+    with pytest.raises(StorageError, match="symbolic link"):
+        if link == "summary.csv":
+            append_summary(tmp_path / "out", {"status": "ok"})
+        with run_directory(tmp_path / "out", "a") as folder:
+            StepLog(folder / "steps.csv")
+    assert not list(outside.iterdir())
+
+
+def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
+    holder = (
+        "import sys, time; from pathlib import Path; from gptscale.results.record.files import run_directory\n"
+        "with run_directory(Path(sys.argv[1]), 'a'): print('held', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        began = time.monotonic()
+        with (
+            pytest.raises(ConfigError, match=f"in use by pid {process.pid} on host .* since 20"),
+            run_directory(tmp_path, "a"),
+        ):
+            pass
+        assert time.monotonic() - began < 2
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=10)
+    with run_directory(tmp_path, "a"):  # what a dead process held is free
+        pass
+
+
+def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    log = StepLog(path)
+    for step in range(1, 8):
+        log.append(step_row(step))
+    log.close()
+    path.write_bytes(path.read_bytes()[:-3])  # step 7 is torn
+    resumed = StepLog(path, after_step=4)
+    for step in (5, 6):
+        resumed.append(step_row(step))
+    resumed.close()
+    assert steps_in(path) == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "steps.discarded.csv").read_text().splitlines() == [
+        "5,0.5,0.5,0.5,0.5,0.5,0.5",
+        "6,0.5,0.5,0.5,0.5,0.5,0.5",
+    ]
+
+
+def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "steps.csv"
+    log = StepLog(path)
+    log.append(step_row(1))
+    log.flush()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))  # room for half a row
+    try:
+        log.append(step_row(2))
+        log.sync()
+        log.append(step_row(3))
+        log.sync()
+        held = path.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert steps_in(path) == [1]
+    assert held.endswith(b"\n")
+    assert "2 rows are held in memory" in capsys.readouterr().err
+    log.close()
+    assert steps_in(path) == [1, 2, 3]
+
+
+def test_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "steps.csv")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="no space"):
+            log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_json_is_replaced_in_one_move(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    write_json(path, {"status": "failed"})
+    with pytest.raises(TypeError):
+        write_json(path, {("not", "a"): "key"})
+    assert path.read_text() == '{\n "status": "failed"\n}'
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]

@@ -1,0 +1,270 @@
+"""The recorder with a made-up engine and clock: no processes, no model, every figure known beforehand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gptscale.common.engine import StepResult
+from gptscale.common.errors import NumericError
+from gptscale.common.process.world import World
+from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.results.record.recorder import Recorder
+
+TAGS = {"train/loss", "train/grad_norm", "train/lr", "train/tokens_per_s", "train/peak_mem_gib"}
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def make_run(rank: int = 0, **options: Any) -> Run:
+    config = RunConfig(**{"seq_len": 16, "steps": 10, "timing_warmup_steps": 0, **options})
+    world = World(rank, rank, 2, torch.device("cpu"), 60.0)
+    return Run("ddp", config, config.gpt(), plan_batch(2, global_batch_size=4), world)
+
+
+def result(loss: float, grad_norm: float = 1.0, rank_losses: tuple[float, float] | None = None) -> StepResult:
+    shares = rank_losses or (loss / 2, loss / 2)
+    return StepResult(torch.tensor(loss), torch.tensor(grad_norm), torch.tensor(shares))
+
+
+def record(recorder: Recorder, clock: Clock, steps: range, *, step_s: float = 0.5, wait_s: float = 0.1) -> list[bool]:
+    """Steps that take `step_s`, `wait_s` of it waiting for data, and whose loss is 10 / step."""
+    read = []
+    for step in steps:
+        with recorder.waiting():
+            clock.passes(wait_s)
+        clock.passes(step_s - wait_s)
+        read.append(recorder.step(step, 1e-3, result(10 / step)))
+    return read
+
+
+def points(folder: Path, tag: str) -> dict[int, float]:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    found = [(e.step, e.value) for e in events.Scalars(tag)]
+    assert len(found) == len(dict(found)), "a step is there twice"
+    return dict(found)
+
+
+def test_every_step_has_its_row_and_its_events(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(), tmp_path, clock=clock) as recorder:
+        assert record(recorder, clock, range(1, 11)) == [True] * 10
+    rows = pd.read_csv(tmp_path / "steps.csv", float_precision="round_trip")
+    assert list(rows.step) == list(range(1, 11))
+    assert list(rows.tokens) == [64 * step for step in range(1, 11)]
+    assert list(rows.loss) == [torch.tensor(10 / step).item() for step in range(1, 11)]  # every digit of a float32
+    assert rows.step_time_s.tolist() == pytest.approx([0.5] * 10)
+    assert rows.data_wait_s.tolist() == pytest.approx([0.1] * 10)
+    assert set(EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]) == TAGS
+    assert points(tmp_path, "train/loss") == dict(zip(rows.step, rows.loss, strict=True))
+    assert points(tmp_path, "train/tokens_per_s")[3] == pytest.approx(128)
+    assert (recorder.loss_first, recorder.loss_last, recorder.last_step) == (10.0, 1.0, 10)
+
+
+def test_a_window_is_read_once_and_shared_equally(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(log_every=4), tmp_path, clock=clock) as recorder:
+        assert record(recorder, clock, range(1, 4)) == [False] * 3
+        clock.passes(2.0)  # the device is still at it when the host has sent the last step
+        assert record(recorder, clock, range(4, 5)) == [True]
+        assert record(recorder, clock, range(5, 11)) == [False, False, False, True, False, True]
+    times_s = pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist()
+    assert times_s == pytest.approx([1.0] * 4 + [0.5] * 6)
+
+
+def test_warm_up_is_logged_but_not_timed(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(timing_warmup_steps=3), tmp_path, start_step=2, clock=clock) as recorder:
+        record(recorder, clock, range(3, 6), step_s=9.0)
+        record(recorder, clock, range(6, 11), step_s=0.5)
+    assert recorder.step_times_s == pytest.approx([0.5] * 5)
+    speed = recorder.speed()
+    assert speed.step_time_s_median == pytest.approx(0.5)
+    assert speed.tokens_per_s == pytest.approx(128)
+    assert speed.tokens_per_s_per_device == pytest.approx(64)
+    assert speed.data_wait_fraction == pytest.approx(0.2)
+    assert speed.mfu is None  # a CPU has no peak in the table
+    assert len(pd.read_csv(tmp_path / "steps.csv")) == 8
+
+
+def test_evaluating_and_saving_are_not_timed(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(log_every=10, eval_every=3, save_every=4), tmp_path, clock=clock) as recorder:
+        for step in range(1, 11):
+            (read,) = record(recorder, clock, range(step, step + 1))
+            assert read == (step in (3, 4, 6, 8, 9, 10))  # so that no pause waits for steps under way
+            with recorder.paused():
+                if step % 3 == 0:
+                    clock.passes(7.0)
+                    recorder.evaluated(step, torch.tensor(float(step)))
+                if step % 4 == 0:
+                    recorder.sync()
+                    clock.passes(11.0)
+    assert pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist() == pytest.approx([0.5] * 10)
+    assert pd.read_csv(tmp_path / "eval.csv").values.tolist() == [[3, 3.0], [6, 6.0], [9, 9.0]]
+    assert points(tmp_path, "eval/loss") == {3: 3.0, 6: 6.0, 9: 9.0}
+
+
+def test_writing_counts_as_time_of_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    with Recorder(make_run(), tmp_path, clock=clock) as recorder:
+        monkeypatch.setattr(recorder._console, "say", lambda line: clock.passes(0.25))
+        record(recorder, clock, range(1, 11))
+    assert pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist() == pytest.approx([0.5] + [0.75] * 9)
+
+
+def test_rows_are_on_disk_after_sync(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(log_every=10), tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 4))
+        recorder.sync()
+        assert list(pd.read_csv(tmp_path / "steps.csv").step) == [1, 2, 3]
+        assert list(points(tmp_path, "train/loss")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("log_every", [1, 5])
+def test_nan_on_one_rank_stops_all_and_is_named(tmp_path: Path, rank: int, log_every: int) -> None:
+    clock = Clock()
+    run = make_run(rank, log_every=log_every)
+    with (
+        pytest.raises(NumericError, match=r"loss nan.*at step 3 \(data rank 1, sequences \[2001, 2002\]\)"),
+        Recorder(
+            run, tmp_path, sequences=lambda step, r: (1000 * step + r, 1000 * step + r + 1), clock=clock
+        ) as recorder,
+    ):
+        record(recorder, clock, range(1, 3))
+        clock.passes(0.5)
+        recorder.step(3, 1e-3, result(math.nan, 2.0, (0.5, math.nan)))
+        record(recorder, clock, range(4, 6))
+    if rank == 0:
+        rows = pd.read_csv(tmp_path / "steps.csv")
+        assert list(rows.step) == [1, 2, 3]
+        assert math.isnan(rows.loss[2])
+    else:
+        assert not list(tmp_path.iterdir())
+
+
+def test_infinite_gradient_stops_too(tmp_path: Path) -> None:
+    with pytest.raises(NumericError, match="gradient norm inf, at step 1"), Recorder(make_run(), tmp_path) as recorder:
+        recorder.step(1, 1e-3, result(1.0, math.inf))
+
+
+def test_fp16_may_overflow_now_and_then_but_not_for_ever(tmp_path: Path) -> None:
+    with Recorder(make_run(precision="fp16", steps=100), tmp_path) as recorder:
+        for step in range(1, 30):
+            recorder.step(step, 1e-3, result(1.0, math.inf))
+        recorder.step(30, 1e-3, result(1.0, 1.0))  # a good step: counting begins anew
+        for step in range(31, 60):
+            recorder.step(step, 1e-3, result(1.0, math.inf))
+        with pytest.raises(NumericError, match="30 fp16 steps overflowed in a row, at step 60"):
+            recorder.step(60, 1e-3, result(1.0, math.inf))
+
+
+def test_resume_leaves_each_step_once(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(eval_every=2), tmp_path, clock=clock) as recorder:
+        for step in range(1, 9):
+            record(recorder, clock, range(step, step + 1))
+            if step % 2 == 0:
+                recorder.evaluated(step, torch.tensor(1.0))
+    # died after step 8; the newest checkpoint is of step 5
+    with Recorder(make_run(eval_every=2), tmp_path, start_step=5, clock=clock) as resumed:
+        for step in range(6, 11):
+            record(resumed, clock, range(step, step + 1), step_s=2.0)
+            if step % 2 == 0:
+                resumed.evaluated(step, torch.tensor(2.0))
+    rows = pd.read_csv(tmp_path / "steps.csv")
+    assert list(rows.step) == list(range(1, 11))
+    assert rows.step_time_s.tolist() == pytest.approx([0.5] * 5 + [2.0] * 5)
+    assert list(pd.read_csv(tmp_path / "eval.csv").loss) == [1.0, 1.0, 2.0, 2.0, 2.0]
+    assert points(tmp_path, "eval/loss") == {2: 1.0, 4: 1.0, 6: 2.0, 8: 2.0, 10: 2.0}
+    for tag in TAGS:
+        assert list(points(tmp_path, tag)) == list(range(1, 11)), tag
+    assert points(tmp_path, "train/tokens_per_s")[8] == pytest.approx(32)  # of the second process
+    assert (resumed.loss_first, resumed.loss_last) == (10.0, 1.0)  # of the whole run
+    assert len((tmp_path / "steps.discarded.csv").read_text().splitlines()) == 3
+
+
+def test_starting_anew_under_the_same_name_leaves_each_step_once(tmp_path: Path) -> None:
+    clock = Clock()
+    for _ in range(2):
+        with Recorder(make_run(steps=3), tmp_path, clock=clock) as recorder:
+            record(recorder, clock, range(1, 4))
+    assert list(pd.read_csv(tmp_path / "steps.csv").step) == [1, 2, 3]
+    assert list(points(tmp_path, "train/loss")) == [1, 2, 3]
+
+
+def test_truncated_events_cost_only_what_was_cut(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(), tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 6))
+    (events,) = tmp_path.glob("events*")
+    events.write_bytes(events.read_bytes()[:-20])
+    with Recorder(make_run(), tmp_path, start_step=4, clock=clock) as resumed:
+        record(resumed, clock, range(5, 11))
+    assert list(points(tmp_path, "train/loss")) == list(range(1, 11))
+
+
+def test_full_disk_ends_the_events_but_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    with Recorder(make_run(), tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 3))
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        (board,) = recorder._boards
+        monkeypatch.setattr(board._writer, "add_summary", full)
+        record(recorder, clock, range(3, 11))
+    assert len(pd.read_csv(tmp_path / "steps.csv")) == 10
+    assert capsys.readouterr().err.count("TensorBoard events end here") == 1
+
+
+def test_console_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Recorder(make_run(steps=300), tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 13))
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("step  12/300  loss 0.8333  500.0 ms  128 tok/s  ")
+    assert line.endswith("TFLOP/s  MFU -  ETA 0:02:24")
+    assert " GiB  " in line
+
+
+def test_other_ranks_keep_silent_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Recorder(make_run(rank=1, eval_every=5), tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 11))
+        recorder.evaluated(10, torch.tensor(1.0))
+        recorder.sync()
+    assert not list(tmp_path.iterdir())
+    assert capsys.readouterr().out == ""
+    assert recorder.loss_last == 1.0
+
+
+def test_no_tensorboard_no_events(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(tensorboard=False), tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 11))
+    assert [p.name for p in tmp_path.iterdir()] == ["steps.csv"]

@@ -1,0 +1,76 @@
+"""Run as ranks: what this rank holds, found by looking at every live tensor, not by asking the engine.
+
+usage: world_bytes.py RECIPE OUT [option...]; writes OUT/rank<N>.json
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from gptscale.common.engines.zero.swap_folder import nbytes_under
+from gptscale.common.process.world import World, process_group
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
+
+
+def live_bytes(model):
+    """Bytes of the distinct storages of all tensors alive, gradients included."""
+    gc.collect()
+    storages = {}
+    tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    for tensor in tensors:
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if tensor.device.type != "meta":
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def main(recipe, out, options):
+    torch.set_num_threads(1)
+    words = ["--data", "synthetic", "--global-batch-size", "8", "--grad-accum-steps", "2", "--out", str(out), *options]
+    config, recipe_config = parse_run(recipe, words)
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    with process_group(plan.run.world):
+        before = live_bytes(torch.nn.Module())
+        engine = get(recipe).load().build(plan.run, recipe_config)
+        batch = plan.batches(plan.train, engine.data_rank, engine.data_size).batch(0)
+        engine.train_step(batch, 1e-3)
+        engine.train_step(batch, 1e-3)
+        built = live_bytes(engine.model) - before
+        # the same, but stopped where gradients are whole: between backward and step
+        held, calls, stepper, hold_back = {}, [], engine.optimizer, getattr(engine, "set_grad_sync", None)
+
+        def second_micro_batch(on):
+            calls.append(on)
+            if len(calls) == 2:
+                held["between"] = live_bytes(engine.model) - before
+            hold_back(on)
+
+        if hold_back:
+            engine.set_grad_sync = second_micro_batch
+        stepper.step = lambda lr, loss: held.update(live_bytes=live_bytes(engine.model) - before) or loss
+        engine.train_step(batch, 1e-3)
+        found = {
+            "built": built,
+            "between": held.get("between"),
+            "with_gradients": held["live_bytes"],
+            "n": plan.run.gpt.n_params_in_memory,
+        }
+        found["state"] = sum(s.tensor.nbytes for s in engine.state())
+        torch.distributed.barrier()
+        found["disk"] = nbytes_under(out)
+        torch.distributed.barrier()
+        (out / f"rank{plan.run.world.rank}.json").write_text(json.dumps(found))
+        engine.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    sys.stdout.flush()
+    os._exit(0)

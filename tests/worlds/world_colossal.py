@@ -1,0 +1,81 @@
+"""Run as ranks, in Colossal-AI's environment: load a checkpoint, save it again, and find out what no run shows.
+
+usage: world_colossal.py RECIPE OUT CHECKPOINT OPTION...
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.checkpoint.writer import save
+from gptscale.common.process.world import World, process_group
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
+
+
+def moved(engine, reader):
+    """Names of the boxes that are not as the checkpoint has them."""
+    return [
+        s.name
+        for s in engine.state()
+        if not torch.equal(reader.read(s.name, s.offset, tuple(s.tensor.shape)), s.tensor.cpu())
+    ]
+
+
+def masks(engine, step):
+    """What attention drops here at the beginning of a step, and what the rest of a block drops."""
+    engine.streams.start(step, engine.data_rank)
+    rest = F.dropout(torch.ones(256), 0.5)
+    dropout = engine.streams.dropouts[0] if engine.streams.dropouts else None
+    return (dropout(torch.ones(256)) if dropout else rest).tolist(), rest.tolist()
+
+
+def main(recipe: str, out: Path, checkpoint: Path, options: list[str]) -> None:
+    torch.set_num_threads(1)
+    words = ["--data", "synthetic", "--dropout", "0.1", "--seed", "99", "--out", str(out), *options]
+    config, recipe_config = parse_run(recipe, words)
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    found: dict[str, object] = {"tp": plan.run.config.tp_size, "pp": plan.run.config.pp_size}
+    with process_group(plan.run.world):
+        engine = get(recipe).load().build(plan.run, recipe_config)  # seed 99: not the weights that were saved
+        found["bytes"] = sum(s.tensor.nbytes for s in engine.state())
+        found["parameters"] = sum(s.tensor.numel() for s in engine.state() if s.name.startswith("model/"))
+        reader = Reader(checkpoint)
+        found["moved by building"] = len(moved(engine, reader))
+        reader.load_into(engine)
+        assert engine.counters() == reader.manifest["counters"]
+        save(engine, out / "again", reader.step, {"workload": {}})
+
+        found["attention"], found["rest"] = masks(engine, 3)
+        assert (found["attention"], found["rest"]) == masks(engine, 3)
+        assert found["rest"] != masks(engine, 4)[1]
+
+        from gptscale.common.engines.colossal import gpt2 as colossal_gpt2
+
+        batch = plan.batches(plan.train, engine.data_rank, engine.data_size).batch(0)
+        found["eval"] = engine.eval_loss(batch).item()
+        healthy = colossal_gpt2.cross_entropy
+        colossal_gpt2.cross_entropy = lambda *arguments: healthy(*arguments) * float("nan")
+        sick = engine.train_step(batch, 1e-3)
+        assert not torch.isfinite(sick.loss)
+        colossal_gpt2.cross_entropy = healthy
+        assert torch.isfinite(engine.train_step(batch, 1e-3).loss)  # too late: after a sick step nothing may move
+        found["moved by sick steps"] = moved(engine, reader)
+        found["bubble"] = engine.bubble().theory if engine.bubble() else None
+        folder = out / f"rank{dist.get_rank()}"
+        folder.mkdir(parents=True)
+        (folder / "found.json").write_text(json.dumps(found))
+        engine.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,0 +1,77 @@
+"""Run as ranks: from the third step on, rank 1's loss is NaN. Every rank must stop, named, with its weights as they were.
+
+usage: world_nan.py RECIPE OUT
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.checkpoint.writer import save
+from gptscale.common.data.loader import Prefetcher
+from gptscale.common.errors import NumericError
+from gptscale.common.model import loss as loss_module
+from gptscale.common.process.world import World, process_group
+from gptscale.common.train import train
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
+from gptscale.results.record.recorder import Recorder
+
+SICK_STEP = 2  # 0-based
+
+
+def main(recipe: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    # a window of 4 steps: the host finds out one step late, the weights must not have moved all the same
+    config, recipe_config = parse_run(
+        recipe, ["--data", "synthetic", "--steps", "8", "--log-every", "4", "--out", str(out)]
+    )
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    world = plan.run.world
+    with process_group(world):
+        engine = get(recipe).load().build(plan.run, recipe_config)
+        batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
+        healthy = loss_module.linear_cross_entropy
+        step = {"now": 0}
+
+        def sick(*arguments):
+            loss = healthy(*arguments)
+            return loss * float("nan") if step["now"] >= SICK_STEP and world.rank == 1 else loss
+
+        loss_module.linear_cross_entropy = sick
+
+        def lr_at(now):
+            if now == SICK_STEP:
+                save(engine, out, now, {"workload": {}})
+            step["now"] = now
+            return 1e-3
+
+        folder = out / f"rank{world.rank}"
+        folder.mkdir(parents=True)
+        try:
+            with (
+                Recorder(plan.run, folder, sequences=batches.sequences) as recorder,
+                Prefetcher(batches, world.device) as data,
+            ):
+                train(engine, data, recorder, lr_at=lr_at, start=0, steps=8)
+        except NumericError as error:
+            (folder / "error").write_text(str(error))
+        before = Reader(out / f"step-{SICK_STEP}")
+        moved = [
+            s.name
+            for s in engine.state()
+            if s.tensor.numel() and not torch.equal(before.read(s.name, s.offset, tuple(s.tensor.shape)), s.tensor)
+        ]
+        engine.close()
+        (folder / "moved").write_text(" ".join(moved))
+        (folder / "expected").write_text(str(list(batches.sequences(SICK_STEP, 1))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)

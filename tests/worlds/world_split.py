@@ -1,0 +1,108 @@
+"""Run as ranks: many ways of splitting in one world, each held against one process's losses, norms and final weights.
+
+usage: world_split.py OUT N_LAYER; writes OUT/rank<N>.json: {way: {figure: largest deviation}}
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gptscale.common.model import gpt as model
+from gptscale.common.process.world import World, process_group
+from gptscale.launchers.commands.parity import ways
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
+
+STEPS = {"adamw": 20, "sgd": 5}
+LR = {"adamw": 1e-3, "sgd": 0.1}
+
+
+def engine_of(recipe, words, world):
+    plan = preflight(recipe, *parse_run(recipe, words), world)
+    engine = get(recipe).load().build(plan.run, plan.recipe_config)
+    return engine, plan.batches(plan.train, engine.data_rank, engine.data_size)
+
+
+def trained(recipe, words, optimizer, world):
+    """Losses and norms of every step, the loss on another batch before the fourth, and the boxes of the final weights."""
+    engine, batches = engine_of(recipe, [*words, "--optimizer", optimizer], world)
+    steps = []
+    for i in range(STEPS[optimizer]):
+        if i == 3:
+            held_out = engine.eval_loss(batches.batch(99)).item()
+        steps.append(engine.train_step(batches.batch(i), LR[optimizer]))
+    boxes = [shard._replace(tensor=shard.tensor.clone()) for shard in engine.state() if shard.name.startswith("model/")]
+    return [s.loss.item() for s in steps], [s.grad_norm.item() for s in steps], held_out, boxes
+
+
+def relative(ours, theirs):
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def masks(recipe, words, world):
+    """The first dropout mask of three steps, the last with the first one's number, as bytes."""
+    engine, batches = engine_of(recipe, [*words, "--dropout", "0.5"], world)
+    plain, found = model.F.dropout, []
+
+    def spy(x, p, training):
+        y = plain(x, p, training)
+        found.append((y == 0).flatten()[:4096].to(torch.uint8).numpy().tobytes())
+        return y
+
+    firsts = []
+    for step in (0, 1, 0):
+        found.clear()
+        model.F.dropout = spy
+        engine.train_step(batches.batch(step), 0.0)
+        model.F.dropout = plain
+        firsts.append(found[0])
+    return firsts
+
+
+def main(out, n_layer):
+    torch.set_num_threads(1)
+    world = World.from_environment(parse_run("single", [])[0])
+    n = world.world_size
+    common = ["--global-batch-size", str(4 * n), "--n-layer", n_layer, "--data", "synthetic", "--seq-len", "32"]
+    common += ["--out", str(out)]
+    alone = dataclasses.replace(world, rank=0, world_size=1)
+    found = {}
+    with process_group(world):
+        ours = {o: trained("single", [*common, "--grad-accum-steps", "2"], o, alone) for o in STEPS}
+        assert max(ours["adamw"][1]) > 1  # clipping was at work
+        for recipe in ("tensor_parallel", "pipeline", "hybrid_3d"):
+            for way in ways(recipe, n):
+                split = {}
+                staged = recipe == "pipeline" or "--pp-size" in way
+                words = [*common, *way, *([] if staged else ["--grad-accum-steps", "2"])]
+                for optimizer, (losses, norms, held_out, boxes) in ours.items():
+                    loss, norm, evaluated, parts = trained(recipe, words, optimizer, world)
+                    split[f"loss {optimizer}"] = relative(loss, losses)
+                    split[f"grad_norm {optimizer}"] = relative(norm, norms)
+                    split[f"eval {optimizer}"] = relative([evaluated], [held_out])
+                    whole = {shard.name: shard.tensor for shard in boxes}
+                    if optimizer == "sgd":
+                        split["weights"] = max(
+                            float((p.tensor - whole[p.name][p.box]).abs().max() / whole[p.name].abs().max())
+                            for p in parts
+                        )
+                found[" ".join([recipe, *way])] = split
+        mesh = ["--tp-size", "2"] if n > 2 else []
+        first, second, again = masks("hybrid_3d" if n > 2 else "tensor_parallel", [*common, *mesh], world)
+        assert first == again != second
+        everybodys = [None] * n
+        dist.all_gather_object(everybodys, first)
+        assert len(set(everybodys)) == n  # no two ranks drop alike: they hold different sequences, or parts of one
+    (out / f"rank{world.rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
+    sys.stdout.flush()
+    os._exit(0)

@@ -14,7 +14,7 @@ The trap               Gradients of small parameters live in buckets, as views. 
                        from its second step on, the model trains on stale gradients, and the loss still falls. It looks
                        like a matter of the tied head, but is there without one too, and gone with reduce_buffer_size 0.
                        The cure is one word: `model.zero_grad()`, ShardedDataParallel's own, which keeps the views
-                       (measured both ways in docs/LOG.md).
+                       (measured both ways in docs/measurements/LOG.md).
 """
 
 from __future__ import annotations

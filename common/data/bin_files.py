@@ -1,4 +1,4 @@
-"""Files of 16-bit token ids, in nanoGPT's layout and in llm.c's. docs/data.md has the offsets."""
+"""Files of 16-bit token ids, in nanoGPT's layout and in llm.c's. docs/guides/data.md has the offsets."""
 
 from __future__ import annotations
 

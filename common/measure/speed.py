@@ -1,4 +1,4 @@
-"""Speed and memory of a run, from whole steps; docs/metrics.md defines every figure."""
+"""Speed and memory of a run, from whole steps; docs/guides/metrics.md defines every figure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ from torch.torch_version import TorchVersion
 from gptscale.common.model.matrix_products import product
 
 IGNORE = -100  # a target that counts nothing, as in torch.nn.functional.cross_entropy
-LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}  # of a block, copies included; CPU: measured, see docs/bench_model.md
+# Bytes of one block of logits, copies included; the CPU's is measured (docs/measurements/bench_model.md).
+LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
 SLICE_BYTES = 2**23  # CPU: of these, taken through the softmax at once, so that its passes find them in the cache
 TRITON = importlib.util.find_spec("triton") is not None
 

@@ -15,8 +15,8 @@ def by_onednn(a: Tensor, b: Tensor) -> bool:
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a (m, k) times b (k, n), neither with a gradient.
 
-    On an AMD EPYC MKL took 1.1 to 1.5 times as long (docs/bench_model.md). The operator is the one that torch.compile puts
-    in place of a Linear; it has no derivative, and wants `a` contiguous. A process that handles signals must give them a stack of
+    On an AMD EPYC MKL took 1.1 to 1.5 times as long (docs/measurements/bench_model.md). The operator is the one
+    that torch.compile puts in place of a Linear; it has no derivative, and wants `a` contiguous. A process that handles signals must give them a stack of
     their own while oneDNN multiplies, as `common/process/begin.py` does.
     """
     if by_onednn(a, b):

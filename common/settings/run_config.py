@@ -65,7 +65,7 @@ class RunConfig:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """adamw, or plain sgd (no momentum) for parity of weights."""
     optimizer_state: OptimizerState = "fp32"
-    """AdamW's moments: fp32 | bf16 | 8bit, 8, 4 or 2.03 bytes per parameter (docs/optimizer_state.md)."""
+    """AdamW's moments: fp32 | bf16 | 8bit, 8, 4 or 2.03 bytes per parameter (docs/measurements/optimizer_state.md)."""
     lr: float | None = None
     """Peak learning rate; default the preset's."""
     lr_schedule: Literal["cosine", "constant"] = "cosine"

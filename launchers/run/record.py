@@ -218,7 +218,7 @@ def git_commit() -> str:
     try:
         return subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return ""  # no git, or no checkout: the column is empty, as docs/metrics.md says
+        return ""  # no git, or no checkout: the column is empty, as docs/guides/metrics.md says
 
 
 def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:

@@ -15,7 +15,7 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.ops.build import cache as build_cache
 from gptscale.ops.build.sources import FLAGS, fingerprint, sources
 
-ABOUT_S = 60  # seen on 2 cores, docs/LOG.md
+ABOUT_S = 60  # seen on 2 cores, docs/measurements/LOG.md
 BUILD_TIMEOUT_S = 1800.0
 
 

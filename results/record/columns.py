@@ -1,4 +1,4 @@
-"""The columns of summary.csv and steps.csv, in order; docs/metrics.md defines each."""
+"""The columns of summary.csv and steps.csv, in order; docs/guides/metrics.md defines each."""
 
 from __future__ import annotations
 

@@ -89,5 +89,6 @@ def test_bf16_stays_near_fp32(one_process, tmp_path):
     for recipe, nproc in (("single", 1), ("fsdp", 2)):
         ok("run", recipe, "--nproc", nproc, *WORK, "--precision", "bf16", "--out", tmp_path, "--run-name", recipe)
         found = steps(tmp_path / "runs" / recipe)
-        # bf16 keeps 8 bits; over six steps 1e-4 (single) and 4.4e-4 (fsdp, bf16 residual stream) were seen, docs/LOG.md
+        # bf16 keeps 8 bits; over six steps 1e-4 (single) and 4.4e-4 (fsdp, bf16 residual stream) were seen:
+        # docs/measurements/LOG.md
         assert ((found.loss - one_process.loss).abs() / one_process.loss).max() <= 2e-3

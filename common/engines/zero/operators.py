@@ -26,7 +26,8 @@ from gptscale.common.engines.zero.io_meter import MeteredIO
 from gptscale.common.errors import ConfigError
 from gptscale.ops.build import cache as build_cache
 
-# In the order in which they must be loaded: async_io uses symbols of pin_memory. Seconds: seen on 2 cores, docs/LOG.md.
+# In the order in which they must be loaded: async_io uses symbols of pin_memory.
+# ABOUT_S: seconds seen on 2 cores (docs/measurements/LOG.md).
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}
 ABOUT_S = {"cpu_adam": 40, "pin_memory": 10, "async_io": 150}
 BUILD_TIMEOUT_S = 1800.0

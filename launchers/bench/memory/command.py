@@ -1,7 +1,8 @@
 """`gptscale bench memory`: the largest micro-batch of each model that fits one device, by each way to make it fit.
 
 A way is a recipe, what blocks keep for backward, and the precision of AdamW's moments. A prediction (formula.py)
-says where to begin; each try is a run of the product in a process of its own. docs/memory_ladder.md defines every figure.
+says where to begin; each try is a run of the product in a process of its own.
+docs/measurements/memory_ladder.md defines every figure.
 """
 
 from __future__ import annotations

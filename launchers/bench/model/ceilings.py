@@ -1,7 +1,7 @@
 """What no step can beat: the matrix products of a GPT at their exact shapes, alone, and the bandwidth of copying.
 
-The six floors of `floors` are what docs/bench_model.md calls the roofline: products at the rates measured here, everything else
-at the bytes it cannot avoid moving, over the bandwidth measured here.
+The six floors of `floors` are what docs/measurements/bench_model.md calls the roofline: products at the rates measured
+here, everything else at the bytes it cannot avoid moving, over the bandwidth measured here.
 """
 
 from __future__ import annotations

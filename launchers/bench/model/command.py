@@ -3,7 +3,7 @@
 Ceilings (the step's matrix products alone, copying), ours, the exercise's baseline, and a script written by hand run in turn,
 A B C A B C, each in a process of its own; medians over rounds are compared. All train one model from the same weights on the
 same batches, and the run ends with an error if their losses differ. The CSV is written as soon as there are figures, so that
-one which is cut short leaves what it measured. docs/bench_model.md defines every figure.
+one which is cut short leaves what it measured. docs/measurements/bench_model.md defines every figure.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def read_floors(path: Path, names: Sequence[str]) -> list[Floor]:
             rows = [Floor(row["name"], float(row["floor"])) for row in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError) as error:
         what = f"{path} is no CSV with columns name and floor ({type(error).__name__})"
-        raise ConfigError(what, "in --floors", "see docs/bench_model.md") from None
+        raise ConfigError(what, "in --floors", "see docs/measurements/bench_model.md") from None
     for row in rows:
         if row.name not in known:
             raise ConfigError(f"no ratio {row.name!r} is measured", f"in {path}", "use one of: " + " ".join(known))

@@ -1,4 +1,4 @@
-"""What `gptscale bench model` says: ratios, tables, CSV. docs/bench_model.md has the definitions."""
+"""What `gptscale bench model` says: ratios, tables, CSV. docs/measurements/bench_model.md has the definitions."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The ways of a part run in turn, again and again, in one process; medians are taken, and before that every way's values and
 gradients are compared with the first's. The CSV is written after each part. Copying and a matrix product, measured in the same
 run, are the ceilings.
-docs/bench_parts.md says what each way is.
+docs/measurements/bench_parts.md says what each way is.
 """
 
 from __future__ import annotations

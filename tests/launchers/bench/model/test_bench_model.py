@@ -210,7 +210,7 @@ def test_products_are_the_operations_of_a_step():
 
 
 def test_floors_of_the_contractual_shape():
-    """Against docs/bench_model.md: 790 TFLOP/s and 4.3 TB/s make 11.8 us of products per token."""
+    """Against docs/measurements/bench_model.md: 790 TFLOP/s and 4.3 TB/s make 11.8 us of products per token."""
     gpt, rows = PRESETS["1.6b"], 33 * 1024
     found = {f"{p.name} {p.how}": {"mm": p.flops / 790e12} for p in model_ceilings.products(gpt, rows)}
     least = model_ceilings.floors(gpt, rows, {"products": found, "copy_bytes_per_s": 4.3e12}, torch.bfloat16)

@@ -16,8 +16,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     """a (m, k) times b (k, n), neither with a gradient.
 
     On an AMD EPYC MKL took 1.1 to 1.5 times as long (docs/measurements/bench_model.md). The operator is the one
-    that torch.compile puts in place of a Linear; it has no derivative, and wants `a` contiguous. A process that handles signals must give them a stack of
-    their own while oneDNN multiplies, as `common/process/begin.py` does.
+    that torch.compile puts in place of a Linear; it has no derivative, and wants `a` contiguous. A process that handles signals
+    must give them a stack of their own while oneDNN multiplies, as `common/process/begin.py` does.
     """
     if by_onednn(a, b):
         found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")

@@ -88,8 +88,8 @@ def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchE
     from gptscale.common.engines.colossal import start as colossal_start
 
     colossal_start.start(run.world)
-    from gptscale.common.engines.colossal.data_engine import gemini_engine, hybrid_adam, zero_engine
     from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
+    from gptscale.common.engines.colossal.zero import gemini_engine, hybrid_adam, zero_engine
 
     clip = run.config.clip_grad_norm
     if isinstance(config, ColossalGeminiConfig):

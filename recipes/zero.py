@@ -33,7 +33,6 @@ from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero.optimizer import ZeroOptimizer
 from gptscale.common.engines.zero.options import DeepSpeedConfig
-from gptscale.common.engines.zero.start import start
 from gptscale.common.engines.zero.swap_folder import SwapFolder
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.optim.fused import decay_groups
@@ -93,7 +92,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     swap = SwapFolder(config.nvme_path or run.config.out, run.world) if config.offload == "nvme" else None
     config = replace(config, nvme_path=swap.path if swap else None)
     json = ds_config(run, config)
-    start(run.world.device)
+    deepspeed_ops.start_deepspeed(run.world.device)
     if config.stage == 3:
         model = meta_gpt(run, deepspeed.zero.Init(config_dict_or_path=json))
         deepspeed.zero.register_external_parameter(model, model.wte.weight)  # the tied head uses it outside its module

@@ -52,6 +52,11 @@ def step_folders(folder: Path) -> list[Path]:
     return [p for _, p in sorted(found, reverse=True)]
 
 
+def is_deepspeeds_own(folder: Path) -> bool:
+    """Whether a folder is what DeepSpeed's save_checkpoint leaves: a file `latest` with the name of the folder to read."""
+    return (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
+
+
 class Reader:
     """One checkpoint: its facts, and any box of any of its tensors. Opening checks the manifest; `verify` the bytes.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.checkpoint.reader import Reader, is_deepspeeds_own, step_folders
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
 from gptscale.common.errors import CheckpointError, ConfigError
@@ -205,11 +205,6 @@ def _resume_path(config: RunConfig) -> Path | None:
     if not step_folders(folder):
         raise CheckpointError(f"{given} holds no checkpoint", where, "run with --save-every N or --save-last first")
     return folder
-
-
-def is_deepspeeds_own(folder: Path) -> bool:
-    """Whether a folder is what DeepSpeed's save_checkpoint leaves: a file `latest` with the name of the folder to read."""
-    return (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
 
 
 def check_same_work(reader: Reader, plan: Plan) -> None:

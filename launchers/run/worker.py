@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint.reader import agreed
+from gptscale.common.checkpoint.reader import agreed, is_deepspeeds_own
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
@@ -25,7 +25,7 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.run import workload, workload_hash
 from gptscale.common.train import train
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import Plan, check_same_work, is_deepspeeds_own, preflight
+from gptscale.launchers.run.preflight import Plan, check_same_work, preflight
 from gptscale.launchers.run.record import RunRecord, new_run_id
 from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder

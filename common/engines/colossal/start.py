@@ -7,6 +7,7 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import distributed_c10d
 
 from gptscale.common.process.world import World
@@ -26,9 +27,7 @@ def start(world: World) -> None:
     # Its groups (cluster/process_group_mesh.py) are made with torch's default of half an hour.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=world.timeout_s)
     if world.device.type == "cpu":
-        from gptscale.common.engines.colossal import cpu as colossal_cpu
-
-        colossal_cpu.adapt()
+        adapt_to_cpu()
 
 
 def is_nccl(group: Any) -> bool:
@@ -41,3 +40,41 @@ def is_nccl(group: Any) -> bool:
 
     group = group or dist.group.WORLD
     return "nccl" in group.name()
+
+
+def adapt_to_cpu() -> None:
+    """Give Colossal-AI 0.5.0 what it lacks on a machine without a GPU.
+
+    Its CPU accelerator gets the calls for which it raises RuntimeError, and torch.cuda.set_device accepts a CPU. Tensor and
+    pipeline parallelism then run on the CPU with gloo. LowLevelZero and Gemini ask for a GPU in many more places, so they do
+    not run there. Each entry names its caller, with a path below `colossalai/`.
+    """
+    from colossalai.accelerator import set_accelerator
+    from colossalai.accelerator.cpu_accelerator import CpuAccelerator
+
+    class Cpu(CpuAccelerator):  # type: ignore[misc]
+        """The CPU accelerator with the calls that training makes."""
+
+        def manual_seed(self, seed: int) -> None:
+            """Asked for by shardformer/layer/utils.py, Randomizer.__init__ (every parallel layer makes one)."""
+            torch.manual_seed(seed)
+
+        def get_rng_state(self, device: Any = None) -> torch.Tensor:
+            """As above; upstream passes a device on to torch.get_rng_state, which takes none."""
+            return torch.get_rng_state()
+
+        def synchronize(self, device: Any = None) -> None:
+            """Asked for by utils/common.py and the profilers; there is nothing to wait for."""
+
+        def set_device(self, device: Any = None) -> None:
+            """Asked for by initialize.py and the plugins; there is one CPU."""
+
+    set_accelerator(Cpu())
+    # shardformer/modeling/gpt2.py, gpt2_model_forward: `torch.cuda.set_device(hidden_states.device)` before every block.
+    set_cuda_device = torch.cuda.set_device
+
+    def set_device(device: Any) -> None:
+        if torch.device(device).type == "cuda":
+            set_cuda_device(device)
+
+    torch.cuda.set_device = set_device

@@ -21,10 +21,14 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from gptscale.common.engines.zero.io_meter import MeteredIO
 from gptscale.common.errors import ConfigError
 from gptscale.ops.build import cache as build_cache
+
+if TYPE_CHECKING:
+    import torch
 
 # In the order in which they must be loaded: async_io uses symbols of pin_memory.
 # ABOUT_S: seconds seen on 2 cores (docs/measurements/LOG.md).
@@ -149,6 +153,19 @@ def _has_libaio() -> bool:
         return (
             subprocess.run(command, input=source.encode(), capture_output=True, timeout=60, check=False).returncode == 0
         )
+
+
+def start_deepspeed(device: torch.device) -> None:
+    """Start DeepSpeed so that it uses `device` and compiles nothing; call it inside an initialised process group."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    if device.type == "cpu" and get_accelerator().device_name() != "cpu":
+        set_accelerator(CPU_Accelerator())  # it takes a GPU whenever it sees one
+    # On CPUs it would compile, silently, a shared-memory all-reduce that only inference uses: no operator is "compatible".
+    deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
 
 
 if __name__ == "__main__":

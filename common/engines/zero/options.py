@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
-from gptscale.common.engines.zero.config_file import merged
 from gptscale.common.engines.zero.swap_folder import check_space
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RecipeConfig
@@ -15,6 +16,17 @@ from gptscale.common.settings.run_config import RecipeConfig
 if TYPE_CHECKING:
     from gptscale.common.engine import Engine
     from gptscale.common.settings.run import Run
+
+# Keys that we set for a sensible start only: the user's value wins. Every other key that we set says what the run is.
+FREE = {
+    "buffer_size", "buffer_count", "reduce_bucket_size", "max_in_cpu", "pin_memory", "steps_per_print", "initial_scale_power",
+    "loss_scale_window", "min_loss_scale", "grad_accum_dtype", "communication_data_type",
+}  # fmt: skip
+OURS_ALONE = {
+    "optimizer": "the run's --optimizer, --beta1, --beta2, --weight-decay make it",
+    "scheduler": "--lr, --lr-schedule and --warmup-steps make it",
+    "activation_checkpointing": "use --activation-checkpointing",
+}
 
 
 @dataclass(frozen=True)
@@ -43,9 +55,9 @@ class DeepSpeedConfig(RecipeConfig):
         """DeepSpeed's compiled operators that these options use."""
         return {"none": (), "cpu": ("cpu_adam",), "nvme": ("cpu_adam", "pin_memory", "async_io")}[self.offload]
 
-    def over(self, json: dict[str, Any]) -> dict[str, Any]:
-        """`json` with the user's own file merged over it."""
-        return merged(json, self.ds_config) if self.ds_config else json
+    def over(self, ours: dict[str, Any]) -> dict[str, Any]:
+        """Return `ours`, with the user's own file merged over it."""
+        return merged(ours, self.ds_config) if self.ds_config else ours
 
     def json(self, run: Run) -> dict[str, Any]:
         """DeepSpeed's JSON for `run`."""
@@ -67,3 +79,43 @@ class DeepSpeedConfig(RecipeConfig):
         from gptscale.common.engines.zero.optimizer import load_own
 
         return load_own(engine, folder)
+
+
+def merged(ours: dict[str, Any], file: Path) -> dict[str, Any]:
+    """`ours` with the keys of `file` over it; "auto" (as Hugging Face writes) means ours.
+
+    Raises ConfigError naming each key whose value is another in the run, or that the run makes itself.
+    """
+    where = f"in --ds-config {file}"
+    try:
+        theirs = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"not a JSON file ({error})", where, "give DeepSpeed's configuration") from None
+    if not isinstance(theirs, dict):
+        raise ConfigError(f"holds a {type(theirs).__name__}, not an object", where, "give DeepSpeed's configuration")
+    for key in OURS_ALONE.keys() & theirs.keys():
+        raise ConfigError(f"{key} cannot be set there", where, f"leave it out: {OURS_ALONE[key]}")
+    if contradictions := list(_contradictions(ours, theirs, ())):
+        raise ConfigError("; ".join(contradictions), where, "leave it out, or change the run's options")
+    return _over(ours, theirs)
+
+
+def _contradictions(ours: dict[str, Any], theirs: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    for key, value in theirs.items():
+        name, mine = ".".join((*path, key)), ours.get(key)
+        if key not in ours or value == "auto" or key in FREE:
+            continue
+        if isinstance(mine, dict) and isinstance(value, dict):
+            yield from _contradictions(mine, value, (*path, key))
+        elif value != mine:
+            yield f"{name} is {value} there, {mine} in this run"
+
+
+def _over(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    result = dict(ours)
+    for key, value in theirs.items():
+        if isinstance(value, dict):
+            result[key] = _over(ours.get(key, {}), value)
+        elif value != "auto":
+            result[key] = value
+    return result

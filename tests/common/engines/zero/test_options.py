@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gptscale.common.engines.zero.config_file import merged
+from gptscale.common.engines.zero.options import merged
 from gptscale.common.errors import ConfigError
 
 OURS = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 100}, "bf16": {"enabled": False}}

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gptscale.common.errors import ConfigError, GptscaleError
-from gptscale.common.settings.run_config import did_you_mean
-from gptscale.launchers.run.options import fail, parse_launch
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import fail
+from gptscale.launchers.run.options import parse_launch
 from gptscale.recipes import RECIPES, get
 
 

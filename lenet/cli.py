@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import did_you_mean
+from gptscale.common.settings.checks import did_you_mean
 from gptscale.lenet.run.config import VisionConfig
 
 
@@ -32,11 +32,10 @@ class TrainOptions:
 
 def train(argv: Sequence[str]) -> int:
     """gptscale lenet train [--nproc N] [options]: train one vision model."""
-    from gptscale.launchers.run.options import parse
+    from gptscale.common.settings.command_line import bare_resume, parse
     from gptscale.launchers.run.worker import share_cores
     from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.start import start
-    from gptscale.lenet.run.worker import bare_resume
     from gptscale.lenet.run.worker import train as run
 
     options = parse(TrainOptions, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")

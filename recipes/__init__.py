@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
-from gptscale.common.settings.run_config import did_you_mean
+from gptscale.common.settings.checks import did_you_mean
 
 # Only errors: by themselves these write some hundred lines around each run, at its imports too.
 for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):

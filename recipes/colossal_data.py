@@ -27,8 +27,8 @@ from torch import nn
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.optim.library import make_torch_optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 if TYPE_CHECKING:
     from gptscale.common.engines.torch_engine import TorchEngine

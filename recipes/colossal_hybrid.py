@@ -26,8 +26,8 @@ from torch import nn
 from gptscale.common.engines.colossal.checks import check_pipeline, check_tensor, default_micro_batches
 from gptscale.common.errors import ConfigError
 from gptscale.common.optim.library import make_torch_optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 if TYPE_CHECKING:
     from gptscale.common.engines.colossal.hybrid import PipelineEngine, TensorEngine

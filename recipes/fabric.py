@@ -28,8 +28,8 @@ from gptscale.common.engines.torch_engine import TorchEngine, holding_back
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.optim.library import LibraryOptimizer, make_torch_optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from gptscale.common.model.gpt import Block
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.optim.fused import decay_groups
 from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 from gptscale.common.state import Shard
 
 

@@ -32,8 +32,8 @@ from gptscale.common.engines.torch_engine import TorchEngine, holding_back
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.optim.fused import decay_groups
 from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.optim.fused import Optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.optim.fused import Optimizer
+from gptscale.common.settings.checks import refuse_changed
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import refuse_changed
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
 from gptscale.recipes.tensor_parallel import apply_tp

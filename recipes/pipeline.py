@@ -37,8 +37,8 @@ from gptscale.common.engines.pipeline.plan import (
     stage_sizes,
 )
 from gptscale.common.model.build import materialise
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.optim.fused import Optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 
 @dataclass(frozen=True)

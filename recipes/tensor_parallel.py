@@ -41,9 +41,9 @@ from gptscale.common.engines.tensor_parallel import (
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.optim.fused import Optimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RecipeConfig
 
 PLAN: Mapping[str, ParallelStyle] = {
     "wte": VocabParallelEmbedding(sequence_dim=1),

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import RecipeConfig, RunConfig
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run_config import RunConfig
 
 
 class Pair(NamedTuple):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import BatchPlan
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.common.settings.run_config import RunConfig
+
+if TYPE_CHECKING:  # torch is not imported before options are parsed
+    from gptscale.common.process.world import World
 
 
 @dataclass(frozen=True)

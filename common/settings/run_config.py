@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import check_ranges, check_run_name, did_you_mean
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
-
-if TYPE_CHECKING:
-    from gptscale.common.engine import Engine
-    from gptscale.common.settings.run import Run
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
-RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # never a path, an option or a hidden file
 
 
 @dataclass(frozen=True)
@@ -133,21 +126,12 @@ class RunConfig:
         self._check_ranges()
         if self.model not in PRESETS:
             raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
-        if self.run_name is not None and not RUN_NAME.fullmatch(self.run_name):
-            raise ConfigError(
-                f"bad run name {self.run_name!r}",
-                "in --run-name",
-                "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
-            )
+        check_run_name(self.run_name, self.resume)
         if self.optimizer == "sgd" and self.optimizer_state != "fp32":
             raise ConfigError(
                 f"sgd has no state to keep in {self.optimizer_state}",
                 "in --optimizer-state",
                 "leave it out, or use --optimizer adamw",
-            )
-        if self.resume == "auto" and self.run_name is None:
-            raise ConfigError(
-                "nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH"
             )
         self.gpt()  # its own checks: heads, sizes
 
@@ -165,12 +149,7 @@ class RunConfig:
             "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
             "dist_timeout_s": (1.0, 86400.0),
         }  # fmt: skip
-        for field, (low, high) in (whole | real).items():
-            value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise ConfigError(
-                    f"{field} {value} is out of range", f"in --{field.replace('_', '-')}", f"use {low} to {high}"
-                )
+        check_ranges(self, whole | real)
 
     def gpt(self) -> GPTConfig:
         """The model's shape: the preset with this run's overrides."""
@@ -190,58 +169,3 @@ class RunConfig:
     @property
     def tokens_per_sequence(self) -> int:
         return self.seq_len or PRESETS[self.model].block_size
-
-
-@dataclass(frozen=True)
-class RecipeConfig:
-    """Base of every recipe's own options: what the launcher asks of them."""
-
-    @property
-    def offload(self) -> str:
-        """What lives off the device, for the results: none, cpu or nvme."""
-        return "none"
-
-    def lacks(self) -> ConfigError | None:
-        """What this machine lacks for these options, whatever the run; None if nothing."""
-        return None
-
-    def check(self, run: Run) -> None:
-        """ConfigError if these options cannot work in this run, in this world, with these folders."""
-
-    def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Micro-batches for a data rank's `sequences` when the user says nothing of them; None leaves it to the arithmetic."""
-        return None
-
-    @classmethod
-    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
-        """Options with which this recipe splits its work differently on `nproc` processes: what parity has to try."""
-        return [()]
-
-    def describe(self, run: Run) -> list[str]:
-        """What --dry-run should tell of how this strategy splits the run, a line each."""
-        return []
-
-    def load_own(self, engine: Engine, folder: Path) -> int:
-        """Load a checkpoint in the engine library's own format into `engine`; the step it was saved at."""
-        raise ConfigError(
-            "this recipe reads no checkpoint of DeepSpeed's",
-            f"in {folder}",
-            "resume it with the zero recipe that saved it",
-        )
-
-
-def refuse_changed(options: Any, names: Iterable[str], why: str, fix: str = "leave it out") -> None:
-    """ConfigError for the first of the fields `names` of a dataclass that is not its default: it would be ignored."""
-    defaults = {f.name: f.default for f in dataclasses.fields(options)}
-    for name in names:
-        if getattr(options, name) != defaults[name]:
-            raise ConfigError(why, f"in --{name.replace('_', '-')}", fix)
-
-
-def did_you_mean(word: str, known: object) -> str:
-    """`did you mean 'x'?` for the nearest of `known`, or the list of them."""
-    import difflib
-
-    names = [str(name) for name in known]  # type: ignore[attr-defined]
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else "use one of: " + " ".join(names)

@@ -12,8 +12,8 @@ import torch
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import supports_bf16
+from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
-from gptscale.common.settings.run_config import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
-from gptscale.common.settings.run_config import did_you_mean
-from gptscale.launchers.run.options import parse
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.ops.build import kernels as extension
 from gptscale.recipes import RECIPES

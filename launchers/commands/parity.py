@@ -22,10 +22,12 @@ from rich.table import Table
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.errors import ConfigError
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
-from gptscale.common.settings.run_config import RecipeConfig, RunConfig
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.commands.sweep import chosen, workers
-from gptscale.launchers.run.options import option_words, parse, parse_run
+from gptscale.launchers.run.options import option_words, parse_run
 from gptscale.launchers.run.start import plan_run, start
 from gptscale.recipes import get
 

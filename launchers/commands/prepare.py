@@ -9,7 +9,7 @@ from rich.console import Console
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.ops.build import kernels as extension
 from gptscale.recipes import RECIPES, get
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import RunConfig, refuse_changed
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.checks import refuse_changed
+from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.record import new_run_id
 from gptscale.launchers.run.start import default_nproc, plan_run, start, uses_cuda

@@ -16,7 +16,7 @@ from gptscale.common.data.bin_files import write_bin
 from gptscale.common.data.documents import encode, open_documents
 from gptscale.common.data.tokenizers import Tokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 
 PART_TOKENS = 2**22
 

@@ -18,8 +18,10 @@ from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
 from gptscale.common.process.ranks import launch
-from gptscale.common.settings.run_config import RunConfig, did_you_mean, refuse_changed
-from gptscale.launchers.run.options import option_words, parse, parse_run
+from gptscale.common.settings.checks import did_you_mean, refuse_changed
+from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.run.options import option_words, parse_run
 from gptscale.launchers.run.preflight import preflight, world_of
 
 STEPS = 6  # the last is drawn: buffers and caches are as they stay

@@ -20,9 +20,10 @@ from gptscale.common.model.attention import check_attention
 from gptscale.common.model.float8 import check_shapes, emulation
 from gptscale.common.model.precision import check_precision
 from gptscale.common.process.world import World
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.run import Run, workload
-from gptscale.common.settings.run_config import RecipeConfig, RunConfig
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.bench.memory.formula import MOMENT_BYTES
 from gptscale.recipes import Recipe, get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS

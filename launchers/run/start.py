@@ -12,7 +12,8 @@ import torch
 
 from gptscale.common.process import environments
 from gptscale.common.process.ranks import launch
-from gptscale.common.settings.run_config import RecipeConfig, RunConfig
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import Plan, preflight, world_of
 from gptscale.launchers.run.record import failed_row, new_run_id

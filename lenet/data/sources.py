@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.common.settings.run_config import did_you_mean
+from gptscale.common.settings.checks import did_you_mean
 from gptscale.lenet.data import idx
 
 NAMED = ("digits", "mnist", "cifar10")

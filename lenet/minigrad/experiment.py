@@ -16,7 +16,7 @@ from rich.console import Console
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.minigrad import report
 from gptscale.lenet.minigrad.digits import Digits, open_digits
 from gptscale.lenet.minigrad.timing import StepTimes, time_steps

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import did_you_mean
+from gptscale.common.settings.checks import did_you_mean
 from gptscale.lenet.models.activations import Activation, activation
 from gptscale.lenet.models.resnet import resnet18
 from gptscale.lenet.models.vgg import vgg

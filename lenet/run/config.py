@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import RUN_NAME
+from gptscale.common.settings.checks import RUN_NAME
+from gptscale.common.settings.command_line import changed_options
 from gptscale.lenet.data.augment import Augmentation
 from gptscale.lenet.models.activations import Gelu
 from gptscale.lenet.models.registry import SIDES, check_model
@@ -197,11 +197,4 @@ def work_of(config: VisionConfig, fingerprint: str) -> dict[str, Any]:
 
 def option_words(config: VisionConfig) -> list[str]:
     """The words of a command line that make `config`: an option for each field that is not its default."""
-    words: list[str] = []
-    for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), field.name.replace("_", "-")
-        if isinstance(value, bool) and value != field.default:
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif value != field.default:
-            words += [f"--{name}", str(value)]
-    return words
+    return changed_options(config, VisionConfig())

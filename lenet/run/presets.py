@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import did_you_mean
+from gptscale.common.settings.checks import did_you_mean
 
 OURS = {"operators": "custom", "channels_last": False}  # the package's operators, in the layout in which they are fast
 

@@ -15,7 +15,7 @@ from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleE
 from gptscale.common.process.begin import begin_process
 from gptscale.common.process.host_memory import keep_freed_memory
 from gptscale.common.process.world import World, agree_any, gather_objects, process_group
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.launchers.run.worker import StopRequest, is_out_of_memory, report, share_cores
 from gptscale.lenet.data.loader import rank_part
 from gptscale.lenet.run.checkpoints import Saver, resume
@@ -177,16 +177,6 @@ def worker(argv: Sequence[str]) -> int:
 def parse_vision(argv: Sequence[str]) -> VisionConfig:
     """The options of a run from a command line; ConfigError for anything that is not one of them."""
     return parse(VisionConfig, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
-
-
-def bare_resume(argv: Sequence[str]) -> list[str]:
-    """`--resume` with no path behind it means the newest checkpoint of the named run."""
-    result = []
-    for i, word in enumerate(argv):
-        result.append(word)
-        if word == "--resume" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
-            result.append("auto")
-    return result
 
 
 if __name__ == "__main__":

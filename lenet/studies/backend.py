@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.data.augment import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import world_from_environment

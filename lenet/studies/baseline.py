@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from gptscale.common.errors import ConfigError
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.launchers.run.worker import share_cores
 from gptscale.lenet.models.activations import Gelu
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, read_summary

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.data.augment import Augmentation
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.lenet.studies.bars import draw_bars

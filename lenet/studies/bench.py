@@ -22,7 +22,7 @@ from rich.table import Table
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.process.task import answer, run_worker
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import make_plan, world_from_environment
 from gptscale.lenet.run.worker import train

@@ -23,7 +23,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.process.host_memory import keep_freed_memory
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.launchers.run.worker import share_cores
 from gptscale.lenet.models.registry import Convolutions, build_model
 from gptscale.lenet.run.config import VisionConfig

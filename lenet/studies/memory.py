@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.launchers.run.worker import share_cores
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.config import Precision, VisionConfig

@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 
 from gptscale.common.errors import ConfigError, NumericError
-from gptscale.common.settings.run_config import did_you_mean
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.data.augment import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import check_vision_precision, world_from_environment

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import did_you_mean
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.studies.bars import draw_bars
 from gptscale.lenet.studies.reference_figures import STRATEGIES as OLD
 from gptscale.lenet.studies.study import (

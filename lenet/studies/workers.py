@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.studies.bars import draw_bars
 from gptscale.lenet.studies.reference_figures import AUGMENTATION_LOADS, WORKERS
 from gptscale.lenet.studies.study import (

@@ -15,7 +15,7 @@ import tyro
 from rich.console import Console
 
 from gptscale.common.errors import ConfigError
-from gptscale.launchers.run.options import parse
+from gptscale.common.settings.command_line import parse
 from gptscale.results.record.columns import NEW_SINCE_1, SUMMARY_COLUMNS
 
 # What makes two rows repeats of one configuration.

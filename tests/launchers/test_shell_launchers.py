@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.memory.command import MemoryOptions
 from gptscale.launchers.bench.model.command import ModelBenchOptions
 from gptscale.launchers.bench.ops.command import OpsOptions
 from gptscale.launchers.bench.parts.command import PartsOptions
 from gptscale.launchers.cli import LaunchOptions
-from gptscale.launchers.run.options import parse, parse_launch
+from gptscale.launchers.run.options import parse_launch
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]

@@ -10,7 +10,7 @@ import pytest
 
 from gptscale.common.engine import Engine
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import RecipeConfig
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.recipes import RECIPES, get
 
 MODULES = sorted({recipe.module for recipe in RECIPES.values()})

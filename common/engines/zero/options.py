@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero.swap_folder import check_space
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import RecipeConfig
+from gptscale.common.recipe_config import RecipeConfig
 
 if TYPE_CHECKING:
     from gptscale.common.engine import Engine

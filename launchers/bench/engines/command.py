@@ -31,9 +31,10 @@ from gptscale.common.model.gpt import Block
 from gptscale.common.process.host_memory import keep_freed_memory
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.world import World, process_group
+from gptscale.common.settings.command_line import parse
 from gptscale.common.train import train
 from gptscale.launchers.bench.engines.minimal_loops import SETUPS
-from gptscale.launchers.run.options import parse, parse_run
+from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight, why_not_here
 from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder

@@ -20,8 +20,9 @@ import torch
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
-from gptscale.common.settings.run_config import did_you_mean
 from gptscale.launchers.bench.memory.formula import MOMENT_BYTES, RECIPES, Way
 from gptscale.launchers.bench.memory.search import (
     GIB,
@@ -34,7 +35,6 @@ from gptscale.launchers.bench.memory.search import (
 )
 from gptscale.launchers.bench.memory.trial import Job, run_try
 from gptscale.launchers.bench.shape_options import check_file
-from gptscale.launchers.run.options import parse
 
 MODES = ("none", "selective", "full")
 OFFLOADS = tuple(recipe for recipe in RECIPES if recipe != "single")

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.process.task import run_worker
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.common.settings.run_config import did_you_mean
 from gptscale.launchers.bench.model.loop_bench import CPU_SHAPE
 from gptscale.launchers.bench.shape_options import ShapeOptions, check_bf16, check_file
-from gptscale.launchers.run.options import parse
 
 WORKER = "gptscale.launchers.bench.model.contenders"
 CEILINGS = "ceilings"

@@ -23,8 +23,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.process.task import run_worker
+from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
-from gptscale.launchers.run.options import parse
 
 # The shape at which the exercise's baseline is compared on a CPU: small enough to run, with the real vocabulary.
 CPU_SHAPE = GPTConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=50257)

@@ -21,7 +21,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.process.task import run_worker
-from gptscale.common.settings.run_config import refuse_changed
+from gptscale.common.settings.checks import refuse_changed
 from gptscale.launchers.bench.model.ceilings import step_flops, step_seconds
 from gptscale.launchers.bench.model.command import CEILINGS, WARMUP_STEPS, WORKER, Bench, ModelBenchOptions, tell
 from gptscale.results.record.files import replace_file

@@ -24,10 +24,10 @@ from rich.table import Table
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.process.host_memory import keep_freed_memory
-from gptscale.common.settings.run_config import did_you_mean
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.ops.cases import DTYPES, KIB, OPERATORS, SIZES_KIB, Case, cases
 from gptscale.launchers.bench.ops.pictures import draw
-from gptscale.launchers.run.options import parse
 from gptscale.ops import registry as library
 
 ROUND_S = 0.02  # of one contender at least, so that the clock's grain and a thread's waking do not show

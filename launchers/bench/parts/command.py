@@ -26,15 +26,16 @@ from gptscale.common.measure.speed import synchronize
 from gptscale.common.model.attention import apply_attention, check_attention
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.common.settings.run_config import RunConfig, did_you_mean
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.bench.model.ceilings import COPY_BYTES, medians
 from gptscale.launchers.bench.ops.command import matmul_rate
 from gptscale.launchers.bench.parts.cases import PARTS
 from gptscale.launchers.bench.parts.report import show
 from gptscale.launchers.bench.parts.ways import Part, Shape, Way
 from gptscale.launchers.bench.shape_options import ShapeOptions, check_bf16, check_file
-from gptscale.launchers.run.options import parse
 from gptscale.launchers.run.worker import is_out_of_memory
 from gptscale.results.record.files import replace_file
 

@@ -11,9 +11,9 @@ from gptscale.common.data.loader import split
 from gptscale.common.data.sources import open_source
 from gptscale.common.data.tokenizers import ByteTokenizer
 from gptscale.common.errors import ConfigError, DataError, GptscaleError, StorageError
+from gptscale.common.settings.command_line import parse
 from gptscale.launchers.commands import tokenize_text as tokenize
 from gptscale.launchers.commands.tokenize_text import TokenizeOptions, tokenize_files
-from gptscale.launchers.run.options import parse
 
 TEXTS = {"a.txt": "first file\n", "b.txt": "the second, naïve file\r\n"}
 

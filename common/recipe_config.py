@@ -1,0 +1,51 @@
+"""What a recipe's own options offer to those who plan and start a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptscale.common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gptscale.common.engine import Engine
+    from gptscale.common.settings.run import Run
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """Base of every recipe's own options, and the questions that the launcher asks of them."""
+
+    @property
+    def offload(self) -> str:
+        """Return what lives off the device, for the results: none, cpu or nvme."""
+        return "none"
+
+    def lacks(self) -> ConfigError | None:
+        """Return what this machine lacks for these options, whatever the run is; None if nothing."""
+        return None
+
+    def check(self, run: Run) -> None:
+        """Raise ConfigError if these options cannot work in this run, in this world, with these folders."""
+
+    def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
+        """Return how many micro-batches a data rank's `sequences` become by default; None leaves it to the arithmetic."""
+        return None
+
+    @classmethod
+    def ways(cls, nproc: int) -> list[tuple[str, ...]]:
+        """Return the options that make this recipe split its work differently on `nproc` processes, for parity to try."""
+        return [()]
+
+    def describe(self, run: Run) -> list[str]:
+        """Return the lines in which --dry-run tells how this strategy splits the run."""
+        return []
+
+    def load_own(self, engine: Engine, folder: Path) -> int:
+        """Load a checkpoint in the engine library's own format and return the step it was saved at."""
+        raise ConfigError(
+            "this recipe reads no checkpoint of DeepSpeed's",
+            f"in {folder}",
+            "resume it with the zero recipe that saved it",
+        )

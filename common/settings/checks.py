@@ -1,0 +1,94 @@
+"""Checks of options that many commands share, each of which raises a ConfigError that says what to type instead."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.errors import ConfigError
+
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # never a path, an option or a hidden file
+
+
+def option_of(field: str) -> str:
+    """Return the option that a dataclass field has on the command line, `seq_len` as `--seq-len`."""
+    return f"--{field.replace('_', '-')}"
+
+
+def check_range(value: float | None, low: float, high: float, field: str, fix: str | None = None) -> None:
+    """Raise ConfigError unless `value` lies in [low, high] or is None.
+
+    field: the dataclass field that holds it. fix: what to do instead, by default "use {low} to {high}". NaN is out of
+    every range.
+    """
+    if value is not None and not low <= value <= high:
+        raise ConfigError(f"{field} {value} is out of range", f"in {option_of(field)}", fix or f"use {low} to {high}")
+
+
+def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raise ConfigError for the first field of `options` that is out of its range; `ranges` maps field to (low, high)."""
+    for field, (low, high) in ranges.items():
+        check_range(getattr(options, field), low, high, field)
+
+
+def check_output_file(file: Path | None, option: str, problem: str | None = None) -> None:
+    """Raise ConfigError if `file` is a folder or lies in a folder that does not exist; None is fine.
+
+    option: as the user types it, `--csv`. problem: words in place of those that say which of the two it is.
+    """
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        reason = "is a folder" if file.is_dir() else "is in a folder that does not exist"
+        raise ConfigError(f"{file} {problem or reason}", f"in {option}", "name a file in a folder that exists")
+
+
+def parse_names(text: str, known: Collection[str], kind: str, option: str, fix: str | None = None) -> list[str]:
+    """Return the names in `text`, which has commas between them, in their order.
+
+    ConfigError for the first that is not in `known`: "unknown {kind} 'x', in {option}, {fix}". The default fix is the
+    nearest known name.
+    """
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"unknown {kind} {name!r}", f"in {option}", fix or did_you_mean(name, known))
+    return names
+
+
+def parse_whole_numbers(text: str, option: str, fix: str, *, least: int = 1) -> list[int]:
+    """Return the whole numbers in `text`, which has commas between them; ConfigError if one is below `least` or is none."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) >= least for word in words):
+        raise ConfigError(f"{text!r} is no list of numbers", f"in {option}", fix)
+    return [int(word) for word in words]
+
+
+def check_run_name(run_name: str | None, resume: str | None) -> None:
+    """Raise ConfigError for a run name that cannot name a folder, or if `--resume` means a run that has no name."""
+    if run_name is not None and not RUN_NAME.fullmatch(run_name):
+        raise ConfigError(
+            f"bad run name {run_name!r}",
+            "in --run-name",
+            "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
+        )
+    if resume == "auto" and run_name is None:
+        raise ConfigError("nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH")
+
+
+def refuse_changed(options: Any, names: Iterable[str], why: str, fix: str = "leave it out") -> None:
+    """Raise ConfigError for the first of the fields `names` that is not its default, because it would be ignored."""
+    defaults = {f.name: f.default for f in dataclasses.fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise ConfigError(why, f"in {option_of(name)}", fix)
+
+
+def did_you_mean(word: str, known: Iterable[object]) -> str:
+    """Return `did you mean 'x'?` for the nearest of `known`, or the list of them if none is near."""
+    import difflib
+
+    names = [str(name) for name in known]
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else "use one of: " + " ".join(names)

@@ -1,0 +1,100 @@
+"""The command line, made from dataclasses of options; a mistake in it is one line, never a page."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import did_you_mean, option_of
+
+T = TypeVar("T")
+
+
+def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> T:
+    """Return an instance of the dataclass `kind` from a command line, flat: fields of nested dataclasses have no prefix.
+
+    tyro does the work. Its boxes of explanation are cut down to their first sentence, which a ConfigError carries.
+    """
+    import tyro  # here, because it takes 0.2 s to import and most of `common` never parses anything
+
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            parsed, unknown = tyro.cli(
+                kind,
+                args=list(argv),
+                prog=prog,
+                description=about,
+                config=(tyro.conf.OmitArgPrefixes,),
+                return_unknown_args=True,
+            )
+    except SystemExit as end:
+        if end.code in (0, None):  # --help
+            raise
+        raise ConfigError(_first_sentence(messages.getvalue()), "on the command line", f"see {prog} --help") from None
+    if unknown:
+        options = [option_of(name) for name in _field_names(kind)]
+        word = next((u for u in unknown if u.startswith("-")), unknown[0]).split("=")[0]
+        raise ConfigError(
+            f"unknown option {word!r}", "on the command line", did_you_mean(word.replace("_", "-"), options)
+        )
+    return parsed
+
+
+def changed_options(options: Any, default: Any) -> list[str]:
+    """Return the command-line words that make `options` of `default`: an option for each field that differs."""
+    words: list[str] = []
+    for field in dataclasses.fields(options):
+        value, option = getattr(options, field.name), option_of(field.name)
+        if value == getattr(default, field.name):
+            continue
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option.removeprefix('--')}")
+        else:
+            words += [option, str(value)]
+    return words
+
+
+def bare_resume(argv: Sequence[str]) -> list[str]:
+    """Return `argv` with the word `auto` behind each `--resume` that has no path: the newest checkpoint of the named run."""
+    words = []
+    for i, word in enumerate(argv):
+        words.append(word)
+        if word == "--resume" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
+            words.append("auto")
+    return words
+
+
+def _field_names(kind: Any) -> list[str]:
+    """Return the field names of a dataclass of options and of the dataclasses inside it."""
+    names: list[str] = []
+    for field in dataclasses.fields(kind):
+        inner = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+        names += _field_names(inner) if dataclasses.is_dataclass(inner) else [field.name]
+    return names
+
+
+def _first_sentence(box: str) -> str:
+    """Return the message inside tyro's box: the lines between its first two rules, joined.
+
+    On a terminal the box is coloured, and the first rule has a title in it.
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in plain.splitlines()]
+    rules = [i for i, line in enumerate(lines) if "──" in line or "━━" in line or (line and not line.strip("- "))]
+    end = rules[1] if len(rules) > 1 else len(lines)
+    begin = rules[0] + 1 if rules else 0
+    text = " ".join(line for line in lines[begin:end] if line)
+    return text.rstrip(".") or "options that cannot be read"
+
+
+def fail(error: Exception) -> int:
+    """Print a user's error in its one line and return the exit status that goes with it."""
+    print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+    return 2

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from gptscale.recipes import RECIPES
+
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -14,3 +16,16 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 def test_every_relative_link_leads_to_a_file(page):
     targets = [link.partition("#")[0] for link in LINK.findall(page.read_text()) if "://" not in link]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_readme_fits_a_screen_or_two():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_has_a_page_and_its_rows(recipe):
+    titles = [page.read_text().partition("\n")[0] for page in (ROOT / "docs" / "recipes").glob("*.md")]
+    assert any(recipe in re.findall(r"\w+", title) for title in titles)
+    readme, status = (re.findall(r"(?m)^\|.*", (ROOT / name).read_text()) for name in ("README.md", "docs/status.md"))
+    assert any(f"[{recipe}](docs/recipes/" in row for row in readme)
+    assert any(f"`{recipe}`" in row for row in status)

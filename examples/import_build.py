@@ -53,7 +53,7 @@ class Printer:
 
 def main() -> None:
     config = RunConfig(model="tiny", seq_len=32, global_batch_size=8, steps=31, lr=3e-3)
-    world = World.from_environment(config)
+    world = World.from_environment(config.device, config.dist_timeout_s)
     torch.set_num_threads(1)
     with process_group(world):
         batch = plan_batch(world.world_size, global_batch_size=config.global_batch_size)

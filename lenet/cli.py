@@ -32,8 +32,8 @@ class TrainOptions:
 
 def train(argv: Sequence[str]) -> int:
     """gptscale lenet train [--nproc N] [options]: train one vision model."""
+    from gptscale.common.process.begin import share_cores
     from gptscale.common.settings.command_line import bare_resume, parse
-    from gptscale.launchers.run.worker import share_cores
     from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.start import start
     from gptscale.lenet.run.worker import train as run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import RunConfig
 
 DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
 
@@ -37,9 +37,13 @@ class World:
     timeout_s: float
 
     @classmethod
-    def from_environment(cls, config: RunConfig) -> World:
-        """Read what torchrun, Slurm's wrapper or `gptscale run` set; alone, without them, it is a world of one."""
-        wants_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    def from_environment(cls, device: str = "auto", timeout_s: float | None = None) -> World:
+        """Read what torchrun, Slurm's wrapper or `gptscale run` set in the environment.
+
+        A process that none of them started is a world of one. device: auto (CUDA when it is there), cpu or cuda.
+        timeout_s: None is the default of the device. Raises ConfigError if the device or a variable is missing.
+        """
+        wants_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
         if wants_cuda and not torch.cuda.is_available():
             raise ConfigError("no CUDA device is visible", "in --device cuda", "use --device cpu")
         launched = [name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in os.environ]
@@ -59,13 +63,27 @@ class World:
                 "in the launch",
                 f"start at most {torch.cuda.device_count()} processes per node",
             )
-        device = torch.device("cuda", local_rank) if wants_cuda else torch.device("cpu")
-        timeout_s = config.dist_timeout_s or DEFAULT_TIMEOUT_S[device.type]
-        return cls(rank, local_rank, world_size, device, timeout_s)
+        its_device = torch.device("cuda", local_rank) if wants_cuda else torch.device("cpu")
+        return cls(rank, local_rank, world_size, its_device, timeout_s or DEFAULT_TIMEOUT_S[its_device.type])
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+
+def world_of(device: str, timeout_s: float | None, nproc: int) -> World:
+    """Return the world that `nproc` processes on this machine will be, as rank 0 will see it.
+
+    Raises ConfigError if there are fewer GPUs than processes.
+    """
+    alone = World.from_environment(device, timeout_s)
+    if alone.device.type == "cuda" and nproc > torch.cuda.device_count():
+        raise ConfigError(
+            f"{nproc} processes need as many GPUs, {torch.cuda.device_count()} visible",
+            "in --nproc",
+            f"use --nproc {torch.cuda.device_count()}, or --device cpu",
+        )
+    return dataclasses.replace(alone, world_size=nproc)
 
 
 @contextmanager

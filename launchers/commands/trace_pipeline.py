@@ -18,11 +18,12 @@ from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
 from gptscale.common.process.ranks import launch
+from gptscale.common.process.world import world_of
 from gptscale.common.settings.checks import did_you_mean, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words, parse_run
-from gptscale.launchers.run.preflight import preflight, world_of
+from gptscale.launchers.run.preflight import preflight
 
 STEPS = 6  # the last is drawn: buffers and caches are as they stay
 WITHOUT_EFFECT = "steps eval_every log_every save_every save_last resume run_name wandb".split()
@@ -69,7 +70,9 @@ def main(argv: Sequence[str]) -> int:
     words = option_words("pipeline", config, _pipeline_config())
     for name in names:  # all are checked before the first runs
         preflight(
-            "pipeline", *parse_run("pipeline", [*words, "--schedule", name]), world_of(config, options.trace.nproc)
+            "pipeline",
+            *parse_run("pipeline", [*words, "--schedule", name]),
+            world_of(config.device, config.dist_timeout_s, options.trace.nproc),
         )
     config.out.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-u", "-m", "gptscale.launchers.commands.trace_pipeline", ",".join(names), *words]
@@ -103,12 +106,13 @@ def _pipeline_config() -> Any:
 
 def worker(names: str, words: Sequence[str]) -> None:
     """A rank: each schedule in turn; rank 0 writes what all saw of the last step."""
+    from gptscale.common.process.begin import share_cores
     from gptscale.common.process.world import World, gather_objects, process_group
-    from gptscale.launchers.run.worker import share_cores
     from gptscale.recipes import get
 
     share_cores()
-    world = World.from_environment(parse_run("pipeline", words)[0])
+    config, _ = parse_run("pipeline", words)
+    world = World.from_environment(config.device, config.dist_timeout_s)
     with process_group(world):
         for name in names.split(","):
             plan = preflight("pipeline", *parse_run("pipeline", [*words, "--schedule", name]), world)

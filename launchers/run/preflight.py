@@ -232,15 +232,3 @@ def check_same_work(reader: Reader, plan: Plan) -> None:
         )
     if reader.step >= plan.run.config.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")
-
-
-def world_of(config: RunConfig, nproc: int) -> World:
-    """The world that `nproc` local processes will be, as rank 0 will see it."""
-    alone = World.from_environment(config)
-    if alone.device.type == "cuda" and nproc > torch.cuda.device_count():
-        raise ConfigError(
-            f"{nproc} processes need as many GPUs, {torch.cuda.device_count()} visible",
-            "in --nproc",
-            f"use --nproc {torch.cuda.device_count()}, or --device cpu",
-        )
-    return dataclasses.replace(alone, world_size=nproc)

@@ -12,10 +12,11 @@ import torch
 
 from gptscale.common.process import environments
 from gptscale.common.process.ranks import launch
+from gptscale.common.process.world import world_of
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words
-from gptscale.launchers.run.preflight import Plan, preflight, world_of
+from gptscale.launchers.run.preflight import Plan, preflight
 from gptscale.launchers.run.record import failed_row, new_run_id
 from gptscale.recipes import get
 from gptscale.results.record.files import append_summary
@@ -33,7 +34,7 @@ def uses_cuda(config: RunConfig) -> bool:
 
 def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:
     """Everything that can be checked before processes start."""
-    return preflight(recipe, config, recipe_config, world_of(config, nproc))
+    return preflight(recipe, config, recipe_config, world_of(config.device, config.dist_timeout_s, nproc))
 
 
 def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> int:

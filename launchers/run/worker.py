@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,9 +15,9 @@ from gptscale.common.checkpoint.reader import agreed, is_deepspeeds_own
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, PeerError, StorageError
-from gptscale.common.process.begin import begin_process
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, StorageError
+from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
+from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.run import workload, workload_hash
 from gptscale.common.train import train
@@ -31,15 +28,6 @@ from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder
 
 SAVE_MISSES_MAX = 3  # a full disk may be mended while training goes on; not for ever
-# Memory that torch's allocator was not asked for: the CPU's, a context's, a library's handle (pytorch/pytorch#128601), Triton's.
-OUT_OF_MEMORY_SIGNS = (
-    "can't allocate memory",
-    "CUDA error: out of memory",
-    "Triton Error [CUDA]: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUBLAS_STATUS_NOT_INITIALIZED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
 
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
@@ -48,7 +36,7 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     rank = int(os.environ.get("RANK", "0"))
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
-        plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+        plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     except GptscaleError as error:
         if rank == 0:
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
@@ -82,14 +70,6 @@ def work(plan: Plan) -> int:
                 record.finish("oom" if is_out_of_memory(error) else "failed", noted)
             stack.pop_all()  # after a failure nothing is torn down, see process_group
             return status
-
-
-def report(error: BaseException, rank: int) -> tuple[BaseException, int]:
-    """Say what ended the run, in one write, so that ranks do not mix; what to note of it, and the exit status."""
-    known = as_known(error)
-    trace = "" if known else traceback.format_exc()
-    sys.stderr.write(f"{trace}gptscale: error: rank {rank}: {known or error}\n")
-    return known or error, known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def check_same_options(plan: Plan) -> None:
@@ -194,65 +174,6 @@ class Saver:
                     file=sys.stderr,
                     flush=True,
                 )
-
-
-class StopRequest:
-    """Whether SIGTERM arrived (preemption). The handler only notes it; a second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.received = False
-
-    def __enter__(self) -> StopRequest:
-        self._before = signal.signal(signal.SIGTERM, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def __call__(self) -> bool:
-        return self.received
-
-
-def as_known(error: BaseException) -> GptscaleError | None:
-    """The error as one line for the user, or None if it is a defect that deserves its traceback."""
-    if isinstance(error, GptscaleError):
-        return error
-    text = str(error)
-    if isinstance(error, torch.distributed.DistError) or "gloo" in text or "Connection closed by peer" in text:
-        first = text.splitlines()[0] if text else type(error).__name__
-        return PeerError(
-            f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above"
-        )
-    if is_out_of_memory(error):
-        return GptscaleError(
-            f"out of memory ({text.splitlines()[0][:160]})",
-            "on this device",
-            "lower --micro-batch-size, add --activation-checkpointing full, or use fsdp",
-        )
-    if isinstance(error, OSError):
-        return StorageError(str(error), "in the results folder", "free space or point --out elsewhere")
-    return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """torch's exception, Python's, or a library's words for it."""
-    said = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
-    return said or isinstance(error, (torch.OutOfMemoryError, MemoryError))
-
-
-def share_cores() -> None:
-    """Share the cores between this machine's processes, unless the user has said how many threads each may have.
-
-    Said in the environment too, for libraries that would choose for themselves.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        torch.set_num_threads(threads)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.devices import supports_bf16
 from gptscale.common.model.precision import check_precision
-from gptscale.common.process.world import World
+from gptscale.common.process.world import World, world_of
 from gptscale.common.settings.run import workload_hash
 from gptscale.common.settings.run_config import Precision as GptPrecision
-from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.run.preflight import world_of as local_world
 from gptscale.lenet.data.loader import FastLoader, Loader, Normalise, PilLoader, Walk, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models.registry import SIDES, Shape
@@ -101,16 +99,12 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
 
 def world_from_environment(config: VisionConfig) -> World:
     """As World.from_environment, for a vision run."""
-    return World.from_environment(_as_run(config))
+    return World.from_environment(config.device, config.dist_timeout_s)
 
 
-def world_of(config: VisionConfig, nproc: int) -> World:
-    """The world that `nproc` local processes will be, as rank 0 will see it; ConfigError if the GPUs are too few."""
-    return local_world(_as_run(config), nproc)
-
-
-def _as_run(config: VisionConfig) -> RunConfig:
-    return RunConfig(device=config.device, dist_timeout_s=config.dist_timeout_s)
+def local_world(config: VisionConfig, nproc: int) -> World:
+    """Return the world that `nproc` local processes will be; ConfigError if the GPUs are too few."""
+    return world_of(config.device, config.dist_timeout_s, nproc)
 
 
 def check_vision_precision(config: VisionConfig, device: torch.device) -> None:

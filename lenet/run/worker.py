@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
-from gptscale.common.process.begin import begin_process
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
+from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, agree_any, gather_objects, process_group
 from gptscale.common.settings.command_line import bare_resume, parse
-from gptscale.launchers.run.worker import StopRequest, is_out_of_memory, report, share_cores
 from gptscale.lenet.data.loader import rank_part
 from gptscale.lenet.run.checkpoints import Saver, resume
 from gptscale.lenet.run.config import VisionConfig

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.command_line import parse
-from gptscale.launchers.run.worker import share_cores
 from gptscale.lenet.models.activations import Gelu
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, read_summary
 from gptscale.lenet.run.config import VisionConfig

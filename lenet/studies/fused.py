@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import synchronize
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.command_line import parse
-from gptscale.launchers.run.worker import share_cores
 from gptscale.lenet.models.registry import Convolutions, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment

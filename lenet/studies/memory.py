@@ -19,8 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
+from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.command_line import parse
-from gptscale.launchers.run.worker import share_cores
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.config import Precision, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine

@@ -20,7 +20,7 @@ from rich.table import Table
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.lenet.run.columns import read_summary
 from gptscale.lenet.run.config import VisionConfig, option_words
-from gptscale.lenet.run.preflight import make_plan, world_of
+from gptscale.lenet.run.preflight import local_world, make_plan
 
 LOG_COLUMNS = 150  # where there is no terminal whose width could be asked
 RUN_TIMEOUT_S = 6 * 3600.0
@@ -109,7 +109,7 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
     )
     configs = [dataclasses.replace(base, variant=cell.variant, **cell.options) for cell in cells]
     for cell, config in zip(cells, configs, strict=True):
-        make_plan(config, world_of(config, cell.nproc))
+        make_plan(config, local_world(config, cell.nproc))
     names = []
     for turn in range(options.repeats):
         for cell, config in zip(cells, configs, strict=True):

@@ -35,7 +35,7 @@ def main(recipe, out, options):
     torch.set_num_threads(1)
     words = ["--data", "synthetic", "--global-batch-size", "8", "--grad-accum-steps", "2", "--out", str(out), *options]
     config, recipe_config = parse_run(recipe, words)
-    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     with process_group(plan.run.world):
         before = live_bytes(torch.nn.Module())
         engine = get(recipe).load().build(plan.run, recipe_config)

@@ -41,7 +41,7 @@ def main(recipe: str, out: Path, checkpoint: Path, options: list[str]) -> None:
     torch.set_num_threads(1)
     words = ["--data", "synthetic", "--dropout", "0.1", "--seed", "99", "--out", str(out), *options]
     config, recipe_config = parse_run(recipe, words)
-    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     found: dict[str, object] = {"tp": plan.run.config.tp_size, "pp": plan.run.config.pp_size}
     with process_group(plan.run.world):
         engine = get(recipe).load().build(plan.run, recipe_config)  # seed 99: not the weights that were saved

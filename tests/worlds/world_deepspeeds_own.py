@@ -18,7 +18,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     recipe, out = sys.argv[1], Path(sys.argv[2])
     config, recipe_config = parse_run(recipe, ["--data", "synthetic", "--steps", "6", "--out", str(out)])
-    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     with process_group(plan.run.world):
         engine = get(recipe).load().build(plan.run, recipe_config)
         batches = plan.batches(plan.train, engine.data_rank, engine.data_size)

@@ -30,7 +30,7 @@ def main(recipe: str, out: Path) -> None:
     config, recipe_config = parse_run(
         recipe, ["--data", "synthetic", "--steps", "8", "--log-every", "4", "--out", str(out)]
     )
-    plan = preflight(recipe, config, recipe_config, World.from_environment(config))
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     world = plan.run.world
     with process_group(world):
         engine = get(recipe).load().build(plan.run, recipe_config)

@@ -23,9 +23,7 @@ def peak():
 
 def main(recipe, out, options):
     torch.set_num_threads(1)
-    plan = preflight(
-        recipe, *parse_run(recipe, ["--out", str(out), *options]), World.from_environment(parse_run("single", [])[0])
-    )
+    plan = preflight(recipe, *parse_run(recipe, ["--out", str(out), *options]), World.from_environment("auto"))
     with process_group(plan.run.world):
         small = preflight(recipe, *parse_run(recipe, ["--out", str(out), "--data", "synthetic"]), plan.run.world)
         get(recipe).load().build(small.run, small.recipe_config)  # imports and first allocations are not the model's

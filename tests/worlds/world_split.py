@@ -67,7 +67,7 @@ def masks(recipe, words, world):
 
 def main(out, n_layer):
     torch.set_num_threads(1)
-    world = World.from_environment(parse_run("single", [])[0])
+    world = World.from_environment("auto")
     n = world.world_size
     common = ["--global-batch-size", str(4 * n), "--n-layer", n_layer, "--data", "synthetic", "--seq-len", "32"]
     common += ["--out", str(out)]

@@ -28,7 +28,7 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.world import World, process_group
 from gptscale.common.settings.command_line import parse
@@ -105,7 +105,7 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
     config, recipe_config = parse_run(
         name, [*words, "--steps", str(steps), "--lr-schedule", "constant", "--no-tensorboard"]
     )
-    plan = preflight(name, config, recipe_config, World.from_environment(config))
+    plan = preflight(name, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     run = plan.run
     torch.set_num_threads(max(1, torch.get_num_threads() // run.world.world_size))
     keep_freed_memory()

@@ -29,7 +29,8 @@ from gptscale.common.model.gpt import GPT, MLP
 from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf, to_hf
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import DTYPES, autocast
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.begin import keep_freed_memory
+from gptscale.common.process.ending import is_out_of_memory
 from gptscale.common.process.task import answer
 from gptscale.common.settings.run import Run
 from gptscale.launchers.bench.engines.minimal_loops import groups
@@ -38,7 +39,6 @@ from gptscale.launchers.bench.model.gpu_state import gpu_state
 from gptscale.launchers.bench.model.loop_contenders import handout_loss, the_run
 from gptscale.launchers.bench.model.minimal_gpt import MinimalGPT, make_step
 from gptscale.launchers.bench.model.waterfall import annotate, where_time_goes
-from gptscale.launchers.run.worker import is_out_of_memory
 from gptscale.ops.mlp import mlp
 from gptscale.recipes.single import SingleConfig, build
 

@@ -22,7 +22,7 @@ from gptscale.common.engine import Batch
 from gptscale.common.measure.speed import peak_memory, synchronize
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.precision import autocast
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.process.task import answer
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
@@ -49,7 +49,11 @@ def the_run(task: dict[str, Any], **changes: Any) -> Run:
     }
     config = RunConfig(**{**options, "seq_len": gpt.block_size, **changes})
     return Run(
-        "single", config, gpt, plan_batch(1, global_batch_size=task["batch_size"]), World.from_environment(config)
+        "single",
+        config,
+        gpt,
+        plan_batch(1, global_batch_size=task["batch_size"]),
+        World.from_environment(config.device, config.dist_timeout_s),
     )
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.ops.cases import DTYPES, KIB, OPERATORS, SIZES_KIB, Case, cases

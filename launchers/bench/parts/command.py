@@ -25,7 +25,8 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.model.attention import apply_attention, check_attention
 from gptscale.common.model.precision import DTYPES
-from gptscale.common.process.host_memory import keep_freed_memory
+from gptscale.common.process.begin import keep_freed_memory
+from gptscale.common.process.ending import is_out_of_memory
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import GPTConfig
@@ -36,7 +37,6 @@ from gptscale.launchers.bench.parts.cases import PARTS
 from gptscale.launchers.bench.parts.report import show
 from gptscale.launchers.bench.parts.ways import Part, Shape, Way
 from gptscale.launchers.bench.shape_options import ShapeOptions, check_bf16, check_file
-from gptscale.launchers.run.worker import is_out_of_memory
 from gptscale.results.record.files import replace_file
 
 CPU_SHAPE = GPTConfig(n_layer=2, n_head=16, n_embd=320, block_size=128, vocab_size=50257)  # heads of 20: padded, too

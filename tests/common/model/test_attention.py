@@ -176,7 +176,7 @@ def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkey
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(len(begun)))
     config = RunConfig(model="tiny", n_layer=2, seq_len=16, compile=True, compile_mode=mode, device="cpu")
     batch = plan_batch(1, global_batch_size=4, grad_accum_steps=2)
-    run = Run("single", config, config.gpt(), batch, World.from_environment(config))
+    run = Run("single", config, config.gpt(), batch, World.from_environment(config.device, config.dist_timeout_s))
     engine = build(run, SingleConfig())
     ids = torch.randint(0, 257, (4, 17))
     assert engine.train_step(Batch(0, ids[:, :-1], ids[:, 1:]), 1e-3).loss.isfinite()
@@ -220,7 +220,7 @@ def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
             config,
             config.gpt(),
             plan_batch(1, global_batch_size=4, grad_accum_steps=2),
-            World.from_environment(config),
+            World.from_environment(config.device, config.dist_timeout_s),
         )
         engine, losses = build(run, SingleConfig()), []
         for step, some in enumerate(ids):

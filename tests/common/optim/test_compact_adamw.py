@@ -204,7 +204,7 @@ def engine_and_plan(tmp_path, form, **changes):
         n_layer=2, n_head=2, n_embd=64, seq_len=32, data="synthetic", dropout=0.1, steps=6, global_batch_size=4,
         optimizer_state=form, device="cpu", out=tmp_path, **changes,
     )  # fmt: skip
-    plan = preflight("single", config, SingleConfig(), World.from_environment(config))
+    plan = preflight("single", config, SingleConfig(), World.from_environment(config.device, config.dist_timeout_s))
     return build(plan.run, SingleConfig()), plan
 
 

@@ -13,6 +13,7 @@ import torch
 
 from gptscale.common.errors import PeerError, StorageError
 from gptscale.common.process import begin as process
+from gptscale.common.process.ending import as_known
 from gptscale.common.process.world import World
 from gptscale.launchers.run import worker as entry
 from gptscale.launchers.run.options import parse_run
@@ -28,7 +29,7 @@ def plan(tmp_path):
         config, recipe_config = parse_run(
             "single", ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", *words]
         )
-        return preflight("single", config, recipe_config, World.from_environment(config))
+        return preflight("single", config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
 
     return make
 
@@ -185,8 +186,8 @@ def test_saves_when_due_and_only_then(plan, monkeypatch):
 
 
 def test_errors_of_collectives_are_a_peers():
-    assert isinstance(entry.as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
-    assert entry.as_known(ValueError("a defect")) is None
+    assert isinstance(as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
+    assert as_known(ValueError("a defect")) is None
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_errors_of_collectives_are_a_peers():
 def test_processes_of_a_machine_share_its_cores(processes, said, expected):
     """In a process of its own: torch's threads, and what other libraries are told. Twice as many cost two thirds of the speed."""
     code = (
-        "import os, torch; from gptscale.launchers.run.worker import share_cores; share_cores(); share_cores(); "
+        "import os, torch; from gptscale.common.process.begin import share_cores; share_cores(); share_cores(); "
         "print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
     )
     environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"LOCAL_WORLD_SIZE": processes}

@@ -9,6 +9,7 @@ import torch
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
+from gptscale.common.process.ending import OUT_OF_MEMORY_SIGNS, report
 from gptscale.launchers.bench.memory import command as bench_memory
 from gptscale.launchers.bench.memory import trial as memory_try
 from gptscale.launchers.bench.memory.command import MemoryOptions, search, ways_of
@@ -17,7 +18,6 @@ from gptscale.launchers.bench.memory.ladder import read_rows
 from gptscale.launchers.bench.memory.search import GIB, Limits, limits, most_that, next_batch, resident
 from gptscale.launchers.bench.memory.trial import COLUMNS, Job, judge, run_try
 from gptscale.launchers.cli import main
-from gptscale.launchers.run.worker import OUT_OF_MEMORY_SIGNS, report
 
 WORDS = ["bench", "memory", "--device", "cpu", "--models", "tiny", "--seq-len", "64", "--memory-gib", "1.0"]
 JOB = Job("tiny", Way("single"), 64, "fp32", False, "cpu", "cpu: none", 3)

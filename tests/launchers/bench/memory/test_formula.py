@@ -28,7 +28,7 @@ GPT = PRESETS["1.6b"]
 def peak_bytes(words, out):
     """Of what the CPU allocator gave and took back while an engine of `single` was built and stepped twice; and its run."""
     config, recipe_config = parse_run("single", ["--data", "synthetic", "--device", "cpu", "--out", str(out), *words])
-    plan = preflight("single", config, recipe_config, World.from_environment(config))
+    plan = preflight("single", config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
         engine = get("single").load().build(plan.run, recipe_config)

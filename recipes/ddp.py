@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.optim.fused import Optimizer
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run import Run
 
 
@@ -60,7 +60,7 @@ def build(run: Run, config: DDPConfig) -> TorchEngine:
     def set_grad_sync(on: bool) -> None:
         replica.require_backward_grad_sync = on  # what the context manager `no_sync` sets, without nesting contexts
 
-    optimizer = Optimizer(dict(model.named_parameters()), run.config)
+    optimizer = FusedOptimizer(dict(model.named_parameters()), run.config)
     return TorchEngine(run, replica, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
 
 

@@ -27,8 +27,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.precision import DTYPES
-from gptscale.common.optim.fused import Optimizer
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run import Run
 
 
@@ -108,7 +108,7 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
         root.set_is_last_backward(on)
 
     parameters = dict(model.named_parameters())
-    optimizer = Optimizer(parameters, run.config, shards=dist.group.WORLD, offloaded=config.cpu_offload)
+    optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, offloaded=config.cpu_offload)
     return TorchEngine(run, model, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
 
 

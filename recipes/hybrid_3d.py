@@ -34,8 +34,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.precision import DTYPES
-from gptscale.common.optim.fused import Optimizer
 from gptscale.common.settings.checks import refuse_changed
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run import Run
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
@@ -114,7 +114,7 @@ def build(run: Run, config: HybridConfig) -> Engine:
     if run.pp_size == 1:
         model: Any = meta_gpt(run)
         parallelize(model, run, config, mesh)
-        optimizer = Optimizer(dict(model.named_parameters()), c, shards=dist.group.WORLD)
+        optimizer = FusedOptimizer(dict(model.named_parameters()), c, shards=dist.group.WORLD)
         return TorchEngine(run, model, optimizer, group=data)
     parts = parts_of(run, config, mesh["pp"].get_local_rank())
     for part in parts.values():

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.optim.fused import Optimizer
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run import Run
 
 
@@ -27,7 +27,7 @@ class SingleConfig(RecipeConfig):
 def build(run: Run, config: SingleConfig) -> TorchEngine:
     """The GPT as it is, on this process's device."""
     model = materialise(meta_gpt(run), run, run.world.device)
-    return TorchEngine(run, model, Optimizer(dict(model.named_parameters()), run.config))
+    return TorchEngine(run, model, FusedOptimizer(dict(model.named_parameters()), run.config))
 
 
 def main() -> None:

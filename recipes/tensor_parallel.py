@@ -40,8 +40,8 @@ from gptscale.common.engines.tensor_parallel import (
 )
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.optim.fused import Optimizer
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
 
@@ -96,7 +96,7 @@ def build(run: Run, config: TensorParallelConfig) -> TorchEngine:
     model = meta_gpt(run)
     apply_tp(model, run.gpt, mesh)
     materialise(model, run, run.world.device)
-    optimizer = Optimizer(dict(model.named_parameters()), run.config, shards=dist.group.WORLD)
+    optimizer = FusedOptimizer(dict(model.named_parameters()), run.config, shards=dist.group.WORLD)
     return TorchEngine(run, model, optimizer)
 
 

@@ -9,48 +9,23 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from gptscale.common.engine import Batch, StepResult
-from gptscale.common.model.activation_checkpointing import CUDA_GRAPHS
+from gptscale.common.model.compilation import CUDA_GRAPHS
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
+from gptscale.common.optim.stepper import Stepper
 from gptscale.common.state import Shard
 
 if TYPE_CHECKING:
     from gptscale.common.measure.bubble import Bubble
     from gptscale.common.measure.offload import Offload
     from gptscale.common.settings.run import Run
-
-
-class Stepper(Protocol):
-    """An optimizer as the engine sees it; common/optim/fused.py is torch's, a library with its own brings another."""
-
-    @property
-    def scale(self) -> Tensor:
-        """What the loss is to be multiplied by before backward, (): fp16's loss scale where it is ours, else 1."""
-
-    def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Apply and zero the gradients; their global norm before clipping, (). Nothing moves if it or `loss` is not finite."""
-
-    def state(self) -> Iterable[Shard]:
-        """Every box of weights and optimizer state held here."""
-
-    def counters(self) -> dict[str, float]:
-        """As Engine.counters."""
-
-    def load_counters(self, counters: dict[str, float]) -> None:
-        """As Engine.load_counters."""
-
-    def offload(self) -> Offload | None:
-        """As Engine.offload."""
-
-    def close(self) -> None:
-        """As Engine.close."""
 
 
 class SteppedEngine:

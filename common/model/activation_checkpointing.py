@@ -14,9 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.model import float8
-from gptscale.common.settings.run_config import RunConfig
 
 aten = torch.ops.aten
 # Selective: keep what is expensive per byte, matrix products and attention, by whichever kernel (math: products); recompute
@@ -42,25 +40,3 @@ def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> No
         options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT_OPERATORS)
     for block in blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, **options)
-
-
-CUDA_GRAPHS = ("max-autotune", "reduce-overhead")  # modes of torch.compile that replay kernels at fixed addresses
-
-
-def check_compile(config: RunConfig, device: torch.device) -> None:
-    """ConfigError for a mode of compilation without compilation, or of CUDA graphs without CUDA."""
-    mode, where = config.compile_mode, "in --compile-mode"
-    if mode != "default" and not config.compile:
-        raise ConfigError(f"compile_mode {mode} without compile means nothing", where, "add --compile")
-    if mode in CUDA_GRAPHS and device.type != "cuda":
-        raise ConfigError(f"compile_mode {mode} needs CUDA", where, "use max-autotune-no-cudagraphs or default")
-
-
-def apply_compile(blocks: Iterable[nn.Module], mode: str = "default") -> None:
-    """`torch.compile` each block's forward: one small graph, compiled once and shared by all blocks of a shape.
-
-    mode: torch's. With one of CUDA_GRAPHS the engine must say where a step begins (torch.compiler.cudagraph_mark_step_begin):
-    outputs of blocks, gradients of weights among them, live where the next step's will.
-    """
-    for block in blocks:
-        block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, mode=mode)

@@ -8,10 +8,12 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing, apply_compile
+from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.attention import apply_attention
+from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.float8 import apply_float8
-from gptscale.common.model.gpt import GPT, init_weights
+from gptscale.common.model.gpt import GPT
+from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.settings.run import Run
 from gptscale.common.state import shard_of
 

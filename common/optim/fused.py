@@ -17,13 +17,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.precision import LossScale
 from gptscale.common.optim.compact_adamw import CompactAdamW
+from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard, local, replicas, shard_of
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 
 
-class Optimizer:
+class FusedOptimizer(Stepper):
     """AdamW (moments in config.optimizer_state) or SGD over named fp32 parameters, which may be DTensors.
 
     shards: the processes that hold the other shards; None when every process holds all of every gradient. offloaded: the
@@ -40,10 +41,12 @@ class Optimizer:
         offloaded: bool = False,
         copies: Mapping[str, int] | None = None,
     ) -> None:
+        device = next(iter(parameters.values())).device
+        super().__init__(device)
         self.parameters, self.group, self.clip = parameters, shards, config.clip_grad_norm
         self.copies = copies or {}
         self.offloaded = offloaded
-        self.device = next(iter(parameters.values())).device
+        self.device = device
         self.loss_scale = LossScale(config.precision, self.device)
         # Sticky: after one non-finite step no later step may touch the weights, however late the host finds out.
         self.poisoned = torch.tensor(False, device=self.device)
@@ -155,9 +158,6 @@ class Optimizer:
         if not self.offloaded:
             return None
         return Offload(cpu_bytes=self.nbytes(), waits_s=tuple(self.waits_s))
-
-    def close(self) -> None:
-        """Nothing outlives the process."""
 
 
 def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gptscale.common.measure.offload import Offload
 from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
+from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard, shard_of
 
@@ -28,7 +28,7 @@ def make_torch_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Opt
     return kind(decay_groups(model.parameters(), config.weight_decay), **options)
 
 
-class LibraryOptimizer:
+class LibraryOptimizer(Stepper):
     """The Stepper over `optimizer`, whatever its library made of it.
 
     inner: torch's optimizer inside, which holds the state, perhaps of this rank's share of the parameters only.
@@ -47,10 +47,10 @@ class LibraryOptimizer:
         zero_grad: Callable[[], object],
         boxes: Callable[[str, Tensor], Iterable[Shard]] = lambda name, tensor: [shard_of(name, tensor)],
     ) -> None:
+        super().__init__(next(iter(parameters.values())).device)
         self.boxes = boxes
         self.optimizer, self.inner, self.parameters = optimizer, inner, parameters
         self.max_norm, self.clip, self.zero_grad = config.clip_grad_norm or torch.inf, clip, zero_grad
-        self.scale = torch.ones((), device=next(iter(parameters.values())).device)
         self.poisoned = False
         self.state_keys = ADAMW_STATE if config.optimizer == "adamw" else ()
         names = {parameter: name for name, parameter in parameters.items()}
@@ -92,10 +92,3 @@ class LibraryOptimizer:
 
     def publish(self) -> None:
         """Where a library computes with copies of the weights, make these follow; here there are none."""
-
-    def offload(self) -> Offload | None:
-        """Nothing is off the device."""
-        return None
-
-    def close(self) -> None:
-        """Nothing outlives the process."""

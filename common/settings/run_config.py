@@ -13,6 +13,8 @@ from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
+# Bytes per parameter of AdamW's two moments; in 8 bits each has an fp32 scale per block of 256 (common/optim/blockwise.py)
+MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256}
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.flops import model_flops_per_token
-from gptscale.common.model.activation_checkpointing import check_compile
 from gptscale.common.model.attention import check_attention
+from gptscale.common.model.compilation import check_compile
 from gptscale.common.model.float8 import check_shapes, emulation
 from gptscale.common.model.precision import check_precision
 from gptscale.common.process.world import World
@@ -24,7 +24,7 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.run import Run, workload
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.bench.memory.formula import MOMENT_BYTES
+from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
 from gptscale.recipes import Recipe, get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS
 from gptscale.results.record.files import csv_line

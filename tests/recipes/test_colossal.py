@@ -17,8 +17,8 @@ from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.engines.colossal.checks import bubble_fraction, default_micro_batches
 from gptscale.common.engines.colossal.weights import FlatLayout, TensorLayout, cut_dim, fill
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.gpt import init_tensor
 from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf
+from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.process import environments
 from gptscale.common.process.ranks import launch
 from gptscale.common.settings.gpt_config import GPTConfig

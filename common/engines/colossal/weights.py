@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.common.engines.flat_shards import shards_of_range
-from gptscale.common.model.gpt import init_tensor
 from gptscale.common.model.hf_weights import name_pairs
+from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.state import Shard
 

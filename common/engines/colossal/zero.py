@@ -20,6 +20,7 @@ from gptscale.common.engines.torch_engine import TorchEngine, holding_back
 from gptscale.common.measure.offload import Offload
 from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
 from gptscale.common.optim.library import LibraryOptimizer
+from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard
@@ -70,16 +71,16 @@ class ZeroOptimizer(LibraryOptimizer):
             dist.all_gather_into_tensor(whole, self.parameters[name].to(whole), group=self.zero.param_to_pg[p])
 
 
-class GeminiStepper:
+class GeminiStepper(Stepper):
     """The Stepper over a GeminiOptimizer: parameters lie one after another in chunks, and a rank has a part of each chunk.
 
     working: the parameters that are computed with, by our names; their storage comes and goes, their shape stays.
     """
 
     def __init__(self, run: Run, gemini: Any, working: dict[str, nn.Parameter]) -> None:
+        super().__init__(run.world.device)
         self.gemini, self.inner, self.poisoned = gemini, gemini.optim, False
         self.max_norm = run.config.clip_grad_norm or torch.inf
-        self.scale = torch.ones((), device=run.world.device)
         names = {id(p): name for name, p in working.items()}
         ids = {i: names[id(p)] for i, p in gemini.id_to_real_params.items() if i in gemini.id_to_fake_params}
         self.mine = {name: gemini.id_to_fake_params[i] for i, name in ids.items()}

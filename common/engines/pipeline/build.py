@@ -14,7 +14,7 @@ from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss
 from gptscale.common.engines.pipeline.plan import V_SHAPED, PipelineOptions, stage_indices, stage_sizes
 from gptscale.common.engines.pipeline.stages import stages_of, tied_embedding_group
 from gptscale.common.model.build import meta_gpt
-from gptscale.common.optim.fused import Optimizer
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run import Run
 
 TABLE = "wte.weight"
@@ -58,7 +58,7 @@ def pipeline_engine(
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     ends = None if options.schedule in V_SHAPED else tied_embedding_group(mesh)  # a V ends where it begins
     held = dict.fromkeys(parameters, copies) | ({TABLE: 2 * copies} if ends else {})
-    optimizer = Optimizer(parameters, run.config, shards=dist.group.WORLD, copies=held)
+    optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=held)
     tied = (parameters[TABLE], ends) if ends else None
     stages, schedule = made
     return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=mesh["pp"].get_group(), data=data, tied=tied)

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 from gptscale.common.engine import Batch, StepResult
-from gptscale.common.engines.torch_engine import SteppedEngine, Stepper, seed_dropout
+from gptscale.common.engines.torch_engine import SteppedEngine, seed_dropout
 from gptscale.common.measure.bubble import (
     BACKWARD,
     FORWARD,
@@ -26,6 +26,7 @@ from gptscale.common.measure.bubble import (
 )
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
+from gptscale.common.optim.stepper import Stepper
 from gptscale.common.state import local
 
 if TYPE_CHECKING:

@@ -19,8 +19,9 @@ from gptscale.common.engines.zero.io_meter import TRAFFIC
 from gptscale.common.engines.zero.swap_folder import SwapFolder
 from gptscale.common.errors import CheckpointError, ConfigError, NumericError
 from gptscale.common.measure.offload import Offload, StepMeter
-from gptscale.common.model.gpt import init_weights
+from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.optim.fused import ADAMW_STATE
+from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.state import Shard
 
@@ -57,15 +58,14 @@ class Piece(NamedTuple):
     numel: int
 
 
-class ZeroOptimizer:
+class ZeroOptimizer(Stepper):
     """The Stepper over a DeepSpeedEngine `ds` at ZeRO stage 1, 2 or 3; optimizer state in `adamw.<key>`, none for SGD."""
 
     def __init__(self, ds: Any, names: dict[str, Any], *, adamw: bool, swap: SwapFolder | None = None) -> None:
+        super().__init__(ds.device)  # DeepSpeed scales the loss itself: what the engine multiplies by stays 1
         self.ds, self.zero, self.inner = ds, ds.optimizer, ds.optimizer.optimizer
         self.state_keys = ADAMW_STATE if adamw else ()
         self.stage = ds.zero_optimization_stage()
-        # DeepSpeed scales the loss itself: what the engine multiplies by stays 1.
-        self.scale = torch.ones((), device=ds.device)
         self.poisoned = False
         self.dynamic = bool(ds.fp16_enabled())
         self.pieces = sorted(self._pieces(names), key=lambda piece: (piece.group, piece.at))

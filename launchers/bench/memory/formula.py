@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run_config import MOMENT_BYTES
 
 # of common/model/loss.py, which imports torch; a test holds them together
 LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
 # Bytes alive per logit of a block of rows, for products in 4 and in 2 bytes: gradients take the logits' place, on a CPU in fp32
 LOGIT_COPIES = {"cpu": {4: 4, 2: 6}, "cuda": {4: 4, 2: 2}}
-# AdamW's two moments, bytes per parameter; in 8 bits each has an fp32 scale per block of 256 (common/optim/blockwise.py)
-MOMENT_BYTES = {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256}
 BUCKET = 50_000_000  # elements of DeepSpeed's reduce bucket (recipes/zero.py)
 SUB_GROUP = 1_000_000_000  # elements that ZeRO-Infinity steps at once, DeepSpeed's default
 SWAP_BUFFERS, WEIGHT_BUFFERS = 4, 8  # of a sub-group, DeepSpeed's default; of the largest weight, recipes/zero.py

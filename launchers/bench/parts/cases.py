@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gptscale.common.model.activations import activation_function
 from gptscale.common.model.gpt import GPT
 from gptscale.common.model.loss import IGNORE, TRITON, linear_cross_entropy, rows_at_once, softmax_and_loss_in_fp32
-from gptscale.common.optim.fused import Optimizer
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run_config import OptimizerState, RunConfig
 from gptscale.launchers.bench.parts.attention import attention
 from gptscale.launchers.bench.parts.mlp import mlp
@@ -155,7 +155,7 @@ def optimizer(shape: Shape) -> Part:
 
     def way(state: OptimizerState) -> Way:
         weights = {name: nn.Parameter(torch.full(size, START, device=shape.device)) for name, size in sizes.items()}
-        made = Optimizer(weights, RunConfig(optimizer_state=state))
+        made = FusedOptimizer(weights, RunConfig(optimizer_state=state))
 
         def run() -> list[Tensor]:
             for name, p in weights.items():

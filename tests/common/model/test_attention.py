@@ -17,10 +17,9 @@ from gptscale.common.model import gpt as model
 from gptscale.common.model.activation_checkpointing import (
     KEPT_OPERATORS,
     apply_activation_checkpointing,
-    apply_compile,
-    check_compile,
 )
 from gptscale.common.model.attention import apply_attention, check_attention
+from gptscale.common.model.compilation import apply_compile, check_compile
 from gptscale.common.model.gpt import GPT, causal_attention
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch

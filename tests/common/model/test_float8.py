@@ -16,7 +16,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import PEAK_TFLOPS, peak_tflops, supports_fp8
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.measure.speed import speed
-from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing, apply_compile
+from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
+from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.float8 import (
     E4M3,
     E5M2,

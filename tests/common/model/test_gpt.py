@@ -4,9 +4,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing, apply_compile
-from gptscale.common.model.gpt import GPT, init_tensor, init_weights
+from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
+from gptscale.common.model.compilation import apply_compile
+from gptscale.common.model.gpt import GPT
 from gptscale.common.model.hf_weights import from_hf, to_hf
+from gptscale.common.model.initial_weights import init_tensor, init_weights
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.state import Shard, shard_of
 

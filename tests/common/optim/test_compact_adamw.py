@@ -16,11 +16,10 @@ from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import ConfigError
 from gptscale.common.optim import compact_adamw
-from gptscale.common.optim.fused import ADAMW_STATE, Optimizer
+from gptscale.common.optim.fused import ADAMW_STATE, FusedOptimizer
 from gptscale.common.process.world import World
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
 from gptscale.common.train import train
-from gptscale.launchers.bench.memory.formula import MOMENT_BYTES
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes.single import SingleConfig, build
 
@@ -77,7 +76,7 @@ def reference_step(weight, grad, m, v, step, decay, betas=(0.9, 0.95)):
 def test_each_step_is_adamws_from_the_moments_that_were_stored(form):
     """In fp64 from the same moments: weights to fp32's rounding, new moments to that of what they are stored in."""
     params = parameters()
-    optimizer = Optimizer(params, config_of(form))
+    optimizer = FusedOptimizer(params, config_of(form))
     for step in range(1, 9):
         give_gradients(params, seed=step)
         expected = {
@@ -107,7 +106,7 @@ def test_fifty_steps_end_near_those_of_adamw_in_fp64(form, tolerance):
     params = parameters()
     exact = {n: (p.detach().double(), torch.zeros_like(p), torch.zeros_like(p)) for n, p in params.items()}
     start = {n: p.detach().clone() for n, p in params.items()}
-    optimizer = Optimizer(params, config_of(form))
+    optimizer = FusedOptimizer(params, config_of(form))
     for step in range(1, 51):
         give_gradients(params, seed=step)
         for name, p in params.items():
@@ -123,8 +122,8 @@ def test_fifty_steps_end_near_those_of_adamw_in_fp64(form, tolerance):
 def test_what_is_small_and_what_is_left_over_is_torchs_own(form):
     ours, theirs = parameters(), parameters()
     first, second = (
-        Optimizer(ours, config_of(form, clip_grad_norm=0.5)),
-        Optimizer(theirs, config_of("fp32", clip_grad_norm=0.5)),
+        FusedOptimizer(ours, config_of(form, clip_grad_norm=0.5)),
+        FusedOptimizer(theirs, config_of("fp32", clip_grad_norm=0.5)),
     )
     for step in range(5):
         for params, optimizer in ((ours, first), (theirs, second)):
@@ -142,7 +141,7 @@ def test_what_is_small_and_what_is_left_over_is_torchs_own(form):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_step_that_is_skipped_leaves_every_bit(form, steps, bad):
     params = parameters()
-    optimizer = Optimizer(params, config_of(form))
+    optimizer = FusedOptimizer(params, config_of(form))
     for step in range(steps):
         give_gradients(params, seed=step)
         optimizer.step(LR, torch.tensor(1.0))
@@ -160,7 +159,7 @@ def test_loss_scale_and_clip_divide_the_gradient():
     """fp16's scale of 65536 is a power of two, so the steps are the same bits as without."""
     plain, scaled = parameters(), parameters()
     first, second = (
-        Optimizer(p, config_of("8bit", precision=precision, clip_grad_norm=0.01))
+        FusedOptimizer(p, config_of("8bit", precision=precision, clip_grad_norm=0.01))
         for p, precision in ((plain, "fp32"), (scaled, "fp16"))
     )
     for step in range(3):
@@ -175,7 +174,7 @@ def test_loss_scale_and_clip_divide_the_gradient():
 @pytest.mark.parametrize("form", ["fp32", *FORMS])
 def test_bytes_are_those_of_the_formula(form):
     params = parameters({"a": (64, 128), "b": (512, 64)})
-    optimizer = Optimizer(params, config_of(form))
+    optimizer = FusedOptimizer(params, config_of(form))
     numel = sum(p.numel() for p in params.values())
     assert optimizer.nbytes() == (4 + MOMENT_BYTES[form]) * numel
     for step in range(2):
@@ -189,7 +188,7 @@ def test_slices_do_not_change_the_result(monkeypatch):
     for size in (2**30, 1024, 256):
         monkeypatch.setitem(compact_adamw.SLICE, "cpu", size)
         params = parameters()
-        optimizer = Optimizer(params, config_of("8bit"))
+        optimizer = FusedOptimizer(params, config_of("8bit"))
         for step in range(3):
             give_gradients(params, seed=step)
             optimizer.step(LR, torch.tensor(1.0))
@@ -282,7 +281,7 @@ def test_a_dtensor_is_stepped_and_described_by_its_shard(form, second_of_two):
     sharded = {
         "a": nn.Parameter(DTensor.from_local(plain["a"].detach().clone(), second_of_two, [Shard(0)], run_check=False))
     }
-    first, second = Optimizer(plain, config_of(form)), Optimizer(sharded, config_of(form))
+    first, second = FusedOptimizer(plain, config_of(form)), FusedOptimizer(sharded, config_of(form))
     for step in range(3):
         give_gradients(plain, seed=step)
         grad = plain["a"].grad.clone()
@@ -305,7 +304,7 @@ def test_a_rank_without_a_row_has_nothing_to_do(second_of_two):
         torch.empty(0, 128), second_of_two, [Shard(0)], run_check=False, shape=(1, 128), stride=(128, 1)
     )
     params = {"none": nn.Parameter(empty), "a": parameters()["a"]}
-    optimizer = Optimizer(params, config_of("8bit"))
+    optimizer = FusedOptimizer(params, config_of("8bit"))
     for p in params.values():
         p.grad = torch.zeros_like(p)
     optimizer.step(LR, torch.tensor(1.0))
@@ -322,7 +321,7 @@ def test_compiled_it_is_one_graph_for_all_sizes_and_equal(monkeypatch):
     )
     shapes = {"first": (256, 256), **SHAPES, "last": (512, 300)}
     eager, fused = parameters(shapes), parameters(shapes)
-    first, second = Optimizer(eager, config_of("8bit")), Optimizer(fused, config_of("8bit"))
+    first, second = FusedOptimizer(eager, config_of("8bit")), FusedOptimizer(fused, config_of("8bit"))
     second.torch.compiled = True
     for step in range(3):
         for params, optimizer in ((eager, first), (fused, second)):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gptscale.common.model.precision import LossScale
-from gptscale.common.optim.fused import Optimizer
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run_config import RunConfig
 
 
@@ -26,7 +26,7 @@ def give_gradients(params, scale=1.0, seed=1):
 def test_equals_torch_step_with_clip_grad_norm(name, clip):
     config = RunConfig(optimizer=name, clip_grad_norm=clip, weight_decay=0.1)
     ours, theirs = parameters(), parameters()
-    optimizer = Optimizer(ours, config)
+    optimizer = FusedOptimizer(ours, config)
     groups = [
         {"params": [theirs["a.weight"], theirs["c.weight"]], "weight_decay": 0.1},
         {"params": [theirs["b.bias"]], "weight_decay": 0.0},
@@ -56,7 +56,7 @@ def test_equals_torch_step_with_clip_grad_norm(name, clip):
 def test_a_number_that_is_none_never_reaches_the_weights_nor_does_any_later_step(name, bad_gradient, loss):
     params = parameters()
     before = {n: p.detach().clone() for n, p in params.items()}
-    optimizer = Optimizer(params, RunConfig(optimizer=name))
+    optimizer = FusedOptimizer(params, RunConfig(optimizer=name))
     give_gradients(params)
     params["c.weight"].grad[0, 0] = bad_gradient
     optimizer.step(0.1, torch.tensor(loss))
@@ -70,7 +70,7 @@ def test_fp16_overflow_skips_the_step_halves_the_scale_and_goes_on():
     config = dataclasses.replace(RunConfig(), precision="fp16")
     params = parameters()
     before = {n: p.detach().clone() for n, p in params.items()}
-    optimizer = Optimizer(params, config)
+    optimizer = FusedOptimizer(params, config)
     give_gradients(params, scale=float("inf"))
     optimizer.step(0.1, torch.tensor(1.0))
     assert all(torch.equal(before[n], p) for n, p in params.items())
@@ -97,7 +97,7 @@ def test_loss_scale_grows_after_good_steps_and_has_a_floor(monkeypatch):
 
 def test_counters_come_back():
     config = dataclasses.replace(RunConfig(), precision="fp16")
-    first, second = Optimizer(parameters(), config), Optimizer(parameters(), config)
+    first, second = FusedOptimizer(parameters(), config), FusedOptimizer(parameters(), config)
     give_gradients(first.parameters)
     first.step(0.1, torch.tensor(1.0))
     second.load_counters(first.counters())

@@ -11,10 +11,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from gptscale.common.model import loss
-from gptscale.common.model.gpt import Block, init_tensor
+from gptscale.common.model.gpt import Block
+from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.optim import blockwise
 from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.common.settings.run_config import MOMENT_BYTES
 from gptscale.launchers.bench.memory import formula as memory_formula
 from gptscale.launchers.bench.memory.formula import RECIPES, Need, Step, Way, kept_per_token, need
 from gptscale.launchers.run.options import parse_run
@@ -96,7 +98,7 @@ def test_what_a_block_keeps_is_what_autograd_saves():
 
 def test_constants_are_those_of_the_modules_that_import_torch():
     assert memory_formula.LOGITS_BYTES == loss.LOGITS_BYTES
-    assert memory_formula.MOMENT_BYTES["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
+    assert MOMENT_BYTES["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
 
 
 def test_planning_needs_no_torch():

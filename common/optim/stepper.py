@@ -1,0 +1,55 @@
+"""What an engine asks of an optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gptscale.common.measure.offload import Offload
+    from gptscale.common.state import Shard
+
+
+class Stepper(ABC):
+    """An optimizer as an engine sees it, together with the weights that it steps.
+
+    common/optim/fused.py has the one of torch's own recipes. A library that brings its own optimizer brings its own Stepper.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._one = torch.ones((), device=device)
+
+    @property
+    def scale(self) -> Tensor:
+        """The factor of the loss before backward, (): fp16's loss scale if this Stepper keeps one, else 1."""
+        return self._one
+
+    @abstractmethod
+    def step(self, lr: float, loss: Tensor) -> Tensor:
+        """Apply the gradients at rate `lr` and clear them; return their global norm before clipping, ().
+
+        loss: the global loss, (). If it or the norm is not finite, no weight changes.
+        """
+
+    @abstractmethod
+    def state(self) -> Iterable[Shard]:
+        """Return every box of weights and optimizer state that this process holds."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, float]:
+        """Return the scalars of the state, as `Engine.counters` does."""
+
+    @abstractmethod
+    def load_counters(self, counters: dict[str, float]) -> None:
+        """Restore what `counters()` returned in a saved run."""
+
+    def offload(self) -> Offload | None:
+        """Return what this process keeps off the device, and what that costs, or None if nothing."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """Delete the files that would outlive the process."""

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.optim.fused import FusedOptimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
 
 

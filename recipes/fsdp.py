@@ -27,8 +27,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.precision import DTYPES
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.optim.fused import FusedOptimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
 
 

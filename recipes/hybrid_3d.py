@@ -34,8 +34,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.precision import DTYPES
-from gptscale.common.settings.checks import refuse_changed
 from gptscale.common.optim.fused import FusedOptimizer
+from gptscale.common.settings.checks import refuse_changed
 from gptscale.common.settings.run import Run
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of

@@ -40,8 +40,8 @@ from gptscale.common.engines.tensor_parallel import (
 )
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.optim.fused import FusedOptimizer
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
 

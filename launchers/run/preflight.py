@@ -23,7 +23,6 @@ from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.run import Run, workload
-from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
 from gptscale.recipes import Recipe, get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS

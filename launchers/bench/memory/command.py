@@ -23,8 +23,8 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.run_config import MOMENT_BYTES
 from gptscale.launchers.bench.memory.formula import RECIPES, Way
-from gptscale.common.settings.run_config import MOMENT_BYTES, did_you_mean
 from gptscale.launchers.bench.memory.search import (
     GIB,
     Limits,

@@ -28,7 +28,7 @@ shift
 
 # c10d: whichever process finds that the endpoint is its own machine serves the rendezvous; node ranks are settled there.
 command=(torchrun --nnodes "$nodes" --nproc-per-node "$nproc" --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "$id"
-    -m gptscale.launchers.run.worker "$recipe" "$@")
+    -m gptscale.recipes "$recipe" "$@")
 if [[ $dry_run ]]; then
     printf '%q ' "${command[@]}"
     echo

@@ -15,7 +15,7 @@ done
 recipe=${1:?usage: torchrun.sh [--dry-run] [--nproc N] RECIPE [options]}
 shift
 
-command=(torchrun --standalone --nproc-per-node "$nproc" -m gptscale.launchers.run.worker "$recipe" "$@")
+command=(torchrun --standalone --nproc-per-node "$nproc" -m gptscale.recipes "$recipe" "$@")
 if [[ $dry_run ]]; then
     printf '%q ' "${command[@]}"
     echo

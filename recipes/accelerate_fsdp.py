@@ -80,12 +80,7 @@ def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
     return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, backward=accelerator.backward)
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("accelerate_fsdp")
-
-
-if __name__ == "__main__":
-    main()

@@ -108,12 +108,7 @@ def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchE
     return zero_engine(run, config.stage, model, shard(model, optimizer, False, **options))
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("colossal_zero")
-
-
-if __name__ == "__main__":
-    main()

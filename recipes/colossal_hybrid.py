@@ -124,12 +124,7 @@ def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngi
     return (PipelineEngine if pp_size > 1 else TensorEngine)(run, plugin, boosted, optimizer)
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("colossal_tensor")
-
-
-if __name__ == "__main__":
-    main()

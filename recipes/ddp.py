@@ -64,12 +64,7 @@ def build(run: Run, config: DDPConfig) -> TorchEngine:
     return TorchEngine(run, replica, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("ddp")
-
-
-if __name__ == "__main__":
-    main()

@@ -88,12 +88,7 @@ def build(run: Run, config: LightningFabricConfig) -> TorchEngine:
     )
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("lightning_fabric")
-
-
-if __name__ == "__main__":
-    main()

@@ -94,12 +94,7 @@ def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
     return TorchEngine(run, sharded, stepper, group=group, set_grad_sync=holding_back(sharded.no_sync))
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("fairscale_fsdp")
-
-
-if __name__ == "__main__":
-    main()

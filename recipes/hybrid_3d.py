@@ -127,12 +127,7 @@ def build(run: Run, config: HybridConfig) -> Engine:
     return pipeline_engine(run, config, parts, made, loss, mesh, data=data)
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("hybrid_3d")
-
-
-if __name__ == "__main__":
-    main()

@@ -111,12 +111,7 @@ def build(run: Run, config: PipelineConfig) -> PipelineEngine:
     return pipeline_engine(run, config, parts, made, loss, mesh)
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("pipeline")
-
-
-if __name__ == "__main__":
-    main()

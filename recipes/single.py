@@ -30,12 +30,7 @@ def build(run: Run, config: SingleConfig) -> TorchEngine:
     return TorchEngine(run, model, FusedOptimizer(dict(model.named_parameters()), run.config))
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("single")
-
-
-if __name__ == "__main__":
-    main()

@@ -100,12 +100,7 @@ def build(run: Run, config: TensorParallelConfig) -> TorchEngine:
     return TorchEngine(run, model, optimizer)
 
 
-def main() -> None:
-    """This process's part of a run, from the command line."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     run_recipe("tensor_parallel")
-
-
-if __name__ == "__main__":
-    main()

@@ -118,14 +118,9 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     )
 
 
-def main() -> None:
-    """This process's part of a run, from the command line: --stage N is recipe zeroN."""
+if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
     words = [word for argument in sys.argv for word in argument.split("=")]
     stage = next((value for option, value in pairwise(words) if option == "--stage"), "2")
     run_recipe(f"zero{stage}")
-
-
-if __name__ == "__main__":
-    main()

@@ -69,21 +69,14 @@ def rows_of(summary: Path, run_id: str) -> int:
 
 def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
     """What each rank executes."""
-    return [
-        environments.python(get(recipe).environment),
-        "-u",
-        "-m",
-        "gptscale.launchers.run.worker",
-        recipe,
-        *option_words(recipe, config, recipe_config),
-    ]
+    python = environments.python(get(recipe).environment)
+    return [python, "-u", "-m", "gptscale.recipes", recipe, *option_words(recipe, config, recipe_config)]
 
 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:
     """The same run by hand, under torchrun."""
     row = get(recipe)
-    module = ["gptscale.launchers.run.worker", recipe] if row.preset or row.environment else [row.module]
     starter = ["torchrun", "--standalone", "--nproc-per-node", str(nproc)] if row.axes else ["python"]
     if not environments.is_inside(row.environment):
         starter[0] = str(environments.folder(row.environment) / "bin" / starter[0])
-    return [*starter, "-m", *module, *option_words(recipe, config, recipe_config)]
+    return [*starter, "-m", "gptscale.recipes", recipe, *option_words(recipe, config, recipe_config)]

@@ -174,7 +174,3 @@ class Saver:
                     file=sys.stderr,
                     flush=True,
                 )
-
-
-if __name__ == "__main__":
-    run_recipe(sys.argv[1], sys.argv[2:])

@@ -36,7 +36,7 @@ def dry(*words, **environment):
 
 def test_one_node():
     assert dry(LAUNCHERS / "torchrun.sh", "--dry-run", "--nproc", "4", "fsdp", *OPTIONS) == [
-        *"torchrun --standalone --nproc-per-node 4 -m gptscale.launchers.run.worker fsdp".split(),
+        *"torchrun --standalone --nproc-per-node 4 -m gptscale.recipes fsdp".split(),
         *OPTIONS,
     ]
     assert "gpu" in dry(LAUNCHERS / "torchrun.sh", "--dry-run", "ddp")
@@ -48,7 +48,7 @@ def test_several_nodes():
     )
     assert words == [
         *"torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id gptscale".split(),
-        *"-m gptscale.launchers.run.worker fsdp".split(),
+        *"-m gptscale.recipes fsdp".split(),
         *OPTIONS,
     ]
 
@@ -65,7 +65,7 @@ def test_slurm(tmp_path):
     )  # fmt: skip
     assert words == [
         *"srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node03:29400 --rdzv-id 77".split(),
-        *"-m gptscale.launchers.run.worker fsdp".split(),
+        *"-m gptscale.recipes fsdp".split(),
         *OPTIONS,
     ]
 

@@ -334,7 +334,7 @@ def test_dry_run_tells_the_command_with_its_interpreter(capsys, tmp_path, monkey
     assert cli.main("run colossal_pipeline --nproc 4 --tp-size 2 --dry-run".split()) == 0
     starter = environments.folder("colossalai") / "bin" / "torchrun"
     line = capsys.readouterr().out.splitlines()[-1]
-    assert f"{starter} --standalone --nproc-per-node 4 -m gptscale.launchers.run.worker colossal_pipeline" in line
+    assert f"{starter} --standalone --nproc-per-node 4 -m gptscale.recipes colossal_pipeline" in line
 
 
 @needs_colossalai

@@ -66,7 +66,7 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
             free_port,
             "--no_local_rank",
             "--module",
-            "gptscale.launchers.run.worker",
+            "gptscale.recipes",
             "zero_infinity",
             "--steps",
             3,

@@ -28,7 +28,6 @@ def test_row_points_at_a_module_with_its_config_and_build(name):
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.anything = 1
     assert list(inspect.signature(module.build).parameters) == ["run", "config"]
-    assert module.main.__doc__
 
 
 @pytest.mark.parametrize("module_name", MODULES)
@@ -38,9 +37,9 @@ def test_module_reads_like_its_siblings(module_name):
     for heading in ("What is sharded", "What is communicated", "Memory per device", "Wins", "Loses", "Source"):
         assert heading in module.__doc__, heading
     lines = inspect.getsource(module).splitlines()
-    assert 35 <= len(lines) <= 150
+    assert 25 <= len(lines) <= 150
     order = [line.split("(")[0].split(":")[0] for line in lines if line.startswith(("class ", "def "))]
-    expected = [w for w in (order[0], "def shard", "def build", "def main") if w in order]
+    expected = [w for w in (order[0], "def shard", "def build") if w in order]
     assert [w for w in order if w in expected] == expected
 
 

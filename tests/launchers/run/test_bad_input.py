@@ -276,7 +276,7 @@ def test_dry_run_creates_nothing(capsys, folder):
     said = capsys.readouterr().out
     assert "1,557,611,200 parameters" in said
     assert "9.8017 GFLOP per token" in said
-    assert "torchrun --standalone --nproc-per-node 8 -m gptscale.recipes.fsdp --model 1.6b" in said
+    assert "torchrun --standalone --nproc-per-node 8 -m gptscale.recipes fsdp --model 1.6b" in said
     assert not list(folder.iterdir())
 
 

@@ -1,4 +1,6 @@
-"""MNIST's idx files: checked against their own header, memory-mapped, or unpacked when they are gzipped.
+"""Readers of MNIST's idx files, which check each file against its own header.
+
+Plain files are memory-mapped, gzipped ones are unpacked.
 
 The format (LeCun, Cortes & Burges, "The MNIST database"): four bytes of magic (0, 0, element type, number of dimensions), each
 dimension as a big-endian 32-bit number, then the elements in row-major order.
@@ -18,40 +20,43 @@ from torch.utils.data import Dataset
 
 from gptscale.common.errors import DataError
 
-IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801  # 08: unsigned bytes; 03 and 01: number of dimensions
-UNPACKED_BYTES_MAX = 2**32  # of a gzipped file; larger is no data set of this kind
+# 08 stands for unsigned bytes, 03 and 01 are the numbers of dimensions.
+IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801
+# Largest content of a gzipped file; anything larger is no data set of this kind.
+UNPACKED_BYTES_MAX = 2**32
 PIECE_BYTES = 2**20
 FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
          "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
 
 
 def read_images(path: Path) -> NDArray[np.uint8]:
-    """The images of an idx3 file as (n, rows, columns), read-only; memory-mapped unless the file is gzipped.
+    """Return the images of an idx3 file, (n, rows, columns), as a read-only array.
 
-    Raises DataError for another magic, a header that is cut, or a size that is not what the header says.
+    The array is memory-mapped unless the file is gzipped. Raises DataError for another magic number, for a header that is cut
+    off, and for a size that differs from what the header says.
     """
     return _read(path, IMAGES_MAGIC, "images")
 
 
 def read_labels(path: Path) -> NDArray[np.uint8]:
-    """The labels of an idx1 file as (n,); otherwise as `read_images`."""
+    """Return the labels of an idx1 file, (n,), with the same checks as `read_images`."""
     return _read(path, LABELS_MAGIC, "labels")
 
 
 def read_pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Images and their labels; DataError if their counts differ."""
-    pictures, classes = read_images(images), read_labels(labels)
-    if len(pictures) != len(classes):
+    """Return the images and labels of two files, or raise DataError if their counts differ."""
+    image_array, label_array = read_images(images), read_labels(labels)
+    if len(image_array) != len(label_array):
         raise DataError(
-            f"{len(pictures)} images but {len(classes)} labels",
+            f"{len(image_array)} images but {len(label_array)} labels",
             f"in {images} and {labels.name}",
             "take both files from the same release of the data",
         )
-    return pictures, classes
+    return image_array, label_array
 
 
 def find(folder: Path, name: str) -> Path:
-    """`name` in `folder`, as it is or gzipped; DataError if neither is there."""
+    """Return the path of `name` in `folder`, plain or gzipped, or raise DataError if neither exists."""
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
@@ -61,13 +66,13 @@ def find(folder: Path, name: str) -> Path:
 
 
 def is_idx_folder(folder: Path) -> bool:
-    """Whether any of MNIST's four files is there: then all are expected."""
+    """Return whether the folder has any of MNIST's four files, in which case all four are expected."""
     names = [name for pair in FILES.values() for name in pair]
     return any((folder / f"{name}{end}").is_file() for name in names for end in ("", ".gz"))
 
 
 class IdxDataset(Dataset[tuple[Tensor, int]]):
-    """Pairs of an image, uint8 (1, rows, columns), and its label, straight from the mapped files."""
+    """A dataset of images, uint8 (1, rows, columns), and their labels, read from the mapped files."""
 
     def __init__(self, images: Path, labels: Path) -> None:
         self.images, self.labels = read_pair(images, labels)
@@ -76,7 +81,7 @@ class IdxDataset(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        # a copy of 784 bytes: torch wants memory that it may write to
+        # A copy of 784 bytes, since torch needs memory that it may write to.
         return torch.from_numpy(np.array(self.images[index]))[None], int(self.labels[index])
 
 
@@ -85,17 +90,15 @@ def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
         raise DataError(f"{path.name} does not exist", f"in {path.parent}", "check --data")
     n_dims = magic & 0xFF
     header_bytes = 4 * (1 + n_dims)
-    packed = _starts_as_gzip(path)
-    content = _unpacked(path) if packed else np.memmap(path, np.uint8, "r") if path.stat().st_size else _empty()
+    content = _content(path)
     if len(content) < 4:
         raise DataError(
             f"{len(content)} bytes, expected a header of {header_bytes}", f"in {path}", "get the file again"
         )
-    found = int.from_bytes(content[:4].tobytes(), "big")
-    if found != magic:
-        raise DataError(
-            f"magic 0x{found:08x}, expected 0x{magic:08x}", f"in {path}", f"give an idx file of {what}, unsigned bytes"
-        )
+    file_magic = int.from_bytes(content[:4].tobytes(), "big")
+    if file_magic != magic:
+        fix = f"give an idx file of {what}, unsigned bytes"
+        raise DataError(f"magic 0x{file_magic:08x}, expected 0x{magic:08x}", f"in {path}", fix)
     if len(content) < header_bytes:
         raise DataError(
             f"{len(content)} bytes, expected a header of {header_bytes}", f"in {path}", "get the file again"
@@ -110,8 +113,11 @@ def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
     return content[header_bytes:].reshape(shape)
 
 
-def _empty() -> NDArray[np.uint8]:
-    return np.zeros(0, np.uint8)  # an empty file cannot be mapped
+def _content(path: Path) -> NDArray[np.uint8]:
+    if _starts_as_gzip(path):
+        return _unpacked(path)
+    # An empty file cannot be mapped.
+    return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
 
 
 def _starts_as_gzip(path: Path) -> bool:
@@ -120,27 +126,31 @@ def _starts_as_gzip(path: Path) -> bool:
 
 
 def _unpacked(path: Path) -> NDArray[np.uint8]:
-    """The whole content of a gzipped file; DataError where it is cut or damaged, with what could be read."""
-    stream, content, said = zlib.decompressobj(wbits=31), bytearray(), ""
+    """Return the content of a gzipped file.
+
+    Raises DataError for a stream that is cut off or damaged, with the number of bytes that could be read.
+    """
+    stream, content, fault = zlib.decompressobj(wbits=31), bytearray(), ""
     with path.open("rb") as file:
-        while not stream.eof and not said:
-            if not (piece := file.read(PIECE_BYTES)):
-                said = "ends"
+        while not stream.eof and not fault:
+            piece = file.read(PIECE_BYTES)
+            if not piece:
+                fault = "ends"
                 break
             try:
                 content += stream.decompress(piece)
             except zlib.error:
-                said = "is damaged"
+                fault = "is damaged"
             if len(content) > UNPACKED_BYTES_MAX:
                 raise DataError(f"more than {UNPACKED_BYTES_MAX} bytes", f"in {path}", "give a file of images")
-    if said:
-        what = f"the gzip stream {said} after {len(content)} bytes{_promised(bytes(content))}"
+    if fault:
+        what = f"the gzip stream {fault} after {len(content)} bytes{_expected_size(bytes(content))}"
         raise DataError(what, f"in {path}", "get the file again")
     return np.frombuffer(bytes(content), np.uint8)
 
 
-def _promised(content: bytes) -> str:
-    """What the header of a stream that broke off says of its length."""
+def _expected_size(content: bytes) -> str:
+    """Return what the header of an incomplete stream says about its length, or nothing if the header is incomplete too."""
     if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 * (1 + content[3]):
         return ""
     header_bytes = 4 * (1 + content[3])

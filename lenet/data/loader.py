@@ -1,7 +1,8 @@
-"""Batches of images in an order that (seed, epoch) fixes: from one tensor on the device, or by torch's DataLoader and PIL.
+"""Loaders of image batches in an order fixed by (seed, epoch): a fast one on the device, and torch's DataLoader with PIL.
 
-Both loaders walk through an epoch alike: the images of step s are places [s B, (s + 1) B) of the epoch's order, B the global
-batch, and rank r takes the r-th equal part. A last batch that is not whole is left out; the next epoch has another order.
+Both loaders go through an epoch in the same way. With a global batch of B images, step s takes the places [s B, (s + 1) B) of the
+epoch's order, and rank r takes the r-th equal part of them. An incomplete last batch is left out. The next epoch has another
+order.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gptscale.common.data.order import permuted
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.lenet.data.augment import RECIPES, augment, draw
-from gptscale.lenet.data.sources import Part
+from gptscale.lenet.data.augment import AUGMENTATIONS, augment, draw
+from gptscale.lenet.data.sources import LabelledImages
 
-CHUNK = 1024  # images that are augmented at once; for a batch of 32 the calls would cost more than the arithmetic
+# Images that are augmented at once. For a batch of 32 the calls would cost more than the arithmetic.
+CHUNK = 1024
 
 
 @dataclass(frozen=True)
-class Walk:
-    """How a rank walks through its epochs."""
+class BatchOrder:
+    """The order in which a rank takes the training images.
+
+    Raises ConfigError for a global batch that the ranks cannot share equally, DataError for fewer images than one batch.
+    """
 
     n_images: int
     global_batch_size: int
@@ -34,16 +39,15 @@ class Walk:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        b, w = self.global_batch_size, self.world_size
-        if b % w:
-            fits = f"{b // w * w} or {-(-b // w) * w}" if b >= w else f"{w}"
-            raise ConfigError(f"global batch {b} is not divisible by {w} ranks", "in --batch-size", f"use {fits}")
-        if self.n_images < b:
-            raise DataError(
-                f"{self.n_images} training images, expected at least one batch of {b}",
-                "in --data",
-                "lower --batch-size",
-            )
+        batch, ranks = self.global_batch_size, self.world_size
+        if batch % ranks:
+            below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
+            sizes = f"{below} or {above}" if below else f"{above}"
+            what = f"global batch {batch} is not divisible by {ranks} ranks"
+            raise ConfigError(what, "in --batch-size", f"use {sizes}")
+        if self.n_images < batch:
+            what = f"{self.n_images} training images, expected at least one batch of {batch}"
+            raise DataError(what, "in --data", "lower --batch-size")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -51,27 +55,32 @@ class Walk:
 
     @property
     def share(self) -> int:
-        """Images of one rank in one step."""
+        """The number of images of one rank in one step."""
         return self.global_batch_size // self.world_size
 
     def order(self, epoch: int) -> np.ndarray:
-        """Indices of the images at all places of 0-based `epoch`."""
+        """Return the indices of the images (n_images,) in the order of 0-based `epoch`."""
         return permuted(np.arange(self.n_images, dtype=np.int64), self.n_images, self.seed, epoch)
 
     def places(self, step: int) -> slice:
-        """This rank's places in the order of an epoch, for the epoch's 0-based `step`."""
+        """Return this rank's places in the order of an epoch, for the epoch's 0-based `step`."""
         begin = step * self.global_batch_size + self.rank * self.share
         return slice(begin, begin + self.share)
 
 
 class Loader(Protocol):
-    """Yields this rank's (images, labels) of the steps from `first_step` on to the end of 0-based `epoch`, on the device."""
+    """What the training loop asks of a loader."""
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's (images, labels), on the device, of the steps from `first_step` to the end of 0-based `epoch`."""
+        ...
 
 
 class Normalise:
-    """uint8 to floating point, (x / 255 - mean) / std, per channel; by default Normalize(.5, .5), which gives -1 to 1."""
+    """The step from uint8 images to the floating-point tensor that a model takes.
+
+    It is torchvision's Normalize(.5, .5): (x / 255 - 0.5) / 0.5, which gives -1 to 1.
+    """
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype = torch.float32, layout: str = "channels_first"
@@ -85,32 +94,34 @@ class Normalise:
 
 
 class FastLoader:
-    """The whole part as one uint8 tensor on the device; batches are indexed, augmented and normalised there."""
+    """A loader that keeps all images as one uint8 tensor on the device, and indexes, augments and normalises them there."""
 
-    def __init__(self, part: Part, walk: Walk, normalise: Normalise, augmentation: str) -> None:
-        self.walk, self.normalise, self.recipe = walk, normalise, RECIPES[augmentation]
+    def __init__(self, part: LabelledImages, batch_order: BatchOrder, normalise: Normalise, augmentation: str) -> None:
+        self.batch_order, self.normalise, self.ranges = batch_order, normalise, AUGMENTATIONS[augmentation]
         self.images, self.labels = part.images.to(normalise.device), part.labels.to(normalise.device)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """See Loader. Several batches are made ready together."""
-        walk, device = self.walk, self.normalise.device
-        order = torch.from_numpy(walk.order(epoch)).to(device)
-        draws = None if self.recipe is None else draw(walk.n_images, walk.seed, epoch, device)
-        together = max(1, CHUNK // walk.share)
-        for first in range(first_step, walk.steps_per_epoch, together):
-            steps = range(first, min(first + together, walk.steps_per_epoch))
-            places = torch.cat([torch.arange(s.start, s.stop) for s in map(walk.places, steps)]).to(device)
+        """Yield batches as `Loader.epoch` says, preparing several of them at once."""
+        batch_order, device = self.batch_order, self.normalise.device
+        order = torch.from_numpy(batch_order.order(epoch)).to(device)
+        draws = None if self.ranges is None else draw(batch_order.n_images, batch_order.seed, epoch, device)
+        steps_per_chunk = max(1, CHUNK // batch_order.share)
+        for first in range(first_step, batch_order.steps_per_epoch, steps_per_chunk):
+            steps = range(first, min(first + steps_per_chunk, batch_order.steps_per_epoch))
+            places = torch.cat([torch.arange(s.start, s.stop) for s in map(batch_order.places, steps)]).to(device)
             chosen = order[places]
             images, labels = self.images[chosen], self.labels[chosen]
-            if self.recipe is not None and draws is not None:
-                images = augment(images, self.recipe, draws[places])
-            yield from zip(self.normalise(images).split(walk.share), labels.split(walk.share), strict=True)
+            if self.ranges is not None and draws is not None:
+                images = augment(images, self.ranges, draws[places])
+            yield from zip(
+                self.normalise(images).split(batch_order.share), labels.split(batch_order.share), strict=True
+            )
 
 
 class _PilDataset(Dataset[tuple[Tensor, int]]):
-    """One image at a time through torchvision's transforms; what they draw is fixed by seed, epoch and place."""
+    """Images that go one at a time through torchvision's transforms, with random numbers fixed by seed, epoch and place."""
 
-    def __init__(self, part: Part, transform: Any, seed: int) -> None:
+    def __init__(self, part: LabelledImages, transform: Any, seed: int) -> None:
         self.images, self.labels, self.transform, self.seed = part.images, part.labels, transform, seed
 
     def __len__(self) -> int:
@@ -127,36 +138,42 @@ class _PilDataset(Dataset[tuple[Tensor, int]]):
 
 
 class _EpochSampler(Sampler[list[tuple[int, int, int]]]):
-    """The keys (epoch, place, index) of a rank's batches, from `first_step` on."""
+    """The keys (epoch, place, index) of a rank's batches in one epoch, from `first_step` on."""
 
-    def __init__(self, walk: Walk) -> None:
-        self.walk, self.now, self.first_step = walk, 0, 0
+    def __init__(self, batch_order: BatchOrder) -> None:
+        self.batch_order, self.current_epoch, self.first_step = batch_order, 0, 0
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        order = self.walk.order(self.now)
-        for step in range(self.first_step, self.walk.steps_per_epoch):
-            places = self.walk.places(step)
-            yield [(self.now, place, int(order[place])) for place in range(places.start, places.stop)]
+        order = self.batch_order.order(self.current_epoch)
+        for step in range(self.first_step, self.batch_order.steps_per_epoch):
+            places = self.batch_order.places(step)
+            yield [(self.current_epoch, place, int(order[place])) for place in range(places.start, places.stop)]
 
 
 class PilLoader:
-    """torch's DataLoader with torchvision's transforms on PIL images, one by one: the usual way, kept for comparison."""
+    """torch's DataLoader with torchvision's transforms on one PIL image at a time, the usual way, kept for comparison."""
 
-    def __init__(self, part: Part, walk: Walk, normalise: Normalise, augmentation: str, num_workers: int) -> None:
-        self.normalise, self.sampler = normalise, _EpochSampler(walk)
-        dataset = _PilDataset(part, pil_transform(augmentation, part.images.shape[-1]), walk.seed)
+    def __init__(
+        self, part: LabelledImages, batch_order: BatchOrder, normalise: Normalise, augmentation: str, num_workers: int
+    ) -> None:
+        self.normalise, self.sampler = normalise, _EpochSampler(batch_order)
+        dataset = _PilDataset(part, pil_transform(augmentation, part.images.shape[-1]), batch_order.seed)
         self.loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=self.sampler,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=normalise.device.type == "cuda",
-            generator=torch.Generator().manual_seed(walk.seed),  # or else the global one is drawn from
+            # Without a generator of its own the DataLoader draws from the global one.
+            generator=torch.Generator().manual_seed(batch_order.seed),
         )
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """See Loader. Without workers it moves torch's global generator, which a model with dropout must seed itself."""
-        self.sampler.now, self.sampler.first_step = epoch, first_step
+        """Yield batches as `Loader.epoch` says.
+
+        Without worker processes this changes the state of torch's global generator. A model with dropout must seed it itself.
+        """
+        self.sampler.current_epoch, self.sampler.first_step = epoch, first_step
         normalise = self.normalise
         for images, labels in self.loader:
             x = images.to(normalise.device, normalise.dtype, memory_format=normalise.format, non_blocking=True)
@@ -164,7 +181,10 @@ class PilLoader:
 
 
 def pil_transform(augmentation: str, side: int) -> Any:
-    """torchvision's transforms of the texts for one PIL image: augmentation, ToTensor, Normalize(.5, .5)."""
+    """Return torchvision's transforms for one PIL image: augmentation, ToTensor, Normalize(.5, .5).
+
+    Raises ConfigError if torchvision is not installed.
+    """
     try:
         from torchvision import transforms
     except ImportError:
@@ -183,5 +203,8 @@ def pil_transform(augmentation: str, side: int) -> Any:
 
 
 def rank_part(n: int, rank: int, world_size: int) -> slice:
-    """The contiguous part of n test images that a rank evaluates; all parts together are each image once."""
+    """Return the contiguous part of n test images that a rank evaluates.
+
+    The parts of all ranks together hold each image once.
+    """
     return slice(n * rank // world_size, n * (rank + 1) // world_size)

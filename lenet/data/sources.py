@@ -1,4 +1,4 @@
-"""Where images come from: scikit-learn's digits, MNIST's idx files, torchvision's MNIST and CIFAR-10, or folders of images."""
+"""The data sets: scikit-learn's digits, MNIST's idx files, torchvision's MNIST and CIFAR-10, and folders of images."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from gptscale.lenet.data import idx
 NAMED = ("digits", "mnist", "cifar10")
 IMAGE_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-HELD_OUT_EVERY = 4  # of the embedded digits every fourth is held out
+# Every fourth of the embedded digits is held out for tests.
+HELD_OUT_EVERY = 4
 
 
 @dataclass(frozen=True)
-class Part:
+class LabelledImages:
     """Images as uint8 (n, channels, side, side) and their labels as int64 (n,), on the CPU."""
 
     images: Tensor
@@ -38,14 +39,15 @@ class Part:
 
 @dataclass(frozen=True)
 class VisionData:
-    """A data set, whole in memory.
+    """A data set in memory.
 
-    name: for people, telling what the images really are. fingerprint: 16 hex digits of a SHA-256 of all of it.
+    name: a description for people of what the images really are. fingerprint: 16 hex digits of the SHA-256 of all images and
+    labels.
     """
 
     name: str
-    train: Part
-    test: Part
+    train: LabelledImages
+    test: LabelledImages
     classes: tuple[str, ...]
     fingerprint: str
 
@@ -59,11 +61,11 @@ class VisionData:
 
 
 def open_data(data: str, *, root: Path, image_size: int | None = None, download: bool = False) -> VisionData:
-    """The data set that `data` names: one of NAMED, a folder of idx files, or one of images (train/CLASS/*, test/CLASS/*).
+    """Open the data set that `data` names: one of NAMED, a folder of idx files, or a folder of images.
 
-    image_size: side to resample to; default 28 for digits, what MNIST and CIFAR-10 have, 32 for a folder of images. root: where
-    torchvision keeps, and with `download` puts, its data sets. Raises DataError or ConfigError; nothing is created without
-    `download`.
+    A folder of images has train/CLASS/* and test/CLASS/*. image_size: side to resample to, in pixels. The default is 28 for
+    digits, the images' own size for MNIST and CIFAR-10, and 32 for a folder of images. root: the folder in which torchvision
+    keeps its data sets, and with `download` stores them. Raises DataError or ConfigError. Without `download` no file is created.
     """
     if data == "digits":
         name, train, test, classes = _digits(image_size or 28)
@@ -84,11 +86,11 @@ def open_data(data: str, *, root: Path, image_size: int | None = None, download:
     return VisionData(name, train, test, classes, _fingerprint(train, test))
 
 
-def _digits(side: int) -> tuple[str, Part, Part, tuple[str, ...]]:
-    """1,797 digits that 43 people wrote, as 8x8 counts of 0 to 16 (Alpaydin & Kaynak 1998, UCI), bilinearly upsampled.
+def _digits(side: int) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
+    """Return scikit-learn's digits, upsampled bilinearly, with every fourth image held out.
 
-    Every fourth is held out. They are kept in the order of their writers, and those of one writer lie near each other: this is
-    a split of images, not of writers.
+    These are 1,797 digits written by 43 people, as 8x8 counts of 0 to 16 (Alpaydin & Kaynak 1998, UCI). The digits of one writer
+    lie near each other, so this is a split of images, not of writers.
     """
     try:
         from sklearn.datasets import load_digits
@@ -104,12 +106,18 @@ def _digits(side: int) -> tuple[str, Part, Part, tuple[str, ...]]:
     labels = torch.from_numpy(bunch.target).long()
     held_out = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     name = f"scikit-learn's handwritten digits (8x8, upsampled to {side}x{side})"
-    train, test = Part(larger[~held_out], labels[~held_out]), Part(larger[held_out], labels[held_out])
+    train, test = (
+        LabelledImages(larger[~held_out], labels[~held_out]),
+        LabelledImages(larger[held_out], labels[held_out]),
+    )
     return name, train, test, tuple("0123456789")
 
 
-def _torchvision(data: str, root: Path, download: bool) -> tuple[str, Part, Part, tuple[str, ...]]:
-    """torchvision's copy under `root`; MNIST's files are read by our own reader when they are there."""
+def _torchvision(data: str, root: Path, download: bool) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
+    """Return torchvision's MNIST or CIFAR-10 under `root`.
+
+    Files of MNIST that are already there are read by this package's own reader.
+    """
     if data == "mnist" and idx.is_idx_folder(root / "MNIST" / "raw") and not download:
         return _idx_folder(root / "MNIST" / "raw")
     try:
@@ -119,10 +127,11 @@ def _torchvision(data: str, root: Path, download: bool) -> tuple[str, Part, Part
             "torchvision is not installed", f"in --data {data}", "pip install 'gptscale[lenet]', or name a folder"
         ) from None
     if download:
-        print(f"downloading {data} to {root}", file=sys.stderr, flush=True)  # torchvision draws its own progress bar
-    kind: Callable[..., Any] = datasets.MNIST if data == "mnist" else datasets.CIFAR10
+        # torchvision draws its own progress bar after this line.
+        print(f"downloading {data} to {root}", file=sys.stderr, flush=True)
+    dataset_class: Callable[..., Any] = datasets.MNIST if data == "mnist" else datasets.CIFAR10
     try:
-        found = [kind(str(root), train=train, download=download) for train in (True, False)]
+        train_and_test = [dataset_class(str(root), train=train, download=download) for train in (True, False)]
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         fix = "check the connection" if download else f"add --download, or --data-dir to where it is (not {root})"
@@ -130,19 +139,19 @@ def _torchvision(data: str, root: Path, download: bool) -> tuple[str, Part, Part
     except OSError as error:
         raise DataError(f"{data} was not downloaded ({error})", "in --download", "check the connection") from None
     parts = []
-    for part in found:
+    for part in train_and_test:
         pixels = torch.as_tensor(part.data)
         images = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
-        parts.append(Part(images, torch.as_tensor(part.targets).long()))
+        parts.append(LabelledImages(images, torch.as_tensor(part.targets).long()))
     if data == "mnist":
         return "MNIST", parts[0], parts[1], tuple("0123456789")
     return "CIFAR-10", parts[0], parts[1], CIFAR10_CLASSES
 
 
-def _folder(folder: Path, side: int) -> tuple[str, Part, Part, tuple[str, ...]]:
+def _folder(folder: Path, side: int) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
     if not folder.is_dir():
-        known = f"give {', '.join(NAMED)} or a folder; {did_you_mean(str(folder), NAMED)}"
-        raise DataError(f"{folder} is no folder", "in --data", known)
+        fix = f"give {', '.join(NAMED)} or a folder; {did_you_mean(str(folder), NAMED)}"
+        raise DataError(f"{folder} is no folder", "in --data", fix)
     if idx.is_idx_folder(folder):
         return _idx_folder(folder)
     classes = tuple(sorted(p.name for p in (folder / "train").glob("*") if p.is_dir()))
@@ -159,11 +168,11 @@ def _folder(folder: Path, side: int) -> tuple[str, Part, Part, tuple[str, ...]]:
     return f"images of {folder.name}", train, test, classes
 
 
-def _idx_folder(folder: Path) -> tuple[str, Part, Part, tuple[str, ...]]:
+def _idx_folder(folder: Path) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
     parts = []
-    for images, labels in idx.FILES.values():
-        pictures, classes = idx.read_pair(idx.find(folder, images), idx.find(folder, labels))
-        parts.append(Part(_tensor(pictures)[:, None], _tensor(classes).long()))
+    for images_name, labels_name in idx.FILES.values():
+        images, labels = idx.read_pair(idx.find(folder, images_name), idx.find(folder, labels_name))
+        parts.append(LabelledImages(_copied(images)[:, None], _copied(labels).long()))
     if parts[0].images.shape[2:] != parts[1].images.shape[2:]:
         sizes = " and ".join("x".join(map(str, p.images.shape[2:])) for p in parts)
         raise DataError(f"train and test images differ in size: {sizes}", f"in {folder}", "take files of one release")
@@ -171,12 +180,13 @@ def _idx_folder(folder: Path) -> tuple[str, Part, Part, tuple[str, ...]]:
     return "MNIST" if n_classes == 10 else "idx files", parts[0], parts[1], tuple(map(str, range(n_classes)))
 
 
-def _tensor(mapped: NDArray[np.uint8]) -> Tensor:
-    return torch.from_numpy(np.array(mapped))  # into memory: every epoch walks through it in another order
+def _copied(mapped: NDArray[np.uint8]) -> Tensor:
+    # A copy in memory, because every epoch reads the images in another order.
+    return torch.from_numpy(np.array(mapped))
 
 
-def _images(folder: Path, classes: tuple[str, ...], side: int) -> Part:
-    """All images of folder/CLASS/*, as RGB, or as grey if every one of them is; resampled to `side`."""
+def _images(folder: Path, classes: tuple[str, ...], side: int) -> LabelledImages:
+    """Return all images of folder/CLASS/*, resampled to `side`, as RGB, or as grey if every one of them is grey."""
     from PIL import Image, UnidentifiedImageError
 
     files = [(path, i) for i, name in enumerate(classes) for path in sorted((folder / name).glob("*"))]
@@ -194,23 +204,23 @@ def _images(folder: Path, classes: tuple[str, ...], side: int) -> Part:
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     if bool((images == images[:, :1]).all()):
         images = images[:, :1]
-    return Part(images.contiguous(), torch.tensor([i for _, i in files], dtype=torch.long))
+    return LabelledImages(images.contiguous(), torch.tensor([i for _, i in files], dtype=torch.long))
 
 
-def _resized(part: Part, side: int | None) -> Part:
-    """The part at `side` pixels; as it is if that is its size, or none is asked for."""
+def _resized(part: LabelledImages, side: int | None) -> LabelledImages:
+    """Return the images resampled to `side` pixels, or unchanged if they have that size already or no size is asked for."""
     height, width = part.images.shape[2:]
     if (side is None and height == width) or (height, width) == (side, side):
         return part
-    wanted = (side or height, side or height)
-    smaller = [
-        F.interpolate(piece.float(), wanted, mode="bilinear", antialias=True).round().clamp_(0, 255).to(torch.uint8)
+    new_size = (side or height, side or height)
+    resampled = [
+        F.interpolate(piece.float(), new_size, mode="bilinear", antialias=True).round().clamp_(0, 255).to(torch.uint8)
         for piece in part.images.split(4096)
     ]
-    return Part(torch.cat(smaller), part.labels)
+    return LabelledImages(torch.cat(resampled), part.labels)
 
 
-def _fingerprint(*parts: Part) -> str:
+def _fingerprint(*parts: LabelledImages) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(repr(tuple(part.images.shape)).encode())

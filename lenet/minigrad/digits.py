@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.lenet.data.idx import is_idx_folder
-from gptscale.lenet.data.sources import Part, open_data
+from gptscale.lenet.data.sources import LabelledImages, open_data
 from gptscale.lenet.minigrad.training import Samples
 
 SIDE = 28  # pixels; what the models are made for
@@ -55,5 +55,5 @@ def _folder(given: Path) -> Path:
     )
 
 
-def _samples(part: Part) -> Samples:
+def _samples(part: LabelledImages) -> Samples:
     return Samples(part.images.float() / 255, part.labels)

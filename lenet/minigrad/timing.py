@@ -21,7 +21,7 @@ from gptscale.ops.minigrad.tensor import Array, Op, Tensor
 class StepTimes:
     """Seconds of one step of LeNet, medians over steps.
 
-    pool_2_backward_s: of the second pooling layer, the first that the walk back comes to; backward_s is the whole walk.
+    pool_2_backward_s: of the second pooling layer, the first that the walk back comes to; backward_s is the whole batch_order.
     """
 
     forward_s: float

@@ -1,1 +1,23 @@
-"""The vision models, by name."""
+"""The vision models: their names, and the words by which their options are asked for. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import did_you_mean
+
+Gelu = Literal["erf", "tanh", "sigmoid", "custom-erf", "custom-tanh", "custom-sigmoid"]
+GELUS: tuple[str, ...] = get_args(Gelu)
+# Sides of the square images that every model takes, in pixels.
+SIDES = (28, 32)
+MODEL_NAMES = (
+    "lenet", "lenet_classic", "pure_linear", "simple_conv", "cnn", "conv2_shared", "conv2_independent", "conv10_shared",
+    "conv10_independent", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18",
+)  # fmt: skip
+
+
+def check_model(name: str) -> None:
+    """Raise ConfigError for a name that is none of MODEL_NAMES."""
+    if name not in MODEL_NAMES:
+        raise ConfigError(f"unknown model {name!r}", "in --model", did_you_mean(name, MODEL_NAMES))

@@ -1,20 +1,17 @@
-"""The activation of a vision model, by name: ReLU, GELU in its three formulas from torch, and the same from this package."""
+"""The activations of vision models by name: ReLU, scaled tanh, and GELU in three formulas from torch and from gptscale.ops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Gelu = Literal["erf", "tanh", "sigmoid", "custom-erf", "custom-tanh", "custom-sigmoid"]
-GELUS: tuple[str, ...] = get_args(Gelu)
-
 
 class Activation(nn.Module):
-    """An element-wise function as a module, so that a printed model tells which one it has."""
+    """An element-wise function as a module, so that a printed model shows its name."""
 
     def __init__(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -28,19 +25,22 @@ class Activation(nn.Module):
 
 
 def scaled_tanh(x: Tensor) -> Tensor:
-    """1.7159 tanh(2x/3), of LeCun et al. 1998, "Gradient-based learning applied to document recognition", appendix A."""
+    """Return 1.7159 tanh(2x/3).
+
+    LeCun et al. 1998, "Gradient-based learning applied to document recognition", appendix A.
+    """
     return 1.7159 * torch.tanh(x * (2 / 3))
 
 
 def gelu_sigmoid(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x), the rougher of the two approximations in Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
+    """Return x sigmoid(1.702 x), the rougher of the two approximations in Hendrycks & Gimpel 2016 (arXiv 1606.08415)."""
     return x * torch.sigmoid(1.702 * x)
 
 
 def activation(gelu: str | None, default: str = "relu") -> Activation:
-    """The module for `gelu`, one of GELUS, or for `default` (relu or scaled-tanh) when it is None.
+    """Return the module for `gelu`, one of GELUS, or for `default` (relu or scaled-tanh) when `gelu` is None.
 
-    erf and tanh are torch's own operators; custom-* are those of gptscale.ops. The two sets are the same functions.
+    erf and tanh are torch's own operators, custom-* are those of gptscale.ops. Both sets compute the same functions.
     """
     name = default if gelu is None else f"gelu-{gelu}"
     if gelu is not None and gelu.startswith("custom-"):
@@ -56,7 +56,7 @@ def activation(gelu: str | None, default: str = "relu") -> Activation:
 
 
 def _custom(variant: Any) -> Callable[[Tensor], Tensor]:
-    # here, since it may compile an operator, which only a model that asks for it should wait for
+    # Imported here because it may compile an operator. Only a model that asks for it should wait for that.
     from gptscale.ops.gelu import gelu
 
     return lambda x: gelu(x, variant)

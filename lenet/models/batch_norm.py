@@ -1,7 +1,7 @@
-"""Batch normalisation whose statistics are those of the batch on all ranks, on any device.
+"""Batch normalisation with the statistics of the batch on all ranks, on any device.
 
-torch's own SyncBatchNorm refuses CPU tensors. This one needs nothing but an all-reduce that backward can pass through, and is
-what lets two gloo processes compute what one process computes.
+torch's own SyncBatchNorm refuses CPU tensors. This one needs only an all-reduce that backward can pass through. With it two
+gloo processes compute what one process computes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """The sum over ranks; each rank's gradient is the sum over ranks too, since each used the same result."""
+    """The sum of a tensor over all ranks.
+
+    Every rank uses the same result, so the gradient of each rank's input is the sum of the gradients of all ranks.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -30,29 +33,30 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 class SyncedBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d over the global batch, equal shares on every rank; in evaluation, or alone, it is BatchNorm2d.
+    """BatchNorm2d over the global batch, of which every rank has an equal share.
 
-    The variance is computed about the global mean, in a second all-reduce: the difference of two large sums would lose the
-    digits that parity with one process is about.
+    In evaluation, or with one process, it is BatchNorm2d. The variance is computed about the global mean, in a second
+    all-reduce. The difference of two large sums would lose the digits that parity with one process needs.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Input and result (batch, channels, height, width)."""
+        """Normalise `input` (batch, channels, height, width) and return a tensor of the same shape."""
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             plain: Tensor = super().forward(input)
             return plain
-        x = input.float()  # under autocast it may be bf16, too coarse to sum in
+        # Under autocast the input may be bf16, which is too coarse to sum in.
+        x = input.float()
         n = x.numel() // x.shape[1] * dist.get_world_size()
         mean = _SumOverRanks.apply(x.sum((0, 2, 3))) / n
         centred = x - mean.view(1, -1, 1, 1)
         variance = _SumOverRanks.apply(centred.square().sum((0, 2, 3))) / n
-        self._follow(mean.detach(), variance.detach() * (n / (n - 1)))
+        self._update_running_statistics(mean.detach(), variance.detach() * (n / (n - 1)))
         scale = self.weight * torch.rsqrt(variance + self.eps)
         result: Tensor = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
         return result.to(input.dtype)
 
     @torch.no_grad()
-    def _follow(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+    def _update_running_statistics(self, mean: Tensor, unbiased_variance: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -63,7 +67,10 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
 
 
 def synced(model: nn.Module) -> nn.Module:
-    """The model with every BatchNorm2d replaced by one over all ranks: torch's on CUDA, this module's elsewhere."""
+    """Replace every BatchNorm2d of `model` by one over all ranks and return the model.
+
+    On CUDA this is torch's SyncBatchNorm, elsewhere SyncedBatchNorm2d.
+    """
     if any(p.is_cuda for p in model.parameters()):
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted

@@ -1,7 +1,8 @@
-"""The vision models by name; here LeNet-5, the small networks of the texts, and the repeated convolutions.
+"""The vision models by name, and the small ones themselves: LeNet-5, the reports' networks, and repeated convolutions.
 
-vgg.py and resnet.py hold the larger ones. Every builder takes a `Shape` and an activation by name, and returns logits of
-(batch, n_classes) for images of (batch, channels, side, side), side 28 or 32.
+vgg.py and resnet.py hold the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
+images (batch, channels, side, side), with a side of 28 or 32, and returns logits (batch, n_classes). docs/lenet/README.md says
+which reports are meant.
 """
 
 from __future__ import annotations
@@ -13,19 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import did_you_mean
+from gptscale.lenet.models import SIDES, check_model
 from gptscale.lenet.models.activations import Activation, activation
 from gptscale.lenet.models.resnet import resnet18
 from gptscale.lenet.models.vgg import vgg
 from gptscale.ops.conv import conv_bias_relu
 from gptscale.ops.max_pool import max_pool2d
 
-SIDES = (28, 32)
-
 
 @dataclass(frozen=True)
-class Shape:
-    """What a model is given and asked for: square images of `side` pixels, `channels` (1 or 3), `n_classes`."""
+class ImageShape:
+    """The images and classes of a data set: square images of `side` pixels with 1 or 3 `channels`, and `n_classes`."""
 
     channels: int
     side: int
@@ -33,7 +32,10 @@ class Shape:
 
 
 def activated(convolution: nn.Module, act: Activation, x: Tensor, *, fused: bool) -> Tensor:
-    """`act` of the convolution; ReLU may be `fused` with it and its bias into the one operator of gptscale.ops."""
+    """Apply the convolution and then `act`.
+
+    With `fused`, convolution, bias and ReLU are one operator of gptscale.ops. Other activations are never fused.
+    """
     if fused and act.name == "relu":
         assert isinstance(convolution, nn.Conv2d)
         assert convolution.bias is not None
@@ -45,22 +47,27 @@ def activated(convolution: nn.Module, act: Activation, x: Tensor, *, fused: bool
 
 
 class CustomMaxPool2d(nn.MaxPool2d):
-    """nn.MaxPool2d by the operator of gptscale.ops, which keeps a byte for each window where torch's keeps eight and x."""
+    """nn.MaxPool2d by the operator of gptscale.ops.
+
+    For backward it keeps one byte for each window, where torch's operator keeps eight bytes and the input.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return max_pool2d(input, self.kernel_size, self.stride, self.padding)
 
 
 class LeNet5(nn.Module):
-    """LeNet-5 as it is taught today: two convolutions of 5x5 with max pooling, three linear layers; 61,706 parameters on MNIST.
+    """LeNet-5 as it is taught today, 61,706 parameters on MNIST.
 
-    LeCun et al. 1998, fig. 2, with max pooling, whole connections and a softmax. Images of 28 pixels are padded by 2. The
-    activation comes after pooling: for ReLU, and any other that never falls, that is the same, at a quarter of its work.
+    Two 5x5 convolutions with max pooling and three linear layers: LeCun et al. 1998, fig. 2, with max pooling, full connections
+    and a softmax. Images of 28 pixels are padded by 2. The activation comes after pooling. For ReLU, and for any other function
+    that never falls, the result is the same at a quarter of the activation's work.
     """
 
-    def __init__(self, shape: Shape, gelu: str | None) -> None:
+    def __init__(self, shape: ImageShape, gelu: str | None) -> None:
         super().__init__()
-        self.pools_first = gelu is None  # GELU falls below zero and rises again: there the order matters
+        # GELU falls and rises again below zero, so there the order of pooling and activation matters.
+        self.pools_first = gelu is None
         self.fused = False
         self.features = nn.ModuleList(
             [nn.Conv2d(shape.channels, 6, 5, padding=(32 - shape.side) // 2), nn.Conv2d(6, 16, 5)]
@@ -82,7 +89,7 @@ class LeNet5(nn.Module):
 
 
 class Subsampling(nn.Module):
-    """LeNet-5's S layers: the mean of each 2x2 field, times one trainable coefficient per channel, plus one bias."""
+    """The S layers of LeNet-5: the mean of each 2x2 field, times one trainable coefficient per channel, plus one bias."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -94,7 +101,7 @@ class Subsampling(nn.Module):
         return result
 
 
-# Which of the six maps of S2 each of the 16 maps of C3 sees: LeCun et al. 1998, table I.
+# The maps of S2 (of six) that each of the 16 maps of C3 is connected to: LeCun et al. 1998, table I.
 C3_SEES = ("012", "123", "234", "345", "450", "501", "0123", "1234", "2345", "3450", "4501", "5012", "0134", "1245",
            "0235", "012345")  # fmt: skip
 
@@ -117,9 +124,12 @@ class PartialConv2d(nn.Conv2d):
 
 
 class ClassicLeNet5(nn.Module):
-    """LeNet-5 of 1998: trainable subsampling, the partial connections of C3, scaled tanh; a softmax instead of its RBF units."""
+    """LeNet-5 of 1998 with trainable subsampling, the partial connections of C3 and scaled tanh.
 
-    def __init__(self, shape: Shape, gelu: str | None) -> None:
+    It ends in a softmax instead of the original's RBF units.
+    """
+
+    def __init__(self, shape: ImageShape, gelu: str | None) -> None:
         super().__init__()
 
         def act() -> nn.Module:
@@ -137,14 +147,14 @@ class ClassicLeNet5(nn.Module):
         return result
 
 
-def pure_linear(shape: Shape, gelu: str | None) -> nn.Module:
-    """Two linear layers, 128 units between them: text B's smallest model."""
+def pure_linear(shape: ImageShape, gelu: str | None) -> nn.Module:
+    """Return two linear layers with 128 units between them, the smallest model of report B."""
     n = shape.channels * shape.side**2
     return nn.Sequential(nn.Flatten(), nn.Linear(n, 128), activation(gelu), nn.Linear(128, shape.n_classes))
 
 
-def simple_conv(shape: Shape, gelu: str | None) -> nn.Module:
-    """One convolution and two linear layers: text B's second model."""
+def simple_conv(shape: ImageShape, gelu: str | None) -> nn.Module:
+    """Return one convolution and two linear layers, the second model of report B."""
     n = 8 * (shape.side // 2) ** 2
     return nn.Sequential(
         nn.Conv2d(shape.channels, 8, 3, padding=1), activation(gelu), nn.MaxPool2d(2), nn.Flatten(),
@@ -157,10 +167,11 @@ def _stage(inputs: int, outputs: int, gelu: str | None) -> list[nn.Module]:
     return [convolution, nn.BatchNorm2d(outputs), activation(gelu), nn.MaxPool2d(2)]
 
 
-def cnn(shape: Shape, gelu: str | None) -> nn.Module:
-    """The network of the DDP study: three convolutions of 3x3 (32, 64, 128) with batch norm and pooling, two linear layers.
+def cnn(shape: ImageShape, gelu: str | None) -> nn.Module:
+    """Return the network for the batch size and backend studies of report D.
 
-    The text gives its training and its memory but not its layers; these are ours.
+    Three 3x3 convolutions (32, 64, 128 channels) with batch norm and pooling, then two linear layers. The report gives the
+    training settings and the memory but not the layers, so these layers are this package's choice.
     """
     n = 128 * (shape.side // 8) ** 2
     return nn.Sequential(
@@ -170,19 +181,19 @@ def cnn(shape: Shape, gelu: str | None) -> nn.Module:
 
 
 class Convolutions(nn.Module):
-    """`depth` convolutions of 3x3 one after another, each with its activation, then one linear layer.
+    """`depth` 3x3 convolutions one after another, each with its activation, then one linear layer.
 
-    shared: all but the first are one and the same, as in the text's 10-layer net, which learned nothing there: applied nine
-    times, its weights scale the signal by the ninth power of what they should. Otherwise each has weights of its own.
-    With `fused` set, convolution, bias and ReLU are the one operator of gptscale.ops.
+    shared: all convolutions but the first have the same weights, as in the 10-layer network of report D, which learned nothing
+    there. Weights that are applied nine times scale the signal by the ninth power of one layer's scale. Without `shared` each
+    convolution has weights of its own. With `fused` set, convolution, bias and ReLU are one operator of gptscale.ops.
     """
 
-    def __init__(self, shape: Shape, gelu: str | None, *, depth: int, shared: bool, channels: int = 16) -> None:
+    def __init__(self, shape: ImageShape, gelu: str | None, *, depth: int, shared: bool, channels: int = 16) -> None:
         super().__init__()
         self.depth, self.fused = depth, False
         self.first = nn.Conv2d(shape.channels, channels, 3, padding=1)
-        made = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(1 if shared else depth - 1)]
-        self.rest = nn.ModuleList(made)
+        n_distinct = 1 if shared else depth - 1
+        self.rest = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(n_distinct))
         self.act = activation(gelu)
         self.pool = nn.MaxPool2d(2)
         self.head = nn.Linear(channels * (shape.side // 4) ** 2, shape.n_classes)
@@ -195,15 +206,15 @@ class Convolutions(nn.Module):
         return result
 
 
-def _convolutions(depth: int, shared: bool) -> Callable[[Shape, str | None], nn.Module]:
+def _convolutions(depth: int, shared: bool) -> Callable[[ImageShape, str | None], nn.Module]:
     return lambda shape, gelu: Convolutions(shape, gelu, depth=depth, shared=shared)
 
 
-def _vgg(depth: int) -> Callable[[Shape, str | None], nn.Module]:
+def _vgg(depth: int) -> Callable[[ImageShape, str | None], nn.Module]:
     return lambda shape, gelu: vgg(depth, shape.channels, shape.side, shape.n_classes, gelu)
 
 
-MODELS: dict[str, Callable[[Shape, str | None], nn.Module]] = {
+MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
     "lenet": LeNet5,
     "lenet_classic": ClassicLeNet5,
     "pure_linear": pure_linear,
@@ -221,14 +232,8 @@ MODELS: dict[str, Callable[[Shape, str | None], nn.Module]] = {
 }
 
 
-def check_model(name: str) -> None:
-    """ConfigError for a name that is none of MODELS."""
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}", "in --model", did_you_mean(name, MODELS))
-
-
 def with_custom_operators(model: nn.Module) -> nn.Module:
-    """`model` with this package's operators wherever it pools, and fused where it can fuse."""
+    """Give `model` this package's max pooling and, where it can fuse, the fused convolutions, and return it."""
     for module in list(model.modules()):
         if isinstance(module, (LeNet5, Convolutions)):
             module.fused = True
@@ -238,10 +243,12 @@ def with_custom_operators(model: nn.Module) -> nn.Module:
     return model
 
 
-def build_model(name: str, shape: Shape, *, gelu: str | None = None, custom: bool = False, seed: int = 0) -> nn.Module:
-    """A model with torch's own initial weights, a function of `seed` alone; the caller's generator is left as it was.
+def build_model(
+    name: str, shape: ImageShape, *, gelu: str | None = None, custom: bool = False, seed: int = 0
+) -> nn.Module:
+    """Build a model with torch's own initial weights, which depend on `seed` alone.
 
-    custom: by this package's operators where they fit.
+    The state of the caller's random generator does not change. custom: use this package's operators where they fit.
     Raises ConfigError for an unknown name, and for a side that is not 28 or 32.
     """
     check_model(name)

@@ -1,4 +1,4 @@
-"""ResNet-18 for images of 28 or 32 pixels: a first convolution of 3x3 without pooling, then the eight blocks of the original.
+"""ResNet-18 for images of 28 or 32 pixels: a 3x3 convolution without pooling, then the eight blocks of the original.
 
 He et al. 2015 (arXiv 1512.03385): the blocks of table 1, the small-image stem of section 4.2.
 """
@@ -11,7 +11,7 @@ from gptscale.lenet.models.activations import activation
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions of 3x3 around a shortcut, which is a convolution of 1x1 where the shape changes."""
+    """Two 3x3 convolutions and a shortcut past them, which is a 1x1 convolution where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, gelu: str | None) -> None:
         super().__init__()
@@ -30,7 +30,10 @@ class BasicBlock(nn.Module):
 
 
 def resnet18(channels: int, n_classes: int, gelu: str | None) -> nn.Module:
-    """Stem, four stages of two blocks (64, 128, 256, 512 channels), global mean, one linear layer: 11.2 million parameters."""
+    """Return ResNet-18, 11.2 million parameters.
+
+    It has a stem, four stages of two blocks (64, 128, 256, 512 channels), a global mean and one linear layer.
+    """
     layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), activation(gelu)]
     inputs = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

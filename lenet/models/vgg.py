@@ -1,7 +1,7 @@
 """VGG for images of 28 or 32 pixels: the convolutions of Simonyan & Zisserman with batch norm, and one linear layer.
 
-Simonyan & Zisserman 2014 (arXiv 1409.1556), table 1, columns A, B, D, E. Five poolings leave one pixel of 32, so that the three
-linear layers of the original, made for 7x7, are one here, as is usual for CIFAR-10.
+Simonyan & Zisserman 2014 (arXiv 1409.1556), table 1, columns A, B, D, E. Five poolings reduce 32 pixels to one. The three
+linear layers of the original, made for 7x7 pixels, are therefore one here, as is usual for CIFAR-10.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from torch import nn
 from gptscale.lenet.models.activations import activation
 
 WIDTHS = (64, 128, 256, 512, 512)
-CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # of each width
+# Depth of the network: number of convolutions of each width.
+CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def vgg(depth: int, channels: int, side: int, n_classes: int, gelu: str | None) -> nn.Module:
-    """VGG of `depth` layers (11, 13, 16 or 19); images of 28 pixels are padded to 32."""
+    """Return VGG with `depth` layers (11, 13, 16 or 19), which pads images of 28 pixels to 32."""
     layers: list[nn.Module] = [nn.ZeroPad2d((32 - side) // 2)] if side < 32 else []
     for width, count in zip(WIDTHS, CONVOLUTIONS[depth], strict=True):
         for _ in range(count):
@@ -24,6 +25,7 @@ def vgg(depth: int, channels: int, side: int, n_classes: int, gelu: str | None) 
         layers.append(nn.MaxPool2d(2))
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, n_classes))
     for module in model.modules():
-        if isinstance(module, nn.Conv2d):  # nineteen layers of torch's default would lose the signal
+        # With torch's default initial weights the signal would be lost after nineteen layers.
+        if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return model

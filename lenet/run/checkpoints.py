@@ -10,10 +10,10 @@ from gptscale.common.checkpoint.reader import agreed
 from gptscale.common.checkpoint.writer import save
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, check_same_work
-from gptscale.lenet.run.recorder import Progressed, VisionRecorder
+from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
 
 
-class Saver:
+class VisionSaver:
     """Saves when it is due: every `save_every` epochs, at the end, and when the run is asked to stop."""
 
     def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
@@ -35,13 +35,13 @@ class Saver:
         save(engine, self.folder, step, facts, keep=self.plan.config.keep_checkpoints)
 
 
-def resume(plan: VisionPlan, engine: VisionEngine) -> tuple[int, Progressed]:
+def resume(plan: VisionPlan, engine: VisionEngine) -> tuple[int, EarlierProgress]:
     """Load the checkpoint that --resume means, the same on every rank; the step to go on from, and what is known of the past."""
     if plan.resume is None:
-        return 0, Progressed()
+        return 0, EarlierProgress()
     reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.world.is_main)
     state: Any = engine
     reader.load_into(state)
     if plan.world.is_main:
         print(f"resumed from {reader.path}", flush=True)
-    return reader.step, Progressed(**reader.manifest["past"])
+    return reader.step, EarlierProgress(**reader.manifest["past"])

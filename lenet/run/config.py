@@ -10,9 +10,8 @@ from typing import Any, Literal
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import RUN_NAME
 from gptscale.common.settings.command_line import changed_options
-from gptscale.lenet.data.augment import Augmentation
-from gptscale.lenet.models.activations import Gelu
-from gptscale.lenet.models.registry import SIDES, check_model
+from gptscale.lenet.data import Augmentation
+from gptscale.lenet.models import SIDES, Gelu, check_model
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.results.record.wandb_board import check_wandb
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gptscale.common.process.world import World
 from gptscale.common.state import Shard, shard_of
 from gptscale.lenet.models.batch_norm import synced
-from gptscale.lenet.models.registry import Shape, build_model
+from gptscale.lenet.models.registry import ImageShape, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.optimizer import make_optimizer, make_scaler
 from gptscale.lenet.run.strategy import make_fabric, strategy_of
@@ -45,7 +45,7 @@ class Score:
 class VisionEngine:
     """Trains one model; with several ranks by DistributedDataParallel. The process group runs already, if there is one."""
 
-    def __init__(self, config: VisionConfig, shape: Shape, world: World) -> None:
+    def __init__(self, config: VisionConfig, shape: ImageShape, world: World) -> None:
         self.config, self.world, self.n_classes = config, world, shape.n_classes
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
         model = build_model(

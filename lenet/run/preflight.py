@@ -16,9 +16,10 @@ from gptscale.common.model.precision import check_precision
 from gptscale.common.process.world import World, world_of
 from gptscale.common.settings.run import workload_hash
 from gptscale.common.settings.run_config import Precision as GptPrecision
-from gptscale.lenet.data.loader import FastLoader, Loader, Normalise, PilLoader, Walk, pil_transform
+from gptscale.lenet.data.loader import BatchOrder, FastLoader, Loader, Normalise, PilLoader, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
-from gptscale.lenet.models.registry import SIDES, Shape
+from gptscale.lenet.models import SIDES
+from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.columns import SUMMARY_NAME, header
 from gptscale.lenet.run.config import VisionConfig, work_of
 from gptscale.lenet.run.schedule import rate
@@ -36,17 +37,17 @@ class VisionPlan:
     config: VisionConfig
     world: World
     data: VisionData
-    walk: Walk
+    batch_order: BatchOrder
     resume: Path | None
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.data.channels, self.data.side, len(self.data.classes))
+    def shape(self) -> ImageShape:
+        return ImageShape(self.data.channels, self.data.side, len(self.data.classes))
 
     @property
     def planned_steps(self) -> int:
         """Steps of all epochs, which the learning rate is planned for."""
-        return self.config.epochs * self.walk.steps_per_epoch
+        return self.config.epochs * self.batch_order.steps_per_epoch
 
     @property
     def steps(self) -> int:
@@ -75,8 +76,10 @@ class VisionPlan:
     def loader(self) -> Loader:
         """This rank's training batches."""
         if self.config.loader == "fast":
-            return FastLoader(self.data.train, self.walk, self.normalise(), self.config.augment)
-        return PilLoader(self.data.train, self.walk, self.normalise(), self.config.augment, self.config.num_workers)
+            return FastLoader(self.data.train, self.batch_order, self.normalise(), self.config.augment)
+        return PilLoader(
+            self.data.train, self.batch_order, self.normalise(), self.config.augment, self.config.num_workers
+        )
 
 
 def make_plan(config: VisionConfig, world: World) -> VisionPlan:
@@ -90,8 +93,8 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     data = open_data(config.data, root=config.data_dir, image_size=config.image_size, download=config.download)
     if data.side not in SIDES:
         raise ConfigError(f"{data.name} has images of {data.side} pixels", "in --data", "add --image-size 32")
-    walk = Walk(len(data.train), config.batch_size, config.seed, world.rank, world.world_size)
-    plan = VisionPlan(config, world, data, walk, _resume_path(config))
+    batch_order = BatchOrder(len(data.train), config.batch_size, config.seed, world.rank, world.world_size)
+    plan = VisionPlan(config, world, data, batch_order, _resume_path(config))
     if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
         check_same_work(Reader(plan.resume).verify(), plan)
     return plan

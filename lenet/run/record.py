@@ -36,7 +36,7 @@ def new_run_id(model: str) -> str:
     return f"lenet-{model}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
 
 
-class RunRow:
+class VisionRunRow:
     """The folder and the row of a run; rank 0 writes. began: `time.perf_counter()` when the run began to load its data."""
 
     def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:

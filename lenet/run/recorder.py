@@ -26,7 +26,7 @@ from gptscale.results.record.wandb_board import WandbBoard
 WARMUP_STEPS = 3  # left out of the means: caches, the allocator, the first choice of kernels
 
 
-class Pending(NamedTuple):
+class StepOnDevice(NamedTuple):
     """A step whose loss is still on the device. skipped: 1 if fp16's gradients overflowed; None without a loss scale."""
 
     step: int
@@ -39,7 +39,7 @@ class Pending(NamedTuple):
 
 
 @dataclass
-class Progressed:
+class EarlierProgress:
     """What a continuing run must know of its past.
 
     The sum of the losses of the epoch so far, the first loss, the best accuracy, and how many steps overflowed.
@@ -76,7 +76,7 @@ class VisionRecorder:
         folder: Path | None,
         *,
         start_step: int,
-        past: Progressed,
+        past: EarlierProgress,
         began: float,
         quiet: bool = False,
     ) -> None:
@@ -84,7 +84,7 @@ class VisionRecorder:
         self.quiet, self.totals, self.last_step = quiet, Totals(), start_step
         self.loss_last: float | None = None
         self.score: Score | None = None
-        self._pending: list[Pending] = []
+        self._pending: list[StepOnDevice] = []
         self._steps: StepLog | None = None
         self._epochs: StepLog | None = None
         self._boards: list[Board | WandbBoard] = []
@@ -95,7 +95,7 @@ class VisionRecorder:
         if self.plan.world.is_main:
             if self.folder is not None:
                 self._steps = StepLog(self.folder / "steps.csv", STEP_COLUMNS, after_step=self.start_step)
-                done = self.start_step // self.plan.walk.steps_per_epoch
+                done = self.start_step // self.plan.batch_order.steps_per_epoch
                 self._epochs = StepLog(self.folder / "epochs.csv", EPOCH_COLUMNS, after_step=done)
                 if self.plan.config.tensorboard:
                     self._boards.append(Board(self.folder, self.start_step))
@@ -121,7 +121,7 @@ class VisionRecorder:
         self._window_began = time.perf_counter()
         self._epoch_time_s, self._epoch_steps = 0.0, 0
 
-    def step(self, pending: Pending, *, last: bool) -> bool:
+    def step(self, pending: StepOnDevice, *, last: bool) -> bool:
         """Note a finished 1-based step; True when the host has waited for the device. `last`: the epoch ends with it."""
         self._pending.append(pending)
         self.last_step = pending.step
@@ -159,7 +159,7 @@ class VisionRecorder:
         if self._bar:
             self._bar.step(window[-1].step)
 
-    def _write(self, p: Pending, loss: float, update_s: float, skipped: int | None) -> None:
+    def _write(self, p: StepOnDevice, loss: float, update_s: float, skipped: int | None) -> None:
         past, totals = self.past, self.totals
         past.epoch_loss_sum, past.epoch_steps = past.epoch_loss_sum + loss, past.epoch_steps + 1
         past.loss_first = loss if past.loss_first is None else past.loss_first

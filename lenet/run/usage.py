@@ -26,7 +26,7 @@ Reader = Callable[[], float]
 
 @dataclass(frozen=True)
 class Usage:
-    """Means over the time of a Sampler, in the columns of lenet.csv; None where this machine has no such figure.
+    """Means over the time of a UsageSampler, in the columns of lenet.csv; None where this machine has no such figure.
 
     avg_mem_gib: what tensors took on the GPU, or without one the resident set of this process. gpu_util_percent: share of the
     time in which a kernel ran. gpu_mem_used_gib: of the whole GPU, other programs and the CUDA context included. power_w: of
@@ -52,7 +52,7 @@ def over_ranks(usages: Sequence[Usage]) -> dict[str, float | None]:
     return row
 
 
-class Sampler:
+class UsageSampler:
     """Samples from `with` to its end, and at both of them; `usage()` at any time."""
 
     def __init__(self, device: torch.device, interval_s: float = INTERVAL_S) -> None:
@@ -63,7 +63,7 @@ class Sampler:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sampler", daemon=True)
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> UsageSampler:
         self._began, self._cpu_began = time.perf_counter(), time.process_time()
         self._sample()
         self._thread.start()

@@ -17,20 +17,20 @@ from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, agree_any, gather_objects, process_group
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.data.loader import rank_part
-from gptscale.lenet.run.checkpoints import Saver, resume
+from gptscale.lenet.run.checkpoints import VisionSaver, resume
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.run.record import RunRow
-from gptscale.lenet.run.recorder import Pending, VisionRecorder
+from gptscale.lenet.run.record import VisionRunRow
+from gptscale.lenet.run.recorder import StepOnDevice, VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
-from gptscale.lenet.run.usage import Sampler
+from gptscale.lenet.run.usage import UsageSampler
 
 EVAL_BATCH_SIZE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended. row: what was appended to lenet.csv."""
 
     exit_status: int
@@ -38,7 +38,7 @@ class Outcome:
     folder: Path
 
 
-def train(config: VisionConfig, world: World, *, quiet: bool = False) -> Outcome:
+def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutcome:
     """Plan and run `config` in this process; the process group of a world of several is started and ended here.
 
     Raises GptscaleError for what is wrong before the run starts; whatever goes wrong later is in the outcome, and has left
@@ -54,7 +54,7 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> Outcome
             what = f"{config.strategy} needs a rendezvous, which no launcher has set"
             raise ConfigError(what, "in the environment", "start with `gptscale lenet train` or torchrun")
         stack.enter_context(process_group(world, cuda_backend=backend) if backend else nullcontext())
-        run = _Run(plan, RunRow(plan, began=began, data_time_s=data_time_s, quiet=quiet))
+        run = PlannedRun(plan, VisionRunRow(plan, began=began, data_time_s=data_time_s, quiet=quiet))
         try:
             check_same_options(plan)
             run.row.open(stack)
@@ -74,13 +74,13 @@ def check_same_options(plan: VisionPlan) -> None:
         raise ConfigError(what, "in their options or data", "start all alike")
 
 
-class _Run:
+class PlannedRun:
     """A planned run: its row, and what was measured when it ended, however it did."""
 
-    def __init__(self, plan: VisionPlan, row: RunRow) -> None:
+    def __init__(self, plan: VisionPlan, row: VisionRunRow) -> None:
         self.plan, self.row = plan, row
         self.recorder: VisionRecorder | None = None
-        self.sampler = Sampler(plan.world.device)
+        self.sampler = UsageSampler(plan.world.device)
 
     def train(self) -> bool:
         """Build, resume, train, test; whether it stopped early because it was asked to."""
@@ -94,13 +94,13 @@ class _Run:
             )
             with recorder as self.recorder, self.sampler:
                 return train_epochs(
-                    plan, engine, recorder, start, Saver(plan, engine, recorder, folder / "checkpoints"), stop
+                    plan, engine, recorder, start, VisionSaver(plan, engine, recorder, folder / "checkpoints"), stop
                 )
 
-    def finish(self, status: str, error: BaseException | None, exit_status: int) -> Outcome:
+    def finish(self, status: str, error: BaseException | None, exit_status: int) -> RunOutcome:
         """Leave the row."""
         row = self.row.finish(status, error, self.recorder, self.sampler.usage())
-        return Outcome(exit_status, row, self.row.folder)
+        return RunOutcome(exit_status, row, self.row.folder)
 
 
 def train_epochs(
@@ -115,7 +115,7 @@ def train_epochs(
 
     save_checkpoint(step, epochs): after an epoch with how many are complete, or before stopping within one with -1.
     """
-    config, per_epoch = plan.config, plan.walk.steps_per_epoch
+    config, per_epoch = plan.config, plan.batch_order.steps_per_epoch
     loader, test = plan.loader(), TestSet(plan)
     for epoch in range(start // per_epoch, config.epochs):
         recorder.begin_epoch()
@@ -126,7 +126,9 @@ def train_epochs(
             loss = engine.train_step(step, images, labels, lr)
             step, now = step + 1, time.perf_counter()
             ends = step % per_epoch == 0 or step == plan.steps
-            pending = Pending(step, epoch + 1, lr, loss, load_s=got - asked, update_s=now - got, skipped=engine.skipped)
+            pending = StepOnDevice(
+                step, epoch + 1, lr, loss, load_s=got - asked, update_s=now - got, skipped=engine.skipped
+            )
             if recorder.step(pending, last=ends) and not ends and agree_any(stop_requested()):
                 save_checkpoint(step, -1)
                 return True

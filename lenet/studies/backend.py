@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.data.augment import Augmentation
+from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.studies.bars import draw_bars

@@ -13,12 +13,12 @@ import pandas as pd
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.models.activations import Gelu
+from gptscale.lenet.models import Gelu
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, read_summary
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.presets import preset
-from gptscale.lenet.run.worker import Outcome, train
+from gptscale.lenet.run.worker import RunOutcome, train
 from gptscale.lenet.studies.reference_figures import EXERCISE_ACCURACY, REPORT_A, REPORT_B
 from gptscale.lenet.studies.study import check_files, markdown, show, whole_numbers
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def table(outcomes: Sequence[Outcome]) -> list[dict[str, str]]:
+def table(outcomes: Sequence[RunOutcome]) -> list[dict[str, str]]:
     """Cells for people: a row for each seed, their median, and the texts' rows below."""
     losses = [pd.read_csv(o.folder / "epochs.csv").train_loss for o in outcomes]
     ours = [o.row | {"first": ls.iloc[0], "last": ls.iloc[-1]} for o, ls in zip(outcomes, losses, strict=True)]
@@ -151,7 +151,7 @@ def class_medians(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
     return {label: statistics.median(map(float, cells)) for label, cells in enumerate(columns) if "-" not in cells}
 
 
-def write(options: BaselineOptions, outcomes: Sequence[Outcome], cells: list[dict[str, str]]) -> None:
+def write(options: BaselineOptions, outcomes: Sequence[RunOutcome], cells: list[dict[str, str]]) -> None:
     """The files that the options name, and the figure."""
     names = [outcome.row["run_id"] for outcome in outcomes]
     if options.csv:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.data.augment import Augmentation
+from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.lenet.studies.bars import draw_bars
 from gptscale.lenet.studies.reference_figures import BATCHES

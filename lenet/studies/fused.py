@@ -133,7 +133,7 @@ def train(net: str, way: Way, plan: VisionPlan) -> Seen:
     loader = plan.loader()
     with cudnn(way):
         for step in range(plan.steps):
-            epoch, place = divmod(step, plan.walk.steps_per_epoch)
+            epoch, place = divmod(step, plan.batch_order.steps_per_epoch)
             if place == 0:
                 batches = loader.epoch(epoch)
             images, labels = next(batches)

@@ -34,7 +34,7 @@ COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E6
 
 
 @dataclass(frozen=True)
-class MemoryOptions:
+class VisionMemoryOptions:
     """Which training step is looked into."""
 
     model: str = "lenet"
@@ -77,7 +77,7 @@ class MemoryOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Take the steps, print the table, write the files."""
-    options = parse(MemoryOptions, argv, prog="gptscale lenet memory", about="What fills the memory in a step.")
+    options = parse(VisionMemoryOptions, argv, prog="gptscale lenet memory", about="What fills the memory in a step.")
     config = options.config()
     world = world_from_environment(config)
     if world.world_size > 1:
@@ -120,7 +120,7 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
     """Enter into `account` as many steps of the engine as a run takes them, after making the model and loading the images."""
     with account:
         engine = VisionEngine(plan.config, plan.shape, plan.world)
-        loader = FastLoader(plan.data.train, plan.walk, plan.normalise(), plan.config.augment)
+        loader = FastLoader(plan.data.train, plan.batch_order, plan.normalise(), plan.config.augment)
         account.hold((loader.images, loader.labels), "inputs")
         watch(engine, account)
         account.begin("loading", 1)

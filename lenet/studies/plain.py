@@ -18,13 +18,13 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from gptscale.common.process.task import answer
-from gptscale.lenet.data.sources import Part, open_data
+from gptscale.lenet.data.sources import LabelledImages, open_data
 
 
 class Images(Dataset[tuple[Any, int]]):
     """As torchvision's MNIST: an image from memory to PIL, then the transform."""
 
-    def __init__(self, part: Part, transform: Any) -> None:
+    def __init__(self, part: LabelledImages, transform: Any) -> None:
         self.images, self.labels, self.transform = part.images, part.labels, transform
 
     def __len__(self) -> int:

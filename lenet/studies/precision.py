@@ -16,7 +16,7 @@ import torch
 from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.data.augment import Augmentation
+from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import check_vision_precision, world_from_environment
 from gptscale.lenet.studies.bars import bars

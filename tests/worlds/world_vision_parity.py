@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptscale.common.process.world import World, gather_objects, process_group
-from gptscale.lenet.models.registry import Shape
+from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.run.worker import TestSet
 
-STEPS, BATCH, SHAPE = 5, 16, Shape(1, 28, 10)
+STEPS, BATCH, SHAPE = 5, 16, ImageShape(1, 28, 10)
 TOLERANCE = 1e-5
 
 

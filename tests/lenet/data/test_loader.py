@@ -8,61 +8,61 @@ import torch
 from PIL import Image
 
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.lenet.data.augment import RECIPES, Recipe, augment, draw
-from gptscale.lenet.data.loader import FastLoader, Normalise, PilLoader, Walk, pil_transform, rank_part
-from gptscale.lenet.data.sources import Part
+from gptscale.lenet.data.augment import AUGMENTATIONS, AugmentationRanges, augment, draw
+from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise, PilLoader, pil_transform, rank_part
+from gptscale.lenet.data.sources import LabelledImages
 
 CPU = torch.device("cpu")
 
 
-def numbered(n: int, side: int = 4, channels: int = 1) -> Part:
+def numbered(n: int, side: int = 4, channels: int = 1) -> LabelledImages:
     """Images that are all of one value, their number; labels likewise."""
     values = torch.arange(n, dtype=torch.uint8)
-    return Part(values.view(n, 1, 1, 1).expand(n, channels, side, side).contiguous(), values.long())
+    return LabelledImages(values.view(n, 1, 1, 1).expand(n, channels, side, side).contiguous(), values.long())
 
 
-def both(part: Part, walk: Walk, augmentation: str = "none") -> list[FastLoader | PilLoader]:
+def both(part: LabelledImages, batch_order: BatchOrder, augmentation: str = "none") -> list[FastLoader | PilLoader]:
     return [
-        FastLoader(part, walk, Normalise(CPU), augmentation),
-        PilLoader(part, walk, Normalise(CPU), augmentation, 0),
-        PilLoader(part, walk, Normalise(CPU), augmentation, 2),
+        FastLoader(part, batch_order, Normalise(CPU), augmentation),
+        PilLoader(part, batch_order, Normalise(CPU), augmentation, 0),
+        PilLoader(part, batch_order, Normalise(CPU), augmentation, 2),
     ]
 
 
 def test_every_loader_walks_alike() -> None:
-    part, walk = numbered(100, side=28), Walk(100, 16, seed=3)
-    epochs = [[labels.tolist() for _, labels in loader.epoch(1)] for loader in both(part, walk)]
+    part, batch_order = numbered(100, side=28), BatchOrder(100, 16, seed=3)
+    epochs = [[labels.tolist() for _, labels in loader.epoch(1)] for loader in both(part, batch_order)]
     assert epochs[0] == epochs[1] == epochs[2]
-    assert len(epochs[0]) == walk.steps_per_epoch == 6
+    assert len(epochs[0]) == batch_order.steps_per_epoch == 6
     seen = [i for batch in epochs[0] for i in batch]
     assert len(set(seen)) == 96
-    for loader in both(part, walk)[:2]:
+    for loader in both(part, batch_order)[:2]:
         for images, labels in loader.epoch(1):
             assert torch.allclose(images[:, 0, 0, 0], labels / 255 * 2 - 1, atol=1e-6)
 
 
 def test_order_is_a_function_of_seed_and_epoch() -> None:
-    walk = Walk(1000, 10, seed=1)
-    assert np.array_equal(walk.order(4), Walk(1000, 50, seed=1).order(4))
-    assert sorted(walk.order(4)) == list(range(1000))
-    assert not np.array_equal(walk.order(4), walk.order(5))
-    assert not np.array_equal(walk.order(4), Walk(1000, 10, seed=2).order(4))
+    batch_order = BatchOrder(1000, 10, seed=1)
+    assert np.array_equal(batch_order.order(4), BatchOrder(1000, 50, seed=1).order(4))
+    assert sorted(batch_order.order(4)) == list(range(1000))
+    assert not np.array_equal(batch_order.order(4), batch_order.order(5))
+    assert not np.array_equal(batch_order.order(4), BatchOrder(1000, 10, seed=2).order(4))
 
 
 @pytest.mark.parametrize("augmentation", ["affine", "jitter"])
 def test_a_loader_continues_and_splits_without_a_trace(augmentation: str) -> None:
     """From any step, and over ranks, the very same images come, augmentation included."""
     random = torch.Generator().manual_seed(0)
-    part = Part(torch.randint(0, 256, (64, 3, 28, 28), generator=random).to(torch.uint8), torch.arange(64))
+    part = LabelledImages(torch.randint(0, 256, (64, 3, 28, 28), generator=random).to(torch.uint8), torch.arange(64))
     for make in (
-        lambda walk: FastLoader(part, walk, Normalise(CPU), augmentation),
-        lambda walk: PilLoader(part, walk, Normalise(CPU), augmentation, 0),
+        lambda batch_order: FastLoader(part, batch_order, Normalise(CPU), augmentation),
+        lambda batch_order: PilLoader(part, batch_order, Normalise(CPU), augmentation, 0),
     ):
-        whole = list(make(Walk(64, 8, seed=3)).epoch(2))
-        later = list(make(Walk(64, 8, seed=3)).epoch(2, first_step=5))
+        whole = list(make(BatchOrder(64, 8, seed=3)).epoch(2))
+        later = list(make(BatchOrder(64, 8, seed=3)).epoch(2, first_step=5))
         assert len(later) == 3
         assert all(torch.equal(a[0], b[0]) for a, b in zip(whole[5:], later, strict=True))
-        ranks = [list(make(Walk(64, 8, 3, rank, 2)).epoch(2)) for rank in range(2)]
+        ranks = [list(make(BatchOrder(64, 8, 3, rank, 2)).epoch(2)) for rank in range(2)]
         for step, (images, labels) in enumerate(whole):
             assert torch.equal(torch.cat([r[step][0] for r in ranks]), images)
             assert torch.equal(torch.cat([r[step][1] for r in ranks]), labels)
@@ -77,9 +77,9 @@ def test_the_test_images_of_all_ranks_are_each_image_once() -> None:
 
 def test_a_batch_that_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="global batch 33 is not divisible by 2 ranks, in --batch-size, use 32 or 34"):
-        Walk(100, 33, 0, 0, 2)
+        BatchOrder(100, 33, 0, 0, 2)
     with pytest.raises(DataError, match="20 training images, expected at least one batch of 32"):
-        Walk(20, 32, 0)
+        BatchOrder(20, 32, 0)
 
 
 @pytest.mark.parametrize("side", [28, 32])
@@ -87,7 +87,7 @@ def test_affine_is_torchvisions(side: int) -> None:
     """The same angle, shift and scale by torchvision on a PIL image: all but a few pixels on the edge of rounding agree."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     images = torch.randint(0, 256, (64, 1, side, side), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
-    recipe = RECIPES["affine"]
+    recipe = AUGMENTATIONS["affine"]
     assert recipe is not None
     draws = draw(64, 5, 0, CPU)
     ours = augment(images, recipe, draws)
@@ -103,13 +103,13 @@ def test_affine_is_torchvisions(side: int) -> None:
 def test_nothing_drawn_changes_nothing_and_a_mirror_mirrors() -> None:
     images = torch.randint(0, 256, (10, 3, 28, 28), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     draws = torch.full((10, 8), 0.5)
-    assert torch.equal(augment(images, Recipe(degrees=15, translate=0.1, scale=(0.8, 1.2)), draws), images)
+    assert torch.equal(augment(images, AugmentationRanges(degrees=15, translate=0.1, scale=(0.8, 1.2)), draws), images)
     draws[:5, 4] = 0.2
-    mirrored = augment(images, Recipe(flip=True), draws)
+    mirrored = augment(images, AugmentationRanges(flip=True), draws)
     assert torch.equal(mirrored[:5], images[:5].flip(3))
     assert torch.equal(mirrored[5:], images[5:])
     draws[:, 1] = 1.0
-    shifted = augment(images, Recipe(translate=0.125), draws)  # 3.5 pixels, which round to 4: to the right
+    shifted = augment(images, AugmentationRanges(translate=0.125), draws)  # 3.5 pixels, which round to 4: to the right
     assert torch.equal(shifted[:, :, :, 4:], images[:, :, :, :-4])
     assert int(shifted[:, :, :, :4].max()) == 0
 
@@ -119,7 +119,7 @@ def test_jitter_is_torchvisions() -> None:
     functional = pytest.importorskip("torchvision.transforms.functional")
     images = torch.randint(0, 256, (8, 3, 28, 28), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     draws = draw(8, 1, 1, CPU)
-    ours = augment(images, Recipe(jitter=0.2), draws)
+    ours = augment(images, AugmentationRanges(jitter=0.2), draws)
     for image, result, row in zip(images, ours, draws[:, 5:].tolist(), strict=True):
         b, c, s = (0.8 + 0.4 * value for value in row)
         theirs = functional.adjust_brightness(image / 255, b)
@@ -139,7 +139,7 @@ def test_pil_and_batched_affine_have_the_same_mean_image() -> None:
     pytest.importorskip("torchvision")
     image = torch.zeros(1, 28, 28, dtype=torch.uint8)
     image[:, 8:20, 11:17] = 255
-    recipe = RECIPES["affine"]
+    recipe = AUGMENTATIONS["affine"]
     assert recipe is not None
     n = 2000
     ours = augment(image.expand(n, 1, 28, 28), recipe, draw(n, 1, 1, CPU)).float().mean(0) / 127.5 - 1

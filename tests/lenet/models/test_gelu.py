@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gptscale.lenet.data.loader import FastLoader, Normalise, Walk
+from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise
 from gptscale.lenet.data.sources import open_data
-from gptscale.lenet.models.activations import GELUS
-from gptscale.lenet.models.registry import Shape, build_model
+from gptscale.lenet.models import GELUS
+from gptscale.lenet.models.registry import ImageShape, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
@@ -29,8 +29,8 @@ def losses(gelu: str, seed: int) -> list[float]:
 
     config = VisionConfig(gelu=gelu, seed=seed, lr=2e-3, device="cpu")  # type: ignore[arg-type]
     data = open_data("digits", root=Path())
-    engine = VisionEngine(config, Shape(1, 28, 10), world_from_environment(config))
-    loader = FastLoader(data.train, Walk(len(data.train), 32, seed), Normalise(torch.device("cpu")), "none")
+    engine = VisionEngine(config, ImageShape(1, 28, 10), world_from_environment(config))
+    loader = FastLoader(data.train, BatchOrder(len(data.train), 32, seed), Normalise(torch.device("cpu")), "none")
     found, step = [], 0
     for epoch in range(STEPS // 42):
         for images, labels in loader.epoch(epoch):
@@ -53,7 +53,7 @@ def test_at_equal_weights_loss_and_gradients_are_equal(model: str, formula: str)
     images = torch.randn(8, 1, 28, 28, generator=generator)
     labels = torch.randint(0, 10, (8,), generator=generator)
     for gelu in (formula, f"custom-{formula}"):
-        net = build_model(model, Shape(1, 28, 10), gelu=gelu, seed=4)
+        net = build_model(model, ImageShape(1, 28, 10), gelu=gelu, seed=4)
         for module in net.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0

@@ -8,16 +8,17 @@ import torch.nn.functional as F
 from torch import nn
 
 from gptscale.common.errors import ConfigError
+from gptscale.lenet.models import MODEL_NAMES
 from gptscale.lenet.models.activations import activation
-from gptscale.lenet.models.registry import C3_SEES, MODELS, PartialConv2d, Shape, Subsampling, build_model
+from gptscale.lenet.models.registry import C3_SEES, MODELS, ImageShape, PartialConv2d, Subsampling, build_model
 from gptscale.lenet.run.schedule import rate
 
-MNIST, CIFAR = Shape(1, 28, 10), Shape(3, 32, 10)
+MNIST, CIFAR = ImageShape(1, 28, 10), ImageShape(3, 32, 10)
 
 
-@pytest.mark.parametrize("shape", [MNIST, CIFAR, Shape(3, 28, 7), Shape(1, 32, 2)], ids=str)
+@pytest.mark.parametrize("shape", [MNIST, CIFAR, ImageShape(3, 28, 7), ImageShape(1, 32, 2)], ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_takes_every_shape_and_every_weight_learns(name: str, shape: Shape) -> None:
+def test_every_model_takes_every_shape_and_every_weight_learns(name: str, shape: ImageShape) -> None:
     if shape not in (MNIST, CIFAR) and name in ("vgg13", "vgg16", "vgg19"):
         pytest.skip("the same code as vgg11, and slow")
     model = build_model(name, shape, seed=1)
@@ -38,7 +39,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("name", "shape"), SIZES)
-def test_sizes(name: str, shape: Shape) -> None:
+def test_sizes(name: str, shape: ImageShape) -> None:
     assert sum(p.numel() for p in build_model(name, shape).parameters()) == SIZES[name, shape]
 
 
@@ -108,11 +109,15 @@ def test_gelu_formulas() -> None:
     assert activation("tanh").extra_repr() == "gelu-tanh"
 
 
+def test_the_names_are_those_of_the_builders() -> None:
+    assert tuple(MODELS) == MODEL_NAMES
+
+
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match=r"unknown model 'lenet6', in --model, did you mean 'lenet'\?"):
         build_model("lenet6", MNIST)
     with pytest.raises(ConfigError, match="images of 64 pixels"):
-        build_model("lenet", Shape(3, 64, 10))
+        build_model("lenet", ImageShape(3, 64, 10))
 
 
 def test_onecycle_is_torchs() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, LeNet5, Shape, build_model
+from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, ImageShape, LeNet5, build_model
 
 
 @pytest.mark.parametrize("side", [28, 32])
@@ -23,7 +23,7 @@ def test_the_same_function(model: str, side: int) -> None:
     labels = torch.randint(0, 10, (8,), generator=generator)
     found = []
     for custom in (False, True):
-        net = build_model(model, Shape(3, side, 10), custom=custom, seed=4).train()
+        net = build_model(model, ImageShape(3, side, 10), custom=custom, seed=4).train()
         for module in net.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
@@ -41,7 +41,7 @@ def test_the_same_function(model: str, side: int) -> None:
 def test_gelu_is_not_fused_away() -> None:
     """Convolution, bias and ReLU are one operator; with GELU they must stay apart."""
     images = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    plain, custom = (build_model("lenet", Shape(1, 28, 10), gelu="erf", custom=c, seed=4) for c in (False, True))
+    plain, custom = (build_model("lenet", ImageShape(1, 28, 10), gelu="erf", custom=c, seed=4) for c in (False, True))
     torch.testing.assert_close(custom(images), plain(images), rtol=1e-5, atol=1e-6)
 
 

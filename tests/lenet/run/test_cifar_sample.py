@@ -12,7 +12,7 @@ import torch
 
 from gptscale.lenet.data.loader import Normalise
 from gptscale.lenet.data.sources import VisionData, open_data
-from gptscale.lenet.models.registry import MODELS, Shape
+from gptscale.lenet.models.registry import MODELS, ImageShape
 from gptscale.lenet.run.columns import read_summary
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
@@ -33,7 +33,7 @@ def sample(shared_data: Path) -> VisionData:
 def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:
     """Of steps on the same first images of every class."""
     config = VisionConfig(device="cpu", **options)
-    engine = VisionEngine(config, Shape(3, 32, 10), world_from_environment(config))
+    engine = VisionEngine(config, ImageShape(3, 32, 10), world_from_environment(config))
     chosen = torch.arange(n_images) * (len(sample.train) // n_images)  # they lie class by class
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision, torch.float32)
     images = Normalise(torch.device("cpu"), torch.float32 if config.amp else dtype)(sample.train.images[chosen])

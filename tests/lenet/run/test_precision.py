@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
-from gptscale.lenet.models.registry import Shape
+from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run import engine as engine_module
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.optimizer import HalfSGD
 from gptscale.lenet.run.preflight import world_from_environment
-from gptscale.lenet.run.worker import Outcome, train
+from gptscale.lenet.run.worker import RunOutcome, train
 from gptscale.lenet.studies import precision
 from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, cpu_flags, lacks
 
@@ -75,7 +75,7 @@ def test_what_the_processor_can_do(tmp_path: Path) -> None:
 
 def engine(**options: Any) -> VisionEngine:
     config = VisionConfig(device="cpu", precision="fp16", **options)
-    return VisionEngine(config, Shape(1, 28, 10), world_from_environment(config))
+    return VisionEngine(config, ImageShape(1, 28, 10), world_from_environment(config))
 
 
 @pytest.mark.parametrize(("amp", "optimizer"), [(True, "sgd"), (True, "adam"), (False, "sgd")])
@@ -128,7 +128,7 @@ def test_sgd_of_half_weights_is_torchs_without_fusion(dtype: torch.dtype, scale:
     assert torch.allclose(ours, plain, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
-def run(tmp_path: Path, name: str, **options: Any) -> Outcome:
+def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
     config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
     return train(config, world_from_environment(config), quiet=True)
 

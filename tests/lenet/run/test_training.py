@@ -23,18 +23,18 @@ from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_sum
 from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
-from gptscale.lenet.run.worker import Outcome, train
+from gptscale.lenet.run.worker import RunOutcome, train
 
 WORLDS = Path(__file__).parents[2] / "worlds"
 
 
-def run(tmp_path: Path, name: str, **options: Any) -> Outcome:
+def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
     """A run in this process."""
     config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
     return train(config, world_from_environment(config), quiet=True)
 
 
-def steps(outcome: Outcome) -> pd.DataFrame:
+def steps(outcome: RunOutcome) -> pd.DataFrame:
     return pd.read_csv(outcome.folder / "steps.csv", float_precision="round_trip").set_index("step")
 
 

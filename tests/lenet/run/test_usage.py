@@ -13,7 +13,7 @@ import pynvml
 import pytest
 import torch
 
-from gptscale.lenet.run.usage import GIB, Sampler, Usage, over_ranks
+from gptscale.lenet.run.usage import GIB, Usage, UsageSampler, over_ranks
 
 CUDA = torch.device("cuda", 1)
 
@@ -22,7 +22,7 @@ def test_a_process_on_a_processor() -> None:
     before = psutil.Process().memory_info().rss / GIB
     with (
         mmap.mmap(-1, GIB // 4) as held,  # not by malloc, which may have it still from an earlier test
-        Sampler(torch.device("cpu"), interval_s=0.002) as sampler,
+        UsageSampler(torch.device("cpu"), interval_s=0.002) as sampler,
     ):
         for _ in range(256):
             held.write(bytes(2**20))
@@ -41,7 +41,7 @@ def test_however_short_it_has_two_samples(monkeypatch: pytest.MonkeyPatch) -> No
     told: Iterator[float] = iter([1.0 * GIB, 3.0 * GIB])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(told))
     monkeypatch.setattr("gptscale.lenet.run.usage.nvml_readers", lambda device: {})
-    with Sampler(CUDA, interval_s=60) as sampler:
+    with UsageSampler(CUDA, interval_s=60) as sampler:
         pass
     assert sampler.usage().avg_mem_gib == 2.0
 
@@ -75,7 +75,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_a_gpu(nvml: SimpleNamespace) -> None:
-    with Sampler(CUDA, interval_s=60) as sampler:
+    with UsageSampler(CUDA, interval_s=60) as sampler:
         pass
     usage = sampler.usage()
     assert nvml.asked == ["GPU-abc-1"]
@@ -84,7 +84,7 @@ def test_a_gpu(nvml: SimpleNamespace) -> None:
 
 def test_a_gpu_that_does_not_tell_its_power(nvml: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     nvml.power = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    with Sampler(CUDA, interval_s=60) as sampler:
+    with UsageSampler(CUDA, interval_s=60) as sampler:
         pass
     assert sampler.usage().power_w is None
     assert sampler.usage().gpu_util_percent == 60.0
@@ -98,7 +98,7 @@ def test_a_gpu_without_nvml(
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    with Sampler(CUDA, interval_s=60) as sampler:
+    with UsageSampler(CUDA, interval_s=60) as sampler:
         pass
     assert sampler.usage().avg_mem_gib == 0.5
     assert sampler.usage().gpu_util_percent is None
@@ -108,7 +108,7 @@ def test_a_gpu_without_nvml(
 @pytest.mark.gpu
 def test_a_real_gpu() -> None:
     device = torch.device("cuda", 0)
-    with Sampler(device, interval_s=0.01) as sampler:
+    with UsageSampler(device, interval_s=0.01) as sampler:
         held = torch.ones(2**26, device=device)
         time.sleep(0.2)
         held.add_(1)

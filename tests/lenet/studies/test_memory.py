@@ -15,7 +15,7 @@ from gptscale.launchers.cli import main
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.studies.memory import MemoryOptions, StepView, allocator_history, table, take_steps
+from gptscale.lenet.studies.memory import StepView, VisionMemoryOptions, allocator_history, table, take_steps
 from gptscale.lenet.studies.memory_account import CATEGORIES, StorageAccount
 
 BATCH, STEPS = 32, 2
@@ -28,7 +28,7 @@ def _needs_digits() -> None:
 
 
 def planned(device: str = "cpu", **options: Any) -> VisionPlan:
-    config = MemoryOptions(batch_size=BATCH, device=device, **options).config()  # type: ignore[arg-type]
+    config = VisionMemoryOptions(batch_size=BATCH, device=device, **options).config()  # type: ignore[arg-type]
     return make_plan(config, world_from_environment(config))
 
 
@@ -116,7 +116,7 @@ def test_watching_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return loss
 
     engine = VisionEngine(plan.config, plan.shape, plan.world)
-    batches = FastLoader(plan.data.train, plan.walk, plan.normalise(), "none").epoch(0)
+    batches = FastLoader(plan.data.train, plan.batch_order, plan.normalise(), "none").epoch(0)
     losses = [engine.train_step(step, *next(batches), 1e-3).item() for step in range(STEPS)]
     monkeypatch.setattr(VisionEngine, "train_step", told)
     taken(plan)

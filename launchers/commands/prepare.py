@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.settings.command_line import parse
 from gptscale.ops.build import kernels as extension
+from gptscale.ops.build.cache import BuildError, CacheFolderError
 from gptscale.recipes import RECIPES, get
 
 
@@ -34,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
         with console.status("the C++ operators"):
             built = extension.prepare(print)
         print(f"C++ operators {'compiled' if built else 'are there'}", flush=True)
-    except ConfigError as error:
+    except CacheFolderError as error:
+        raise StorageError(*error.args) from None
+    except BuildError as error:
         print(f"leaving out the C++ operators, which will run in Python: {error}")
     wanted: dict[str, str] = {}
     for name in names:

@@ -46,6 +46,8 @@ def shard(model: nn.Module, config: DDPConfig) -> DistributedDataParallel:
     return DistributedDataParallel(
         model,
         bucket_cap_mb=config.bucket_cap_mb,
+        # The GPT has no buffers; the vision models average their batch norms' statistics before they are used.
+        broadcast_buffers=False,
         gradient_as_bucket_view=True,
         static_graph=config.static_graph,
         init_sync=False,  # every rank built the same weights; nothing to broadcast

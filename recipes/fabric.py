@@ -51,7 +51,7 @@ def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_siz
         return model
 
     strategy = (
-        DDPStrategy()
+        DDPStrategy(broadcast_buffers=False)  # as in recipes/ddp.py
         if config.strategy == "ddp"
         else ModelParallelStrategy(cut, data_parallel_size=world_size, tensor_parallel_size=1)
     )

@@ -1,14 +1,13 @@
-"""The options of a vision run, validated once; the same for every study."""
+"""The options of a vision run, which every study shares and which are validated once."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import RUN_NAME
+from gptscale.common.settings.checks import check_ranges, check_run_name
 from gptscale.common.settings.command_line import changed_options
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.models import SIDES, Gelu, check_model
@@ -21,7 +20,10 @@ MAX_LOSS_SCALE = 2.0**24
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """What a vision run trains, on which images, how long, and what it leaves."""
+    """The options of a vision run: what it trains, on which images, for how long, and what it writes.
+
+    Raises ConfigError for values out of range and for options that do not go together.
+    """
 
     model: str = "lenet"
     """lenet | lenet_classic | pure_linear | simple_conv | cnn | conv2_shared | conv2_independent | conv10_shared |
@@ -117,13 +119,7 @@ class VisionConfig:
         check_model(self.model)
         self._check_ranges()
         self._check_combinations()
-        if self.run_name is not None and not RUN_NAME.fullmatch(self.run_name):
-            fix = "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot"
-            raise ConfigError(f"bad run name {self.run_name!r}", "in --run-name", fix)
-        if self.resume == "auto" and self.run_name is None:
-            raise ConfigError(
-                "nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH"
-            )
+        check_run_name(self.run_name, self.resume)
 
     def _check_ranges(self) -> None:
         ranges: dict[str, tuple[float, float]] = {
@@ -132,11 +128,7 @@ class VisionConfig:
             "label_smoothing": (0.0, 0.999), "dist_timeout_s": (1.0, 86400.0), "eval_every": (1, 10**6),
             "log_every": (1, 10**6), "save_every": (0, 10**6), "keep_checkpoints": (2, 10**6),
         }  # fmt: skip
-        for field, (low, high) in ranges.items():
-            value = getattr(self, field)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                where = f"in --{field.replace('_', '-')}"
-                raise ConfigError(f"{field} {value} is out of range", where, f"use {low} to {high}")
+        check_ranges(self, ranges)
         if self.image_size is not None and self.image_size not in SIDES:
             raise ConfigError(f"image_size {self.image_size} is out of range", "in --image-size", "use 28 or 32")
 
@@ -156,32 +148,33 @@ class VisionConfig:
             check_wandb()
 
     def _check_loss_scale(self) -> None:
-        scale = self.loss_scale
-        if scale is None:
+        if self.loss_scale is None:
             return
         if self.precision != "fp16":
             why = "bf16 has fp32's range" if self.precision == "bf16" else "nothing underflows"
             fix = "leave it out, or use --precision fp16"
             raise ConfigError(f"a loss scale is pointless with {self.precision}: {why}", "in --loss-scale", fix)
-        if scale in ("dynamic", "none"):
-            return
-        try:
-            number = float(scale)
-        except ValueError:
-            number = math.nan
-        if not 1 <= number <= MAX_LOSS_SCALE:
+        if self.loss_scale not in ("dynamic", "none") and not _is_loss_scale(self.loss_scale):
+            what = f"loss_scale {self.loss_scale!r} is neither a word nor a number in range"
             fix = f"use dynamic, none, or a number of 1 to {MAX_LOSS_SCALE:.0f}"
-            raise ConfigError(f"loss_scale {scale!r} is neither a word nor a number in range", "in --loss-scale", fix)
+            raise ConfigError(what, "in --loss-scale", fix)
 
     @property
     def resolved_loss_scale(self) -> str | None:
-        """dynamic, none or a number; None for a precision that has no use for one."""
+        """The loss scale as dynamic, none or a number, and None for a precision that has no use for one."""
         if self.precision != "fp16":
             return None
         return self.loss_scale or ("dynamic" if self.amp else "none")
 
 
-# What must be the same in a run and its continuation, and what makes two runs repeats but for their seed.
+def _is_loss_scale(text: str) -> bool:
+    try:
+        return 1 <= float(text) <= MAX_LOSS_SCALE
+    except ValueError:
+        return False
+
+
+# Options that decide what is computed. Runs that agree in them and in their data differ in nothing but their seed.
 WORK = (
     "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
     "label_smoothing precision amp channels_last"
@@ -189,11 +182,11 @@ WORK = (
 
 
 def work_of(config: VisionConfig, fingerprint: str) -> dict[str, Any]:
-    """The options that decide what is computed, with the data's fingerprint in place of its name."""
-    also = {"loss_scale": config.resolved_loss_scale, "seed": config.seed, "data_fingerprint": fingerprint}
-    return {name: getattr(config, name) for name in WORK} | also
+    """Return the options that decide what is computed, with the data's fingerprint in place of its name."""
+    resolved = {"loss_scale": config.resolved_loss_scale, "seed": config.seed, "data_fingerprint": fingerprint}
+    return {name: getattr(config, name) for name in WORK} | resolved
 
 
 def option_words(config: VisionConfig) -> list[str]:
-    """The words of a command line that make `config`: an option for each field that is not its default."""
+    """Return the words of a command line that make `config`, an option for each field that is not its default."""
     return changed_options(config, VisionConfig())

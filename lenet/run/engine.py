@@ -1,8 +1,8 @@
-"""A vision model with its optimizer on one rank: a training step, an evaluation, and the state that a checkpoint holds."""
+"""A vision model with its optimizer on one rank: training steps, evaluation, and the state that a checkpoint holds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from gptscale.common.process.world import World
 from gptscale.common.state import Shard, shard_of
@@ -19,14 +18,17 @@ from gptscale.lenet.models.batch_norm import synced
 from gptscale.lenet.models.registry import ImageShape, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.optimizer import make_optimizer, make_scaler
-from gptscale.lenet.run.strategy import make_fabric, strategy_of
+from gptscale.lenet.run.strategy import distribute
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Score:
-    """What an evaluation found. loss: mean cross entropy. correct, total: per class."""
+    """The result of an evaluation.
+
+    loss: mean cross entropy, in nats. correct, total: numbers of images of each class.
+    """
 
     loss: float
     correct: tuple[int, ...]
@@ -38,12 +40,15 @@ class Score:
 
     @property
     def class_accuracy(self) -> list[float | None]:
-        """None for a class without test images."""
+        """The accuracy of each class as a fraction, None for a class without test images."""
         return [c / t if t else None for c, t in zip(self.correct, self.total, strict=True)]
 
 
 class VisionEngine:
-    """Trains one model; with several ranks by DistributedDataParallel. The process group runs already, if there is one."""
+    """One vision model in training on one rank, under the run's strategy.
+
+    The process group is running already if the strategy needs one.
+    """
 
     def __init__(self, config: VisionConfig, shape: ImageShape, world: World) -> None:
         self.config, self.world, self.n_classes = config, world, shape.n_classes
@@ -58,20 +63,9 @@ class VisionEngine:
             self.module = synced(self.module)
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in model.modules())
         self.optimizer = make_optimizer(config, self.module)
-        self.model: nn.Module = self.module
-        self.backward: Callable[[Tensor], Any] = Tensor.backward
-        # Buffers are averaged before they are used, in `settle`; sending them with every forward would be for nothing.
-        strategy = strategy_of(config, world)
-        if strategy == "ddp":
-            self.model = DistributedDataParallel(self.module, broadcast_buffers=False)
-        elif strategy == "dataparallel":
-            self.model = nn.DataParallel(self.module)
-        elif strategy == "fabric":
-            fabric = make_fabric(world)
-            self.model = fabric.setup_module(self.module)
-            self.backward = fabric.backward
+        self.model, self.backward = distribute(self.module, config, world)
         self.scaler, self.fixed_scale = make_scaler(config, world.device)
-        # Whether the last step overflowed and was left out, 0 or 1 as (); None without a loss scale.
+        # A scalar tensor, 1 if the last step overflowed and was left out, else 0. None without a loss scale.
         self.skipped: Tensor | None = None
         if self.scaler.is_enabled():
             self.optimizer.register_step_pre_hook(self._note_overflow)
@@ -82,8 +76,9 @@ class VisionEngine:
         return torch.autocast(self.world.device.type, DTYPES[self.config.precision])  # type: ignore[return-value]
 
     def train_step(self, step: int, images: Tensor, labels: Tensor, lr: float) -> Tensor:
-        """One optimizer step, 0-based `step` of the run; this rank's mean loss, detached, ()."""
-        if self.has_dropout:  # so that a step draws the same whenever it is reached, and each rank its own
+        """Take one optimizer step, 0-based `step` of the run, and return this rank's mean loss, a detached scalar tensor."""
+        # A step draws the same dropout whenever it is reached, and each rank draws its own.
+        if self.has_dropout:
             torch.manual_seed((self.config.seed * 1_000_003 + step) * 1009 + self.world.rank)
         self.model.train()
         with self._autocast():
@@ -98,12 +93,16 @@ class VisionEngine:
         return loss.detach()
 
     def _note_overflow(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # GradScaler tells a fused optimizer so, and it leaves weights and state as they are; every rank has the same gradients.
+        # GradScaler tells a fused optimizer about an overflow, and the optimizer then changes neither weights nor state. All ranks
+        # agree, because they have the same gradients.
         self.skipped = optimizer.found_inf  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Give all ranks the mean of their batch norms' running statistics; nothing to do alone or with synced ones."""
+        """Give all ranks the mean of their batch norms' running statistics.
+
+        This changes nothing with one process, or with batch norms that are synchronised in every step.
+        """
         if self.world.world_size == 1:
             return
         for name, buffer in self.module.named_buffers():
@@ -113,7 +112,7 @@ class VisionEngine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Score:
-        """Loss and per-class hits over all ranks' `batches`, each image counted once."""
+        """Return the loss and the hits of each class over the batches of all ranks."""
         self.model.eval()
         device = self.world.device
         hits, totals = (torch.zeros(self.n_classes, dtype=torch.int64, device=device) for _ in range(2))
@@ -130,7 +129,7 @@ class VisionEngine:
         return Score(loss.item() / int(totals.sum()), tuple(hits.tolist()), tuple(totals.tolist()))
 
     def state(self) -> Iterator[Shard]:
-        """Weights, buffers, then the optimizer's tensors, as named boxes; every rank holds all of them."""
+        """Yield weights, buffers, then the optimizer's tensors as named shards, of which every rank holds all."""
         for name, tensor in self.module.state_dict().items():
             yield shard_of(f"model/{name}", tensor)
         for name, p in self.module.named_parameters():
@@ -138,11 +137,11 @@ class VisionEngine:
                 yield shard_of(f"optimizer.{key}/{name}", tensor)
 
     def counters(self) -> dict[str, float]:
-        """The state of fp16's loss scale, if there is one."""
+        """Return the state of fp16's loss scale, or nothing where there is none."""
         return {k: float(v) for k, v in self.scaler.state_dict().items()} if self.scaler.is_enabled() else {}
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Restore `counters()`."""
+        """Restore what `counters` returned."""
         if self.scaler.is_enabled():
-            whole = {"growth_interval", "_growth_tracker"}
-            self.scaler.load_state_dict({k: int(v) if k in whole else v for k, v in counters.items()})
+            integers = {"growth_interval", "_growth_tracker"}
+            self.scaler.load_state_dict({k: int(v) if k in integers else v for k, v in counters.items()})

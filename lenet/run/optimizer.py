@@ -1,4 +1,4 @@
-"""Optimizers of vision runs with their state made beforehand, and what fp16's loss is scaled by."""
+"""Optimizers of vision runs with their state allocated at the start, and the loss scaler of fp16."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gptscale.lenet.run.config import VisionConfig
 
 
 class HalfSGD(torch.optim.SGD):
-    """SGD for weights in bf16 or fp16 on a CPU: each step in fp32, weights and momentum rounded once.
+    """SGD for weights in bf16 or fp16 on a CPU, with each step in fp32 and one rounding of weights and momentum.
 
-    torch's fused one leaves such weights as they are, all but a few at the end of each tensor (seen with 2.11;
-    github.com/pytorch/pytorch/issues/191763). As a fused optimizer, it is told scale and overflow by GradScaler.
+    torch's fused SGD leaves such weights unchanged, all but a few at the end of each tensor (with torch 2.11,
+    github.com/pytorch/pytorch/issues/191763). Like a fused optimizer, it gets the loss scale and the overflow from GradScaler.
     """
 
     _step_supports_amp_scaling = True
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step; nothing at all if gradients overflowed."""
+        """Take one step, or none if gradients overflowed."""
         if bool(getattr(self, "found_inf", False)):
             return
         scale = getattr(self, "grad_scale", 1.0)
@@ -37,7 +37,10 @@ class HalfSGD(torch.optim.SGD):
 
 
 def make_optimizer(config: VisionConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Torch's optimizer, its state already there, so that a checkpoint can be loaded in place before the first step."""
+    """Return torch's optimizer with its state allocated.
+
+    A checkpoint can then be loaded into the state in place before the first step.
+    """
     parameters = list(model.parameters())
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
@@ -48,8 +51,8 @@ def make_optimizer(config: VisionConfig, model: nn.Module) -> torch.optim.Optimi
         for p in parameters if config.momentum else []:
             optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return optimizer
-    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-    optimizer = kind(parameters, fused=True, **common)
+    adam_class = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    optimizer = adam_class(parameters, fused=True, **common)
     for p in parameters:
         state = optimizer.state[p]
         state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
@@ -59,9 +62,10 @@ def make_optimizer(config: VisionConfig, model: nn.Module) -> torch.optim.Optimi
 
 
 def make_scaler(config: VisionConfig, device: torch.device) -> tuple[torch.amp.GradScaler, float | None]:
-    """The scaler of fp16's loss, switched off where there is none, and the number it is held at, None if it finds its own.
+    """Return the scaler of fp16's loss and the number at which its scale is fixed, None for a dynamic scale.
 
-    A step whose gradients overflow is skipped with either kind; only the dynamic scale is halved by it.
+    The scaler is switched off for precisions without a loss scale. A step whose gradients overflow is skipped with a fixed and
+    with a dynamic scale, but only the dynamic scale is halved then.
     """
     scale = config.resolved_loss_scale
     enabled = scale not in (None, "none")

@@ -1,12 +1,17 @@
-"""What splits the batch over processes: the strategy, and the backend that gradients are exchanged by."""
+"""The strategies that split the batch over processes, and the backends that exchange gradients.
+
+DDP and Fabric are those of the GPT: `shard` of recipes/ddp.py and of recipes/fabric.py.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.world import World
@@ -14,14 +19,17 @@ from gptscale.lenet.run.config import VisionConfig
 
 
 def strategy_of(config: VisionConfig, world: World) -> str:
-    """The strategy's name with auto resolved."""
+    """Return the strategy's name with auto resolved."""
     if config.strategy == "auto":
         return "ddp" if world.world_size > 1 else "single"
     return config.strategy
 
 
 def backend_of(config: VisionConfig, world: World) -> str | None:
-    """What ranks exchange gradients by, None where nothing is exchanged; ConfigError for what this run cannot have."""
+    """Return the backend by which ranks exchange gradients, or None where nothing is exchanged.
+
+    Raises ConfigError for a backend that this run cannot have.
+    """
     if strategy_of(config, world) not in ("ddp", "fabric"):
         if config.backend != "auto":
             fix = "leave it out, or use --nproc 2"
@@ -36,7 +44,7 @@ def backend_of(config: VisionConfig, world: World) -> str | None:
 
 
 def check_strategy(config: VisionConfig, world: World) -> None:
-    """ConfigError for a strategy that this world, or what is installed, cannot have."""
+    """Raise ConfigError for a strategy that this world, or this installation, cannot have."""
     if config.strategy in ("single", "dataparallel") and world.world_size > 1:
         what = f"{config.strategy} is one process, not {world.world_size}"
         raise ConfigError(what, "in --strategy", "use --nproc 1, or --strategy ddp")
@@ -50,17 +58,21 @@ def check_strategy(config: VisionConfig, world: World) -> None:
             raise ConfigError("Lightning Fabric is not installed", "in --strategy fabric", fix) from None
 
 
-def make_fabric(world: World) -> Any:
-    """Lightning's Fabric with its DDPStrategy over the process group that runs already."""
-    from lightning_fabric import Fabric
-    from lightning_fabric.plugins.environments import TorchElasticEnvironment
-    from lightning_fabric.strategies import DDPStrategy
+def distribute(module: nn.Module, config: VisionConfig, world: World) -> tuple[nn.Module, Callable[[Tensor], Any]]:
+    """Return the model that computes forward under the run's strategy, and the function that computes backward of a loss.
 
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
-    machine: dict[str, Any] = {"accelerator": world.device.type, "devices": local_size}
-    strategy = DDPStrategy(broadcast_buffers=False)
-    fabric = Fabric(
-        strategy=strategy, plugins=[TorchElasticEnvironment()], num_nodes=world.world_size // local_size, **machine
-    )
-    fabric.launch()
-    return fabric
+    The process group of a strategy that needs one is running already.
+    """
+    strategy = strategy_of(config, world)
+    if strategy == "ddp":
+        from gptscale.recipes import ddp
+
+        return ddp.shard(module, ddp.DDPConfig()), Tensor.backward
+    if strategy == "fabric":
+        from gptscale.recipes import fabric
+
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
+        machine = {"accelerator": world.device.type, "devices": local_size, "num_nodes": world.world_size // local_size}
+        launched = fabric.shard(fabric.LightningFabricConfig(), nn.Module, world.world_size, **machine)
+        return launched.setup_module(module), launched.backward
+    return (nn.DataParallel(module) if strategy == "dataparallel" else module), Tensor.backward

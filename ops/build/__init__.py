@@ -1,1 +1,1 @@
-"""How the C++ operators are compiled, kept and loaded."""
+"""Compile the C++ operators, keep them, and load them."""

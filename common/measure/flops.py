@@ -31,8 +31,8 @@ def hardware_flops_per_token(gpt: GPTConfig, seq_len: int, activation_checkpoint
     """What is executed, for `hfu`: the model's count, the table's padding rows, and what backward computes again.
 
     `full` runs every block's forward again up to the last tensor that backward needs, which spares the block's last
-    matrix, 4 h^2 of its 12 (torch's FlopCounterMode counts the same, tests/common/model/test_gpt.py): 2 x 8 L h^2 + 2 L h T
-    more. `selective` keeps all products: nothing more.
+    matrix, 4 h^2 of its 12 (torch's FlopCounterMode counts the same, tests/common/model/test_activation_checkpointing.py):
+    2 x 8 L h^2 + 2 L h T more. `selective` keeps all products: nothing more.
     The causal half of attention is counted as in `mfu`; kernels that compute masked tiles do more, uncounted.
     """
     padding = 6.0 * (gpt.padded_vocab_size - gpt.vocab_size) * gpt.n_embd

@@ -1,4 +1,4 @@
-"""Which of torch's kernels computes attention: what each needs, and how a model is told."""
+"""The choice of the kernel that computes attention: what each kernel needs, and how a model is switched to it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.gpt import Attention
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 
 BACKENDS = {
@@ -20,11 +21,20 @@ BACKENDS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
-FLASH3 = "flash_attn_interface"  # the module that FlashAttention-3 is built as; torch finds its kernels there
+# The module that FlashAttention-3 is installed as. torch looks for the kernels there.
+FLASH3 = "flash_attn_interface"
 
 
-def check_attention(config: RunConfig, device: torch.device) -> None:
-    """ConfigError unless the kernel asked for runs on `device` in this run's precision; torch would say so in the first step."""
+def check_attention(run: Run) -> None:
+    """Raise ConfigError unless the run's device and precision suit the kernel that it asks for.
+
+    torch would raise an error too, but only in the first step.
+    """
+    check_attention_on(run.config, run.world.device)
+
+
+def check_attention_on(config: RunConfig, device: torch.device) -> None:
+    """Raise ConfigError unless the kernel `config.attention` runs on `device` with the options of `config`."""
     name, where = config.attention, "in --attention"
     if name in ("auto", "math"):
         return
@@ -36,8 +46,8 @@ def check_attention(config: RunConfig, device: torch.device) -> None:
         raise ConfigError(f"{name} attention computes in 16 bits", where, "use efficient or math, or --precision bf16")
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0) or (name == "flash3" and capability[0] != 9):
-        needs = "Hopper (9.0)" if name == "flash3" else "Ampere (8.0) or newer"
-        raise ConfigError(f"{name} attention needs {needs}, not {capability[0]}.{capability[1]}", where, "use auto")
+        needed = "Hopper (9.0)" if name == "flash3" else "Ampere (8.0) or newer"
+        raise ConfigError(f"{name} attention needs {needed}, not {capability[0]}.{capability[1]}", where, "use auto")
     if name == "flash3":
         _check_flash3(config)
 
@@ -54,13 +64,17 @@ def _check_flash3(config: RunConfig) -> None:
 
 
 def apply_attention(blocks: Iterable[nn.Module], name: str) -> None:
-    """Make the attention of each block be computed by the kernel called `name`; `auto`: by torch's own choice, per shape."""
+    """Set the kernel that computes attention in each block.
+
+    name: a key of BACKENDS, or `auto`, which leaves the choice to torch for each shape. `flash3` replaces the flash attention of
+    torch in the whole process.
+    """
     if name == "auto":
         return
     if name == "flash3":
         from torch.nn.attention import activate_flash_attention_impl
 
-        activate_flash_attention_impl("FA3")  # in the whole process: torch's flash attention is this one from now on
+        activate_flash_attention_impl("FA3")
     for block in blocks:
         assert isinstance(block.attn, Attention)
         block.attn.backend = BACKENDS[name]

@@ -8,25 +8,27 @@ import torch
 from torch import nn
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run import Run
 
-CUDA_GRAPHS = ("max-autotune", "reduce-overhead")  # modes of torch.compile that replay kernels at fixed addresses
+# The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
+CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
 
 
-def check_compile(config: RunConfig, device: torch.device) -> None:
-    """ConfigError for a mode of compilation without compilation, or of CUDA graphs without CUDA."""
-    mode, where = config.compile_mode, "in --compile-mode"
-    if mode != "default" and not config.compile:
+def check_compile(run: Run) -> None:
+    """Raise ConfigError for a compile mode without compilation, or for CUDA graphs without CUDA."""
+    mode, where = run.config.compile_mode, "in --compile-mode"
+    if mode != "default" and not run.config.compile:
         raise ConfigError(f"compile_mode {mode} without compile means nothing", where, "add --compile")
-    if mode in CUDA_GRAPHS and device.type != "cuda":
+    if mode in CUDA_GRAPHS and run.world.device.type != "cuda":
         raise ConfigError(f"compile_mode {mode} needs CUDA", where, "use max-autotune-no-cudagraphs or default")
 
 
 def apply_compile(blocks: Iterable[nn.Module], mode: str = "default") -> None:
-    """`torch.compile` each block's forward: one small graph, compiled once and shared by all blocks of a shape.
+    """Compile the forward of each block, in place.
 
-    mode: torch's. With one of CUDA_GRAPHS the engine must say where a step begins (torch.compiler.cudagraph_mark_step_begin):
-    outputs of blocks, gradients of weights among them, live where the next step's will.
+    A block is one small graph. It is compiled once and shared by all blocks of the same shapes. Parameter names do not change.
+    mode: as in torch.compile. With one of CUDA_GRAPHS the engine must call torch.compiler.cudagraph_mark_step_begin() before each
+    step, since the outputs of a block, among them gradients of weights, lie where those of the next step will.
     """
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, mode=mode)

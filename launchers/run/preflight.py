@@ -87,23 +87,21 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         raise ConfigError(
             f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
         )
-    check_precision(config.precision, world.device)
-    check_attention(config, world.device)
-    check_compile(config, world.device)
+    run = Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, world), world)
+    for check in (check_precision, check_attention, check_compile):
+        check(run)
     if config.wandb:
         check_wandb()
     unsupported.check(recipe, config, recipe_config)
     if lacking := recipe_config.lacks():
         raise lacking
-    batch = _batch_plan(config, recipe_config, world)
-    run = Run(recipe, config, config.gpt(), batch, world)
     check_shapes(run)
     _check_out(config)
     recipe_config.check(run)
     source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
     plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config))
-    plan.batches(train, 0, batch.dp_size)  # its own checks: long enough for one sequence, batch divisible
+    plan.batches(train, 0, run.batch.dp_size)  # its own checks: long enough for one sequence, batch divisible
     if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
         check_same_work(Reader(plan.resume).verify(), plan)
     return plan

@@ -12,10 +12,9 @@ import torch
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.devices import supports_bf16
-from gptscale.common.model.precision import check_precision
+from gptscale.common.model.precision import check_gpu_precision
 from gptscale.common.process.world import World, world_of
 from gptscale.common.settings.run import workload_hash
-from gptscale.common.settings.run_config import Precision as GptPrecision
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Loader, Normalise, PilLoader, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models import SIDES
@@ -118,10 +117,10 @@ def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
         ):  # both came with Ampere
             raise ConfigError("tf32 needs a GPU of Ampere (8.0) or newer", "in --precision", "use fp32")
         return
-    if config.precision == "fp16" and device.type == "cpu":
-        return  # unlike the GPT's attention and loss, everything these models need is there, though slow without instructions
-    names: dict[str, GptPrecision] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
-    check_precision(names[config.precision], device)
+    # A CPU has everything that these models need in fp16, though it is slow without instructions of its own. It lacks what
+    # the GPT's attention and loss need.
+    if device.type == "cuda":
+        check_gpu_precision(config.precision, device)
 
 
 def check_same_work(reader: Reader, plan: VisionPlan) -> None:

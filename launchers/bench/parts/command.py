@@ -23,7 +23,7 @@ from torch import Tensor
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import synchronize
-from gptscale.common.model.attention import apply_attention, check_attention
+from gptscale.common.model.attention import apply_attention, check_attention_on
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.process.ending import is_out_of_memory
@@ -85,7 +85,7 @@ def resolve(options: PartsOptions) -> Shape:
         raise ConfigError(what, "in --parts", "leave attention64 out")
     device = torch.device("cuda" if cuda else "cpu")
     if options.flash3:
-        check_attention(RunConfig(attention="flash3", precision=dtype), device)
+        check_attention_on(RunConfig(attention="flash3", precision=dtype), device)
     return Shape(gpt, options.batch_size or (33 if cuda else 2), DTYPES[dtype], device, options.compiled)
 
 

@@ -10,23 +10,17 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
 from gptscale.common.model import attention
 from gptscale.common.model import gpt as model
 from gptscale.common.model.activation_checkpointing import (
-    KEPT_OPERATORS,
     apply_activation_checkpointing,
 )
 from gptscale.common.model.attention import apply_attention, check_attention
-from gptscale.common.model.compilation import apply_compile, check_compile
+from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.gpt import GPT, causal_attention
-from gptscale.common.process.world import World
-from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.recipes.single import SingleConfig, build
 
 SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=20, block_size=16, vocab_size=101)  # heads of 10
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -112,13 +106,6 @@ def test_the_kernel_asked_for_computes(wrapped, monkeypatch):
     torch._dynamo.reset()
 
 
-def test_selective_checkpointing_keeps_what_every_kernel_returns():
-    kept = {str(operator) for operator in KEPT_OPERATORS}
-    for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"):
-        assert f"aten._scaled_dot_product_{name}.default" in kept
-    assert {"aten.bmm.default", "aten.mm.default"} <= kept  # of which math is made
-
-
 def test_every_choice_of_the_option_has_its_kernel():
     assert typing.get_args(typing.get_type_hints(RunConfig)["attention"]) == ("auto", *attention.BACKENDS)
     assert attention.BACKENDS["cudnn"] is SDPBackend.CUDNN_ATTENTION
@@ -136,53 +123,20 @@ def test_every_choice_of_the_option_has_its_kernel():
         ({"attention": "flash3", "precision": "bf16"}, CUDA, (9, 0), NO_FLASH3),
     ],
 )  # fmt: skip
-def test_a_kernel_that_cannot_run_is_refused(options, device, capability, said, monkeypatch):
+def test_a_kernel_that_cannot_run_is_refused(options, device, capability, said, monkeypatch, run_on):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     with pytest.raises(ConfigError, match=said):
-        check_attention(RunConfig(**options), device)
+        check_attention(run_on(device, **options))
 
 
-def test_a_kernel_that_can_run_is_not(monkeypatch):
+def test_a_kernel_that_can_run_is_not(monkeypatch, run_on):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     for name in ("auto", "math"):
-        check_attention(RunConfig(attention=name), CPU)
+        check_attention(run_on(CPU, attention=name))
     for name in ("auto", "math", "efficient"):
-        check_attention(RunConfig(attention=name), CUDA)
+        check_attention(run_on(CUDA, attention=name))
     for name in ("flash", "cudnn"):
-        check_attention(RunConfig(attention=name, precision="bf16"), CUDA)
-
-
-def test_modes_of_compilation_that_mean_nothing_are_refused():
-    with pytest.raises(ConfigError, match="without compile means nothing, in --compile-mode, add --compile"):
-        check_compile(RunConfig(compile_mode="max-autotune"), CUDA)
-    with pytest.raises(ConfigError, match="compile_mode reduce-overhead needs CUDA"):
-        check_compile(RunConfig(compile_mode="reduce-overhead", compile=True), CPU)
-    check_compile(RunConfig(compile_mode="reduce-overhead", compile=True), CUDA)
-    check_compile(RunConfig(compile_mode="max-autotune-no-cudagraphs", compile=True), CPU)
-    check_compile(RunConfig(), CPU)
-
-
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkeypatch):
-    """Once before an optimizer step, whatever it accumulates, and once before each micro-batch of an evaluation."""
-    modes, begun = [], []
-
-    def compiled(function, *, fullgraph, dynamic, mode):
-        modes.append(mode)
-        return function
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(len(begun)))
-    config = RunConfig(model="tiny", n_layer=2, seq_len=16, compile=True, compile_mode=mode, device="cpu")
-    batch = plan_batch(1, global_batch_size=4, grad_accum_steps=2)
-    run = Run("single", config, config.gpt(), batch, World.from_environment(config.device, config.dist_timeout_s))
-    engine = build(run, SingleConfig())
-    ids = torch.randint(0, 257, (4, 17))
-    assert engine.train_step(Batch(0, ids[:, :-1], ids[:, 1:]), 1e-3).loss.isfinite()
-    told = len(begun)
-    engine.eval_loss(Batch(0, ids[:, :-1], ids[:, 1:]))
-    assert modes == [mode] * 2
-    assert (told, len(begun)) == ((1, 3) if mode == "reduce-overhead" else (0, 0))
+        check_attention(run_on(CUDA, attention=name, precision="bf16"))
 
 
 @pytest.mark.gpu
@@ -200,31 +154,3 @@ def test_every_kernel_of_a_gpu_computes_the_same(name):
     (found_grad,) = torch.autograd.grad(found, narrow, grad.to("cuda", torch.bfloat16))
     for a, b in ((found, expected), (found_grad, expected_grad)):
         assert (a.cpu().double() - b).abs().max() < 3e-2 * b.abs().max()
-
-
-@pytest.mark.gpu
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
-def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
-    """Accumulating over two micro-batches, with an evaluation between steps."""
-    ids = torch.randint(0, 257, (6, 4, 129), generator=torch.Generator().manual_seed(0)).cuda()
-    found = []
-    for mode in ("default", "reduce-overhead"):
-        torch._dynamo.reset()
-        config = RunConfig(
-            model="tiny", compile=True, compile_mode=mode, activation_checkpointing=checkpointing, device="cuda"
-        )
-        run = Run(
-            "single",
-            config,
-            config.gpt(),
-            plan_batch(1, global_batch_size=4, grad_accum_steps=2),
-            World.from_environment(config.device, config.dist_timeout_s),
-        )
-        engine, losses = build(run, SingleConfig()), []
-        for step, some in enumerate(ids):
-            batch = Batch(step, some[:, :-1], some[:, 1:])
-            result = engine.train_step(batch, 1e-3)
-            losses += [result.loss.item(), result.grad_norm.item(), engine.eval_loss(batch).item()]
-        found.append(losses)
-    assert found[1] == pytest.approx(found[0], rel=1e-5)

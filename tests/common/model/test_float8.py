@@ -314,17 +314,17 @@ def test_shapes_that_float8_cannot_multiply_are_refused_in_a_line(options, line)
     planned("bf16", **options)
 
 
-def test_which_devices_may(monkeypatch):
+def test_which_devices_may(monkeypatch, run_on):
     gpu = torch.device("cuda", 0)
     for capability in ((8, 0), (8, 6)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
         name = ".".join(map(str, capability))
         with pytest.raises(ConfigError, match=f"or newer, this one has {name}, in --precision, use bf16"):
-            check_precision("fp8", gpu)
+            check_precision(run_on(gpu, precision="fp8"))
     for capability in ((8, 9), (9, 0), (10, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        check_precision("fp8", gpu)
-    check_precision("fp8", CPU)
+        check_precision(run_on(gpu, precision="fp8"))
+    check_precision(run_on(CPU, precision="fp8"))
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert not supports_fp8((9, 4))  # whose e4m3 is another
 

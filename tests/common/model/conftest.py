@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from gptscale.common.model.gpt import GPT
+from gptscale.common.process.world import World
+from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+
+SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    """Two sequences of 33 token ids."""
+    return torch.randint(0, 301, (2, 33), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="session")
+def random_model() -> Callable[..., GPT]:
+    """Return a function that makes the same GPT with random weights at every call."""
+
+    def make(gpt: GPTConfig = SMALL, std: float = 0.2) -> GPT:
+        torch.manual_seed(0)
+        model = GPT(gpt)
+        for p in model.parameters():
+            torch.nn.init.normal_(p, std=std)
+        return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_on() -> Callable[..., Run]:
+    """Return a function that makes a run of one process on `device` with some options."""
+
+    def make(device: torch.device, **options: Any) -> Run:
+        config = RunConfig(**options)
+        return Run("single", config, config.gpt(), plan_batch(1), World(0, 0, 1, device, 120.0))
+
+    return make

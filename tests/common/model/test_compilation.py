@@ -1,0 +1,95 @@
+"""Compiled blocks: one graph for all, the modes that are refused, and the steps that CUDA graphs need to know of."""
+
+import pytest
+import torch
+
+from gptscale.common.engine import Batch
+from gptscale.common.errors import ConfigError
+from gptscale.common.model.compilation import apply_compile, check_compile
+from gptscale.common.process.world import World
+from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.recipes.single import SingleConfig, build
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.timeout(300)
+def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids, random_model):
+    """Three blocks of one shape are compiled once; forward and backward agree with eager to rounding."""
+    plain, compiled = random_model(), random_model()
+    apply_compile(compiled.blocks)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    losses = []
+    for model in (plain, compiled):
+        loss = model(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        losses.append(loss.detach())
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+    for p, q in zip(plain.parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5 * float(p.grad.abs().max()))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+
+
+def test_modes_of_compilation_that_mean_nothing_are_refused(run_on):
+    with pytest.raises(ConfigError, match="without compile means nothing, in --compile-mode, add --compile"):
+        check_compile(run_on(CUDA, compile_mode="max-autotune"))
+    with pytest.raises(ConfigError, match="compile_mode reduce-overhead needs CUDA"):
+        check_compile(run_on(CPU, compile_mode="reduce-overhead", compile=True))
+    check_compile(run_on(CUDA, compile_mode="reduce-overhead", compile=True))
+    check_compile(run_on(CPU, compile_mode="max-autotune-no-cudagraphs", compile=True))
+    check_compile(run_on(CPU))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkeypatch):
+    """Once before an optimizer step, whatever it accumulates, and once before each micro-batch of an evaluation."""
+    modes, begun = [], []
+
+    def compiled(function, *, fullgraph, dynamic, mode):
+        modes.append(mode)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(len(begun)))
+    config = RunConfig(model="tiny", n_layer=2, seq_len=16, compile=True, compile_mode=mode, device="cpu")
+    batch = plan_batch(1, global_batch_size=4, grad_accum_steps=2)
+    run = Run("single", config, config.gpt(), batch, World.from_environment(config.device, config.dist_timeout_s))
+    engine = build(run, SingleConfig())
+    ids = torch.randint(0, 257, (4, 17))
+    assert engine.train_step(Batch(0, ids[:, :-1], ids[:, 1:]), 1e-3).loss.isfinite()
+    told = len(begun)
+    engine.eval_loss(Batch(0, ids[:, :-1], ids[:, 1:]))
+    assert modes == [mode] * 2
+    assert (told, len(begun)) == ((1, 3) if mode == "reduce-overhead" else (0, 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
+    """Accumulating over two micro-batches, with an evaluation between steps."""
+    ids = torch.randint(0, 257, (6, 4, 129), generator=torch.Generator().manual_seed(0)).cuda()
+    found = []
+    for mode in ("default", "reduce-overhead"):
+        torch._dynamo.reset()
+        config = RunConfig(
+            model="tiny", compile=True, compile_mode=mode, activation_checkpointing=checkpointing, device="cuda"
+        )
+        run = Run(
+            "single",
+            config,
+            config.gpt(),
+            plan_batch(1, global_batch_size=4, grad_accum_steps=2),
+            World.from_environment(config.device, config.dist_timeout_s),
+        )
+        engine, losses = build(run, SingleConfig()), []
+        for step, some in enumerate(ids):
+            batch = Batch(step, some[:, :-1], some[:, 1:])
+            result = engine.train_step(batch, 1e-3)
+            losses += [result.loss.item(), result.grad_norm.item(), engine.eval_loss(batch).item()]
+        found.append(losses)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)

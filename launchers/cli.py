@@ -8,14 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail
 from gptscale.launchers.run.options import parse_launch
 from gptscale.recipes import RECIPES, get
+from gptscale.results.render import console, table
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def sweep(argv: Sequence[str]) -> int:
 
 def compare(argv: Sequence[str]) -> int:
     """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it."""
-    from gptscale.results.comparison.groups import main
+    from gptscale.launchers.commands.compare import main
 
     return main(argv)
 
@@ -142,10 +140,8 @@ def list_recipes(argv: Sequence[str]) -> int:
     """gptscale list: the recipes."""
     if argv:
         raise ConfigError(f"unexpected {argv[0]!r}", "after list", "gptscale list takes no options")
-    table = Table("recipe", "engine", "splits", "what it does", box=None, pad_edge=False)
-    for name, recipe in RECIPES.items():
-        table.add_row(name, recipe.engine, " ".join(recipe.axes) or "-", recipe.what)
-    Console(width=None if Console().is_terminal else 120).print(table)
+    rows = [(name, recipe.engine, " ".join(recipe.axes) or "-", recipe.what) for name, recipe in RECIPES.items()]
+    console(120).print(table(("recipe", "engine", "splits", "what it does"), rows))
     return 0
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Several nodes: run the same line on each of them; the endpoint is one node that all can reach.
-# usage: launchers/multinode.sh [--dry-run] --nodes N --endpoint HOST[:PORT] [--id NAME] [--nproc N] RECIPE [options of gptscale run]
+# Start a recipe under torchrun, one process per GPU (or --nproc N), on this node or on several.
+# Several nodes: run the same line on each of them. The endpoint is one node that all can reach.
+# usage: launchers/multinode.sh [--dry-run] [--nodes N --endpoint HOST[:PORT] [--id NAME]] [--nproc N] RECIPE [options of gptscale run]
 set -euo pipefail
 
 dry_run=
@@ -18,17 +19,21 @@ while [[ ${1-} == --* ]]; do
         *) echo "multinode.sh: unknown option $1 before RECIPE" >&2; exit 2 ;;
     esac
 done
-if [[ -z $nodes || -z $endpoint || -z ${1-} ]]; then
-    echo "usage: multinode.sh [--dry-run] --nodes N --endpoint HOST[:PORT] [--id NAME] [--nproc N] RECIPE [options]" >&2
+if [[ -z ${1-} || ( -n $nodes && -z $endpoint ) || ( -z $nodes && -n $endpoint ) ]]; then
+    echo "usage: multinode.sh [--dry-run] [--nodes N --endpoint HOST[:PORT] [--id NAME]] [--nproc N] RECIPE [options]" >&2
     exit 2
 fi
-[[ $endpoint == *:* ]] || endpoint=$endpoint:29400
 recipe=$1
 shift
 
-# c10d: whichever process finds that the endpoint is its own machine serves the rendezvous; node ranks are settled there.
-command=(torchrun --nnodes "$nodes" --nproc-per-node "$nproc" --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "$id"
-    -m gptscale.recipes "$recipe" "$@")
+if [[ -z $nodes ]]; then
+    command=(torchrun --standalone)
+else
+    [[ $endpoint == *:* ]] || endpoint=$endpoint:29400
+    # c10d: whichever process finds that the endpoint is its own machine serves the rendezvous, which numbers the nodes.
+    command=(torchrun --nnodes "$nodes" --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "$id")
+fi
+command+=(--nproc-per-node "$nproc" -m gptscale.recipes "$recipe" "$@")
 if [[ $dry_run ]]; then
     printf '%q ' "${command[@]}"
     echo

@@ -81,10 +81,14 @@ def _under_autocast(name: str, device: str, cast: Callable[..., tuple[Any, ...]]
     return run
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # not for torch.compile to look into
 def ready() -> bool:
     """Make the operators callable, compiling them first if need be; whether they run in C++ on a CPU."""
     return _register()
+
+
+# Tells torch.compile to call `ready` once and not to look into it. The decorator for it, assume_constant_result, does this
+# and no more, but imports torch._dynamo, and with it Triton.
+ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError
@@ -28,6 +26,7 @@ from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.ops.build import kernels as extension
 from gptscale.recipes import RECIPES
+from gptscale.results.render import console, table
 
 PACKAGES = (
     "gptscale",
@@ -67,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(found, indent=1))
     else:
-        show(found, Console())
+        show(found)
     return 0
 
 
@@ -169,42 +168,44 @@ def free_gib(path: Path) -> float | None:
     return shutil.disk_usage(path).free / 2**30 if path.exists() else None
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def show(found: dict[str, Any]) -> None:
     """For people: what works first, then what does not and how to change that."""
+    terminal = console()
     installed = ", ".join(f"{name} {v}" for name, v in found["packages"].items() if v)
-    console.print(f"Python {found['python']}, {installed}", highlight=False, soft_wrap=True)
-    console.print(
+    terminal.print(f"Python {found['python']}, {installed}", highlight=False, soft_wrap=True)
+    terminal.print(
         f"{found['platform']}, {found['cpu_cores']} cores, backends {' '.join(found['backends'])}", highlight=False
     )
     for name, facts in found["environments"].items():
         there = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
         said = f"{facts['folder']}: {there}" if facts[name] else f"no environment for {name}: make {name}"
-        console.print(said, highlight=False, soft_wrap=True)
+        terminal.print(said, highlight=False, soft_wrap=True)
     for device in found["devices"]:
         memory = (
             f", {device['memory_gib']:.0f} GiB, capability {device['capability']}" if "memory_gib" in device else ""
         )
         peaks = ", ".join(f"{p} {t:g}" for p, t in device["peak_tflops"].items())
-        console.print(
+        terminal.print(
             f"{device['device']}: {device['name']}{memory}, dense peak TFLOP/s: {peaks or 'unknown'}", highlight=False
         )
-    table = Table("recipe", "here", "why not", box=None, pad_edge=False)
-    for name, reason in found["recipes"].items():
-        table.add_row(name, "[green]yes[/]" if reason is None else "[red]no[/]", reason or "")
-    console.print(table)
+    rows = [
+        (name, "[green]yes[/]" if reason is None else "[red]no[/]", reason or "")
+        for name, reason in found["recipes"].items()
+    ]
+    terminal.print(table(("recipe", "here", "why not"), rows))
     own = found["own_operators"]
-    console.print(
+    terminal.print(
         f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}", highlight=False, soft_wrap=True
     )
     for op, reason in found["operators"].items():
-        console.print(f"DeepSpeed's {op}: {reason or 'compiled'}", highlight=False, soft_wrap=True)
+        terminal.print(f"DeepSpeed's {op}: {reason or 'compiled'}", highlight=False, soft_wrap=True)
     if "nvme" in found:
         disk = found["nvme"]
         rates = f"read {disk['read_gib_per_s']:.2f} GiB/s, write {disk['write_gib_per_s']:.2f} GiB/s"
-        console.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io", highlight=False, soft_wrap=True)
-        console.print(disk["verdict"], highlight=False, soft_wrap=True)
+        terminal.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io", highlight=False, soft_wrap=True)
+        terminal.print(disk["verdict"], highlight=False, soft_wrap=True)
     for warning in warnings(found):
-        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+        terminal.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 
 def warnings(found: dict[str, Any]) -> list[str]:

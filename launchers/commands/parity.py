@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.errors import ConfigError
@@ -30,6 +28,7 @@ from gptscale.launchers.commands.sweep import chosen, workers
 from gptscale.launchers.run.options import option_words, parse_run
 from gptscale.launchers.run.start import plan_run, start
 from gptscale.recipes import get
+from gptscale.results.render import console, table
 
 FP32 = (1e-5, 1e-5)  # largest relative deviation of losses (and weights), of gradient norms
 # In bf16 two right programs differ: under autocast (single, ddp, fairscale_sdp, lightning_fabric, tensor_parallel, pipeline) the
@@ -240,19 +239,13 @@ def weight_deviation(reference: Path, run: Path) -> float:
 
 def show(found: Sequence[Deviation]) -> None:
     """The table."""
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title="largest relative deviation from one process",
-        title_justify="left",
-    )
-    console = Console(width=None if Console().is_terminal else 140)
-    for title in ("recipe", "processes", "optimizer", "loss", "gradient norm", "final weights", "tolerance", ""):
-        table.add_column(title, justify="left" if title in ("recipe", "optimizer", "") else "right", no_wrap=True)
+    titles = ("recipe", "processes", "optimizer", "loss", "gradient norm", "final weights", "tolerance", "")
+    heading = "largest relative deviation from one process"
+    printed = table(titles, left=("recipe", "optimizer", ""), no_wrap=titles, title=heading)
     for d in found:
         weights = "-" if d.weights is None else f"{d.weights:.1e}"
         verdict = "[green]pass[/]" if d.passed else "[bold red]FAIL[/]"
-        table.add_row(
+        printed.add_row(
             f"{d.recipe} {d.options}".strip(),
             str(d.nproc),
             d.optimizer,
@@ -262,7 +255,7 @@ def show(found: Sequence[Deviation]) -> None:
             f"{d.loss_tolerance:g} {d.grad_norm_tolerance:g}",
             verdict,
         )
-    console.print(table)
+    console(140).print(printed)
 
 
 def write(found: Sequence[Deviation], path: Path) -> Path:

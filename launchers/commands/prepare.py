@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-
 from gptscale.common.engines.zero import operators as deepspeed_ops
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.settings.command_line import parse
 from gptscale.ops.build import kernels as extension
+from gptscale.ops.build.cache import BuildError, CacheFolderError
 from gptscale.recipes import RECIPES, get
+from gptscale.results.render import console
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,14 @@ def main(argv: Sequence[str]) -> int:
     """
     options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
     names = list(RECIPES) if options.recipes == "all" else [name.strip() for name in options.recipes.split(",")]
-    console = Console(stderr=True)
+    terminal = console(stderr=True)
     try:
-        with console.status("the C++ operators"):
+        with terminal.status("the C++ operators"):
             built = extension.prepare(print)
         print(f"C++ operators {'compiled' if built else 'are there'}", flush=True)
-    except ConfigError as error:
+    except CacheFolderError as error:
+        raise StorageError(*error.args) from None
+    except BuildError as error:
         print(f"leaving out the C++ operators, which will run in Python: {error}")
     wanted: dict[str, str] = {}
     for name in names:
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
             wanted.setdefault(op, name)
     for op, name in wanted.items():
         try:
-            with console.status(f"DeepSpeed's {op}"):
+            with terminal.status(f"DeepSpeed's {op}"):
                 built = deepspeed_ops.prepare(op, print)
             print(f"{op} {'compiled' if built else 'is there'}, for {name}", flush=True)
         except ConfigError as error:

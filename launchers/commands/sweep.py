@@ -15,7 +15,7 @@ from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.record import new_run_id
 from gptscale.launchers.run.start import default_nproc, plan_run, start, uses_cuda
 from gptscale.recipes import RECIPES, get
-from gptscale.results.comparison.groups import write_comparison
+from gptscale.results.comparison.write import write_comparison
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
@@ -24,6 +21,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words, parse_run
 from gptscale.launchers.run.preflight import preflight
+from gptscale.results.render import DPI, console, subplots, table
 
 STEPS = 6  # the last is drawn: buffers and caches are as they stay
 WITHOUT_EFFECT = "steps eval_every log_every save_every save_last resume run_name wandb".split()
@@ -78,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     command = [sys.executable, "-u", "-m", "gptscale.launchers.commands.trace_pipeline", ",".join(names), *words]
     if status := launch(command, options.trace.nproc):
         raise ConfigError(f"the pipeline ended with status {status}", "in trace", "see its own message above")
-    table = Table("schedule", "step ms", "bubble", "in theory", "communication", box=None, pad_edge=False)
+    rows = []
     for name in names:
         trace = json.loads((config.out / f"{name}.json").read_text())
         spans, between = read(trace)
@@ -86,15 +84,10 @@ def main(argv: Sequence[str]) -> int:
         whole = sum(gap[2] - gap[1] for of_rank in between.values() for gap in of_rank)
         waited = {kind: sum(e - b for r in between.values() for k, b, e in r if k == kind) for kind in KINDS[-2:]}
         all_s = whole + sum(s.end - s.begin for of_rank in spans.values() for s in of_rank)
-        table.add_row(
-            name,
-            f"{1e3 * trace['step_s']:.1f}",
-            f"{waited['bubble'] / all_s:.1%}",
-            f"{trace['theory']:.1%}",
-            f"{waited['communication'] / all_s:.1%}",
-        )
+        shares = (waited["bubble"] / all_s, trace["theory"], waited["communication"] / all_s)
+        rows.append((name, f"{1e3 * trace['step_s']:.1f}", *(f"{share:.1%}" for share in shares)))
         print(f"wrote {picture}")
-    Console(width=None if Console().is_terminal else 100).print(table)
+    console(100).print(table(("schedule", "step ms", "bubble", "in theory", "communication"), rows))
     return 0
 
 
@@ -156,13 +149,9 @@ def draw(
     path: Path,
 ) -> Path:
     """One row per rank, time to the right; the number in a box is the micro-batch, later stages of a rank are darker."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
     from matplotlib.patches import Patch
 
-    figure, axes = pyplot.subplots(figsize=(14, 1.4 + 0.7 * len(spans)), layout="constrained")
+    figure, ((axes,),) = subplots(1, 1, (14, 1.4 + 0.7 * len(spans)))
     used: dict[str, None] = {}
     for rank, of_rank in spans.items():
         first_stage = min(span.stage for span in of_rank)
@@ -199,8 +188,7 @@ def draw(
         fontsize=8,
         frameon=False,
     )
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    figure.savefig(path, dpi=DPI)
     return path
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from gptscale.common.checkpoint.reader import Reader, is_deepspeeds_own, step_folders
+from gptscale.common.checkpoint.reader import Reader, is_deepspeeds_own
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
 from gptscale.common.errors import CheckpointError, ConfigError
@@ -27,6 +26,7 @@ from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
 from gptscale.recipes import Recipe, get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS
 from gptscale.results.record.files import csv_line
+from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 from gptscale.results.record.wandb_board import check_wandb
 
 
@@ -96,7 +96,9 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     if lacking := recipe_config.lacks():
         raise lacking
     check_shapes(run)
-    _check_out(config)
+    check_results_folder(
+        config.out, config.run_name, "summary.csv", csv_line(SUMMARY_COLUMNS), resumes=config.resume is not None
+    )
     recipe_config.check(run)
     source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
@@ -165,43 +167,19 @@ def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, world: World) ->
     )
 
 
-def _check_out(config: RunConfig) -> None:
-    """The results folder, or the nearest one that exists above it, must be a folder that can be written."""
-    nearest = next(p for p in (config.out.absolute(), *config.out.absolute().parents) if p.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"results folder {config.out} cannot be written", f"at {nearest}", "point --out to a folder that can"
-        )
-    summary, header = config.out / "summary.csv", csv_line(SUMMARY_COLUMNS)
-    if summary.is_file() and summary.stat().st_size > 0 and not summary.read_bytes().startswith(header):
-        raise ConfigError(f"{summary} has other columns", "in --out", "point --out to another folder, or move the file")
-    if config.run_name and config.resume is None and (config.out / "runs" / config.run_name).exists():
-        raise ConfigError(
-            f"run {config.run_name} exists already", f"in {config.out}", "add --resume or choose another --run-name"
-        )
-
-
 def _resume_path(config: RunConfig) -> Path | None:
-    """Where --resume points: a step-N folder, or a folder of them."""
+    """Return where --resume points, which is a step-N folder or a folder of them, or None without it."""
     if config.resume is None:
         return None
-    given = config.out / "runs" / str(config.run_name) if config.resume == "auto" else Path(config.resume)
-    where = "in --resume"
-    if not given.is_dir():
-        raise CheckpointError(f"{given} is no folder", where, "give the path of a run or of its checkpoints/step-N")
-    if is_deepspeeds_own(given):
-        if not config.trust_checkpoint:
-            raise CheckpointError(
-                f"{given} is in DeepSpeed's own format: pickle, which can run any code when it is read",
-                where,
-                "add --trust-checkpoint if it was made by you or by someone you trust with this account",
-            )
-        return given
-    if (given / "manifest.json").exists() or given.name.startswith("step-"):
-        return given
-    folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
-    if not step_folders(folder):
-        raise CheckpointError(f"{given} holds no checkpoint", where, "run with --save-every N or --save-last first")
+    folder = resume_folder(config.out, config.run_name, config.resume)
+    if not is_deepspeeds_own(folder):
+        return checkpoints_in(folder, "--save-every N or --save-last")
+    if not config.trust_checkpoint:
+        raise CheckpointError(
+            f"{folder} is in DeepSpeed's own format: pickle, which can run any code when it is read",
+            "in --resume",
+            "add --trust-checkpoint if it was made by you or by someone you trust with this account",
+        )
     return folder
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import json
 import platform
 import socket
-import subprocess
 import time
 import uuid
 from collections.abc import Sequence
@@ -21,13 +19,14 @@ import torch
 from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.offload import Offload
-from gptscale.common.measure.speed import Memory, peak_memory
+from gptscale.common.measure.speed import peak_memory
 from gptscale.common.model.float8 import emulation
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import Run, workload, workload_hash
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import Plan
 from gptscale.recipes import get
+from gptscale.results.record.facts import git_commit, highest, version
 from gptscale.results.record.files import append_summary, run_directory, write_json
 from gptscale.results.record.recorder import Recorder
 
@@ -86,19 +85,6 @@ class RunRecord:
         write_json(self.folder / "status.json", {"status": status, "error": str(error), "step": done})
         if self.recorder:
             print_summary(row, path, self.folder)
-
-
-def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
-    """Each kind's maximum over ranks; None where the device has no such count."""
-    result: dict[str, float | None] = {}
-    for ours, column in (
-        ("allocated_gib", "mem_allocated_gib"),
-        ("reserved_gib", "mem_reserved_gib"),
-        ("rss_gib", "rss_gib"),
-    ):
-        known = [v for m in memories if (v := getattr(m, ours)) is not None]
-        result[column] = max(known) if known else None
-    return result
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:
@@ -199,26 +185,9 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "device": device_name(run.world.device),
-            "packages": {n: v for n in PACKAGES if (v := _version(n))},
+            "packages": {n: v for n in PACKAGES if (v := version(n))},
         },
     }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def git_commit() -> str:
-    """The checkout's commit, `+` behind it if files differ; empty for an installed package."""
-    folder = Path(__file__).resolve().parent
-    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
-    try:
-        return subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""  # no git, or no checkout: the column is empty, as docs/guides/metrics.md says
 
 
 def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
@@ -265,9 +234,3 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
 
 def _ms(row: dict[str, Any], which: str) -> str:
     return f"{row[f'step_time_s_{which}'] * 1e3:,.1f}"
-
-
-def failed_row(folder: Path, error: str) -> dict[str, Any]:
-    """The row for a run whose rank 0 was killed before it could leave one, from what it noted at its start."""
-    noted = json.loads((folder / "run.json").read_bytes())
-    return {**noted["identity"], "status": "failed", "error": error}

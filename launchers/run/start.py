@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from gptscale.common.process import environments
-from gptscale.common.process.ranks import launch
 from gptscale.common.process.world import world_of
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import Plan, preflight
-from gptscale.launchers.run.record import failed_row, new_run_id
+from gptscale.launchers.run.record import new_run_id
 from gptscale.recipes import get
 from gptscale.results.record.files import append_summary
+from gptscale.results.record.launch_with_row import launch_with_row
 
 
 def default_nproc(recipe: str, config: RunConfig) -> int:
@@ -43,28 +39,6 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     name = config.run_name or new_run_id(recipe)
     command = worker_command(recipe, dataclasses.replace(config, run_name=name), recipe_config)
     return launch_with_row(command, nproc, config.out / "runs" / name, config.out / "summary.csv", append_summary)
-
-
-def launch_with_row(
-    command: Sequence[str], nproc: int, folder: Path, summary: Path, append: Callable[[Path, Mapping[str, Any]], Any]
-) -> int:
-    """Run `command` as `nproc` ranks; the exit status. If they left no row of the run in `summary`, `append` leaves it.
-
-    folder: the run's, named as the run, with what it noted at its start.
-    """
-    before = rows_of(summary, folder.name)
-    status = launch(command, nproc)
-    if status and (folder / "run.json").exists() and rows_of(summary, folder.name) == before:
-        append(summary.parent, failed_row(folder, f"ended with status {status} before it could leave its own row"))
-    return status
-
-
-def rows_of(summary: Path, run_id: str) -> int:
-    """How many rows the summary has of this run: one for each time it ended."""
-    if not summary.exists():
-        return 0
-    with summary.open(newline="") as file:
-        return sum(row["run_id"] == run_id for row in csv.DictReader(file))
 
 
 def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:

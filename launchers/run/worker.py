@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint.reader import agreed, is_deepspeeds_own
-from gptscale.common.checkpoint.writer import save
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, StorageError
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.run import workload, workload_hash
 from gptscale.common.train import train
+from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import Plan, check_same_work, preflight
+from gptscale.launchers.run.preflight import Plan, preflight
 from gptscale.launchers.run.record import RunRecord, new_run_id
 from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder
-
-SAVE_MISSES_MAX = 3  # a full disk may be mended while training goes on; not for ever
 
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
@@ -124,53 +120,3 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
     record.offload, record.bubble = engine.offload(), engine.bubble()
     gather_objects(None)  # nobody closes, and deletes files, while another still counts them
     return last < run.config.steps
-
-
-def resume(plan: Plan, engine: Engine) -> int:
-    """Load the checkpoint that --resume means, the same one on every rank; the step to go on from, 0 without."""
-    if plan.resume is None:
-        return 0
-    if is_deepspeeds_own(plan.resume):
-        return plan.recipe_config.load_own(engine, plan.resume)
-    reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.run.world.is_main)
-    reader.load_into(engine)
-    if plan.run.world.is_main:
-        print(
-            f"resumed from {reader.path}, saved by {reader.manifest['recipe']} on {reader.manifest['world_size']}",
-            flush=True,
-        )
-    return reader.step
-
-
-class Saver:
-    """Saves when it is due; a disk that is full now and then costs a checkpoint, not the run."""
-
-    def __init__(self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None]) -> None:
-        self.plan, self.engine, self.folder, self.before, self.misses = plan, engine, folder, before, 0
-
-    def __call__(self, step: int, last: bool) -> None:
-        run = self.plan.run
-        every = run.config.save_every
-        if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
-            return
-        self.before()  # rows up to this step reach the disk first, so that a resumed CSV has no gap
-        facts = {
-            "recipe": run.recipe,
-            "world_size": run.world.world_size,
-            "dp_size": run.batch.dp_size,
-            "tokens": step * run.tokens_per_step,
-            "workload": workload(run, self.plan.fingerprint),
-        }
-        try:
-            save(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)
-            self.misses = 0
-        except StorageError as error:
-            self.misses += 1
-            if last or self.misses >= SAVE_MISSES_MAX:
-                raise
-            if run.world.is_main:
-                print(
-                    f"gptscale: warning: {error} (missed {self.misses} of {SAVE_MISSES_MAX})",
-                    file=sys.stderr,
-                    flush=True,
-                )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.devices import supports_bf16
 from gptscale.common.model.precision import check_gpu_precision
@@ -23,6 +22,7 @@ from gptscale.lenet.run.columns import SUMMARY_NAME, header
 from gptscale.lenet.run.config import VisionConfig, work_of
 from gptscale.lenet.run.schedule import rate
 from gptscale.lenet.run.strategy import backend_of, check_strategy
+from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 
 FIXED = (  # what a run that continues may not change
     "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
@@ -86,7 +86,7 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     check_vision_precision(config, world.device)
     check_strategy(config, world)
     backend_of(config, world)
-    _check_out(config)
+    check_results_folder(config.out, config.run_name, SUMMARY_NAME, header(), resumes=config.resume is not None)
     if config.loader == "dataloader":
         pil_transform(config.augment, SIDES[0])  # torchvision must be there
     data = open_data(config.data, root=config.data_dir, image_size=config.image_size, download=config.download)
@@ -132,31 +132,8 @@ def check_same_work(reader: Reader, plan: VisionPlan) -> None:
         raise ConfigError(f"step {reader.step} is saved already", "in --epochs", f"train more than {reader.step} steps")
 
 
-def _check_out(config: VisionConfig) -> None:
-    """The results folder, or the nearest one that exists above it, must be a folder that can be written."""
-    nearest = next(p for p in (config.out.absolute(), *config.out.absolute().parents) if p.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        fix = "point --out to a folder that can"
-        raise ConfigError(f"results folder {config.out} cannot be written", f"at {nearest}", fix)
-    summary = config.out / SUMMARY_NAME
-    if summary.is_file() and summary.stat().st_size > 0 and not summary.read_bytes().startswith(header()):
-        raise ConfigError(f"{summary} has other columns", "in --out", "point --out to another folder, or move the file")
-    if config.run_name and config.resume is None and (config.out / "runs" / config.run_name).exists():
-        fix = "add --resume or choose another --run-name"
-        raise ConfigError(f"run {config.run_name} exists already", f"in {config.out}", fix)
-
-
 def _resume_path(config: VisionConfig) -> Path | None:
-    """Where --resume points: a step-N folder, or a folder of them."""
+    """Return where --resume points, which is a step-N folder or a folder of them, or None without it."""
     if config.resume is None:
         return None
-    given = config.out / "runs" / str(config.run_name) if config.resume == "auto" else Path(config.resume)
-    if not given.is_dir():
-        fix = "give the path of a run or of its checkpoints/step-N"
-        raise CheckpointError(f"{given} is no folder", "in --resume", fix)
-    if (given / "manifest.json").exists() or given.name.startswith("step-"):
-        return given
-    folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
-    if not step_folders(folder):
-        raise CheckpointError(f"{given} holds no checkpoint", "in --resume", "run with --save-every N first")
-    return folder
+    return checkpoints_in(resume_folder(config.out, config.run_name, config.resume), "--save-every N")

@@ -17,12 +17,12 @@ import torch
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.process.world import gather_objects
-from gptscale.launchers.run.record import git_commit, highest
 from gptscale.lenet.run.columns import append_summary
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, strategy_of
 from gptscale.lenet.run.usage import Usage, over_ranks
+from gptscale.results.record.facts import git_commit, highest
 from gptscale.results.record.files import run_directory, write_json
 
 SAME = (  # columns that are options by the same name

@@ -18,8 +18,8 @@ from gptscale.common.measure.speed import reset_peak_memory, synchronize
 from gptscale.lenet.run.columns import EPOCH_COLUMNS, STEP_COLUMNS, fractions
 from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.results.record.bar import Bar
 from gptscale.results.record.board import Board
+from gptscale.results.record.console import Bar
 from gptscale.results.record.files import StepLog
 from gptscale.results.record.wandb_board import WandbBoard
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from gptscale.launchers.run.start import launch_with_row
 from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
 from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.lenet.run.preflight import local_world, make_plan
 from gptscale.lenet.run.record import new_run_id
+from gptscale.results.record.launch_with_row import launch_with_row
 
 
 def start(config: VisionConfig, nproc: int) -> int:

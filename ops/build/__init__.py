@@ -1,1 +1,1 @@
-"""Compile the C++ operators, keep them, and load them."""
+"""How the C++ operators are compiled, kept and loaded."""

@@ -1,4 +1,8 @@
-"""The compiled kernels: built when the package was installed, or at first use, or not at all; `implementation()` tells which."""
+"""The compiled kernels: where they lie, and how they are built and loaded.
+
+They are built when the package is installed, or at their first use. Without a compiler they are not built at all, and the
+operators run in Python.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +15,35 @@ from pathlib import Path
 
 import torch
 
-from gptscale.common.errors import ConfigError, StorageError
 from gptscale.ops.build import cache as build_cache
+from gptscale.ops.build.cache import BuildError
 from gptscale.ops.build.sources import FLAGS, fingerprint, sources
 
-ABOUT_S = 60  # seen on 2 cores, docs/measurements/LOG.md
+ABOUT_S = 60  # measured on 2 cores, see docs/LOG.md
 BUILD_TIMEOUT_S = 1800.0
 
 
 def built_ahead() -> Path | None:
-    """What an install compiled for these very sources and this very torch; an older build is not looked at."""
+    """Return the library that an install compiled for exactly these sources and this torch, or None."""
     return next(Path(__file__).parents[1].glob(f"_kernels_{fingerprint(torch.__version__)}*.so"), None)
 
 
 def cached() -> Path:
-    """Where the build of an earlier first use lies, or would."""
+    """Return the place of the library that a first use compiles, whether it is there or not."""
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     return build_cache.root() / "ops" / f"kernels-{fingerprint(torch.__version__)}-{python}" / "kernels.so"
 
 
 def prepare(say: Callable[[str], object] = print) -> bool:
-    """Compile the kernels unless they are there; whether they were compiled now.
+    """Compile the kernels unless they are there, and return whether this call compiled them.
 
-    Raises ConfigError with what is missing and the line that installs it, or with the compiler's own error; StorageError
-    if the cache is another user's.
+    Raises BuildError with the missing tool and the line that installs it, or with the compiler's own error;
+    CacheFolderError if the cache belongs to another user.
     """
     if built_ahead() or cached().exists():
         return False
-    if lacks := build_cache.tool_missing():
-        raise ConfigError(lacks[0], "for the C++ operators", lacks[1])
+    if missing := build_cache.tool_missing():
+        raise BuildError(missing[0], "for the C++ operators", missing[1])
 
     def build(work: Path) -> Path:
         say(f"compiling the C++ operators (about {ABOUT_S} s on 2 cores, once) ...")
@@ -49,7 +53,7 @@ def prepare(say: Callable[[str], object] = print) -> bool:
 
 
 def _build(work: Path) -> Path:
-    """In a process of its own, with its output kept for the error message; the folder that holds kernels.so."""
+    """Compile kernels.so in `work`, in a process of its own whose output is kept for the error message."""
     log = work / "log"
     environment = {**os.environ, "PATH": build_cache.search_path()}
     command = [sys.executable, "-m", "gptscale.ops.build.kernels", str(work)]
@@ -59,14 +63,14 @@ def _build(work: Path) -> Path:
         )
     if ended.returncode:
         lines = [line for line in log.read_text().splitlines() if "error" in line.lower()] or ["see the compiler"]
-        raise ConfigError(
+        raise BuildError(
             f"the C++ operators do not compile ({lines[0].strip()[:200]})", "with this compiler", "see gptscale doctor"
         )
     return work
 
 
 def compile_into(folder: Path) -> None:
-    """Compile kernels.so in `folder`, by torch.utils.cpp_extension."""
+    """Compile kernels.so in `folder` by torch.utils.cpp_extension."""
     from torch.utils import cpp_extension
 
     cpp_extension.load(
@@ -83,7 +87,7 @@ def compile_into(folder: Path) -> None:
 
 @cache
 def load() -> bool:
-    """Load the kernels, compiling them first if they are not there; whether they are there now.
+    """Load the kernels, compile them first if they are not there, and return whether they are loaded.
 
     Without a compiler, or with one that fails, one line on stderr says so, once per process, and the operators run in
     Python.
@@ -93,9 +97,10 @@ def load() -> bool:
             prepare(lambda line: print(f"gptscale: {line}", file=sys.stderr, flush=True))
         library = built_ahead()
         if library is None:
-            build_cache.private(cached().parent)  # still ours alone?
+            # Check the owner again: the folder may have been there before this process.
+            build_cache.private(cached().parent)
             library = cached()
-    except (ConfigError, StorageError) as error:
+    except BuildError as error:
         print(f"gptscale: operators run in Python, many times slower: {error}", file=sys.stderr, flush=True)
         return False
     torch.ops.load_library(str(library))
@@ -103,13 +108,13 @@ def load() -> bool:
 
 
 def implementation() -> str:
-    """What the operators would use on a CPU now, without building anything: for `gptscale doctor`."""
-    if ahead := built_ahead():
-        return f"C++, compiled when installed ({ahead.name})"
+    """Say what the operators would use on a CPU now, without building anything, for `gptscale doctor`."""
+    if library := built_ahead():
+        return f"C++, compiled when installed ({library.name})"
     if cached().exists():
         return f"C++, compiled at first use ({cached().parent})"
-    if lacks := build_cache.tool_missing():
-        return f"Python, many times slower: {lacks[0]}; {lacks[1]}, then gptscale prepare"
+    if missing := build_cache.tool_missing():
+        return f"Python, many times slower: {missing[0]}; {missing[1]}, then gptscale prepare"
     return "not compiled yet: gptscale prepare, or their first use, does it"
 
 

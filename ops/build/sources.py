@@ -1,4 +1,7 @@
-"""What the C++ operators are compiled from, and a name for what comes out; setup.py runs this before an install."""
+"""The sources and flags of the C++ operators, and a fingerprint of both.
+
+setup.py runs this file before the package is installed, so it imports nothing of the package.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "csrc"
-# -fno-math-errno and -fno-trapping-math let branches become selects, and so loops vectors; NaN, Inf and -0.0 keep their
-# meaning, as they would not under -ffast-math. Without -fopenmp at::parallel_for is a loop on one thread.
+# -fno-math-errno and -fno-trapping-math let the compiler turn branches into selects, and so loops into vectors. NaN, Inf
+# and -0.0 keep their meaning, which they would lose under -ffast-math. Without -fopenmp, at::parallel_for is a loop on one
+# thread.
 FLAGS = [
     "-O3",
     "-std=c++17",
@@ -21,13 +25,13 @@ FLAGS = [
 
 
 def sources() -> list[Path]:
-    """The files that a compiler is called with."""
+    """Return the files that the compiler is called with."""
     return sorted(FOLDER.glob("*.cpp"))
 
 
 @cache
 def fingerprint(torch_version: str) -> str:
-    """Of the sources, the flags and the torch they are compiled against: a build is used only if it is of these."""
+    """Return a hash of the sources, the flags and the torch version: a build with another one is not used."""
     digest = hashlib.sha256(f"{torch_version} {FLAGS}".encode())
     for path in sorted(FOLDER.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())

@@ -1,8 +1,12 @@
-// Convolution + bias + ReLU on a CPU. Ours: the kernel for few input channels, and mask and bias gradient in one pass. The
-// library's (oneDNN, through at::convolution): every other convolution, and the gradients of input and weight.
+// Convolution + bias + ReLU on a CPU.
 //
-// oneDNN's own fused form (mkldnn::_convolution_pointwise with "relu") is not used: its ReLU makes 0 of NaN, and on contiguous
-// tensors it is slower than convolution and ReLU in place (docs/ops/conv_bias_relu.md has figures).
+// Two parts have kernels in this folder: the convolution of few input channels together with its weight gradient, and the
+// ReLU mask together with the bias gradient, in one pass. Every other convolution and gradient is the library's (oneDNN,
+// through at::convolution).
+//
+// oneDNN has a fused form of its own (mkldnn::_convolution_pointwise with "relu"). It is not used, because its ReLU turns NaN
+// into 0, and because on contiguous tensors it is slower than a convolution and a ReLU in place. docs/ops/conv_bias_relu.md
+// has the figures.
 #include "bindings.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -21,9 +25,10 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const std::optional<Te
     return at::convolution(x, weight, bias, stride, padding, dilation, false, {0, 0}, groups);
 }
 
-// --- Few input channels: the library spends its time on bringing them into another layout and back
+// --- Few input channels, where the library spends its time on changing the layout and changing it back
 
-constexpr int64_t FEW = 4, TAPS = 100;  // input channels, and elements of a window over all of them
+// The most input channels, and the most elements of a window over all of them, that this kernel takes.
+constexpr int64_t FEW = 4, TAPS = 100;
 
 Convolution described(const Tensor& x, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation) {
     Convolution c{};
@@ -52,7 +57,7 @@ bool few_channels(const Tensor& x, const Tensor& weight, int64_t groups) {
            weight.size(0) >= CONVOLUTION_BLOCK / 2;
 }
 
-// x with its padding; pad_plane tells the order.
+// Copies x with its padding, in the order of `pad_plane`.
 Tensor padded_copy(const Convolution& c, const Tensor& x) {
     int64_t planes = x.size(0) * c.channels, plane = c.padded_height * c.pitch;
     Tensor padded = at::empty({planes * plane}, x.options());
@@ -87,7 +92,8 @@ Tensor convolve_few(const Convolution& c, const Tensor& x, const Tensor& weight,
     return y;
 }
 
-// The gradient of weight from the masked one, m. Parts are fixed by the shape: the same bits for any number of threads.
+// Returns the gradient of weight from the masked gradient m. The shape alone decides which elements are summed together, so
+// any number of threads gives the same bits.
 Tensor weight_gradient_of_few(const Convolution& c, const Tensor& x, const Tensor& m, const Tensor& weight) {
     constexpr int64_t PARTS = 64;
     int64_t images = x.size(0), parts = std::min(images, PARTS), taps = c.channels * c.kernel_h * c.kernel_w;
@@ -115,9 +121,9 @@ Tensor conv_bias_relu_cpu(const Tensor& x, const Tensor& weight, const Tensor& b
     return convolution(x, weight, bias, stride, padding, dilation, groups).relu_();
 }
 
-constexpr int64_t PIXELS = 32;  // whose gradients are added up in float, before double takes over
+constexpr int64_t PIXELS = 32;  // how many pixels' gradients are added up in float before the sum goes on in double
 
-// (grad where y let through, its sum over everything but channels)
+// Returns the gradient where ReLU let y through, and its sum over all dimensions but channels.
 std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& y) {
     if (!has_kernel(y.scalar_type()) || y.numel() == 0) {
         Tensor masked = grad.masked_fill(y <= 0, 0);
@@ -130,7 +136,7 @@ std::tuple<Tensor, Tensor> relu_backward(const Tensor& grad, const Tensor& y) {
     const char *gs = (const char*)g.const_data_ptr(), *ys = (const char*)from.const_data_ptr();
     char* out = (char*)masked.mutable_data_ptr();
     Dtype dtype = dtype_of(y.scalar_type());
-    // parts of the sums are fixed by the shape alone: the same bits for any number of threads
+    // The shape alone decides which elements are summed together, so any number of threads gives the same bits.
     int64_t per_part = last ? PIXELS : 1;
     int64_t parts = last ? (pixels + per_part - 1) / per_part : y.size(0), plane = pixels / y.size(0);
     Tensor sums = at::zeros({channels}, y.options().dtype(at::kDouble)), partial;
@@ -230,7 +236,7 @@ struct ConvBiasReluFunction : torch::autograd::Function<ConvBiasReluFunction> {
     }
 };
 
-// Linear in the masked gradient and in x or weight; ops/conv.py derives it.
+// The backward is linear in the masked gradient and in x or weight. docs/ops/conv_bias_relu.md derives its derivative.
 struct ConvBiasReluBackwardFunction : torch::autograd::Function<ConvBiasReluBackwardFunction> {
     static variable_list forward(AutogradContext* ctx, const Tensor& grad, const Tensor& y, const Tensor& x,
                                  const Tensor& weight, Ints stride, Ints padding, Ints dilation, int64_t groups,

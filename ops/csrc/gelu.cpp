@@ -1,4 +1,4 @@
-// GELU and bias+GELU: the CPU kernels bound to torch, in parallel, and their autograd formulas, differentiable twice.
+// GELU and bias+GELU bound to torch: the CPU kernels on several threads, and the autograd formulas, differentiable twice.
 #include "bindings.h"
 
 #include <ATen/ExpandUtils.h>
@@ -18,8 +18,8 @@ Gelu variant_of(c10::string_view approximate) {
     return Gelu::sigmoid;
 }
 
-// --- The formulas in tensor operations: for fp64, and for the derivative of the derivative. P, and its first and second
-// derivative, by x; see gelu.inc.
+// --- The formulas in tensor operations, for fp64 and for the second derivative: P and its first two derivatives by x. See
+// gelu.inc.
 
 constexpr double K0 = 1.5957691216057308, K1 = 0.044715 * K0, K_SIGMOID = 1.702, SQRT_HALF = 0.70710678118654752;
 constexpr double INV_SQRT_2PI = 0.39894228040143268;
@@ -74,8 +74,8 @@ Tensor gelu_backward_cpu(const Tensor& grad, const Tensor& x, c10::string_view a
     return gx;
 }
 
-// Rows that go to one partial sum of the bias gradient: fixed by the shape alone, so that the sum does not depend on the
-// number of threads.
+// Returns how many rows go into one partial sum of the bias gradient. It depends on the shape alone, so that the sum does not
+// depend on the number of threads.
 int64_t rows_per_block(int64_t rows, int64_t n) {
     int64_t enough = (GRAIN + n - 1) / n, sixty_four_blocks = (rows + 63) / 64;
     return enough > sixty_four_blocks ? enough : sixty_four_blocks;
@@ -165,7 +165,7 @@ struct GeluFunction : torch::autograd::Function<GeluFunction> {
     }
 };
 
-// f'' = 2 P' + x P''
+// Its derivative needs f'' = 2 P' + x P''.
 struct GeluBackwardFunction : torch::autograd::Function<GeluBackwardFunction> {
     static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& x, std::string approximate) {
         at::AutoDispatchBelowADInplaceOrView below;
@@ -199,7 +199,7 @@ struct BiasGeluFunction : torch::autograd::Function<BiasGeluFunction> {
     }
 };
 
-// The second time through it is two steps, bias and GELU, whose derivatives are there already.
+// Its derivative is taken in two steps, the bias and then GELU, because the derivatives of both are there already.
 struct BiasGeluBackwardFunction : torch::autograd::Function<BiasGeluBackwardFunction> {
     static variable_list forward(AutogradContext* ctx, const Tensor& grad, const Tensor& x, const Tensor& bias,
                                  std::string approximate) {
@@ -215,7 +215,7 @@ struct BiasGeluBackwardFunction : torch::autograd::Function<BiasGeluBackwardFunc
         Tensor grad = saved[0], bias = saved[2], at = saved[1] + bias;
         Gelu variant = variant_of(approximate);
         Tensor upstream = (grads[0].defined() ? grads[0] : at::zeros_like(at));
-        if (grads[1].defined()) upstream = upstream + grads[1];  // every row's gx went into gb
+        if (grads[1].defined()) upstream = upstream + grads[1];  // gb is the sum of all rows of gx
         Tensor to_x = upstream * grad * (2 * p_prime(at, variant) + at * p_second(at, variant));
         return {call_gelu_backward(upstream, at, approximate), to_x, at::sum_to(to_x, bias.sym_sizes()), Tensor()};
     }

@@ -1,4 +1,4 @@
-// The polynomials of kernels.h, computed when first asked for, in double: interpolation at Chebyshev's points.
+// The polynomials that kernels.h declares. They interpolate at Chebyshev's points and are computed in double at first use.
 #include "kernels.h"
 
 #include <cmath>
@@ -7,7 +7,7 @@
 namespace gptscale {
 namespace {
 
-// s(-z(a)) of the logistic variants, and z'(a)
+// The argument z(a) of the logistic variants, P(-a) = s(-z(a)), and its derivative z'(a).
 double z(Gelu variant, double a) {
     double k0 = 2 * std::sqrt(2 / M_PI);
     return variant == Gelu::tanh ? k0 * (a + 0.044715 * a * a * a) : 1.702 * a;
@@ -27,7 +27,7 @@ double slope(Gelu variant, double a) {  // f'(-a) = P(-a) - a P'(a)
     return q * (1 - a * (1 - q) * z_prime(variant, a));
 }
 
-double root(Gelu variant) {  // of slope, by bisection
+double root(Gelu variant) {  // the zero of slope, found by bisection
     double low = 0.7, high = 0.8;
     for (int i = 0; i < 60; ++i) (slope(variant, (low + high) / 2) > 0 ? low : high) = (low + high) / 2;
     return (low + high) / 2;
@@ -50,7 +50,7 @@ Table make(Gelu variant, bool of_slope, int degree) {
         for (int order = 1; order < n; ++order)  // Newton's divided differences
             for (int j = n - 1; j >= order; --j) difference[j] = (difference[j] - difference[j - 1]) / (s[j] - s[j - order]);
         c[0] = difference[n - 1];
-        for (int j = n - 2; j >= 0; --j) {  // times (s - s[j]), plus the next
+        for (int j = n - 2; j >= 0; --j) {  // multiply by (s - s[j]) and add the next difference
             for (int i = n - 1; i > 0; --i) c[i] = c[i - 1] - s[j] * c[i];
             c[0] = difference[j] - s[j] * c[0];
         }

@@ -1,4 +1,4 @@
-// Which instruction set this process uses; a test, or a user in doubt, may lower it with GPTSCALE_ISA=baseline|avx2.
+// The choice of the instruction set for this process. GPTSCALE_ISA=baseline|avx2 lowers it, for a test or for a user in doubt.
 #include "kernels.h"
 
 #include <cstdlib>

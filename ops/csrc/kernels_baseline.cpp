@@ -1,3 +1,3 @@
-// The kernels for whatever the compiler targets by itself.
+// The kernels for the instruction set that the compiler targets by default.
 #define ISA baseline
 #include "kernels.inc"

@@ -1,4 +1,4 @@
-// Max pooling: the CPU kernels bound to torch, in parallel over rows, and the autograd formulas, differentiable without end.
+// Max pooling bound to torch: the CPU kernels, with rows shared among threads, and autograd formulas of any order.
 #include "bindings.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -17,7 +17,7 @@ Dtype pooled_dtype(const Tensor& x) {
     return x.scalar_type() == at::kDouble ? Dtype::f64 : dtype_of(x.scalar_type());
 }
 
-// channels_last if x lies so in memory and not in the usual order as well, else contiguous; as ops/windows.py has it.
+// Returns channels_last if x has that layout and is not contiguous at the same time, else contiguous, as ops/windows.py does.
 at::MemoryFormat format_of(const Tensor& x) {
     bool last = x.dim() == 4 && x.is_contiguous(at::MemoryFormat::ChannelsLast) && !x.is_contiguous();
     return last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
@@ -43,12 +43,12 @@ int64_t windows_along(int64_t length, int64_t kernel, int64_t stride, int64_t pa
     return (count - 1) * stride >= length + padding ? count - 1 : count;
 }
 
-// call(begin, end) over the rows of all planes, each of `row` elements
+// Runs call(begin, end) over the rows of all planes, in parallel.
 template <typename Call>
 void over_rows(const Tensor& rows_of, int64_t height, const Windows& w, Call call) {
     if (rows_of.numel() == 0) return;
     int64_t planes = w.channels_last ? rows_of.size(0) : rows_of.numel() / (height * rows_of.size(-1));
-    if (planes > 64)  // then whole planes to a thread
+    if (planes > 64)  // a thread gets whole planes
         at::parallel_for(0, planes, std::max<int64_t>(1, GRAIN / (rows_of.numel() / planes)),
                          [&](int64_t begin, int64_t end) { call(begin * height, end * height); });
     else
@@ -122,7 +122,7 @@ Tensor call_max_pool_backward(const Tensor& grad, const Tensor& offsets, c10::Sy
     return op.call(grad, offsets, input_size, kernel, stride, padding, dilation);
 }
 
-// x at the places the offsets point to, 0 for -1.
+// Returns the elements of x that the offsets point to, and 0 where the offset is -1.
 Tensor select(const Tensor& x, const Tensor& offsets, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
               IntArrayRef dilation) {
     Tensor number = offsets.to(at::kLong);
@@ -160,7 +160,7 @@ struct MaxPoolFunction : torch::autograd::Function<MaxPoolFunction> {
     }
 };
 
-// Linear in the gradient: its derivative picks from where it had put.
+// The backward is linear in the gradient. Its derivative reads from the places that it wrote to.
 struct MaxPoolBackwardFunction : torch::autograd::Function<MaxPoolBackwardFunction> {
     static Tensor forward(AutogradContext* ctx, const Tensor& grad, const Tensor& offsets, c10::SymIntArrayRef input_size,
                           Ints kernel, Ints stride, Ints padding, Ints dilation) {

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import tyro
-from rich.console import Console
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.command_line import parse
 from gptscale.results.record.columns import NEW_SINCE_1, SUMMARY_COLUMNS
 
 # What makes two rows repeats of one configuration.
@@ -30,7 +27,6 @@ TEXT = (
     "optimizer_state offload data device host torch_version git_commit workload_hash"
 ).split()
 NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
-LOG_COLUMNS = 100  # where there is no terminal whose width could be asked
 
 
 @dataclass(eq=False)
@@ -193,66 +189,3 @@ def _mark_ties(ranked: list[Group]) -> None:
     for faster, slower in pairwise(ranked):
         ours, theirs = slower.spread(), faster.spread()
         slower.tied_with_faster = ours is not None and theirs is not None and ours[1] >= theirs[0]
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """What to compare, and where else the table goes; with no file it is only printed."""
-
-    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Results folders, summary.csv files, or folders of single runs."""
-    csv: Path | None = None
-    """The aggregated figures as CSV."""
-    md: Path | None = None
-    """The table as Markdown."""
-    png: Path | None = None
-    """Loss curves, speed and memory as a picture."""
-    html: Path | None = None
-    """One self-contained page with all of it."""
-
-    def __post_init__(self) -> None:
-        for name in ("csv", "md", "png", "html"):
-            file = getattr(self, name)
-            if file is not None and (file.is_dir() or not file.parent.is_dir()):
-                problem = "is a folder" if file.is_dir() else "is in a folder that does not exist"
-                raise ConfigError(f"{file} {problem}", f"in --{name}", "name a file in a folder that exists")
-
-
-def main(argv: Sequence[str]) -> int:
-    """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]"""
-    options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
-    if not options.paths:
-        raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    write(compare(load(options.paths)), options)
-    return 0
-
-
-def write_comparison(paths: Sequence[Path], out: Path) -> None:
-    """Compare with the newest run and those of its work, print, and leave comparison.{csv,md,png,html} in `out`."""
-    frame = load(paths)
-    files = {kind: out / f"comparison.{kind}" for kind in ("csv", "md", "png", "html")}
-    write(compare(frame, frame.workload_hash.iloc[-1]), CompareOptions(tuple(paths), **files))
-
-
-def write(comparison: Comparison, options: CompareOptions) -> None:
-    """Print the comparison and write the files that `options` names."""
-    from gptscale.results.comparison.tables import as_csv, as_markdown, show
-
-    console = Console() if Console().is_terminal else Console(width=LOG_COLUMNS)
-    show(comparison, console)
-    if options.csv:
-        options.csv.write_bytes(as_csv(comparison))
-    if options.md:
-        options.md.write_text(as_markdown(comparison))
-    if options.png or options.html:
-        from gptscale.results.comparison.page import page
-        from gptscale.results.comparison.picture import figure_png
-
-        png = figure_png(comparison)
-        if options.png:
-            options.png.write_bytes(png)
-        if options.html:
-            options.html.write_text(page(comparison, png))
-    for path in (options.csv, options.md, options.png, options.html):
-        if path:
-            console.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-import pandas as pd
-
-matplotlib.use("Agg")  # files only: no display is needed, or touched
-from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.ticker import StrMethodFormatter
 
 from gptscale.results.comparison.groups import Comparison, Group
+from gptscale.results.render import DPI, subplots
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 # Okabe & Ito 2008: told apart by colour-blind readers too; dashes do the rest where curves cover each other.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
@@ -24,7 +22,9 @@ DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
 
 
 def steps_of(group: Group) -> pd.DataFrame | None:
-    """steps.csv of the group's newest run that has one."""
+    """Read steps.csv of the group's newest run that has one."""
+    import pandas as pd
+
     for row in group.rows.iloc[::-1].itertuples():
         file = Path(str(row.folder)) / "runs" / str(row.run_id) / "steps.csv"
         if file.is_file():
@@ -39,8 +39,7 @@ def figure_png(comparison: Comparison) -> bytes:
     groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")
     colours = {group.name: COLOURS[i % len(COLOURS)] for i, group in enumerate(groups)}
     height_in = max(7.5, 2 + 0.55 * len(groups))
-    figure, axes = plt.subplots(2, 2, figsize=(12, height_in), constrained_layout=True)
-    figure.suptitle(_title(comparison), fontsize=11)
+    figure, axes = subplots(2, 2, (12, height_in), _title(comparison), title_size=11)
     curves = [(group, steps) for group in groups if (steps := steps_of(group)) is not None]
     _losses(axes[0, 0], curves, colours)
     _deviations(axes[1, 0], curves, colours)
@@ -49,8 +48,7 @@ def figure_png(comparison: Comparison) -> bytes:
     column, what = ("peak_mem_allocated_gib", "device") if on_device else ("peak_rss_gib", "host")
     _bars(axes[1, 1], groups, colours, column, f"peak {what} memory of one process (GiB)")
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=110)
-    plt.close(figure)
+    figure.savefig(file, format="png", dpi=DPI)
     return file.getvalue()
 
 
@@ -101,6 +99,8 @@ def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: d
 
 def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str, title: str) -> None:
     """One bar per group with its figure behind it, or in red what became of a group that has none."""
+    from matplotlib.ticker import StrMethodFormatter
+
     values = [group.median(column) for group in groups]
     top = max((value for value in values if value), default=1.0)
     for i, (group, value) in enumerate(zip(groups, values, strict=True)):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from gptscale.results.comparison.groups import Comparison, Group
 from gptscale.results.record.columns import cell
 from gptscale.results.record.files import csv_line
+from gptscale.results.render import markdown, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LEFT = ("recipe", "status")  # columns of words; figures are flush right
 IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
@@ -93,37 +95,26 @@ def _bubble(group: Group) -> str:
     )
 
 
-def show(comparison: Comparison, console: Console) -> None:
-    """The table on a terminal; text of the CSV is printed as it is, never read as markup."""
+def show(comparison: Comparison, terminal: Console) -> None:
+    """Print the table and its notes; text from a CSV is printed as it is, never read as markup."""
+    from rich.text import Text
+
     rows = cells(comparison)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for title in rows[0]:
-        table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title not in LEFT)
+    figures = [title for title in rows[0] if title not in LEFT]
+    printed = table(list(rows[0]), left=LEFT, no_wrap=figures, padding=(0, 1, 0, 0))
     for i, row in enumerate(rows):
-        style = "dim" if i >= len(comparison.ranked) else "" if "ok" in row["status"] else "red"
-        table.add_row(*(Text(text) for text in row.values()), style=style)
-    console.print(table)
+        style = "" if "ok" in row["status"] else "red"
+        if i >= len(comparison.ranked):
+            style = "dim"
+        printed.add_row(*(Text(text) for text in row.values()), style=style)
+    terminal.print(printed)
     for note in notes(comparison):
-        console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+        terminal.print(f"note: {note}", style="yellow", markup=False, highlight=False)
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The table as Markdown, notes below it."""
-    rows = cells(comparison)
-
-    def line(words: list[str]) -> str:
-        return "| " + " | ".join(words) + " |"
-
-    lines = [line(list(rows[0])), line(["---" if title in LEFT else "---:" for title in rows[0]])]
-    lines += [line([_plain(text) for text in row.values()]) for row in rows]
-    if said := notes(comparison):
-        lines += ["", *(f"* {_plain(note)}" for note in said)]
-    return "\n".join(lines) + "\n"
-
-
-def _plain(text: str) -> str:
-    """Text that neither ends a cell nor becomes a tag."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Return the table as Markdown, with the notes below it."""
+    return markdown(cells(comparison), left=LEFT, notes=notes(comparison))
 
 
 def as_csv(comparison: Comparison) -> bytes:

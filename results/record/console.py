@@ -1,16 +1,52 @@
-"""What rank 0 says while a run goes on: a line per step, and on a terminal a progress bar below them."""
+"""What rank 0 prints while a run goes on: a line per step, and on a terminal a progress bar below the lines."""
 
 from __future__ import annotations
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import os
+import sys
+from typing import TYPE_CHECKING
 
 from gptscale.common.measure.speed import Speed
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
-class Console:
-    """Lines on standard output.
 
-    second_step: the speed if a step took one second; all rates are that over the step's time.
+class Bar:
+    """A progress bar on a terminal, with lines above it; in a log file only the lines.
+
+    quiet: print neither.
+    """
+
+    def __init__(self, name: str, steps: int, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._progress = None if quiet else _progress_on_a_terminal()
+        if self._progress:
+            self._task = self._progress.add_task(name, total=steps)
+            self._progress.start()
+
+    def step(self, step: int) -> None:
+        """Move the bar to `step`."""
+        if self._progress:
+            self._progress.update(self._task, completed=step)
+
+    def say(self, line: str) -> None:
+        """Print one line, above the bar if there is one."""
+        if self._progress:
+            self._progress.console.print(line, highlight=False, markup=False)
+        elif not self._quiet:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress:
+            self._progress.stop()
+
+
+class StepLines:
+    """A line for each step of a GPT's training, with its speed and the time that is left.
+
+    second_step: the speed if a step took one second. All rates are that speed over the step's time.
     """
 
     def __init__(self, name: str, steps: int, tokens_per_step: int, second_step: Speed) -> None:
@@ -19,15 +55,10 @@ class Console:
         self._kind, self._share = ("fp8 ", "mixed peak") if fp8 else ("", "MFU")
         self._tflops = second_step.fp8_tflops_per_device or second_step.tflops_per_device or 0.0
         self._utilisation = second_step.fp8_mixed_utilisation if fp8 else second_step.mfu
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, transient=True, refresh_per_second=4)
-        self._task = self._bar.add_task(name, total=steps)
-        self._has_bar = self._bar.console.is_terminal  # in a log file a bar is noise
-        if self._has_bar:
-            self._bar.start()
+        self._bar = Bar(name, steps)
 
     def step(self, step: int, loss: float, step_time_s: float, peak_gib: float) -> None:
-        """Say how a step went, and when the last will be done."""
+        """Print how a step went, and when the last will be done."""
         left_s = int((self._steps - step) * step_time_s)
         share = "-" if self._utilisation is None else f"{self._utilisation / step_time_s:.1%}"
         self.say(
@@ -36,17 +67,25 @@ class Console:
             f"{self._kind}{self._tflops / step_time_s:.3f} TFLOP/s  {self._share} {share}  "
             f"ETA {left_s // 3600}:{left_s // 60 % 60:02d}:{left_s % 60:02d}"
         )
-        if self._has_bar:
-            self._bar.update(self._task, completed=step)
+        self._bar.step(step)
 
     def say(self, line: str) -> None:
-        """One line, above the bar if there is one."""
-        if self._has_bar:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            print(line, flush=True)
+        """Print one line, above the bar if there is one."""
+        self._bar.say(line)
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._has_bar:
-            self._bar.stop()
+        self._bar.close()
+
+
+def _progress_on_a_terminal() -> Progress | None:
+    """Return rich's bar, not yet started, or None where standard output is no terminal, as in a log file."""
+    # rich takes a twentieth of a second to import, which a run without a terminal need not spend.
+    # Its own answer counts where there may be a terminal, because it obeys NO_COLOR, FORCE_COLOR and TTY_COMPATIBLE.
+    if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ or "TTY_COMPATIBLE" in os.environ):
+        return None
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, transient=True, refresh_per_second=4)
+    return progress if progress.console.is_terminal else None

@@ -21,7 +21,7 @@ from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.speed import Speed, peak_memory, reset_peak_memory, speed, synchronize
 from gptscale.common.settings.run import Run
 from gptscale.results.record.board import Board
-from gptscale.results.record.console import Console
+from gptscale.results.record.console import StepLines
 from gptscale.results.record.files import StepLog
 from gptscale.results.record.wandb_board import WandbBoard
 
@@ -92,7 +92,7 @@ class Recorder:
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
         self._boards: list[Board | WandbBoard] = []
-        self._console: Console | None = None
+        self._console: StepLines | None = None
 
     def __enter__(self) -> Recorder:
         config, steps = self.run.config, self.folder / "steps.csv"
@@ -105,7 +105,9 @@ class Recorder:
                 self._boards.append(Board(self.folder, self.start_step))
             if config.wandb:
                 self._boards.append(WandbBoard(self.folder, self.start_step, asdict(config)))
-            self._console = Console(self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0]))
+            self._console = StepLines(
+                self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])
+            )
         reset_peak_memory(self.run.world.device)
         self._watch = Stopwatch(self.clock)
         return self

@@ -35,11 +35,11 @@ def dry(*words, **environment):
 
 
 def test_one_node():
-    assert dry(LAUNCHERS / "torchrun.sh", "--dry-run", "--nproc", "4", "fsdp", *OPTIONS) == [
+    assert dry(LAUNCHERS / "multinode.sh", "--dry-run", "--nproc", "4", "fsdp", *OPTIONS) == [
         *"torchrun --standalone --nproc-per-node 4 -m gptscale.recipes fsdp".split(),
         *OPTIONS,
     ]
-    assert "gpu" in dry(LAUNCHERS / "torchrun.sh", "--dry-run", "ddp")
+    assert "gpu" in dry(LAUNCHERS / "multinode.sh", "--dry-run", "ddp")
 
 
 def test_several_nodes():
@@ -47,7 +47,7 @@ def test_several_nodes():
         LAUNCHERS / "multinode.sh", "--dry-run", "--nodes", "2", "--endpoint", "node7", "--nproc", "8", "fsdp", *OPTIONS
     )
     assert words == [
-        *"torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id gptscale".split(),
+        *"torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node7:29400 --rdzv-id gptscale --nproc-per-node 8".split(),
         *"-m gptscale.recipes fsdp".split(),
         *OPTIONS,
     ]
@@ -73,7 +73,9 @@ def test_slurm(tmp_path):
 def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
     """Every stage's words are read by the command that they are for, and mean the GPU where there is one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    listed = shell(LAUNCHERS / "bench_gpu.sh", "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
+    listed = (
+        shell(LAUNCHERS / "bench" / "gpu.sh", "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
+    )
     benches = {"model": ModelBenchOptions, "parts": PartsOptions, "ops": OpsOptions, "memory": MemoryOptions}
     (tmp_path / "out").mkdir()
     asked = set()
@@ -105,7 +107,7 @@ def test_the_gpu_script_carries_on(tmp_path):
 
     def asked(*words):
         (tmp_path / "asked").write_text("")
-        ended = shell(LAUNCHERS / "bench_gpu.sh", *words, **environment)
+        ended = shell(LAUNCHERS / "bench" / "gpu.sh", *words, **environment)
         lines = (tmp_path / "asked").read_text().splitlines()
         assert all(line.endswith(" 480") for line in lines)  # of ten minutes: what hangs is told within the call
         return ended, [line.split()[:2] for line in lines]
@@ -117,7 +119,7 @@ def test_the_gpu_script_carries_on(tmp_path):
     assert first[0] == ["bench", "parts"]
     assert first[-2:] == [["-m", "pytest"], ["bench", "model"]]
     assert "parts ended with status 3" in ended.stderr
-    assert len(first) == len(shell(LAUNCHERS / "bench_gpu.sh", "--list", out).stdout.splitlines())
+    assert len(first) == len(shell(LAUNCHERS / "bench" / "gpu.sh", "--list", out).stdout.splitlines())
     assert asked(out)[1] == [["bench", "parts"], ["bench", "memory"]]
     assert [(out / f"parts{name}.csv").read_text() for name in ("", ".earlier")] == ["part\n"] * 2
     (out / "parts.tried").write_text("1\n2\n3\n")
@@ -128,7 +130,14 @@ def test_the_gpu_script_carries_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["torchrun.sh"], ["torchrun.sh", "--speed"], ["multinode.sh", "fsdp"], ["multinode.sh", "--nodes"]]
+    "words",
+    [
+        ["multinode.sh"],
+        ["multinode.sh", "--speed"],
+        ["multinode.sh", "--nodes", "2", "fsdp"],
+        ["multinode.sh", "--endpoint", "node7", "fsdp"],
+        ["multinode.sh", "--nodes"],
+    ],
 )
 def test_misuse_is_told(words):
     ended = shell(LAUNCHERS / words[0], *words[1:])

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gptscale.common.engines.zero.io_meter import MeteredIO
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, StorageError
 from gptscale.ops.build import cache as build_cache
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def ops_folder() -> Path:
 
     Raises StorageError if it belongs to another user.
     """
-    return build_cache.private(ops_path())
+    try:
+        return build_cache.private(ops_path())
+    except build_cache.CacheFolderError as error:
+        raise StorageError(*error.args) from None
 
 
 def library(op: str) -> Path:
@@ -115,7 +118,10 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
         say(f"compiling DeepSpeed's {op} (about {ABOUT_S[op]} s on 2 cores, once) ...")
         return _build(op, work)
 
-    return build_cache.build_once(ops_folder() / op, build, say, wait_s=LOCK_TIMEOUT_S)
+    try:
+        return build_cache.build_once(ops_folder() / op, build, say, wait_s=LOCK_TIMEOUT_S)
+    except build_cache.BuildError as error:
+        raise ConfigError(*error.args) from None
 
 
 def _build(op: str, work: Path) -> Path:

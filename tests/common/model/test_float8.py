@@ -36,7 +36,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.preflight import preflight
 from gptscale.launchers.run.record import print_summary
 from gptscale.recipes.single import SingleConfig, build
-from gptscale.results.record.console import Console
+from gptscale.results.record.console import StepLines
 
 CPU = torch.device("cpu")
 not_in_25 = pytest.mark.skipif(
@@ -393,7 +393,7 @@ def test_what_is_said_of_fp8_is_no_mfu():
     second = measured("fp8", tokens_per_step=50_000)
     said = StringIO()
     with redirect_stdout(said):
-        Console("single", 2, 50_000, second).step(1, 2.0, 1.0, 3.0)
+        StepLines("single", 2, 50_000, second).step(1, 2.0, 1.0, 3.0)
         row = {"recipe": "single", "status": "ok", "precision": "fp8", **dataclasses.asdict(second)}
         print_summary(row, Path("out/summary.csv"), Path("out/runs/x"))
     text = said.getvalue()

@@ -7,6 +7,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run import start as start_module
 from gptscale.launchers.run.start import start
 from gptscale.recipes.ddp import DDPConfig
+from gptscale.results.record import launch_with_row
 
 
 def statuses(out):
@@ -23,7 +24,7 @@ def test_every_end_that_left_no_row_gets_one(tmp_path, monkeypatch):
         (folder / "run.json").write_text(json.dumps({"identity": {"run_id": "r", "recipe": "ddp"}}))
         return 7
 
-    monkeypatch.setattr(start_module, "launch", killed)
+    monkeypatch.setattr(launch_with_row, "launch", killed)
     monkeypatch.setattr(start_module, "plan_run", lambda *args: None)
     config = RunConfig(data="synthetic", out=tmp_path, run_name="r")
     assert start("ddp", config, DDPConfig(), 2) == 7
@@ -33,7 +34,7 @@ def test_every_end_that_left_no_row_gets_one(tmp_path, monkeypatch):
 
 
 def test_a_run_refused_before_it_began_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(start_module, "launch", lambda command, nproc: 2)
+    monkeypatch.setattr(launch_with_row, "launch", lambda command, nproc: 2)
     config = RunConfig(data="synthetic", out=tmp_path / "out", run_name="r")
     assert start("ddp", config, DDPConfig(), 2) == 2
     assert not list(tmp_path.iterdir())

@@ -11,27 +11,13 @@ import sys
 import pytest
 import torch
 
-from gptscale.common.errors import PeerError, StorageError
+from gptscale.common.errors import PeerError
 from gptscale.common.process import begin as process
 from gptscale.common.process.ending import as_known
-from gptscale.common.process.world import World
 from gptscale.launchers.run import worker as entry
-from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import single
 
 CORES = len(os.sched_getaffinity(0))
-
-
-@pytest.fixture
-def plan(tmp_path):
-    def make(*words):
-        config, recipe_config = parse_run(
-            "single", ["--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", *words]
-        )
-        return preflight("single", config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
-
-    return make
 
 
 @pytest.fixture(autouse=True)
@@ -155,34 +141,6 @@ def test_sigterm_saves_after_the_step_and_says_interrupted(plan, tmp_path, monke
     assert entry.work(plan("--steps", "50", "--save-every", "50")) == 75
     assert row(tmp_path)["status"] == "interrupted"
     assert [p.name for p in (tmp_path / "runs" / "r" / "checkpoints").iterdir()] == ["step-3"]
-
-
-def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, monkeypatch, capsys):
-    saves = []
-
-    def save(*args, **options):
-        saves.append(args[2])
-        raise StorageError("disk full", "in ckpt", "free space")
-
-    monkeypatch.setattr(entry, "save", save)
-    saver = entry.Saver(plan("--save-every", "2"), None, None, lambda: None)
-    for step in (1, 2, 3, 4):
-        saver(step, last=False)
-    assert saves == [2, 4]
-    assert "missed 2 of 3" in capsys.readouterr().err
-    with pytest.raises(StorageError):
-        saver(6, last=False)
-
-
-def test_saves_when_due_and_only_then(plan, monkeypatch):
-    saved = []
-    monkeypatch.setattr(entry, "save", lambda engine, folder, step, facts, keep: saved.append(step))
-    for words, expected in ((["--save-every", "3"], [3, 6, 7]), (["--save-last"], [7]), ([], [])):
-        saved.clear()
-        saver = entry.Saver(plan(*words), None, None, lambda: None)
-        for step in range(1, 8):
-            saver(step, last=step == 7)
-        assert saved == expected
 
 
 def test_errors_of_collectives_are_a_peers():

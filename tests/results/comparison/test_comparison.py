@@ -15,9 +15,10 @@ from rich.console import Console
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.launchers.cli import main
-from gptscale.results.comparison.groups import Comparison, compare, load, write_comparison
+from gptscale.results.comparison.groups import Comparison, compare, load
 from gptscale.results.comparison.picture import figure_png
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
+from gptscale.results.comparison.write import write_comparison
 from gptscale.results.record.columns import STEP_COLUMNS
 from gptscale.results.record.files import StepLog, append_summary, write_json
 

@@ -1,0 +1,47 @@
+"""`gptscale compare`: rank runs of the same work, and write the table to files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.command_line import parse
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What to compare, and where else the table goes; with no file it is only printed."""
+
+    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Results folders, summary.csv files, or folders of single runs."""
+    csv: Path | None = None
+    """The aggregated figures as CSV."""
+    md: Path | None = None
+    """The table as Markdown."""
+    png: Path | None = None
+    """Loss curves, speed and memory as a picture."""
+    html: Path | None = None
+    """One self-contained page with all of it."""
+
+    def __post_init__(self) -> None:
+        for name in ("csv", "md", "png", "html"):
+            file = getattr(self, name)
+            if file is not None and (file.is_dir() or not file.parent.is_dir()):
+                problem = "is a folder" if file.is_dir() else "is in a folder that does not exist"
+                raise ConfigError(f"{file} {problem}", f"in --{name}", "name a file in a folder that exists")
+
+
+def main(argv: Sequence[str]) -> int:
+    """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]"""
+    options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
+    if not options.paths:
+        raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
+    from gptscale.results.comparison.groups import compare, load
+    from gptscale.results.comparison.write import write
+
+    write(compare(load(options.paths)), csv=options.csv, md=options.md, png=options.png, html=options.html)
+    return 0

@@ -1,0 +1,67 @@
+"""Checkpoints of a run: loaded alike on every rank, and saved when they are due."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gptscale.common.checkpoint.reader import agreed, is_deepspeeds_own
+from gptscale.common.checkpoint.writer import save
+from gptscale.common.engine import Engine
+from gptscale.common.errors import StorageError
+from gptscale.common.settings.run import workload
+from gptscale.launchers.run.preflight import Plan, check_same_work
+
+# A full disk may get free space while training goes on, so the first failed saves only warn.
+SAVE_MISSES_MAX = 3
+
+
+def resume(plan: Plan, engine: Engine) -> int:
+    """Load the checkpoint that --resume means, the same one on every rank; the step to go on from, 0 without."""
+    if plan.resume is None:
+        return 0
+    if is_deepspeeds_own(plan.resume):
+        return plan.recipe_config.load_own(engine, plan.resume)
+    reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.run.world.is_main)
+    reader.load_into(engine)
+    if plan.run.world.is_main:
+        print(
+            f"resumed from {reader.path}, saved by {reader.manifest['recipe']} on {reader.manifest['world_size']}",
+            flush=True,
+        )
+    return reader.step
+
+
+class Saver:
+    """Saves when it is due; a disk that is full now and then costs a checkpoint, not the run."""
+
+    def __init__(self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None]) -> None:
+        self.plan, self.engine, self.folder, self.before, self.misses = plan, engine, folder, before, 0
+
+    def __call__(self, step: int, last: bool) -> None:
+        run = self.plan.run
+        every = run.config.save_every
+        if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
+            return
+        self.before()  # rows up to this step reach the disk first, so that a resumed CSV has no gap
+        facts = {
+            "recipe": run.recipe,
+            "world_size": run.world.world_size,
+            "dp_size": run.batch.dp_size,
+            "tokens": step * run.tokens_per_step,
+            "workload": workload(run, self.plan.fingerprint),
+        }
+        try:
+            save(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)
+            self.misses = 0
+        except StorageError as error:
+            self.misses += 1
+            if last or self.misses >= SAVE_MISSES_MAX:
+                raise
+            if run.world.is_main:
+                print(
+                    f"gptscale: warning: {error} (missed {self.misses} of {SAVE_MISSES_MAX})",
+                    file=sys.stderr,
+                    flush=True,
+                )

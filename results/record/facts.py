@@ -1,0 +1,39 @@
+"""Facts that a row states beside what was measured: peak memory over ranks, versions, the commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from gptscale.common.measure.speed import Memory
+
+
+def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
+    """Return the maximum over ranks of each kind of memory in GiB, None where the device does not count that kind."""
+    columns = {"allocated_gib": "mem_allocated_gib", "reserved_gib": "mem_reserved_gib", "rss_gib": "rss_gib"}
+    result: dict[str, float | None] = {}
+    for kind, column in columns.items():
+        values = [value for memory in memories if (value := getattr(memory, kind)) is not None]
+        result[column] = max(values) if values else None
+    return result
+
+
+def version(distribution: str) -> str | None:
+    """Return the version of an installed distribution, None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str:
+    """Return the checkout's commit, with a `+` behind it if files differ, or nothing for an installed package."""
+    folder = Path(__file__).resolve().parent
+    describe = ["git", "-C", str(folder), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        # There is no git, or no checkout. The column is empty, as docs/guides/metrics.md says.
+        return ""

@@ -1,0 +1,50 @@
+"""The folders of results: whether a run may write into them, and which checkpoint in them --resume means."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gptscale.common.checkpoint.reader import step_folders
+from gptscale.common.errors import CheckpointError, ConfigError
+
+
+def check_results_folder(out: Path, run_name: str | None, summary: str, header: bytes, *, resumes: bool) -> None:
+    """Raise ConfigError unless a run can write its folder and its row under `out`.
+
+    The folder, or the nearest one that exists above it, must be a folder that can be written.
+    summary: the name of the file of rows, which must begin with `header` if it exists.
+    resumes: whether the run continues an earlier one, whose folder then may exist.
+    """
+    nearest = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        fix = "point --out to a folder that can"
+        raise ConfigError(f"results folder {out} cannot be written", f"at {nearest}", fix)
+    rows = out / summary
+    if rows.is_file() and rows.stat().st_size > 0 and not rows.read_bytes().startswith(header):
+        raise ConfigError(f"{rows} has other columns", "in --out", "point --out to another folder, or move the file")
+    if run_name and not resumes and (out / "runs" / run_name).exists():
+        fix = "add --resume or choose another --run-name"
+        raise ConfigError(f"run {run_name} exists already", f"in {out}", fix)
+
+
+def resume_folder(out: Path, run_name: str | None, resume: str) -> Path:
+    """Return the folder that `--resume` names, where `auto` means that of the run; CheckpointError if it is no folder."""
+    folder = out / "runs" / str(run_name) if resume == "auto" else Path(resume)
+    if not folder.is_dir():
+        fix = "give the path of a run or of its checkpoints/step-N"
+        raise CheckpointError(f"{folder} is no folder", "in --resume", fix)
+    return folder
+
+
+def checkpoints_in(folder: Path, save_option: str) -> Path:
+    """Return the step-N folder that `folder` is, or else the folder of such folders in it.
+
+    save_option: the command-line words that make a run save, for the message of the CheckpointError if there is none.
+    """
+    if (folder / "manifest.json").exists() or folder.name.startswith("step-"):
+        return folder
+    inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    if not step_folders(inner):
+        raise CheckpointError(f"{folder} holds no checkpoint", "in --resume", f"run with {save_option} first")
+    return inner

@@ -1,0 +1,87 @@
+"""One way to print a table, to write it as Markdown, and to draw a figure; libraries are imported when one is called."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from rich.console import Console
+    from rich.table import Table
+
+# Dots per inch of every picture.
+DPI = 110
+
+
+def console(log_columns: int | None = None, **options: Any) -> Console:
+    """Return a console as wide as the terminal, or `log_columns` wide where output is no terminal.
+
+    options: of rich's Console, such as highlight=False, which prints numbers without colours.
+    """
+    from rich.console import Console
+
+    return Console(width=None if Console().is_terminal else log_columns, **options)
+
+
+def table(
+    titles: Sequence[str],
+    rows: Iterable[Iterable[str]] = (),
+    *,
+    left: Collection[str] | None = None,
+    no_wrap: Collection[str] = (),
+    **options: Any,
+) -> Table:
+    """Return a table, to be printed by a console; its `add_row` appends more rows.
+
+    left: titles of the columns of words, which are flush left; all others hold figures and are flush right. None: all are left.
+    no_wrap: titles of columns whose text stays on one line. options: of rich's Table, such as title.
+    """
+    from rich.table import Table
+
+    result = Table(**{"box": None, "pad_edge": False, "title_justify": "left"} | options)
+    for title in titles:
+        is_left = left is None or title in left
+        result.add_column(title, justify="left" if is_left else "right", no_wrap=title in no_wrap)
+    for row in rows:
+        result.add_row(*row)
+    return result
+
+
+def markdown(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes: Sequence[str] = ()) -> str:
+    """Return rows whose keys are the titles as a Markdown table, with the notes as a list below it.
+
+    left: titles of the columns that are flush left.
+    """
+    lines = [list(rows[0]), ["---" if title in left else "---:" for title in rows[0]]]
+    lines += [[_plain(text) for text in row.values()] for row in rows]
+    text = "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+    return text + ("\n" + "".join(f"* {_plain(note)}\n" for note in notes) if notes else "")
+
+
+def subplots(
+    n_rows: int,
+    n_columns: int,
+    size_in: tuple[float, float],
+    title: str = "",
+    *,
+    title_size: float = 10,
+    **options: Any,
+) -> tuple[Figure, np.ndarray[Any, Any]]:
+    """Return a figure and its axes as an array of (n_rows, n_columns), to be drawn on and saved.
+
+    Write it by `figure.savefig(path, dpi=DPI)`. There is nothing to close and no display is needed, since this is not pyplot.
+    size_in: width and height in inches. options: of matplotlib's Figure.subplots, such as sharey.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size_in, layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=title_size)
+    return figure, figure.subplots(n_rows, n_columns, squeeze=False, **options)
+
+
+def _plain(text: str) -> str:
+    """Return text that neither ends a cell nor becomes a tag."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

@@ -1,16 +1,17 @@
-"""The seam: what every strategy must offer the one training loop, and nothing else. The cut is one optimizer step on this
-process's share of one global batch: the widest operation that all of them share.
+"""The engine: what every strategy offers the one training loop.
+
+It does one optimizer step on this process's share of one global batch: the widest operation that all strategies share.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from gptscale.common.measure.bubble import Bubble
     from gptscale.common.measure.offload import Offload
@@ -19,60 +20,60 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """This process's share of one global batch. step: the optimizer step it belongs to; with the seed it fixes order and dropout.
-    inputs, targets: int64 token ids, (sequences, seq_len); a target of -100 is not counted in the loss.
-    sequences: the sequences' indices in the data source, to name a batch in an error.
-    """
+    """This process's share of the global batch of one optimizer step."""
 
-    step: int
-    inputs: Tensor
-    targets: Tensor
-    sequences: tuple[int, ...] = ()
+    step: int  # 0-based; with the seed it fixes the order of the data, and dropout
+    inputs: torch.Tensor  # int64 token ids, (sequences, seq_len)
+    targets: torch.Tensor  # the same type and shape; a target of -100 does not count in the loss
+    sequences: tuple[int, ...] = ()  # indices of the sequences in the data source; an error names the batch by them
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`, copied without blocking the host."""
+        """Copy the batch to `device` without blocking the host."""
         inputs, targets = (t.to(device, non_blocking=True) for t in (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
 
 class StepResult(NamedTuple):
-    """What one optimizer step leaves; tensors, so that reading them (and waiting) stays the loop's choice.
-    loss: mean over the target tokens of the GLOBAL batch, detached, the same on every rank.
-    grad_norm: 2-norm of the whole gradient before clipping, the same on every rank. rank_losses: (data_size,) each data rank's
-    share of `loss`; names the rank that a NaN came from.
-    """
+    """The figures of one optimizer step, as tensors, so that the loop decides when to read them and wait."""
 
-    loss: Tensor
-    grad_norm: Tensor
-    rank_losses: Tensor
+    loss: torch.Tensor  # (), mean over the target tokens of the GLOBAL batch, detached; the same on every rank
+    grad_norm: torch.Tensor  # (), 2-norm of the whole gradient before clipping; the same on every rank
+    rank_losses: torch.Tensor  # (data_size,), each data rank's share of `loss`; shows which rank a NaN came from
 
 
-class Engine(Protocol):
-    """A model and an optimizer, split over processes. data_rank, data_size: the share of the batch that this one reads."""
+class Engine(ABC):
+    """A model and its optimizer, split over processes, of which this one reads share `data_rank` of `data_size`."""
 
     data_rank: int
     data_size: int
 
+    @abstractmethod
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Forward, backward, accumulation, clipping, step; weights stay untouched if loss or norm is not finite."""
+        """Do one whole optimizer step, and leave the weights untouched if loss or norm is not finite."""
 
-    def eval_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the global batch, no gradients; the same on every rank."""
+    @abstractmethod
+    def eval_loss(self, batch: Batch) -> torch.Tensor:
+        """Return the mean loss over the global batch, without gradients and the same on every rank."""
 
+    @abstractmethod
     def state(self) -> Iterable[Shard]:
-        """Every box of weights and optimizer state held here; one may be live only until the next is asked for."""
+        """Yield every box of weights and optimizer state held here, each valid only until the next is asked for."""
 
+    @abstractmethod
     def counters(self) -> dict[str, float]:
-        """Scalars of the state: optimizer steps taken, loss scale. The same on every rank."""
+        """Return the scalars of the state, such as steps taken and loss scale, which are the same on every rank."""
 
+    @abstractmethod
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Take `counters()` of a saved run back; the tensors of `state()` were filled in place before."""
+        """Restore the `counters()` of a saved run, after the tensors of `state()` were filled in place."""
 
     def offload(self) -> Offload | None:
-        """What this process keeps off the device, and what that costs; None if nothing."""
+        """Return what this process keeps off the device and what that costs, or None if it keeps nothing there."""
+        return None
 
     def bubble(self) -> Bubble | None:
-        """How busy this process was in the pipeline; None if there is none."""
+        """Return how busy this process was in the pipeline, or None if there is no pipeline."""
+        return None
 
-    def close(self) -> None:
-        """Delete what would outlive the process: files."""
+    def close(self) -> None:  # noqa: B027 (most engines leave nothing behind)
+        """Delete the files that would outlive the process."""

@@ -1,21 +1,23 @@
-"""Named boxes of training state: how every recipe describes what it holds, whatever its layout."""
+"""Named boxes of training state: how every recipe describes the tensors it holds, whatever their layout."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class Shard(NamedTuple):
     """One box of one named tensor of the training state, as this process holds it.
 
-    name: canonical, the same in every recipe, e.g. `model/blocks.0.attn.qkv.weight`, `adamw.exp_avg/wte.weight`.
+    name: the same in every recipe, for example `model/blocks.0.attn.qkv.weight` or `adamw.exp_avg/wte.weight`.
     tensor: the live local tensor; loading copies into it.
-    shape: of the whole tensor. offset: where `tensor` begins in it, per dim.
+    shape: the shape of the whole tensor. offset: where `tensor` begins in it, per dim.
     """
 
     name: str
@@ -29,24 +31,38 @@ class Shard(NamedTuple):
         return tuple(slice(o, o + n) for o, n in zip(self.offset, self.tensor.shape, strict=True))
 
 
+def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
+    """Return whether `tensor` is a DTensor."""
+    # Importing DTensor takes half a second. A strategy without DTensors has only these two classes, and never pays it.
+    if type(tensor) in (Tensor, Parameter):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
 def shard_of(name: str, tensor: Tensor) -> Shard:
-    """The box that a plain tensor (all of it) or a DTensor (this rank's part) is."""
+    """Return the box that `tensor` covers: all of a plain tensor, this rank's part of a DTensor."""
     shape = tuple(tensor.shape)
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return Shard(name, local(tensor), shape, (0,) * len(shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     _, offset = compute_local_shape_and_global_offset(shape, tensor.device_mesh, tensor.placements)
     return Shard(name, local(tensor), shape, tuple(offset))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, sharing its memory; a plain tensor as it is. Both detached."""
+    """Return this rank's part of a DTensor, or a plain tensor itself, detached and sharing the memory."""
     tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def replicas(tensor: Tensor) -> int:
-    """How many ranks of its mesh hold the same values as this one: 1 for a tensor that is no DTensor."""
-    if not isinstance(tensor, DTensor):
+    """Return how many ranks of a DTensor's mesh hold the same values, or 1 for a plain tensor."""
+    if not is_dtensor(tensor):
         return 1
+    from torch.distributed.tensor import Replicate
+
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
     return math.prod(size for size, placement in sizes if isinstance(placement, Replicate))

@@ -13,13 +13,13 @@ from gptscale.common.process.world import agree_any
 
 
 class Source(Protocol):
-    """This process's share of the global batch of any 0-based step."""
+    """The data of a run: this process's share of the global batch of any 0-based step."""
 
     def get(self, step: int) -> Batch: ...
 
 
 class Observer(Protocol):
-    """What the loop tells of itself; results/record/recorder.py writes it down."""
+    """What the loop reports to. results/record/recorder.py writes it down."""
 
     def waiting(self) -> AbstractContextManager[None]: ...
     def step(self, step: int, lr: float, result: StepResult) -> bool: ...
@@ -39,11 +39,11 @@ def train(
     save: Callable[[int, bool], None] = lambda step, last: None,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Run optimizer steps `start`+1 to `steps`; return the last one done.
+    """Run optimizer steps `start`+1 to `steps`, and return the last one done.
 
-    evaluate(step), save(step, last): called after every step, decide themselves whether they are due.
-    stop_requested: polled whenever the observer has synchronised (its `step` returned True); when any process says yes,
-    all of them stop after the same step. A NumericError that the observer raises ends the run before more steps.
+    evaluate(step), save(step, last): called after every step; they decide themselves whether they are due.
+    stop_requested: asked whenever the observer has synchronised, that is when its `step` returned True. When any process
+    answers yes, all of them stop after the same step. A NumericError that the observer raises ends the run at once.
     """
     for step in range(start, steps):
         with observer.waiting():

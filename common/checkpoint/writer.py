@@ -1,4 +1,7 @@
-"""Saving a checkpoint so that it is whole or not there: written under a temporary name, flushed, read back, renamed last."""
+"""Writing a checkpoint so that it is complete or not there at all.
+
+It is written under a temporary name, flushed to the disk, read back, and renamed last.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 
 from gptscale.common.checkpoint.reader import FORMAT_VERSION, sha256_of, step_folders
@@ -20,28 +22,30 @@ from gptscale.common.errors import GptscaleError, NumericError, StorageError
 from gptscale.common.process.world import gather_objects
 from gptscale.common.state import Shard
 
-FILE_BYTES = 2**31  # a file's tensors are in host memory while it is written; this bounds it
+# All tensors of a file are in host memory while it is written, so this bounds the memory that a save needs.
+FILE_BYTES = 2**31
 
 Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # tensor name, offset, shape
 
 
 def save(engine: Engine, folder: Path, step: int, facts: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write `folder`/step-N with the engine's whole state and `facts`; every rank calls it. Keeps the newest `keep`.
+    """Write `folder`/step-N with the engine's whole state and `facts`, and delete all but the newest `keep` checkpoints.
 
-    Raises on every rank what failed on any: StorageError (with needed and free bytes), NumericError (state not finite).
+    Every rank calls it, and the failure of one is raised on all: StorageError, with the bytes needed and free, or
+    NumericError if the state is not finite.
     """
     target, temporary = folder / f"step-{step}", folder / str(gather_objects(f".tmp-step-{step}-{uuid.uuid4().hex}")[0])
-    # Which rank writes which box: an engine need not know who else holds a copy of what it holds. State is walked twice,
-    # for what it is and to write it, since of a state that lives on disk only a part is in memory at a time.
-    held = gather_objects({_box(s): s.tensor.nbytes for s in engine.state() if s.tensor.numel()})
-    owners, rank = _owners(held), _rank()
+    # Decide here which rank writes which box, so that an engine need not know who else has a copy of its boxes. The state is
+    # walked twice, once to list the boxes and once to write them: if it lives on disk, only a part is in memory at a time.
+    box_bytes = gather_objects({_box(s): s.tensor.nbytes for s in engine.state() if s.tensor.numel()})
+    owners, rank = _owners(box_bytes), _rank()
     counters = engine.counters()
     outcome: Any = None
     try:
         temporary.mkdir(parents=True, exist_ok=True)
         outcome = list(_write_files(temporary, rank, (s for s in engine.state() if owners.get(_box(s)) == rank)))
     except (OSError, GptscaleError) as error:
-        outcome = _as_gptscale_error(error, folder, sum(held[rank].values()))
+        outcome = _as_gptscale_error(error, folder, sum(box_bytes[rank].values()))
     outcomes = gather_objects(outcome)
     failures = [o for o in outcomes if isinstance(o, GptscaleError)]
     if not failures and rank == 0:
@@ -68,21 +72,24 @@ def _rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def _owners(held: list[dict[Box, int]]) -> dict[Box, int]:
-    """For each box the rank that writes it: of those that hold it, the one with the fewest bytes so far."""
+def _owners(box_bytes: list[dict[Box, int]]) -> dict[Box, int]:
+    """Return the rank that writes each box: of the ranks that have it, the one with the fewest bytes so far."""
     holders: dict[Box, list[int]] = {}
-    for rank, boxes in enumerate(held):
+    for rank, boxes in enumerate(box_bytes):
         for box in boxes:
             holders.setdefault(box, []).append(rank)
-    load, owners = [0] * len(held), {}
+    load, owners = [0] * len(box_bytes), {}
     for box, ranks in holders.items():
-        owners[box] = min(ranks, key=lambda r: (load[r], r))
-        load[owners[box]] += held[owners[box]][box]
+        owner = min(ranks, key=lambda r: (load[r], r))
+        load[owner] += box_bytes[owner][box]
+        owners[box] = owner
     return owners
 
 
 def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[dict[str, Any]]:
-    """Write this rank's boxes in files of bounded size; one entry per file: name, size, sha256, boxes."""
+    """Write this rank's boxes to files of bounded size, and yield each file's entry in the manifest."""
+    import safetensors.torch  # here, because a run without checkpoints never needs it
+
     for index, group in enumerate(_groups(shards)):
         tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor for s in group}
         for key, tensor in tensors.items():
@@ -103,7 +110,7 @@ def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[d
 
 
 def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
-    """Copies of the shards in host memory, in lists of at most FILE_BYTES."""
+    """Yield copies of the shards in host memory, in lists of at most FILE_BYTES."""
     group: list[Shard] = []
     size = 0
     for shard in shards:
@@ -120,7 +127,8 @@ def _commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
     manifest = {"format_version": FORMAT_VERSION, **manifest}
     write_durably(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
     _sync_folder(temporary)
-    if target.exists():  # saved before, by a run that was resumed from further back
+    # A run that was resumed from further back may have saved this step before.
+    if target.exists():
         shutil.rmtree(target)
     os.rename(temporary, target)
     _sync_folder(target.parent)

@@ -1,7 +1,7 @@
 """The engine of every recipe that trains by forward, backward, step: accumulation, global loss, one optimizer step.
 
-A strategy hands in its wrapped model, its optimizer and, where they are its own, its backward and how to hold gradient
-communication back during accumulation. Nothing here knows which strategy that is.
+A strategy passes in its wrapped model and its optimizer. If it has a backward of its own, or a way to hold gradient
+communication back during accumulation, it passes these too. Nothing here knows which strategy it is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gptscale.common.engine import Batch, StepResult
+from gptscale.common.engine import Batch, Engine, StepResult
 from gptscale.common.model.compilation import CUDA_GRAPHS
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
@@ -23,46 +23,37 @@ from gptscale.common.optim.stepper import Stepper
 from gptscale.common.state import Shard
 
 if TYPE_CHECKING:
-    from gptscale.common.measure.bubble import Bubble
     from gptscale.common.measure.offload import Offload
     from gptscale.common.settings.run import Run
 
 
-class SteppedEngine:
-    """What an engine whose weights and state are its Stepper's leaves to it: all of Engine but the two passes."""
+class SteppedEngine(Engine):
+    """Base of an engine whose Stepper holds the weights and all state, so that only the two passes remain to be written."""
 
     optimizer: Stepper
 
     def state(self) -> Iterable[Shard]:
-        """The optimizer's: it knows every weight and what belongs to it."""
         return self.optimizer.state()
 
     def counters(self) -> dict[str, float]:
-        """The optimizer's."""
         return self.optimizer.counters()
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """The optimizer's."""
         self.optimizer.load_counters(counters)
 
     def offload(self) -> Offload | None:
-        """The optimizer's."""
         return self.optimizer.offload()
 
-    def bubble(self) -> Bubble | None:
-        """No rank waits for a stage."""
-        return None
-
     def close(self) -> None:
-        """The optimizer's."""
         self.optimizer.close()
 
 
 class TorchEngine(SteppedEngine):
-    """Engine over `model`, whose forward(inputs, targets) gives the summed loss of a micro-batch.
+    """Engine over `model`, whose forward(inputs, targets) returns the summed loss of a micro-batch.
 
-    group: the processes that split the batch, None if none do. set_grad_sync(on): whether the next backward communicates.
-    backward(loss): how the strategy wants it called. Gradients must come out as the MEAN over `group`, as in DDP.
+    group: the processes that split the batch, None if only this one reads it.
+    set_grad_sync(on): sets whether the next backward communicates gradients.
+    backward(loss): the strategy's own way to start a backward. Gradients must be the MEAN over `group`, as in DDP.
     """
 
     def __init__(
@@ -81,15 +72,15 @@ class TorchEngine(SteppedEngine):
         self.data_size = dist.get_world_size(group) if group else 1
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """One optimizer step on this process's share of a global batch.
+        """Do one optimizer step on this process's share of a global batch.
 
-        The two small exchanges of it, of token counts and of losses, run beside a forward and a backward.
+        It has two small exchanges, of token counts and of losses. They run beside the first forward and the last backward.
         """
-        self._begin()
+        self._release_graph_memory()
         seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
         self.model.train()
         micro_batches = self._micro_batches(batch)
-        n_targets, counted = self._all_reduce((batch.targets != IGNORE).sum())
+        n_targets, wait_for_count = self._all_reduce((batch.targets != IGNORE).sum())
         loss = torch.zeros((), device=batch.inputs.device)
         for i, (inputs, targets) in enumerate(micro_batches, start=1):
             self.set_grad_sync(i == len(micro_batches))
@@ -97,33 +88,34 @@ class TorchEngine(SteppedEngine):
                 micro_loss = self.model(inputs, targets)
             loss += micro_loss.detach()
             if i == 1:
-                counted()
-                # Gradients are averaged over ranks, the loss is a mean over all ranks' tokens: data_size makes one the other.
-                to_grad = self.optimizer.scale.to(loss.device) * self.data_size / n_targets
+                wait_for_count()
+                # The strategy averages gradients over the ranks, but the loss is a mean over the tokens of all ranks. The
+                # factor data_size turns that average into a sum.
+                grad_factor = self.optimizer.scale.to(loss.device) * self.data_size / n_targets
             if i == len(micro_batches):
-                rank_losses, gathered = self._all_gather(loss / n_targets)
-            self.backward(micro_loss * to_grad)
-        gathered()
+                rank_losses, wait_for_losses = self._all_gather(loss / n_targets)
+            self.backward(micro_loss * grad_factor)
+        wait_for_losses()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the global batch."""
+        """Return the mean loss over the global batch."""
         self.model.eval()
         loss = torch.zeros((), device=batch.inputs.device)
         for inputs, targets in self._micro_batches(batch):
-            self._begin()
+            self._release_graph_memory()
             with autocast(self.run.config.precision, inputs.device):
                 loss += self.model(inputs, targets)
-        sums, reduced = self._all_reduce(torch.stack([loss, (batch.targets != IGNORE).sum().to(loss.dtype)]))
-        reduced()
+        sums, wait_for_sums = self._all_reduce(torch.stack([loss, (batch.targets != IGNORE).sum().to(loss.dtype)]))
+        wait_for_sums()
         return sums[0] / sums[1]
 
-    def _begin(self) -> None:
-        """Give CUDA graphs, if blocks are compiled to them, their memory back: whatever they returned before is done with.
+    def _release_graph_memory(self) -> None:
+        """Tell CUDA graphs, if blocks are compiled to them, that their earlier outputs are no longer needed.
 
-        Between micro-batches of a step it is not: gradients of weights, which are outputs of graphs, are still being summed.
+        Never call it between the micro-batches of a step: the gradients that are being summed are outputs of graphs.
         """
         if self.run.config.compile_mode in CUDA_GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()
@@ -133,13 +125,13 @@ class TorchEngine(SteppedEngine):
         return list(zip(batch.inputs.split(size), batch.targets.split(size), strict=True))
 
     def _all_reduce(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
-        """`value` summed over the group, in place, once the function beside it has been called."""
+        """Begin to sum `value` over the group in place, and return it with the function that waits for the sum."""
         if self.group is None:
             return value, lambda: None
         return value, dist.all_reduce(value, group=self.group, async_op=True).wait
 
     def _all_gather(self, value: Tensor) -> tuple[Tensor, Callable[[], object]]:
-        """Every rank's scalar, (data_size,), likewise."""
+        """Begin to gather every rank's scalar, and return them, (data_size,), with the function that waits for them."""
         gathered = value.new_empty(self.data_size)
         if self.group is None:
             return gathered.copy_(value), lambda: None
@@ -147,7 +139,7 @@ class TorchEngine(SteppedEngine):
 
 
 def holding_back(no_sync: Callable[[], AbstractContextManager[object]]) -> Callable[[bool], None]:
-    """`set_grad_sync` from a library's context manager `no_sync`: entered while gradients are to stay where they are."""
+    """Return a `set_grad_sync` for TorchEngine, made of a library's context manager `no_sync`."""
     entered = ExitStack()
 
     def set_grad_sync(on: bool) -> None:
@@ -159,9 +151,10 @@ def holding_back(no_sync: Callable[[], AbstractContextManager[object]]) -> Calla
 
 
 def seed_dropout(seed: int, step: int, rank: int) -> None:
-    """Make dropout a pure function of (seed, step, rank): nothing to save, and a resumed run draws the same masks.
+    """Make dropout a pure function of (seed, step, rank), so that a resumed run draws the same masks from no saved state.
 
-    Every rank of the world has a stream of its own. Data ranks must, and so must tensor and pipeline ranks, because no two of
-    them ever drop the same activations: attention drops in each rank's own heads, the rest in its own part of the sequence.
+    Every rank of the world has its own stream of random numbers. Tensor and pipeline ranks need that as much as data ranks,
+    because no two ranks ever drop the same activations: attention drops in the heads of its rank, everything else in the
+    rank's part of the sequence.
     """
     torch.manual_seed(zlib.crc32(f"{seed} {step} {rank}".encode()))

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from gptscale.common import train as train_module
-from gptscale.common.engine import Batch, StepResult
+from gptscale.common.engine import Batch, Engine, StepResult
 from gptscale.common.train import train
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     data_rank, data_size = 0, 1
 
     def __init__(self):

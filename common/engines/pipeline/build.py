@@ -1,4 +1,4 @@
-"""From a run to its pipeline: this process's stages, what they pass on, and the engine over them."""
+"""Building a pipeline: this process's stages, the tensors that stages pass on, and the engine over the stages."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ TABLE = "wte.weight"
 
 
 def parts_of(run: Run, options: PipelineOptions, pp_rank: int) -> dict[int, nn.Module]:
-    """This process's stages by index, on the meta device: nobody ever has the rest of the model."""
+    """Return this process's stages by index, on the meta device, so that no process ever has the rest of the model."""
     sizes = stage_sizes(run, options)
-    mine = stage_indices(options.schedule, pp_rank, run.pp_size, len(sizes))
-    return dict(zip(mine, stages_of(meta_gpt(run), sizes, mine), strict=True))
+    indices = stage_indices(options.schedule, pp_rank, run.pp_size, len(sizes))
+    return dict(zip(indices, stages_of(meta_gpt(run), sizes, indices), strict=True))
 
 
 def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """What a stage reads and leaves for one micro-batch, by its index, on the meta device: ids, activations, the summed loss.
+    """Return a function from a stage's index to its input and output for one micro-batch, both on the meta device.
 
-    activation: the type of what stages pass on. Under tensor parallelism each passes its part of the sequence.
+    They are ids at the first stage, the summed loss behind the last, and activations of type `activation` elsewhere. Under
+    tensor parallelism each rank passes on its part of the sequence.
     """
     micro_batch, seq_len, tp_size = run.batch.micro_batch_size, run.seq_len, run.tp_size
     ids = torch.empty(micro_batch, seq_len, dtype=torch.int64, device="meta")
-    passed = ids.new_empty(micro_batch, seq_len // tp_size, run.gpt.n_embd, dtype=activation)
+    activations = ids.new_empty(micro_batch, seq_len // tp_size, run.gpt.n_embd, dtype=activation)
     total = torch.empty((), device="meta")
-    return lambda index: (ids if index == 0 else passed, total if index == n_stages - 1 else passed)
+    return lambda index: (ids if index == 0 else activations, total if index == n_stages - 1 else activations)
 
 
 def pipeline_engine(
     run: Run,
     options: PipelineOptions,
     parts: dict[int, nn.Module],
-    made: tuple[list[TimedStage], Any],
+    stages_and_schedule: tuple[list[TimedStage], Any],
     loss: PipelineLoss,
     mesh: DeviceMesh,
     *,
     data: dist.ProcessGroup | None = None,
     copies: int = 1,
 ) -> PipelineEngine:
-    """The engine over this process's stages and their schedule, `made`. mesh: has an axis pp, and holds the whole world.
+    """Return the engine over this process's stages and their schedule.
 
-    data: the processes that split the batch. copies: how many of the world hold each parameter alike, beside what its
-    DTensor says.
+    mesh: holds the whole world, and has an axis pp. data: the processes that split the batch.
+    copies: how many processes of the world hold the same values of each parameter, beside those that its DTensor counts.
     """
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
-    ends = None if options.schedule in V_SHAPED else tied_embedding_group(mesh)  # a V ends where it begins
-    held = dict.fromkeys(parameters, copies) | ({TABLE: 2 * copies} if ends else {})
-    optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=held)
-    tied = (parameters[TABLE], ends) if ends else None
-    stages, schedule = made
+    # A V ends on the process where it begins, so the table is there only once.
+    both_ends = None if options.schedule in V_SHAPED else tied_embedding_group(mesh)
+    n_copies = dict.fromkeys(parameters, copies) | ({TABLE: 2 * copies} if both_ends else {})
+    optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=n_copies)
+    tied = (parameters[TABLE], both_ends) if both_ends else None
+    stages, schedule = stages_and_schedule
     return PipelineEngine(run, stages, schedule, loss, optimizer, pipeline=mesh["pp"].get_group(), data=data, tied=tied)

@@ -1,4 +1,4 @@
-"""The engine of every recipe with pipeline stages: one global batch through a schedule, then one optimizer step."""
+"""The engine of every recipe with pipeline stages, which sends a global batch through a schedule and then steps."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
 
 class TimedStage(PipelineStage):
-    """torch's stage, its three computations timed."""
+    """A stage of torch's pipeline whose computations are timed."""
 
     clock: StageClock
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Without those to itself, which a V asks for where it turns and gloo refuses."""
+        """Return the first transfers, leaving out those to this process itself."""
+        # At its turning point a V-shaped schedule sends to its own process, which gloo refuses.
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -58,22 +59,27 @@ class TimedStage(PipelineStage):
 
 
 class PipelineLoss:
-    """The schedule's loss function: sums what the last stage computed, and scales it for backward."""
+    """The schedule's loss function, which adds up the loss of the micro-batches and scales each for its backward.
+
+    total: the summed loss of the micro-batches so far. grad_factor: what a micro-batch's loss is multiplied by.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.total = self.to_grad = torch.zeros((), device=device)
+        # Two tensors, never one under two names: `total` is added to in place, and must not change `grad_factor`.
+        self.total = torch.zeros((), device=device)
+        self.grad_factor = torch.zeros((), device=device)
 
     def __call__(self, summed: Tensor, targets: Tensor) -> Tensor:
-        """`summed`: the summed loss of a micro-batch, which the last stage computed with these targets."""
+        """Return the loss that backward starts from, where `summed` is the last stage's summed loss of a micro-batch."""
         self.total += summed.detach()
-        return summed * self.to_grad
+        return summed * self.grad_factor
 
 
 class PipelineEngine(SteppedEngine):
     """Engine over the stages that this process computes, in the order of `schedule`, whose loss function is `loss`.
 
-    pipeline: the processes of one pipeline; data: those that split the batch, None if none do. tied: where the table lives
-    on two processes, the parameter here and the group of the two, which must sum its gradient.
+    pipeline: the processes of one pipeline. data: the processes that split the batch, None if only this one reads it.
+    tied: if the table lives on two processes, its parameter here and the group of the two, which must sum its gradient.
     """
 
     def __init__(
@@ -92,7 +98,7 @@ class PipelineEngine(SteppedEngine):
         self.pipeline, self.group, self.tied = pipeline, data, tied
         self.data_rank = dist.get_rank(data) if data else 0
         self.data_size = dist.get_world_size(data) if data else 1
-        self.first, self.last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+        self.has_first, self.has_last = any(s.is_first for s in stages), any(s.is_last for s in stages)
         self.clock = StageClock(run.world.device)
         for stage in stages:
             stage.clock = self.clock
@@ -101,30 +107,31 @@ class PipelineEngine(SteppedEngine):
 
     @property
     def model(self) -> nn.Module:
-        """The modules of this process's stages."""
+        """Return the modules of this process's stages."""
         return nn.ModuleList(stage.submod for stage in self.stages)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """One optimizer step on this pipeline's share of a global batch."""
+        """Do one optimizer step on this pipeline's share of a global batch."""
         seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
         n_targets = (batch.targets != IGNORE).sum()
         if self.group is not None:
             dist.all_reduce(n_targets, group=self.group)
-        # Gradients are averaged over data ranks, the loss is a mean over all of their tokens: data_size makes one the other.
-        self.loss.to_grad = self.optimizer.scale.to(n_targets.device) * self.data_size / n_targets
+        # Gradients are averaged over the data ranks, but the loss is a mean over the tokens of all of them. The factor
+        # data_size turns that average into a sum.
+        self.loss.grad_factor = self.optimizer.scale.to(n_targets.device) * self.data_size / n_targets
         with self.clock.step():
-            total = self._through(batch)
+            total = self._run_schedule(batch)
         if self.tied is not None:
-            weight, two = self.tied
+            weight, both_ends = self.tied
             assert weight.grad is not None
-            dist.all_reduce(local(weight.grad), group=two)
-        rank_losses = self._of_data_ranks(total / n_targets)
+            dist.all_reduce(local(weight.grad), group=both_ends)
+        rank_losses = self._gather_data_ranks(total / n_targets)
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the global batch; micro-batches one after another through all stages."""
+        """Return the mean loss over the global batch, whose micro-batches go through all stages one after another."""
         for stage in self.stages:
             stage.submod.eval()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
@@ -135,43 +142,47 @@ class PipelineEngine(SteppedEngine):
                 x = self._forward(stage, x, targets)
         dist.all_reduce(self.loss.total, group=self.pipeline)
         n_targets = (batch.targets != IGNORE).sum()
-        return self._of_data_ranks(self.loss.total).sum() / self._of_data_ranks(n_targets).sum()
+        return self._gather_data_ranks(self.loss.total).sum() / self._gather_data_ranks(n_targets).sum()
 
     def bubble(self) -> Bubble:
-        """Measured by the stages' clock."""
+        """Return what the stages' clock measured."""
         clock = self.clock
         clock.read()
         return Bubble(self.theory, tuple(clock.busy_s), tuple(clock.span_s), clock.spans, clock.began_at)
 
-    def _through(self, batch: Batch) -> Tensor:
-        """Every micro-batch through every stage, and back; the summed loss of all, (), on each process of the pipeline."""
+    def _run_schedule(self, batch: Batch) -> Tensor:
+        """Run forward and backward of all micro-batches, and return their summed loss, (), on every process of the pipeline."""
         for stage in self.stages:
             stage.submod.train()
         self.loss.total = torch.zeros((), device=batch.inputs.device)
-        inputs = (batch.inputs,) if self.first else ()
-        targets: Any = {"target": batch.targets, "targets": batch.targets} if self.last else {}
+        inputs = (batch.inputs,) if self.has_first else ()
+        targets: Any = {"target": batch.targets, "targets": batch.targets} if self.has_last else {}
         with autocast(self.run.config.precision, batch.inputs.device):
             self.schedule.step(*inputs, **targets, return_outputs=False)
-        dist.all_reduce(self.loss.total, group=self.pipeline)  # zero but on the process of the last stage
+        # Only the process of the last stage has added to it. This gives the sum to the others.
+        dist.all_reduce(self.loss.total, group=self.pipeline)
         return self.loss.total
 
     def _forward(self, stage: TimedStage, x: Tensor, targets: Tensor) -> Tensor:
-        """One stage's forward of one micro-batch; `x` is the output of the stage before, if that is here too."""
-        before, behind = (stage.stage_index_to_group_rank.get(stage.stage_index + d) for d in (-1, 1))
-        if before not in (None, stage.group_rank):
+        """Run the forward of one stage for one micro-batch.
+
+        x: the output of the stage before if this process has that stage; otherwise it is received from its process.
+        """
+        rank_before, rank_after = (stage.stage_index_to_group_rank.get(stage.stage_index + d) for d in (-1, 1))
+        if rank_before not in (None, stage.group_rank):
             assert stage.inputs_meta is not None
             x = torch.empty_like(stage.inputs_meta[0], device=x.device)
-            dist.recv(x, group=self.pipeline, group_src=before)
+            dist.recv(x, group=self.pipeline, group_src=rank_before)
         with autocast(self.run.config.precision, x.device):
             y: Tensor = stage.submod(x, targets)
         if stage.is_last:
             self.loss.total += y
-        elif behind != stage.group_rank:
-            dist.send(y.contiguous(), group=self.pipeline, group_dst=behind)
+        elif rank_after != stage.group_rank:
+            dist.send(y.contiguous(), group=self.pipeline, group_dst=rank_after)
         return y
 
-    def _of_data_ranks(self, value: Tensor) -> Tensor:
-        """Every data rank's scalar, (data_size,)."""
+    def _gather_data_ranks(self, value: Tensor) -> Tensor:
+        """Gather every data rank's scalar, (data_size,)."""
         if self.group is None:
             return value.view(1)
         gathered = value.new_empty(self.data_size)

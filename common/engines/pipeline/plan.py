@@ -1,4 +1,4 @@
-"""The arithmetic of a pipeline: which schedules there are, what each asks for, how blocks are shared among stages."""
+"""The arithmetic of a pipeline: its schedules, what each of them requires, and how stages share the blocks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ Schedule = Literal[
     "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
 ]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-ONE_STAGE = ("GPipe", "1F1B")  # per process
-V_SHAPED = ("ZBVZeroBubble", "DualPipeV")  # two: one on the way down, one on the way up
+# Schedules with one stage per process.
+ONE_STAGE = ("GPipe", "1F1B")
+# Schedules with two stages per process: one on the way down the V, one on the way up.
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+# Schedules that run the two halves of a backward, for the input and for the weights, at different times.
 SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 class PipelineOptions(Protocol):
-    """What a recipe with stages lets its user choose."""
+    """The options of a recipe with stages."""
 
     @property
     def schedule(self) -> Schedule: ...
@@ -28,21 +31,22 @@ class PipelineOptions(Protocol):
     def layers_per_stage(self) -> str: ...
 
 
-def per_rank(options: PipelineOptions) -> int:
-    """Stages of one process."""
+def stages_per_rank(options: PipelineOptions) -> int:
+    """Return the number of stages of one process."""
     return options.stages_per_rank or (1 if options.schedule in ONE_STAGE else 2)
 
 
 def stage_indices(schedule: str, pp_rank: int, pp_size: int, n_stages: int) -> list[int]:
-    """Which stages a process computes: every pp_size-th, or one on each leg of a V."""
+    """Return the stages that a process computes: every pp_size-th, or one on each leg of a V."""
     if schedule in V_SHAPED:
         return [pp_rank, 2 * pp_size - 1 - pp_rank]
     return list(range(pp_rank, n_stages, pp_size))
 
 
 def fits(schedule: str, n_microbatches: int, pp_size: int, n_stages: int) -> bool:
-    """Whether torch's schedule takes this many micro-batches."""
-    if schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):  # in rounds of at least pp_size
+    """Return whether torch's schedule takes this many micro-batches."""
+    # The interleaved schedules work in equal rounds of at least pp_size micro-batches.
+    if schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
         return n_microbatches >= pp_size and n_microbatches % (n_microbatches // pp_size) == 0
     if schedule in ("1F1B", "DualPipeV"):
         return n_microbatches >= n_stages
@@ -50,27 +54,32 @@ def fits(schedule: str, n_microbatches: int, pp_size: int, n_stages: int) -> boo
 
 
 def micro_batches(options: PipelineOptions, sequences: int, pp_size: int) -> int | None:
-    """How many micro-batches to make of a data rank's sequences: two per stage, or what is nearest to it and fits; one per
-    stage if nothing does. None, which leaves it to the batch arithmetic, on one process.
+    """Return how many micro-batches to make of a data rank's sequences.
+
+    It is the number nearest to two per stage that divides the sequences and fits the schedule, or one per stage if none does.
+    On one process it is None, which leaves the choice to the batch arithmetic.
     """
     if pp_size == 1:
         return None
-    n_stages = pp_size * per_rank(options)
-    wanted = 2 * n_stages
+    n_stages = pp_size * stages_per_rank(options)
     usable = [m for m in range(1, sequences + 1) if sequences % m == 0 and fits(options.schedule, m, pp_size, n_stages)]
-    return min(usable, key=lambda m: (abs(m - wanted), m), default=n_stages)
+    return min(usable, key=lambda m: (abs(m - 2 * n_stages), m), default=n_stages)
 
 
 def head_cost(gpt: GPTConfig, seq_len: int) -> float:
-    """The head's work in units of a block's: multiplications of one token, causal attention counted by half."""
+    """Return the work of the head in units of a block's work.
+
+    Work is the number of multiplications for one token; causal attention counts half.
+    """
     block = 12 * gpt.n_embd**2 + seq_len * gpt.n_embd
     return gpt.padded_vocab_size * gpt.n_embd / block
 
 
 def balanced(n_layer: int, n_stages: int, head: float) -> list[int]:
-    """Blocks of each stage, so that the heaviest stage is as light as can be; `head` weighs on the last.
+    """Return the number of blocks of each stage, so that the heaviest stage is as light as possible.
 
-    Every stage has a block, but the last may be the head alone. Of equally good shares, the one that leaves the others less.
+    head: the extra work of the last stage, in blocks. Every stage has a block, except that the last may be the head alone.
+    Of several shares that are equally good, this is the one with the most blocks in the last stage.
     """
     if n_stages == 1:
         return [n_layer]
@@ -80,25 +89,27 @@ def balanced(n_layer: int, n_stages: int, head: float) -> list[int]:
         return max(-(-(n_layer - in_last) // others), in_last + head), -in_last
 
     in_last = min(range(n_layer - others + 1), key=heaviest)
-    rest = n_layer - in_last
-    return [rest // others + (i < rest % others) for i in range(others)] + [in_last]
+    each, extra = divmod(n_layer - in_last, others)
+    return [each + 1] * extra + [each] * (others - extra) + [in_last]
 
 
 def stage_sizes(run: Run, options: PipelineOptions) -> list[int]:
-    """Blocks of each stage, as --layers-per-stage says: `balanced`, or numbers with commas between."""
-    n_stages = run.pp_size * per_rank(options)
+    """Return the blocks of each stage from --layers-per-stage: `balanced`, or numbers with commas between."""
+    n_stages = run.pp_size * stages_per_rank(options)
     best = balanced(run.gpt.n_layer, n_stages, head_cost(run.gpt, run.seq_len))
-    said, where = options.layers_per_stage, "in --layers-per-stage"
-    if said == "balanced":
+    layers, where = options.layers_per_stage, "in --layers-per-stage"
+    if layers == "balanced":
         return best
     example = ",".join(map(str, best))
     try:
-        sizes = [int(word) for word in said.split(",")]
+        sizes = [int(word) for word in layers.split(",")]
     except ValueError:
-        raise ConfigError(f"{said!r} is no list of numbers", where, f"use balanced, or for example {example}") from None
+        raise ConfigError(
+            f"{layers!r} is no list of numbers", where, f"use balanced, or for example {example}"
+        ) from None
     if len(sizes) != n_stages or sum(sizes) != run.gpt.n_layer or min(sizes[:-1], default=1) < 1 or sizes[-1] < 0:
         raise ConfigError(
-            f"{said} does not share {run.gpt.n_layer} blocks among {n_stages} stages",
+            f"{layers} does not share {run.gpt.n_layer} blocks among {n_stages} stages",
             where,
             f"use for example {example}",
         )
@@ -106,8 +117,8 @@ def stage_sizes(run: Run, options: PipelineOptions) -> list[int]:
 
 
 def check_stages(run: Run, options: PipelineOptions) -> None:
-    """ConfigError unless layers, stages, processes and micro-batches fit each other and the schedule."""
-    pp_size, schedule, stages = run.pp_size, options.schedule, per_rank(options)
+    """Raise ConfigError unless layers, stages, processes and micro-batches fit each other and the schedule."""
+    pp_size, schedule, stages = run.pp_size, options.schedule, stages_per_rank(options)
     if stages < 1 or (schedule in ONE_STAGE and stages != 1) or (schedule in V_SHAPED and stages != 2):
         right = 1 if schedule in ONE_STAGE else 2
         raise ConfigError(
@@ -124,19 +135,19 @@ def check_stages(run: Run, options: PipelineOptions) -> None:
             f"use at most {most}" if most else f"use --n-layer {n_stages - 1} or more",
         )
     stage_sizes(run, options)
-    made, sequences = run.batch.grad_accum_steps, run.batch.sequences_per_rank
-    if not fits(schedule, made, pp_size, n_stages):
-        several = [m for m in range(1, 8 * n_stages + 1) if fits(schedule, m, pp_size, n_stages)]
-        good = [m for m in several if sequences % m == 0] or [m for m in several if m % pp_size == 0]
+    n_microbatches, sequences = run.batch.grad_accum_steps, run.batch.sequences_per_rank
+    if not fits(schedule, n_microbatches, pp_size, n_stages):
+        fitting = [m for m in range(1, 8 * n_stages + 1) if fits(schedule, m, pp_size, n_stages)]
+        advised = [m for m in fitting if sequences % m == 0] or [m for m in fitting if m % pp_size == 0]
         raise ConfigError(
-            f"{schedule} with {n_stages} stages on {pp_size} processes does not take {made} micro-batches",
+            f"{schedule} with {n_stages} stages on {pp_size} processes does not take {n_microbatches} micro-batches",
             "in --grad-accum-steps",
-            f"use {' or '.join(map(str, good[:2]))}, or schedule GPipe",
+            f"use {' or '.join(map(str, advised[:2]))}, or schedule GPipe",
         )
 
 
 def describe_stages(run: Run, options: PipelineOptions) -> list[str]:
-    """The split and each stage's share of the work, in blocks."""
+    """Return the lines that describe the stages: the blocks of each, the balance of their work, and the schedule."""
     sizes, head = stage_sizes(run, options), head_cost(run.gpt, run.seq_len)
     work = [float(size) for size in sizes]
     work[-1] += head

@@ -1,4 +1,4 @@
-"""A GPT's pipeline stages as modules."""
+"""The pipeline stages of a GPT, as modules."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from gptscale.common.model.gpt import GPT
 
 
 class Stage(nn.Module):
-    """Blocks `first` to `last` of a GPT, with the embedding before block 0 and the head behind the last stage.
+    """A run of blocks of a GPT, with the embedding on the first stage and the head on the last.
 
-    Takes what it keeps out of `gpt` (on the meta device, so that nobody ever has the rest); names stay the whole model's.
+    It takes its modules out of `gpt`, which is on the meta device, so that no process ever has the rest in memory. The names
+    of its parameters are those of the whole model.
     """
 
     def __init__(self, gpt: GPT, blocks: range, *, embeds: bool, ends: bool) -> None:
@@ -27,7 +28,11 @@ class Stage(nn.Module):
         self.loss = gpt.loss if ends else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """(batch, seq) ids or (batch, seq, n_embd) activations, to activations or, at the end, the summed loss, a scalar."""
+        """Compute this stage's part of one micro-batch.
+
+        x: (batch, seq) ids on the first stage, (batch, seq, n_embd) activations on the others. Returns activations, or the
+        summed loss, (), on the last stage.
+        """
         if self.embeds:
             x = GPT.embed(self, x)  # type: ignore[arg-type]
         for block in self.blocks.values():
@@ -38,24 +43,25 @@ class Stage(nn.Module):
         return x
 
 
-def stages_of(gpt: GPT, sizes: Sequence[int], mine: Sequence[int]) -> list[Stage]:
-    """The stages with indices `mine` of a pipeline whose stages have `sizes` blocks."""
+def stages_of(gpt: GPT, sizes: Sequence[int], indices: Sequence[int]) -> list[Stage]:
+    """Return the stages `indices` of a pipeline whose stages have `sizes` blocks."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     last = len(sizes) - 1
-    return [Stage(gpt, range(starts[i], starts[i] + sizes[i]), embeds=i == 0, ends=i == last) for i in mine]
+    return [Stage(gpt, range(starts[i], starts[i] + sizes[i]), embeds=i == 0, ends=i == last) for i in indices]
 
 
 def tied_embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
-    """The group of this process and the one at the other end of its pipeline, axis `pp` of `mesh`; None in between.
+    """Return the group of this process and the one at the other end of its pipeline, or None for a process in between.
 
-    Every process of the mesh must call it: making a group is collective.
+    mesh: has an axis `pp`. Every process of it must call this, because making a group is collective.
     """
     names = mesh.mesh_dim_names
     assert names is not None
-    pipelines = mesh.mesh.movedim(names.index("pp"), 0).reshape(mesh["pp"].size(), -1)  # (pp, every other axis)
-    mine = None
+    # (pp, every other axis): each column is one pipeline.
+    pipelines = mesh.mesh.movedim(names.index("pp"), 0).reshape(mesh["pp"].size(), -1)
+    own_group = None
     for first, last in zip(pipelines[0].tolist(), pipelines[-1].tolist(), strict=True):
         if first != last:
             group = dist.new_group([first, last])
-            mine = group if dist.get_rank() in (first, last) else mine
-    return mine
+            own_group = group if dist.get_rank() in (first, last) else own_group
+    return own_group

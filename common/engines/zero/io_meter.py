@@ -1,4 +1,4 @@
-"""Counts what goes through DeepSpeed's asynchronous file I/O, and how long the training waits for it."""
+"""A meter of DeepSpeed's asynchronous file I/O: the bytes that go through it, and how long the training waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 class Traffic:
     """Bytes and seconds of this process so far.
 
-    read_s, write_s: from a request's start to the return of the wait that covers it. waited_s: blocked meanwhile.
+    read_s, write_s: the time from the start of a request to the return of the wait that covers it.
+    waited_s: the time that the process was blocked.
     """
 
     read_bytes: int = 0
@@ -23,11 +24,12 @@ class Traffic:
     waited_s: float = 0.0
 
 
-TRAFFIC = Traffic()  # one per process: DeepSpeed makes its handles where it likes
+# One for the whole process, because DeepSpeed makes handles in many places.
+TRAFFIC = Traffic()
 
 
 class MeteredIO:
-    """DeepSpeed's async_io module, but for `aio_handle`, whose handles are metered."""
+    """DeepSpeed's async_io module, except that the handles of its `aio_handle` are metered."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -36,22 +38,23 @@ class MeteredIO:
         return getattr(self._module, name)
 
     def aio_handle(self, *args: Any, **kwargs: Any) -> MeteredHandle:
-        """A handle as the module makes it, metered."""
+        """Return a handle of the module, metered."""
         return MeteredHandle(self._module.aio_handle(*args, **kwargs), TRAFFIC)
 
 
 class MeteredHandle:
-    """A DeepSpeed aio_handle that counts; everything is passed on as it is."""
+    """A DeepSpeed aio_handle that counts its traffic and passes every call on unchanged."""
 
     def __init__(self, handle: Any, traffic: Traffic, clock: Callable[[], float] = time.perf_counter) -> None:
         self._handle, self._traffic, self._clock = handle, traffic, clock
-        self._began: dict[str, float] = {}  # of the oldest request under way, by direction
+        # When the oldest request under way began, by direction.
+        self._began: dict[str, float] = {}
 
     def __getattr__(self, name: str) -> Any:
         inner = getattr(self._handle, name)
-        direction = "read" if name.endswith("pread") else "write" if name.endswith("pwrite") else None
-        if direction is None:
+        if not name.endswith(("pread", "pwrite")):
             return inner
+        direction = "read" if name.endswith("pread") else "write"
 
         def counted(buffer: Any, *args: Any, **kwargs: Any) -> Any:
             began = self._clock()
@@ -68,7 +71,7 @@ class MeteredHandle:
         return counted
 
     def wait(self) -> Any:
-        """Blocks until all requests are done."""
+        """Block until all requests are done."""
         began = self._clock()
         result = self._handle.wait()
         self._finished(began)

@@ -1,10 +1,10 @@
-"""DeepSpeed's compiled operators: built once by `gptscale prepare`, only loaded by a run.
+"""DeepSpeed's compiled operators, which `gptscale prepare` builds once and a run only loads, and DeepSpeed's start.
 
-Left to itself DeepSpeed compiles an operator inside the run that first needs it, without a word, for minutes; a run killed
-meanwhile leaves a file `lock` that every later one waits for without end. Here an operator is built aside, moved into place
-when it is whole, and loaded from there: a run needs no compiler, takes no lock and cannot begin a compile.
+By itself DeepSpeed compiles an operator inside the run that first needs it, silently, for minutes. A run that is killed in
+that time leaves a file `lock`, for which every later run waits without end. Here an operator is built in a folder of its own,
+moved into place when it is complete, and loaded from there. So a run needs no compiler, takes no lock and starts no compile.
 
-The CPU builds are used on GPU machines too: they need no nvcc, and AdamW on the host and file I/O are what they are for.
+GPU machines use the CPU builds too. These need no nvcc, and the operators are for AdamW on the host and for file I/O.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ LOCK_TIMEOUT_S = 30.0
 
 
 def ops_path() -> Path:
-    """Where this machine's builds for these versions lie, or would."""
+    """Return the folder of this machine's builds for these versions, whether or not it exists."""
     versions = "-".join(f"{name}{importlib.metadata.version(name)}" for name in ("deepspeed", "torch"))
-    # Compiled for the very CPU (-march=native): a home folder may be shared with machines that have another.
+    # The builds are for this CPU only (-march=native), and machines with other CPUs may share the home folder.
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
     cpu = next((line for line in lines if line.startswith("flags")), lines[0])
@@ -50,9 +50,9 @@ def ops_path() -> Path:
 
 
 def ops_folder() -> Path:
-    """The same, made if it is not there, and private to the user (0700): what lies in it is executed by a run.
+    """Return `ops_path()`, making it if needed.
 
-    Raises StorageError if it belongs to another user.
+    Only the user can write to it (0700), because a run executes its files. Raises StorageError if it belongs to another user.
     """
     try:
         return build_cache.private(ops_path())
@@ -61,30 +61,35 @@ def ops_folder() -> Path:
 
 
 def library(op: str) -> Path:
-    """The shared library of a built operator."""
+    """Return the path of the shared library of an operator."""
     return ops_path() / op / f"{op}.so"
 
 
 def missing(ops: Sequence[str]) -> list[str]:
-    """Those of `ops` that are not built here."""
+    """Return those of `ops` that are not built here."""
     return [op for op in ops if not library(op).exists()]
 
 
 def lack(ops: Sequence[str]) -> ConfigError | None:
-    """The error for those of `ops` that are not built here, with the line that changes it; None if all are."""
-    if not (absent := missing(ops)):
+    """Return the error for those of `ops` that are not built here, with its fix, or None if all are built."""
+    absent = missing(ops)
+    if not absent:
         return None
-    lacking = next((found for op in absent if (found := what_is_missing(op))), None)
-    what = f"DeepSpeed's {' and '.join(absent)} not compiled yet" + (f": {lacking[0]}" if lacking else "")
-    fix = f"{lacking[2]}, then gptscale prepare" if lacking else "run gptscale prepare (once, some minutes)"
-    return ConfigError(what, "on this machine", fix)
+    names = f"DeepSpeed's {' and '.join(absent)} not compiled yet"
+    for op in absent:
+        if reason := what_is_missing(op):
+            return ConfigError(f"{names}: {reason[0]}", "on this machine", f"{reason[2]}, then gptscale prepare")
+    return ConfigError(names, "on this machine", "run gptscale prepare (once, some minutes)")
 
 
 def load(ops: Sequence[str]) -> None:
-    """Load built operators and hand them to DeepSpeed, which then never builds one; async_io with its traffic metered."""
+    """Load built operators and register them with DeepSpeed, which then never builds one.
+
+    The traffic of async_io is metered. Raises StorageError if the folder belongs to another user.
+    """
     if not ops:
         return
-    ops_folder()  # still ours alone?
+    ops_folder()  # checks its owner and makes it private again
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     for op in BUILDERS:
@@ -105,14 +110,15 @@ def _import(op: str, path: Path) -> ModuleType:
 
 
 def prepare(op: str, say: Callable[[str], object] = print) -> bool:
-    """Build `op` unless it is there; whether it was built now. One process at a time: the kernel frees the lock of a dead one.
+    """Build `op` unless it is there, and return whether it was built now.
 
-    Raises ConfigError with what is missing and the line that installs it, or with the compiler's own error.
+    One process at a time builds; the kernel frees the lock of a process that dies. Raises ConfigError with what is missing and
+    the command that installs it, or with the compiler's own error.
     """
     if not missing([op]):
         return False
-    if lacks := what_is_missing(op):
-        raise ConfigError(*lacks)
+    if reason := what_is_missing(op):
+        raise ConfigError(*reason)
 
     def build(work: Path) -> Path:
         say(f"compiling DeepSpeed's {op} (about {ABOUT_S[op]} s on 2 cores, once) ...")
@@ -143,16 +149,16 @@ def _build(op: str, work: Path) -> Path:
 
 
 def what_is_missing(op: str) -> tuple[str, str, str] | None:
-    """What a compile of `op` would lack here: what, where, and the line that installs it."""
-    if lacks := build_cache.tool_missing():
-        return lacks[0], f"for DeepSpeed's {op}", lacks[1]
+    """Return why `op` cannot be compiled here, as the three texts of a ConfigError, or None if it can."""
+    if tool := build_cache.tool_missing():
+        return tool[0], f"for DeepSpeed's {op}", tool[1]
     if op == "async_io" and not _has_libaio():
         return "no libaio headers", f"for DeepSpeed's {op}", "apt-get install libaio-dev"
     return None
 
 
 def _has_libaio() -> bool:
-    """Whether a program with libaio's header compiles and links."""
+    """Return whether a program with libaio's header compiles and links."""
     with tempfile.TemporaryDirectory() as folder:
         source = "#include <libaio.h>\nint main() { return io_setup(0, 0) > 0; }\n"
         command = [os.environ.get("CXX", "c++"), "-x", "c++", "-", "-laio", "-o", f"{folder}/probe"]
@@ -162,14 +168,15 @@ def _has_libaio() -> bool:
 
 
 def start_deepspeed(device: torch.device) -> None:
-    """Start DeepSpeed so that it uses `device` and compiles nothing; call it inside an initialised process group."""
+    """Start DeepSpeed inside an initialised process group, so that it uses `device` and compiles nothing."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator, set_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
+    # By itself it takes a GPU whenever it sees one.
     if device.type == "cpu" and get_accelerator().device_name() != "cpu":
-        set_accelerator(CPU_Accelerator())  # it takes a GPU whenever it sees one
-    # On CPUs it would compile, silently, a shared-memory all-reduce that only inference uses: no operator is "compatible".
+        set_accelerator(CPU_Accelerator())
+    # With no operator "compatible" it does not compile, silently, a shared-memory all-reduce for CPUs. Only inference uses it.
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
 

@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO optimizers behind the engine's small contract: their step, and what they hold as named boxes.
+"""DeepSpeed's ZeRO optimizers as a Stepper: their step, and their state as named boxes.
 
-What this file knows of DeepSpeed's insides (0.19.8) is where a rank's part of each parameter lies in its flat fp32 vectors;
-the names used are those of runtime/zero/stage_1_and_2.py and stage3.py.
+This file depends on one internal fact of DeepSpeed (0.19.8): where a rank's part of each parameter lies in its flat fp32
+vectors. The names used are those of runtime/zero/stage_1_and_2.py and stage3.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.state import Shard
 
-# Where each of DeepSpeed's optimizers keeps this rank's fp32 weights; stage 1 in bf16 is the last one.
+# The attribute in which each of DeepSpeed's optimizers keeps this rank's fp32 weights. BF16_Optimizer is stage 1 in bf16.
 FLAT_VECTORS = {
     "DeepSpeedZeroOptimizer": "single_partition_of_fp32_groups",
     "DeepSpeedZeroOptimizer_Stage3": "fp32_partitioned_groups_flat",
@@ -33,8 +33,8 @@ FLAT_VECTORS = {
 }
 
 
-def at_floor(error: Exception) -> NumericError | None:
-    """DeepSpeed's complaint that fp16's loss scale cannot fall further, as one line; None if it is another error."""
+def loss_scale_floor(error: Exception) -> NumericError | None:
+    """Return our error if `error` says that fp16's loss scale cannot fall further, or None if it is another error."""
     if "loss scale already at minimum" not in str(error):
         return None
     return NumericError(
@@ -43,12 +43,12 @@ def at_floor(error: Exception) -> NumericError | None:
 
 
 def load_own(engine: Any, folder: Path) -> int:
-    """RecipeConfig.load_own for an engine whose optimizer is a ZeroOptimizer."""
+    """Load DeepSpeed's own checkpoint into an engine whose optimizer is a ZeroOptimizer."""
     return ZeroOptimizer.load_own(engine.optimizer, folder)
 
 
 class Piece(NamedTuple):
-    """A rank's part of one parameter: elements `begin` to `begin + numel` of it, at `at` in flat vector `group`."""
+    """A rank's part of one parameter: elements `begin` to `begin + numel` of it, at index `at` of flat vector `group`."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,10 +59,11 @@ class Piece(NamedTuple):
 
 
 class ZeroOptimizer(Stepper):
-    """The Stepper over a DeepSpeedEngine `ds` at ZeRO stage 1, 2 or 3; optimizer state in `adamw.<key>`, none for SGD."""
+    """The Stepper over a DeepSpeedEngine `ds` at ZeRO stage 1, 2 or 3, with optimizer state if `adamw` and none for SGD."""
 
     def __init__(self, ds: Any, names: dict[str, Any], *, adamw: bool, swap: SwapFolder | None = None) -> None:
-        super().__init__(ds.device)  # DeepSpeed scales the loss itself: what the engine multiplies by stays 1
+        # `scale` stays 1, because DeepSpeed scales the loss itself.
+        super().__init__(ds.device)
         self.ds, self.zero, self.inner = ds, ds.optimizer, ds.optimizer.optimizer
         self.state_keys = ADAMW_STATE if adamw else ()
         self.stage = ds.zero_optimization_stage()
@@ -71,29 +72,39 @@ class ZeroOptimizer(Stepper):
         self.pieces = sorted(self._pieces(names), key=lambda piece: (piece.group, piece.at))
         self._create_state()
         self.swap, self.meter, self.waits_s = swap, StepMeter(self.inner), list[float]()
-        self._waited_s = TRAFFIC.waited_s  # setting up is no part of a step
+        # Setting up is no part of a step.
+        self._waited_s = TRAFFIC.waited_s
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """DeepSpeed's step at rate `lr`; it waits for the device anyway, to look at the norm, so the loss is read too."""
+        """Do DeepSpeed's step at rate `lr`, unless the loss is not finite.
+
+        Reading the loss costs no extra wait, because DeepSpeed waits for the device anyway to look at the norm.
+        """
         if self.poisoned or not torch.isfinite(loss):
-            self.poisoned = True  # sticky, as in common/optim/fused.py
+            # Once set it stays set, as in common/optim/fused.py.
+            self.poisoned = True
             return torch.full_like(loss, torch.nan)
         for group in self.inner.param_groups:
             group["lr"] = lr
         try:
             self.ds.step()
-        except Exception as error:  # DeepSpeed raises it bare
-            raise at_floor(error) or error from error
+        except Exception as error:  # DeepSpeed raises a bare Exception
+            floor = loss_scale_floor(error)
+            if floor is None:
+                raise
+            raise floor from error
         self.waits_s.append(self.meter.total_s + TRAFFIC.waited_s - self._waited_s)
         self._waited_s += self.waits_s[-1]
         norm = torch.as_tensor(self.ds.get_global_grad_norm(), dtype=torch.float32, device=loss.device)
-        # A norm that is not finite makes DeepSpeed skip the step; beyond fp16's loss scaling that is the end of the run.
+        # DeepSpeed skips a step whose norm is not finite. With fp16's loss scaling that is normal; otherwise it ends the run.
         self.poisoned = not (self.dynamic or torch.isfinite(norm))
         return norm
 
     def state(self) -> Iterator[Shard]:
-        """Master weights and optimizer state, flat vector by flat vector: one that lives on disk is in memory only while
-        its boxes are being looked at, and written back behind them."""
+        """Yield the boxes of master weights and optimizer state, flat vector by flat vector.
+
+        A vector that lives on disk is in memory only while its boxes are in use; then it is written back.
+        """
         for group, flat in enumerate(self._flats()):
             swapped = self._swaps(group)
             if swapped:
@@ -103,27 +114,29 @@ class ZeroOptimizer(Stepper):
                     yield from self._boxes(piece, "model", flat)
                     for key in self.state_keys:
                         yield from self._boxes(piece, f"adamw.{key}", self.inner.state[flat][key])
-            if self.stage == 3:  # what is computed with follows the master weights
+            if self.stage == 3:
+                # Bring the weights that are computed with up to the master weights.
                 self.zero._reassign_or_swap_out_partitioned_parameters(group)
             if swapped:
                 self.zero._optimizer_states_and_gradient_swap_out(group)
 
     def initialise(self, gpt: GPTConfig, seed: int) -> None:
-        """The initial weights in fp32, whatever DeepSpeed has rounded them to on the way."""
+        """Set the initial weights in fp32, whatever DeepSpeed rounded them to before."""
         init_weights((shard for shard in self.state() if shard.name.startswith("model/")), gpt, seed)
         self.publish()
 
     def publish(self) -> None:
-        """Bring the weights that are computed with, on every rank, up to the master weights; a collective call."""
+        """Bring the weights that are computed with up to the master weights, in a call that every rank must make."""
         if self.stage == 3:
-            self.zero._partition_all_parameters()  # small ones stay gathered, and what is gathered is not gathered again
+            # Small parameters stay gathered, and DeepSpeed would not gather them again.
+            self.zero._partition_all_parameters()
             if self.zero.persistent_parameters:
                 self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
             return
         self.zero.update_lp_params()
 
     def counters(self) -> dict[str, float]:
-        """Steps applied, and the loss scale with its run of good steps."""
+        """Return the steps applied, the loss scale, and the number of good steps in a row."""
         steps = [float(self.inner.state[flat]["step"]) for flat in self._flats()] if self.state_keys else [0.0]
         scale, good = 1.0, 0.0
         if self.dynamic:
@@ -145,7 +158,10 @@ class ZeroOptimizer(Stepper):
         self.publish()
 
     def load_own(self, folder: Path) -> int:
-        """Load what DeepSpeed's save_checkpoint left in `folder` (unpickling it); the step it was saved at."""
+        """Load what DeepSpeed's save_checkpoint left in `folder`, and return the step it was saved at.
+
+        DeepSpeed unpickles its files, which can run any code.
+        """
         where = f"in {folder}"
         if self.swap:
             raise ConfigError(
@@ -160,9 +176,10 @@ class ZeroOptimizer(Stepper):
         return int(self.ds.global_steps)
 
     def bytes_held(self) -> dict[str, int]:
-        """Bytes of this process by what they are: weights computed with, fp32 weights and optimizer state in memory, files.
+        """Return the bytes of this process by kind.
 
-        The second counts nothing twice where, as at stage 3 in fp32, the weights computed with are the fp32 weights.
+        weights: the weights that are computed with. optimizer: the fp32 weights and the optimizer state that are in memory. disk:
+        the files. At stage 3 in fp32 the first two share the fp32 weights, which then count as `weights` only.
         """
         lp = [p.ds_tensor if self.stage == 3 else p for p in self.ds.module.parameters()]
         flats = [flat for group, flat in enumerate(self._flats()) if not self._swaps(group)]
@@ -176,27 +193,27 @@ class ZeroOptimizer(Stepper):
         }
 
     def offload(self) -> Offload | None:
-        """What ZeRO-Offload and ZeRO-Infinity keep where, and the traffic of the latter's files."""
+        """Return what ZeRO-Offload and ZeRO-Infinity keep off the device, and the traffic of the latter's files."""
         zero = self.ds.zero_offload_optimizer()
         if zero is None or zero.device == "none":
             return None
-        held, rates = self.bytes_held(), TRAFFIC
-        weights = held["weights"] if self.stage == 3 else 0
+        nbytes = self.bytes_held()
+        weights = nbytes["weights"] if self.stage == 3 else 0
         return Offload(
-            cpu_bytes=held["optimizer"] + weights,
-            disk_bytes=held["disk"],
-            read_bytes_per_s=rates.read_bytes / rates.read_s if rates.read_s else None,
-            write_bytes_per_s=rates.written_bytes / rates.write_s if rates.write_s else None,
+            cpu_bytes=nbytes["optimizer"] + weights,
+            disk_bytes=nbytes["disk"],
+            read_bytes_per_s=TRAFFIC.read_bytes / TRAFFIC.read_s if TRAFFIC.read_s else None,
+            write_bytes_per_s=TRAFFIC.written_bytes / TRAFFIC.write_s if TRAFFIC.write_s else None,
             waits_s=tuple(self.waits_s),
         )
 
     def close(self) -> None:
-        """Delete the files."""
+        """Delete the files of this run's swap folder."""
         if self.swap:
             self.swap.close()
 
     def _flats(self) -> list[Tensor]:
-        """This rank's fp32 vectors: one per parameter group, in stage 3 one per sub-group of it."""
+        """Return this rank's fp32 vectors: one per parameter group, or at stage 3 one per sub-group of it."""
         flats: list[Tensor] = getattr(self.zero, FLAT_VECTORS[type(self.zero).__name__])
         return flats
 
@@ -208,7 +225,8 @@ class ZeroOptimizer(Stepper):
             if self.stage == 3:
                 group, at, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
                 begin = parameter.partition_numel() * dist.get_rank()
-                numel = min(parameter.partition_numel(), parameter.ds_numel - begin)  # the last one is padded
+                # The part of the last rank is padded.
+                numel = min(parameter.partition_numel(), parameter.ds_numel - begin)
                 if numel > 0:
                     yield Piece(name, tuple(parameter.ds_shape), begin, group, at, numel)
             elif (mapping := parameter._hp_mapping) is not None:
@@ -220,10 +238,11 @@ class ZeroOptimizer(Stepper):
         return shards_of_range(f"{kind}/{piece.name}", part, piece.shape, piece.begin)
 
     def _create_state(self) -> None:
-        """Zeroed AdamW state now, not at the first step, so that a checkpoint can be loaded in place before it."""
+        """Create zeroed AdamW state now, so that a checkpoint can be loaded in place before the first step."""
         if not self.state_keys:
             return
-        integer_step = not isinstance(self.inner, torch.optim.AdamW)  # DeepSpeedCPUAdam counts in a Python int
+        # DeepSpeedCPUAdam counts its steps in a Python int.
+        integer_step = not isinstance(self.inner, torch.optim.AdamW)
         for group, flat in enumerate(self._flats()):
             swapped = self._swaps(group)
             if swapped:
@@ -232,5 +251,6 @@ class ZeroOptimizer(Stepper):
             state["step"] = 0 if integer_step else torch.zeros((), dtype=torch.float32, device=flat.device)
             for key in self.state_keys:
                 state[key] = torch.zeros_like(flat, requires_grad=False)
-            if swapped:  # writing it back is what makes DeepSpeed's swapper know of it
+            if swapped:
+                # DeepSpeed's swapper learns of the new state when it writes it.
                 self.zero._optimizer_states_and_gradient_swap_out(group)

@@ -1,4 +1,4 @@
-"""What the launcher asks of a DeepSpeed recipe's options before a run: operators compiled, a file merged, room on a disk."""
+"""The options of a DeepSpeed recipe, and the checks before its run: operators compiled, user's JSON merged, room on disk."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from gptscale.common.engine import Engine
     from gptscale.common.settings.run import Run
 
-# Keys that we set for a sensible start only: the user's value wins. Every other key that we set says what the run is.
-FREE = {
+# Keys whose value the user may change: this package only sets a sensible default. Its other keys say what the run is.
+USER_KEYS = {
     "buffer_size", "buffer_count", "reduce_bucket_size", "max_in_cpu", "pin_memory", "steps_per_print", "initial_scale_power",
     "loss_scale_window", "min_loss_scale", "grad_accum_dtype", "communication_data_type",
 }  # fmt: skip
-OURS_ALONE = {
+# Keys that the user may not set at all, with what sets them in a run.
+RUN_KEYS = {
     "optimizer": "the run's --optimizer, --beta1, --beta2, --weight-decay make it",
     "scheduler": "--lr, --lr-schedule and --warmup-steps make it",
     "activation_checkpointing": "use --activation-checkpointing",
@@ -52,7 +53,7 @@ class DeepSpeedConfig(RecipeConfig):
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """DeepSpeed's compiled operators that these options use."""
+        """Return the names of DeepSpeed's compiled operators that these options use."""
         return {"none": (), "cpu": ("cpu_adam",), "nvme": ("cpu_adam", "pin_memory", "async_io")}[self.offload]
 
     def over(self, ours: dict[str, Any]) -> dict[str, Any]:
@@ -60,60 +61,62 @@ class DeepSpeedConfig(RecipeConfig):
         return merged(ours, self.ds_config) if self.ds_config else ours
 
     def json(self, run: Run) -> dict[str, Any]:
-        """DeepSpeed's JSON for `run`."""
+        """Return DeepSpeed's JSON for `run`."""
         raise NotImplementedError
 
     def lacks(self) -> ConfigError | None:
-        """Operators that are not compiled."""
+        """Return the error for operators that are not compiled, or None if all are."""
         return deepspeed_ops.lack(self.ops)
 
     def check(self, run: Run) -> None:
-        """ConfigError if the user's file contradicts the run, or the disk is too small for what would live on it."""
+        """Raise ConfigError if the user's file contradicts the run, or the disk is too small for what would live on it."""
         self.json(run)
         if self.offload == "nvme":
+            # Per parameter: 16 bytes of fp32 weight, gradient and two moments, and the weight that is computed with.
             weight_bytes = 4 if run.config.precision == "fp32" else 2
             check_space(self.nvme_path, run.config.out, run.gpt.n_params_in_memory * (16 + weight_bytes), run.world)
 
     def load_own(self, engine: Engine, folder: Path) -> int:
-        """What DeepSpeed's save_checkpoint left."""
+        """Load what DeepSpeed's save_checkpoint left in `folder`, and return the step it was saved at."""
         from gptscale.common.engines.zero.optimizer import load_own
 
         return load_own(engine, folder)
 
 
 def merged(ours: dict[str, Any], file: Path) -> dict[str, Any]:
-    """`ours` with the keys of `file` over it; "auto" (as Hugging Face writes) means ours.
+    """Return the JSON `ours` with the user's JSON in `file` merged over it.
 
-    Raises ConfigError naming each key whose value is another in the run, or that the run makes itself.
+    A value "auto", as Hugging Face writes it, means the value in `ours`. Raises ConfigError, naming each key whose value
+    contradicts the run, or a key that only the run's own options may set.
     """
     where = f"in --ds-config {file}"
     try:
-        theirs = json.loads(file.read_text())
+        user_json = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"not a JSON file ({error})", where, "give DeepSpeed's configuration") from None
-    if not isinstance(theirs, dict):
-        raise ConfigError(f"holds a {type(theirs).__name__}, not an object", where, "give DeepSpeed's configuration")
-    for key in OURS_ALONE.keys() & theirs.keys():
-        raise ConfigError(f"{key} cannot be set there", where, f"leave it out: {OURS_ALONE[key]}")
-    if contradictions := list(_contradictions(ours, theirs, ())):
+    if not isinstance(user_json, dict):
+        raise ConfigError(f"holds a {type(user_json).__name__}, not an object", where, "give DeepSpeed's configuration")
+    for key in RUN_KEYS.keys() & user_json.keys():
+        raise ConfigError(f"{key} cannot be set there", where, f"leave it out: {RUN_KEYS[key]}")
+    if contradictions := list(_contradictions(ours, user_json, ())):
         raise ConfigError("; ".join(contradictions), where, "leave it out, or change the run's options")
-    return _over(ours, theirs)
+    return _over(ours, user_json)
 
 
-def _contradictions(ours: dict[str, Any], theirs: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    for key, value in theirs.items():
-        name, mine = ".".join((*path, key)), ours.get(key)
-        if key not in ours or value == "auto" or key in FREE:
+def _contradictions(ours: dict[str, Any], user_json: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    for key, value in user_json.items():
+        name, run_value = ".".join((*path, key)), ours.get(key)
+        if key not in ours or value == "auto" or key in USER_KEYS:
             continue
-        if isinstance(mine, dict) and isinstance(value, dict):
-            yield from _contradictions(mine, value, (*path, key))
-        elif value != mine:
-            yield f"{name} is {value} there, {mine} in this run"
+        if isinstance(run_value, dict) and isinstance(value, dict):
+            yield from _contradictions(run_value, value, (*path, key))
+        elif value != run_value:
+            yield f"{name} is {value} there, {run_value} in this run"
 
 
-def _over(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def _over(ours: dict[str, Any], user_json: dict[str, Any]) -> dict[str, Any]:
     result = dict(ours)
-    for key, value in theirs.items():
+    for key, value in user_json.items():
         if isinstance(value, dict):
             result[key] = _over(ours.get(key, {}), value)
         elif value != "auto":

@@ -89,7 +89,7 @@ def load(ops: Sequence[str]) -> None:
     """
     if not ops:
         return
-    ops_folder()  # checks its owner and makes it private again
+    ops_folder()  # raises if the folder no longer belongs to this user alone
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     for op in BUILDERS:

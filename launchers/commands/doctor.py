@@ -94,7 +94,7 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
     """What the disk of `folder` does, and what that means for `model`."""
     if model not in PRESETS:
         raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, PRESETS))
-    from gptscale.launchers.commands.nvme import gemm_tflops, measure, verdict
+    from gptscale.launchers.bench.nvme import gemm_tflops, measure, verdict
 
     disk = measure(folder)
     tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

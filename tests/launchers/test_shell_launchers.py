@@ -14,7 +14,7 @@ from gptscale.launchers.bench.memory.command import MemoryOptions
 from gptscale.launchers.bench.model.command import ModelBenchOptions
 from gptscale.launchers.bench.ops.command import OpsOptions
 from gptscale.launchers.bench.parts.command import PartsOptions
-from gptscale.launchers.cli import LaunchOptions
+from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import parse_launch
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"

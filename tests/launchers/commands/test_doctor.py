@@ -6,7 +6,8 @@ import pytest
 import gptscale.recipes
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.settings.gpt_config import PRESETS
-from gptscale.launchers.commands import doctor, nvme
+from gptscale.launchers.bench import nvme
+from gptscale.launchers.commands import doctor
 from gptscale.recipes import RECIPES, Recipe
 
 

@@ -1,8 +1,6 @@
+"""From a command line to the options of a run, and back to the words that each rank is started with."""
+
 import dataclasses
-import os
-import shutil
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +8,8 @@ from hypothesis import strategies as st
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.cli import COMMANDS, LaunchOptions, main
+from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import option_words, parse_launch, parse_run
-from gptscale.recipes import RECIPES
 
 
 def test_defaults_are_the_dataclass():
@@ -54,58 +51,3 @@ def test_options_survive_the_way_to_the_workers(steps, lr, compile, resume, prec
     run = RunConfig(steps=steps, lr=lr, compile=compile, resume=resume, precision=precision)
     recipe = dataclasses.replace(parse_run("fsdp", [])[1], prefetch=prefetch, reshard_after_forward=reshard)
     assert parse_run("fsdp", option_words("fsdp", run, recipe)) == (run, recipe)
-
-
-@pytest.mark.parametrize(
-    "words", [["run", "fsdp"], ["sweep"], ["parity"], ["compare"], ["doctor"], ["bench"], ["tokenize"]]
-)
-def test_help(words, capsys):
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--help"])
-    assert end.value.code == 0
-    assert "usage: gptscale " + words[0] in capsys.readouterr().out
-
-
-def test_help_of_run_names_every_option(capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "fsdp", "--help"])
-    said = capsys.readouterr().out
-    fields = [
-        *dataclasses.fields(RunConfig),
-        *dataclasses.fields(LaunchOptions),
-        *dataclasses.fields(parse_run("fsdp", [])[1]),
-    ]
-    assert not [f.name for f in fields if f.name.replace("_", "-") not in said]
-
-
-def test_overview_and_list(capsys):
-    assert main([]) == main(["--help"]) == main(["list"]) == main(["--version"]) == 0
-    said = capsys.readouterr().out
-    assert not [name for name in [*COMMANDS, *RECIPES] if name not in said]
-    assert "gptscale 0.1.0" in said
-
-
-def test_a_reader_that_leaves_early_is_no_error():
-    """As with `gptscale --help | head -1`; the pipe is closed before anything is written."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    words = [sys.executable, "-m", "gptscale.launchers.cli", "--help"]
-    ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    os.close(writer)
-    assert (ended.returncode, ended.stderr) == (141, "")
-
-
-def test_on_a_terminal_too_the_message_is_one_plain_sentence():
-    """tyro draws a coloured box there, with a title in its border; `script` gives the command a terminal."""
-    script = shutil.which("script")
-    if script is None:
-        pytest.skip("no program `script` to make a terminal")
-    command = f"{sys.executable} -m gptscale.launchers.cli run ddp --precision fp4"
-    ended = subprocess.run(
-        [script, "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode == 2
-    assert ended.stdout.strip() == (
-        "gptscale: error: invalid choice 'fp4' for argument '--precision'. Expected one of ('fp32', 'bf16', 'fp16', 'fp8'), "
-        "on the command line, see gptscale run ddp --help"
-    )

@@ -1,0 +1,47 @@
+"""`gptscale run`: train with one strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import check_range
+from gptscale.launchers.run.options import parse_launch
+from gptscale.recipes import get
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How many processes to start, or none at all."""
+
+    nproc: int | None = None
+    """Processes on this machine; default one per GPU, or one. Several nodes: see launchers/multinode.sh."""
+    dry_run: bool = False
+    """Print what would run and stop; nothing is created."""
+
+    def __post_init__(self) -> None:
+        check_range(self.nproc, 1, 1024, "nproc")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train with the recipe that the first word names, and return the run's exit status."""
+    if argv and argv[0] in ("-h", "--help"):
+        print("usage: gptscale run RECIPE [options]\n\nFor the options: gptscale run ddp --help")
+        raise SystemExit(0)
+    if not argv or argv[0].startswith("-"):
+        raise ConfigError("a recipe is missing", "on the command line", "gptscale run RECIPE [options]")
+    recipe = argv[0]
+    get(recipe)
+    config, recipe_config, options = parse_launch(recipe, argv[1:], LaunchOptions)
+    assert options is not None
+    # After the options are parsed, because it imports torch.
+    from gptscale.launchers.run.start import command_line, default_nproc, plan_run, start
+
+    nproc = options.nproc or default_nproc(recipe, config)
+    if not options.dry_run:
+        return start(recipe, config, recipe_config, nproc)
+    for line in plan_run(recipe, config, recipe_config, nproc).describe():
+        print(line)
+    print("command  " + " ".join(command_line(recipe, config, recipe_config, nproc)))
+    return 0

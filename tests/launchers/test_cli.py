@@ -1,0 +1,107 @@
+"""The words of `gptscale`: their help, their errors, and what each imports."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.cli import BENCHES, COMMANDS, main
+from gptscale.launchers.commands.run import LaunchOptions
+from gptscale.launchers.run.options import parse_run
+from gptscale.recipes import RECIPES
+
+NEVER = {"pandas", "matplotlib", "jinja2", "transformers", "deepspeed", "wandb"}
+NOT_BEFORE_OPTIONS_ARE_READ = NEVER | {"torch", "tensorboard"}
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "fsdp"], ["sweep"], ["parity"], ["compare"], ["doctor"], ["bench"], ["tokenize"]]
+)
+def test_help(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    assert end.value.code == 0
+    assert "usage: gptscale " + words[0] in capsys.readouterr().out
+
+
+def test_help_of_run_names_every_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "fsdp", "--help"])
+    said = capsys.readouterr().out
+    fields = [
+        *dataclasses.fields(RunConfig),
+        *dataclasses.fields(LaunchOptions),
+        *dataclasses.fields(parse_run("fsdp", [])[1]),
+    ]
+    assert not [f.name for f in fields if f.name.replace("_", "-") not in said]
+
+
+def test_overview_and_list(capsys):
+    assert main([]) == main(["--help"]) == main(["list"]) == main(["--version"]) == 0
+    said = capsys.readouterr().out
+    assert not [name for name in [*COMMANDS, *RECIPES] if name not in said]
+    assert "gptscale 0.1.0" in said
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    """As with `gptscale --help | head -1`; the pipe is closed before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "gptscale.launchers.cli", "--help"]
+    ended = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_on_a_terminal_too_the_message_is_one_plain_sentence():
+    """tyro draws a coloured box there, with a title in its border; `script` gives the command a terminal."""
+    script = shutil.which("script")
+    if script is None:
+        pytest.skip("no program `script` to make a terminal")
+    command = f"{sys.executable} -m gptscale.launchers.cli run ddp --precision fp4"
+    ended = subprocess.run(
+        [script, "-qec", command, "/dev/null"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert ended.stdout.strip() == (
+        "gptscale: error: invalid choice 'fp4' for argument '--precision'. Expected one of ('fp32', 'bf16', 'fp16', 'fp8'), "
+        "on the command line, see gptscale run ddp --help"
+    )
+
+
+@pytest.mark.parametrize("table", [COMMANDS, BENCHES])
+def test_every_word_has_its_module(table):
+    """The modules are read, not imported, because together they import everything."""
+    for word, (module, line) in table.items():
+        assert f" {word}" in line
+        if isinstance(module, str):
+            source = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
+            assert "\ndef main(argv: Sequence[str]" in source.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "unwanted"),
+    [
+        (["list"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["run", "single", "--steps", "1", "--data", "synthetic", "--device", "cpu"], 0, NEVER),
+    ],
+    ids=["list", "help", "a run"],
+)
+def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwanted):
+    """Of the command and, since they inherit the variable, of the ranks that it starts."""
+    command = [sys.executable, "-m", "gptscale.launchers.cli", *words]
+    environment = os.environ | {"PYTHONPROFILEIMPORTTIME": "1"}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == status, ended.stderr[-2000:]
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in lines}
+    assert "gptscale" in imported
+    assert not imported & unwanted

@@ -1,4 +1,7 @@
-"""Checks that every operator makes of its arguments, before any implementation sees them: TypeError or ValueError, by name."""
+"""Checks that every operator makes on its arguments before any implementation runs.
+
+They raise a TypeError or a ValueError that names the argument.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def check_tensor(name: str, value: Any) -> None:
-    """A strided tensor of one of the four floating-point types, or TypeError."""
+    """Raise TypeError unless `value` is a strided tensor of one of the four floating-point types."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: a Tensor expected, not {type(value).__name__}")
     if value.dtype not in DTYPES:
@@ -21,7 +24,10 @@ def check_tensor(name: str, value: Any) -> None:
 
 
 def check_like(name: str, value: Any, other_name: str, other: Tensor) -> None:
-    """Also of the device and, unless autocast is going to make it so, the dtype of `other`."""
+    """Check a tensor as `check_tensor` does, and that its device and dtype are those of `other`.
+
+    Where autocast is enabled the dtypes may differ, because autocast is going to make them equal.
+    """
     check_tensor(name, value)
     if value.device != other.device:
         raise ValueError(f"{name}: on {value.device}, but {other_name} is on {other.device}")
@@ -30,6 +36,6 @@ def check_like(name: str, value: Any, other_name: str, other: Tensor) -> None:
 
 
 def check_shape(name: str, value: Tensor, shape: tuple[int, ...], why: str) -> None:
-    """Of exactly this shape, or ValueError."""
+    """Raise ValueError unless `value` has exactly this shape."""
     if tuple(value.shape) != shape:
         raise ValueError(f"{name}: shape {shape} expected, {why}, not {tuple(value.shape)}")

@@ -1,11 +1,12 @@
 """Convolution, bias and ReLU as one operator, with its backward by mask.
 
-    y = max(0, x * w + b)                            (* the cross-correlation of torch.nn.functional.conv2d)
-    m = dL/dy where y > 0, else 0                    (where y is NaN too, as in PyTorch: what is not <= 0 passes)
+    y = max(0, x * w + b)                            (* is the cross-correlation of torch.nn.functional.conv2d)
+    m = dL/dy where y > 0, else 0                    (dL/dy where y is NaN too: as in PyTorch, all that is not <= 0 passes)
     dL/dx = m convolved with w,  dL/dw = x correlated with m,  dL/db = sum of m over batch, height and width
 
-y itself tells where ReLU let through, so nothing but inputs and output is kept for the backward. docs/ops/conv_bias_relu.md
-has derivation, kernels and figures, and says which part is ours and which a library's.
+y itself shows where ReLU let the gradient through, so only inputs and output are kept for the backward.
+docs/ops/conv_bias_relu.md has the derivation, the kernels and measured figures, and says which parts are kernels of this
+package and which are a library's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops import registry as library
+from gptscale.ops import registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 from gptscale.ops.conv_python import (
     ConvBiasReluBackwardFunction,
@@ -42,11 +43,13 @@ def conv_bias_relu(
     groups: int = 1,
     implementation: str = "auto",
 ) -> Tensor:
-    """relu(conv2d(x, weight, bias)) of x (batch, channels, height, width); differentiable twice.
+    """Return relu(conv2d(x, weight, bias)) of x (batch, channels, height, width).
 
-    weight (out channels, channels / groups, kernel height, kernel width), bias (out channels); the other arguments as
-    torch.nn.functional.conv2d. Under autocast in its precision, as conv2d. implementation: auto takes C++ on a CPU and
-    Triton on a GPU; python, cpp and triton insist. Raises TypeError or ValueError that names the argument.
+    It can be differentiated twice. Under autocast it runs in autocast's precision, as conv2d does.
+
+    weight: (out channels, channels / groups, kernel height, kernel width). bias: (out channels,). The other arguments are
+    those of torch.nn.functional.conv2d. implementation: auto takes C++ on a CPU and Triton on a GPU, while python, cpp and
+    triton demand that one. Raises TypeError or ValueError that names the argument.
     """
     geometry = _check(x, weight, bias, stride, padding, dilation, groups)
     y: Tensor
@@ -54,7 +57,7 @@ def conv_bias_relu(
         x, weight, bias = _autocast(x, weight, bias)
         y = ConvBiasReluFunction.apply(x, weight, bias, *geometry)  # type: ignore[no-untyped-call]
     else:
-        library.require(implementation, x.device)
+        registry.require(implementation, x.device)
         y = torch.ops.gptscale.conv_bias_relu(x, weight, bias, *geometry)
     return y
 
@@ -69,7 +72,7 @@ def conv_bias_relu_forward(
     groups: int = 1,
     implementation: str = "auto",
 ) -> Tensor:
-    """`conv_bias_relu` that records nothing for autograd: for those who call the backward themselves."""
+    """Run `conv_bias_relu` without recording for autograd, for callers that call the backward themselves."""
     with torch.no_grad():
         return conv_bias_relu(x, weight, bias, stride, padding, dilation, groups, implementation)
 
@@ -86,7 +89,7 @@ def conv_bias_relu_backward(
     needs: Needs = (True, True, True),
     implementation: str = "auto",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, weight and bias, from that of y; None where `needs` says that one is not wanted."""
+    """Return the gradients of x, weight and bias from that of y, or None for those that `needs` does not name."""
     check_tensor("x", x)
     check_like("weight", weight, "x", x)
     geometry = _geometry(x, weight, stride, padding, dilation, groups)
@@ -98,11 +101,11 @@ def conv_bias_relu_backward(
         raise TypeError(f"needs: three bools expected (for x, weight, bias), not {needs!r}")
     if implementation == "python":
         function: Any = ConvBiasReluBackwardFunction
-        found = function.apply(grad, y, x, weight, *geometry, tuple(needs))
+        gradients = function.apply(grad, y, x, weight, *geometry, tuple(needs))
     else:
-        library.require(implementation, x.device)
-        found = torch.ops.gptscale.conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
-    to_x, to_weight, to_bias = (one if needed else None for one, needed in zip(found, needs, strict=True))
+        registry.require(implementation, x.device)
+        gradients = torch.ops.gptscale.conv_bias_relu_backward(grad, y, x, weight, *geometry, needs)
+    to_x, to_weight, to_bias = (g if needed else None for g, needed in zip(gradients, needs, strict=True))
     return to_x, to_weight, to_bias
 
 
@@ -121,7 +124,7 @@ def _check(
 def _geometry(
     x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> tuple[Pair, Pair, Pair, int]:
-    """Stride, padding, dilation as pairs, and groups, once they and the two tensors fit each other."""
+    """Return stride, padding and dilation as pairs, and groups, after checking that they fit the two tensors."""
     geometry = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
     if isinstance(groups, bool) or not isinstance(groups, int):
         raise TypeError(f"groups: an int expected, not {groups!r}")
@@ -149,7 +152,7 @@ def _geometry(
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As torch's own conv2d takes them: under autocast in its precision, fp64 excepted."""
+    """Cast the tensors as torch's own conv2d does: to autocast's precision where it is enabled, except fp64."""
     device = tensors[0].device.type
     return _cast(torch.get_autocast_dtype(device), *tensors) if torch.is_autocast_enabled(device) else tensors
 
@@ -158,11 +161,12 @@ def _cast(dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t if t.dtype == torch.float64 else t.to(dtype) for t in tensors)
 
 
-# --- To torch.library
+# --- Registration with torch.library
 
 
 def _fake(x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Tensor:
-    if x.device.type == "cpu":  # the layout is the library's choice
+    # On a CPU the library chooses the layout of the output.
+    if x.device.type == "cpu":
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     shape = (x.shape[0], weight.shape[0], *windows_over(x.shape, weight.shape, stride, padding, dilation))
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
@@ -185,11 +189,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:3])
-    found = torch.ops.gptscale.conv_bias_relu_backward(grad, *ctx.saved_tensors, *ctx.geometry, needs)
-    return *(one if needed else None for one, needed in zip(found, needs, strict=True)), *[None] * 4
+    gradients = torch.ops.gptscale.conv_bias_relu_backward(grad, *ctx.saved_tensors, *ctx.geometry, needs)
+    return *(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None, None, None
 
 
-library.define(
+registry.define(
     "conv_bias_relu(Tensor x, Tensor weight, Tensor bias, int[2] stride, int[2] padding, int[2] dilation, int groups)"
     " -> Tensor",
     fake=_fake,
@@ -199,7 +203,7 @@ library.define(
     backward=_formula,
     autocast=lambda dtype, x, weight, bias, *geometry: (*_cast(dtype, x, weight, bias), *geometry),
 )
-library.define(
+registry.define(
     "conv_bias_relu_backward(Tensor grad, Tensor y, Tensor x, Tensor weight, int[2] stride, int[2] padding,"
     " int[2] dilation, int groups, bool[3] needs) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,

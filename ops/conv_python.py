@@ -1,6 +1,6 @@
-"""Convolution + bias + ReLU and its derivatives by torch's own operations: the definition, for everything that has no kernel.
+"""Convolution + bias + ReLU and its derivatives by torch's own operations.
 
-ops/conv.py derives the formulas.
+They define the operator, and run where there is no kernel. ops/conv.py has the formulas.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Needs = tuple[bool, bool, bool]
 def python_conv_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
-    """The definition."""
+    """Return relu(conv2d(x, weight, bias)), the definition of the operator."""
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups).relu_()
 
 
@@ -35,23 +35,23 @@ def python_conv_bias_relu_backward(
     groups: int,
     needs: Needs,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, weight and bias; an empty tensor in place of one that is not needed."""
+    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
     masked = masked_by(y, grad)
     to_x, to_weight = convolution_backward(masked, x, weight, (stride, padding, dilation, groups), needs[:2])
     to_bias = masked.sum((0, 2, 3)) if needs[2] else None
     none = grad.new_empty(0)
-    return tuple(none if one is None else one for one in (to_x, to_weight, to_bias))  # type: ignore[return-value]
+    return tuple(none if g is None else g for g in (to_x, to_weight, to_bias))  # type: ignore[return-value]
 
 
 def masked_by(y: Tensor, grad: Tensor) -> Tensor:
-    """`grad` where ReLU let y through."""
+    """Return `grad` where ReLU let y through, and 0 elsewhere."""
     return torch.where(y <= 0, 0.0, grad)
 
 
 def convolution_backward(
     masked: Tensor, x: Tensor, weight: Tensor, geometry: Any, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and weight, from the masked one: the library's, of the plain convolution."""
+    """Return the gradients of x and weight from the masked gradient, by the library's plain convolution."""
     stride, padding, dilation, groups = geometry
     if not any(needs):
         return None, None
@@ -64,10 +64,12 @@ def convolution_backward(
 def double_backward(
     upstream: Sequence[Tensor | None], grad: Tensor, y: Tensor, x: Tensor, weight: Tensor, geometry: Any
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What the derivative of the backward gives grad, x and weight, from those of the gradients it returned.
+    """Differentiate the backward: return the gradients of grad, x and weight.
 
-    The backward is linear in m and in x or weight: each of its parts is a convolution, and so is what comes back of it.
-    In torch's operations throughout, so differentiable further.
+    upstream: the gradients of the three gradients that the backward returned.
+
+    The backward is linear in m and in x or weight. Each of its parts is a convolution, and so is its derivative. Only
+    torch's operations are used, so that the result can be differentiated further.
     """
     of_x, of_weight, of_bias = upstream
     flow, to_x, to_weight = torch.zeros_like(grad), None, None
@@ -84,22 +86,25 @@ def double_backward(
 
 
 def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """setup_context of the backward."""
+    """Save the arguments of the backward for its derivative (a `setup_context` of torch.library)."""
     *tensors, stride, padding, dilation, groups, ctx.needs = inputs
     ctx.geometry = stride, padding, dilation, groups
     ctx.save_for_backward(*tensors)
 
 
 def backward_formula(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
-    """Its backward: the second derivative."""
-    wanted = [one if needed else None for one, needed in zip(upstream, ctx.needs, strict=True)]
+    """Differentiate the backward, for torch.library: the second derivative of the operator."""
+    needed_upstream = [g if needed else None for g, needed in zip(upstream, ctx.needs, strict=True)]
     grad, y, x, weight = ctx.saved_tensors
-    to_grad, to_x, to_weight = double_backward(wanted, grad, y, x, weight, ctx.geometry)
-    return to_grad, None, to_x, to_weight, *[None] * 5
+    to_grad, to_x, to_weight = double_backward(needed_upstream, grad, y, x, weight, ctx.geometry)
+    return to_grad, None, to_x, to_weight, None, None, None, None, None
 
 
 class ConvBiasReluFunction(torch.autograd.Function):
-    """The operator with its derivative written by hand; that derivative is a Function too, and so has one itself."""
+    """The operator with its derivative written by hand.
+
+    The derivative is a Function too, so that it has a derivative itself.
+    """
 
     @staticmethod
     def forward(
@@ -117,12 +122,12 @@ class ConvBiasReluFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         needs = tuple(ctx.needs_input_grad[:3])
         function: Any = ConvBiasReluBackwardFunction
-        found = function.apply(grad, *ctx.saved_tensors, *ctx.geometry, needs)
-        return *(one if needed else None for one, needed in zip(found, needs, strict=True)), *[None] * 4
+        gradients = function.apply(grad, *ctx.saved_tensors, *ctx.geometry, needs)
+        return *(g if needed else None for g, needed in zip(gradients, needs, strict=True)), None, None, None, None
 
 
 class ConvBiasReluBackwardFunction(torch.autograd.Function):
-    """The gradients of x, weight and bias."""
+    """The derivative of the operator, the gradients of x, weight and bias, with its own derivative."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,9 +3,9 @@
     y[m, o] = relu(sum over k of x[m, k] w[k, o] + b[o]),  m an output pixel (image, row, column), k a (row, column, channel) of
     its window
 
-The matrix x[m, k] is never made: each tile is loaded from where the windows lie, with zeros for padding. The backward's mask and
-bias gradient are one pass, the sum in two stages and a fixed order: no atomics, the same bits each run. The gradients of x and
-weight are the library's (cuDNN, through aten::convolution_backward).
+The matrix x[m, k] never exists. Each tile is loaded from the windows in the input, with zeros for padding. In the backward,
+one pass computes the mask and the bias gradient, which is summed in two stages, in a fixed order and without atomics. So it
+has the same bits in each run. The gradients of x and weight are the library's (cuDNN, through aten::convolution_backward).
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from gptscale.ops.windows import Pair, memory_format, windows_along
 
-BLOCK_M, BLOCK_N, BLOCK_K = 128, 64, 32  # output pixels, output channels, elements of a window of one step
-ROWS, COLUMNS, STEPS = 8, 128, 16  # of the backward's pass: a program takes STEPS tiles of ROWS x COLUMNS
+# Output pixels and output channels of a program, and the elements of a window that one step takes.
+BLOCK_M, BLOCK_N, BLOCK_K = 128, 64, 32
+# In the backward, a program takes STEPS tiles of ROWS x COLUMNS.
+ROWS, COLUMNS, STEPS = 8, 128, 16
 
 
 @triton.jit
@@ -61,7 +63,10 @@ def _forward_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Channels here are those of one group, program_id(2); strides are in elements."""
+    """Compute a tile of the output for the channels of one group.
+
+    The group is program_id(2). Strides are in elements.
+    """
     group = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     o = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -87,7 +92,7 @@ def _forward_kernel(
         total = tl.dot(x, weight, total, input_precision=PRECISION)
     bias = tl.load(b_ptr + group * out_channels + o, mask=o < out_channels, other=0.0).to(tl.float32)
     total += bias[None, :]
-    y = tl.where(total <= 0.0, 0.0, total)  # NaN stays
+    y = tl.where(total <= 0.0, 0.0, total)  # NaN stays NaN
     pixel = y_ptr + image * y_image + oh * y_row + ow * y_column
     y_at = pixel[:, None] + ((group * out_channels + o) * y_channel)[None, :]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=(m[:, None] < pixels) & (o[None, :] < out_channels))
@@ -106,21 +111,22 @@ def _mask_kernel(
     COLUMNS: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """Of a matrix rows x columns: masked gradients, and sums of them over STEPS tiles, along rows or along columns.
+    """Mask the gradients of a matrix rows x columns, and sum them over STEPS tiles along rows or columns.
 
-    channels_last is pixels x channels, summed over rows; contiguous is (image, channel) x pixels, summed over columns.
+    A channels_last tensor is the matrix pixels x channels, summed over rows. A contiguous tensor is the matrix
+    (image, channel) x pixels, summed over columns.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS * (STEPS if OVER_ROWS else 1) + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS * (1 if OVER_ROWS else STEPS) + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for _ in range(STEPS):
-        there = (row[:, None] < rows) & (column[None, :] < columns)
+        inside = (row[:, None] < rows) & (column[None, :] < columns)
         at = row[:, None] * columns + column[None, :]
-        y = tl.load(y_ptr + at, mask=there, other=0.0).to(tl.float32)
-        g = tl.load(g_ptr + at, mask=there, other=0.0).to(tl.float32)
-        kept = tl.where(y <= 0.0, 0.0, g)
-        tl.store(masked_ptr + at, kept.to(masked_ptr.dtype.element_ty), mask=there)
-        total += kept
+        y = tl.load(y_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        g = tl.load(g_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        masked = tl.where(y <= 0.0, 0.0, g)
+        tl.store(masked_ptr + at, masked.to(masked_ptr.dtype.element_ty), mask=inside)
+        total += masked
         if OVER_ROWS:
             row += ROWS
         else:
@@ -136,8 +142,9 @@ def _mask_kernel(
 def conv_bias_relu(
     x: Tensor, weight: Tensor, bias: Tensor, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Tensor:
-    """relu(x * w + b), in x's layout; fp32 in TF32 where PyTorch's convolutions may."""
-    if x.dtype == torch.float64:  # for checking, not for speed: torch's own operations
+    """Return relu(x * w + b) in x's layout, with TF32 for fp32 where PyTorch's convolutions may use it."""
+    # fp64 is for checking and not for speed, so torch's own operations compute it.
+    if x.dtype == torch.float64:
         from gptscale.ops.conv_python import python_conv_bias_relu
 
         y = python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
@@ -168,7 +175,7 @@ def conv_bias_relu(
 
 
 def mask_and_sum(grad: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(grad where not y <= 0, its sum over all but channels), in y's layout."""
+    """Return grad where not y <= 0, else 0, in y's layout, and its sum over all dimensions but channels."""
     layout = memory_format(y)
     grad, y = grad.contiguous(memory_format=layout), y.contiguous(memory_format=layout)
     masked = torch.empty_like(y)
@@ -205,7 +212,7 @@ def conv_bias_relu_backward(
     groups: int,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, weight and bias; an empty tensor in place of one that is not needed."""
+    """Return the gradients of x, weight and bias, with an empty tensor for each that is not needed."""
     from gptscale.ops import conv_python
 
     geometry = (stride, padding, dilation, groups)
@@ -214,4 +221,8 @@ def conv_bias_relu_backward(
     masked, to_bias = mask_and_sum(grad, y)
     to_x, to_weight = conv_python.convolution_backward(masked, x, weight, geometry, needs[:2])
     none = grad.new_empty(0)
-    return none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias if needs[2] else none
+    return (
+        none if to_x is None else to_x,
+        none if to_weight is None else to_weight,
+        to_bias if needs[2] else none,
+    )

@@ -1,11 +1,12 @@
-"""Cross entropy and its gradient for GPUs, in Triton: logits in any float type become their gradient, where they lie.
+"""Cross entropy and its gradient for GPUs, in Triton: the gradient overwrites the logits, which may be of any float type.
 
     loss = log sum_j exp(x_j) - x_target        d loss / d x_j = softmax(x)_j - [j = target]
 
-A program has a row and goes over it twice: once for the largest logit and the sum of exponentials (Milakov and Gimelshein 2018,
-arXiv 1805.02867), once to overwrite it. It computes in fp32 in registers, so that no fp32 copy of a 16-bit row ever exists, and
-what the second sweep reads is, with few rows under way at a time, still in the L2 cache: a byte is read once and written once.
-Loads go over the whole row, padding too: a mask that ends inside 16 bytes would make them single elements.
+A program has one row and goes over it twice: first for the largest logit and the sum of exponentials (Milakov and Gimelshein
+2018, arXiv 1805.02867), then to overwrite it. It computes in fp32 in registers, so that there is never an fp32 copy of a
+16-bit row. Few rows are computed at the same time, so the second pass finds its row still in the L2 cache, and each byte moves
+from and to memory once. Loads cover the whole row with its padding, because a mask that ends inside 16 bytes would turn them
+into loads of single elements.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# 64 registers a thread leave room for 2 programs on a processor: 132 x 2 rows of 50304 logits in bf16 are 27 MB of an L2 of 50
+# With 64 registers a thread, 2 programs fit on a multiprocessor: 132 x 2 rows of 50304 logits in bf16 are 27 MB of 50 MB of L2.
 BLOCK, WARPS = 8192, 16
-LOWEST = -3.4028234663852886e38  # of fp32; -inf would make NaN of a first block of -inf
+# The lowest number of fp32. With -inf in its place, a first block that is all -inf would give NaN.
+LOWEST = -3.4028234663852886e38
 
 
 @triton.jit
@@ -32,7 +34,7 @@ def _cross_entropy_kernel(
     LOWEST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row: its loss, and its gradient in the row's place."""
+    """Compute the loss of one row, and overwrite the row with its gradient."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     target = tl.load(targets_ptr + row)
@@ -44,7 +46,8 @@ def _cross_entropy_kernel(
     else:
         of_target = tl.load(row_ptr + target).to(tl.float32)
         largest = tl.full((), LOWEST, tl.float32)
-        sums = tl.zeros((BLOCK,), tl.float32)  # one for each lane, so that only maxima cross lanes on the way
+        # One sum for each lane, so that only the maxima have to be combined across lanes in the loop.
+        sums = tl.zeros((BLOCK,), tl.float32)
         for first in range(0, VOCAB_SIZE, BLOCK):
             at = first + tl.arange(0, BLOCK)
             x = tl.load(row_ptr + at, mask=at < COLUMNS, other=0.0, eviction_policy="evict_last")
@@ -66,11 +69,13 @@ def _cross_entropy_kernel(
 def cross_entropy_(
     logits: Tensor, targets: Tensor, vocab_size: int, ignored: int, *, block: int = BLOCK, warps: int = WARPS
 ) -> Tensor:
-    """The summed loss, an fp32 scalar, the same bits each run; `logits` become d loss / d logits, in their own type.
+    """Return the summed loss as an fp32 scalar, and overwrite `logits` with d loss / d logits in their own type.
 
-    logits (rows, columns), columns next to each other; those from `vocab_size` on never count, and their gradient is 0.
-    targets (rows,) int64; a row whose target is `ignored` has no loss, and a gradient of 0. block: columns a program takes
-    at once, with `warps` of threads.
+    The loss has the same bits in each run.
+
+    logits: (rows, columns), with stride 1 along columns. Columns from `vocab_size` on do not count, and their gradient is 0.
+    targets: (rows,), int64. A row whose target is `ignored` has no loss and a gradient of 0.
+    block: how many columns a program takes at once, with `warps` warps of threads.
     """
     assert logits.stride(1) == 1
     losses = torch.empty(len(logits), device=logits.device, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""GELU in three variants, and bias+GELU in one pass.
+"""GELU in three variants, and bias + GELU in one pass.
 
     f(x) = x P(x)        f'(x) = P(x) + x P'(x)        f''(x) = 2 P'(x) + x P''(x)
 
@@ -6,8 +6,9 @@
     tanh     P(x) = s(2 sqrt(2/pi) (x + 0.044715 x^3)), s(z) = 1/(1 + exp(-z))  (PyTorch: F.gelu(x, approximate="tanh"))
     sigmoid  P(x) = s(1.702 x)                                                  (in PyTorch by hand: x * sigmoid(1.702 x))
 
-Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415), section 2. They are three functions: sigmoid is
-up to 0.0203 from erf, tanh up to 0.00048. docs/ops/gelu.md has derivation, kernels and figures.
+The source is Hendrycks and Gimpel 2016, "Gaussian Error Linear Units" (arXiv 1606.08415), section 2. The three are different
+functions: sigmoid differs from erf by up to 0.0203, tanh by up to 0.00048. docs/ops/gelu.md has the derivation, the kernels and
+measured figures.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gptscale.ops import registry as library
+from gptscale.ops import registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 
 Approximate = Literal["erf", "tanh", "sigmoid"]
@@ -30,22 +31,27 @@ K_SIGMOID = 1.702
 
 
 def gelu(x: Tensor, approximate: Approximate = "erf", implementation: str = "auto") -> Tensor:
-    """x P(x), elementwise, in x's shape, dtype and memory layout; differentiable twice.
+    """Return x P(x) elementwise, in x's shape, dtype and memory layout.
 
-    approximate: which P. implementation: auto takes C++ on a CPU and Triton on a GPU; python, cpp and triton insist.
-    Raises TypeError or ValueError that names the argument.
+    It can be differentiated twice.
+
+    approximate: which P. implementation: auto takes C++ on a CPU and Triton on a GPU, while python, cpp and triton demand
+    that one. Raises TypeError or ValueError that names the argument.
     """
     check_tensor("x", x)
     _check_approximate(approximate)
     if implementation == "python":
         return _apply(GeluFunction, x, approximate)
-    library.require(implementation, x.device)
+    registry.require(implementation, x.device)
     result: Tensor = torch.ops.gptscale.gelu(x, approximate)
     return result
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: Approximate = "erf", implementation: str = "auto") -> Tensor:
-    """gelu(x + bias) in one pass over x (..., n), bias (n); the sum is not rounded to x's dtype in between."""
+    """Return gelu(x + bias) in one pass over x (..., n), with bias (n,).
+
+    The sum is not rounded to x's dtype in between.
+    """
     check_tensor("x", x)
     check_like("bias", bias, "x", x)
     if x.dim() == 0:
@@ -54,7 +60,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: Approximate = "erf", impleme
     _check_approximate(approximate)
     if implementation == "python":
         return _apply(BiasGeluFunction, x, bias, approximate)
-    library.require(implementation, x.device)
+    registry.require(implementation, x.device)
     result: Tensor = torch.ops.gptscale.bias_gelu(x, bias, approximate)
     return result
 
@@ -64,18 +70,19 @@ def _check_approximate(approximate: str) -> None:
         raise ValueError(f"approximate: erf, tanh or sigmoid expected, not {approximate!r}")
 
 
-# --- In Python: the formulas, and the textbook way of giving them to autograd
+# --- In Python: the formulas, and their registration with autograd as in a textbook
 
 
 def p(x: Tensor, approximate: str) -> Tensor:
-    """P(x). erfc instead of 1 + erf: for x < 0 that would subtract nearly equal numbers."""
+    """Return P(x)."""
+    # erfc and not 1 + erf, which would subtract nearly equal numbers for x < 0.
     if approximate == "erf":
         return 0.5 * torch.erfc(x * -math.sqrt(0.5))
     return torch.sigmoid(x * (K0 + K1 * x * x) if approximate == "tanh" else K_SIGMOID * x)
 
 
 def p_prime(x: Tensor, approximate: str) -> Tensor:
-    """P'(x)."""
+    """Return P'(x)."""
     if approximate == "erf":
         return torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     s = p(x, approximate)
@@ -83,52 +90,55 @@ def p_prime(x: Tensor, approximate: str) -> Tensor:
 
 
 def p_second(x: Tensor, approximate: str) -> Tensor:
-    """P''(x)."""
+    """Return P''(x)."""
     if approximate == "erf":
         return -x * p_prime(x, approximate)
     s = p(x, approximate)
     slope = K0 + 3 * K1 * x * x if approximate == "tanh" else K_SIGMOID
-    curved = 6 * K1 * x if approximate == "tanh" else 0.0
-    return s * (1 - s) * ((1 - 2 * s) * slope * slope + curved)
+    curvature = 6 * K1 * x if approximate == "tanh" else 0.0
+    return s * (1 - s) * ((1 - 2 * s) * slope * slope + curvature)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """x as the formulas are computed: half precisions in float."""
+    """Return x in the type that the formulas are computed in, which is float for the half precisions."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def python_gelu(x: Tensor, approximate: str) -> Tensor:
-    """f(x) by torch's own operations."""
+    """Return f(x) by torch's own operations."""
     wide = _wide(x)
     return (wide * p(wide, approximate)).to(x.dtype)
 
 
 def python_gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
-    """grad f'(x)."""
+    """Return grad f'(x)."""
     wide = _wide(x)
     return (_wide(grad) * (p(wide, approximate) + wide * p_prime(wide, approximate))).to(x.dtype)
 
 
 def python_gelu_double_backward(upstream: Tensor, grad: Tensor, x: Tensor, approximate: str) -> Tensor:
-    """upstream grad f''(x): what the derivative of `python_gelu_backward` gives x."""
+    """Return upstream grad f''(x), the gradient that goes back to x through `python_gelu_backward`."""
     wide = _wide(x)
     second = 2 * p_prime(wide, approximate) + wide * p_second(wide, approximate)
     return (_wide(upstream) * _wide(grad) * second).to(x.dtype)
 
 
 def python_bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
-    """f(x + bias)."""
+    """Return f(x + bias)."""
     return python_gelu(_wide(x) + _wide(bias), approximate).to(x.dtype)
 
 
 def python_bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """(grad f'(x + bias), the same summed over rows)."""
+    """Return grad f'(x + bias), and its sum over rows."""
     to_x = python_gelu_backward(_wide(grad), _wide(x) + _wide(bias), approximate)
     return to_x.to(x.dtype), to_x.reshape(-1, bias.numel()).sum(0).to(bias.dtype)
 
 
 class GeluFunction(torch.autograd.Function):
-    """f with its derivative written by hand; that derivative is a Function too, and so has one itself."""
+    """f with its derivative written by hand.
+
+    The derivative is a Function too, so that it has a derivative itself.
+    """
 
     @staticmethod
     def forward(x: Tensor, approximate: str) -> Tensor:
@@ -146,7 +156,7 @@ class GeluFunction(torch.autograd.Function):
 
 
 class GeluBackwardFunction(torch.autograd.Function):
-    """grad f'(x)."""
+    """The derivative of GELU, grad f'(x), with its own derivative."""
 
     @staticmethod
     def forward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
@@ -165,7 +175,7 @@ class GeluBackwardFunction(torch.autograd.Function):
 
 
 class BiasGeluFunction(torch.autograd.Function):
-    """f(x + bias): x and bias share the derivative, which bias sums over the rows it was added to."""
+    """f(x + bias) with its derivative, which bias sums over the rows that it was added to."""
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
@@ -188,7 +198,7 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
     return result
 
 
-# --- To torch.library
+# --- Registration with torch.library
 
 
 def _fake_rows(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
@@ -227,7 +237,7 @@ def _bias_gelu_backward_formula(ctx: Any, upstream_x: Tensor, upstream_bias: Ten
     return to_grad, to_x, to_x.reshape(-1, bias.numel()).sum(0), None
 
 
-library.define(
+registry.define(
     "gelu(Tensor x, str approximate) -> Tensor",
     fake=lambda x, approximate: torch.empty_like(x),
     python=lambda x, approximate: torch.empty_like(x).copy_(python_gelu(x, approximate)),
@@ -235,7 +245,7 @@ library.define(
     setup_context=_save,
     backward=_gelu_formula,
 )
-library.define(
+registry.define(
     "gelu_backward(Tensor grad, Tensor x, str approximate) -> Tensor",
     fake=lambda grad, x, approximate: torch.empty_like(x),
     python=lambda grad, x, approximate: torch.empty_like(x).copy_(python_gelu_backward(grad, x, approximate)),
@@ -243,7 +253,7 @@ library.define(
     setup_context=_save,
     backward=_gelu_backward_formula,
 )
-library.define(
+registry.define(
     "bias_gelu(Tensor x, Tensor bias, str approximate) -> Tensor",
     fake=_fake_rows,
     python=lambda x, bias, approximate: python_bias_gelu(x.contiguous(), bias, approximate),
@@ -252,7 +262,7 @@ library.define(
     backward=_bias_gelu_formula,
     autocast=lambda dtype, x, bias, approximate: (x, bias.to(x.dtype), approximate),
 )
-library.define(
+registry.define(
     "bias_gelu_backward(Tensor grad, Tensor x, Tensor bias, str approximate) -> (Tensor, Tensor)",
     fake=_fake_rows_backward,
     python=lambda grad, x, bias, approximate: python_bias_gelu_backward(grad, x.contiguous(), bias, approximate),

@@ -1,7 +1,8 @@
-"""GELU and bias+GELU for GPUs, in Triton: the formulas of csrc/gelu.inc, one pass over memory each.
+"""GELU and bias + GELU for GPUs, in Triton, by the formulas of csrc/gelu.inc in one pass over memory.
 
-They are bound by memory, so what counts is that every byte moves once: 2 x for forward, 3 x for backward. The bias gradient
-is summed in two stages, first over blocks of rows and then over blocks, in a fixed order: no atomics, the same bits each run.
+They are bound by memory, so every byte has to move only once: 2 times the size of x in the forward pass, 3 times in the
+backward pass. The bias gradient is summed in two stages, first over blocks of rows and then over the blocks, in a fixed order
+and without atomics. So it has the same bits in each run.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ import triton.language as tl
 from torch import Tensor
 
 VARIANTS = {"erf": 0, "tanh": 1, "sigmoid": 2}
-BLOCK = 2048  # elements of one program: 16 bytes a thread and load, in bf16, for 8 warps
-COLUMNS, ROWS = 128, 256  # of one program's part of a bias gradient
+# Elements of one program. In bf16, with 8 warps, each thread then loads 16 bytes at a time.
+BLOCK = 2048
+# The part of a bias gradient that one program computes.
+COLUMNS, ROWS = 128, 256
 
 
 @triton.jit
 def _exp_minus(z, z_low):
-    """exp(-(z + z_low)) as mantissa and two powers of two, so that what is below 2^-126 rounds once, at the end."""
+    """Return exp(-(z + z_low)) as a mantissa and two powers of two.
+
+    Their product is formed only at the end, so that results below 2^-126 are rounded once.
+    """
     n = tl.floor(z * -1.4426950408889634 + 0.5)
     r = tl.fma(n, -0.693147182, -z)
     mantissa = tl.exp(n * 1.90465421e-09 + r - z_low)
@@ -30,7 +36,7 @@ def _exp_minus(z, z_low):
 
 @triton.jit
 def _argument(a, VARIANT: tl.constexpr):
-    """z in two floats, and z'(a): P(-a) is about exp(-z)."""
+    """Return z in two floats, and z'(a), where P(-a) is about exp(-z)."""
     if VARIANT == 0:
         square = a * a
         return 0.5 * square, 0.5 * tl.fma(a, a, -square), a
@@ -49,7 +55,10 @@ def _argument(a, VARIANT: tl.constexpr):
 
 @triton.jit
 def _magnitude(x, VARIANT: tl.constexpr):
-    """|x|, at most what makes exp(-z) zero; NaN stays."""
+    """Return |x|, but at most the number for which exp(-z) is 0.
+
+    NaN stays NaN.
+    """
     a = tl.abs(x)
     if VARIANT == 0:
         return tl.where(a > 14.5, 14.5, a)
@@ -61,7 +70,7 @@ def _magnitude(x, VARIANT: tl.constexpr):
 
 @triton.jit
 def _value(x, VARIANT: tl.constexpr):
-    """x P(x); x * 0 makes NaN of -Inf, as PyTorch does."""
+    """Return x P(x), where x * 0 turns -Inf into NaN as PyTorch does."""
     a = _magnitude(x, VARIANT)
     z, z_low, _ = _argument(a, VARIANT)
     mantissa, high, low = _exp_minus(z, z_low)
@@ -86,7 +95,7 @@ def _value(x, VARIANT: tl.constexpr):
 
 @triton.jit
 def _derivative(x, VARIANT: tl.constexpr):
-    """P(x) + x P'(x)."""
+    """Return P(x) + x P'(x)."""
     a = _magnitude(x, VARIANT)
     z, z_low, slope = _argument(a, VARIANT)
     mantissa, high, low = _exp_minus(z, z_low)
@@ -136,7 +145,7 @@ def _bias_kernel(x_ptr, b_ptr, y_ptr, size, n, VARIANT: tl.constexpr, BLOCK: tl.
 def _bias_backward_kernel(
     g_ptr, x_ptr, b_ptr, gx_ptr, sums_ptr, rows, n, VARIANT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """One block of columns over ROWS rows, 8 rows at a time: gx, and this block's part of the bias gradient."""
+    """Compute gx and a part of the bias gradient, for one block of columns over ROWS rows, 8 rows at a time."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     b = tl.load(b_ptr + column, mask=column < n, other=0.0).to(tl.float32)
     total = tl.zeros((8, COLUMNS), dtype=tl.float32)
@@ -153,7 +162,7 @@ def _bias_backward_kernel(
 
 
 def _dense(x: Tensor) -> Tensor:
-    """Without gaps, in any order of dimensions."""
+    """Return x without gaps in memory, in the order of dimensions that it has."""
     y = torch.empty_like(x)
     return x if y.stride() == x.stride() else y.copy_(x)
 
@@ -163,14 +172,14 @@ def _wide(*tensors: Tensor) -> bool:
 
 
 def _python(name: str, *args: Any) -> Any:
-    """fp64 is for checking, not for speed: torch's own operations."""
+    """Compute by torch's own operations in fp64, which is for checking and not for speed."""
     from gptscale.ops import gelu
 
     return getattr(gelu, f"python_{name}")(*args)
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:
-    """f(x)."""
+    """Return f(x)."""
     if _wide(x):
         return torch.empty_like(x).copy_(_python("gelu", x, approximate))
     x = _dense(x)
@@ -181,7 +190,7 @@ def gelu(x: Tensor, approximate: str) -> Tensor:
 
 
 def gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
-    """grad f'(x), in x's layout."""
+    """Return grad f'(x), in x's layout."""
     if _wide(x):
         return torch.empty_like(x).copy_(_python("gelu_backward", grad, x, approximate))
     x = _dense(x)
@@ -194,7 +203,7 @@ def gelu_backward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
-    """f(x + bias)."""
+    """Return f(x + bias)."""
     x, bias = x.contiguous(), bias.contiguous()
     if _wide(x):
         result: Tensor = _python("bias_gelu", x, bias, approximate)
@@ -208,11 +217,11 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 
 
 def bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
-    """(grad f'(x + bias), the same summed over rows)."""
+    """Return grad f'(x + bias), and its sum over rows."""
     grad, x, bias = grad.contiguous(), x.contiguous(), bias.contiguous()
     if _wide(x):
-        found: tuple[Tensor, Tensor] = _python("bias_gelu_backward", grad, x, bias, approximate)
-        return found
+        gradients: tuple[Tensor, Tensor] = _python("bias_gelu_backward", grad, x, bias, approximate)
+        return gradients
     n, gx = bias.numel(), torch.empty_like(x)
     if not x.numel():
         return gx, torch.zeros_like(bias)

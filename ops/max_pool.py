@@ -3,8 +3,9 @@
     y[oh, ow] = max over (i, j) of x[oh sh - ph + i dh, ow sw - pw + j dw],  i < kh, j < kw, inside the input
     dL/dx[h, w] = sum of dL/dy[oh, ow] over the windows (oh, ow) whose maximum is at (h, w)
 
-The maximum's place is kept as i kw + j, an int8: 1 byte a window where PyTorch's max_pool2d_with_indices keeps 8. Of equal
-elements the first is the maximum, of NaN the last, as in PyTorch. docs/ops/max_pool.md has derivation, kernels and figures.
+The place of the maximum is kept as i kw + j, an int8. That is 1 byte a window, where PyTorch's max_pool2d_with_indices keeps 8.
+Among equal elements the first is the maximum, among NaN the last, as in PyTorch. docs/ops/max_pool.md has the derivation, the
+kernels and measured figures.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptscale.ops import registry as library
+from gptscale.ops import registry
 from gptscale.ops.arguments import check_tensor
 from gptscale.ops.max_pool_python import (
     MaxPoolBackwardFunction,
@@ -28,7 +29,7 @@ from gptscale.ops.max_pool_python import (
 from gptscale.ops.windows import Pair, pair, windows_over
 
 IN_PYTHON = ("loop", "python")
-MAX_WINDOW = 127  # what an int8 can number from 0
+MAX_WINDOW = 127  # elements, because offsets are int8
 
 
 def max_pool2d(
@@ -40,12 +41,13 @@ def max_pool2d(
     ceil_mode: bool = False,
     implementation: str = "auto",
 ) -> Tensor:
-    """The largest element of each window of x (batch, channels, height, width) or (channels, height, width).
+    """Return the largest element of each window of x, (batch, channels, height, width) or (channels, height, width).
 
-    Arguments as torch.nn.functional.max_pool2d; stride is kernel_size unless given. In x's dtype, channels_last if x is;
-    differentiable as often as one likes, once each time by the backward kernel. implementation: auto takes C++ on a CPU
-    and Triton on a GPU; loop (element by element, to learn from), python, cpp and triton insist. Raises TypeError or
-    ValueError that names the argument.
+    The arguments are those of torch.nn.functional.max_pool2d, and stride is kernel_size unless given. The result has x's
+    dtype, and is channels_last if x is. It can be differentiated any number of times.
+
+    implementation: auto takes C++ on a CPU and Triton on a GPU, while loop (element by element, to learn from), python, cpp
+    and triton demand that one. Raises TypeError or ValueError that names the argument.
     """
     return max_pool2d_with_offsets(x, kernel_size, stride, padding, dilation, ceil_mode, implementation)[0]
 
@@ -59,7 +61,10 @@ def max_pool2d_with_offsets(
     ceil_mode: bool = False,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """(y, offsets): `max_pool2d`, and where in its window each maximum was: i kw + j, or -1 in a window all of padding."""
+    """Return the result of `max_pool2d`, and the place of each maximum in its window.
+
+    The place is i kw + j, an int8, or -1 in a window that holds nothing but padding.
+    """
     check_tensor("x", x)
     geometry = _geometry(kernel_size, stride, padding, dilation)
     if x.dim() not in (3, 4):
@@ -71,7 +76,7 @@ def max_pool2d_with_offsets(
     if implementation in IN_PYTHON:
         y, offsets = MaxPoolFunction.apply(x, *geometry, ceil_mode, implementation)  # type: ignore[no-untyped-call]
     else:
-        library.require(implementation, x.device, IN_PYTHON)
+        registry.require(implementation, x.device, IN_PYTHON)
         y, offsets = torch.ops.gptscale.max_pool2d(x, *geometry, ceil_mode)
     return y, offsets
 
@@ -86,10 +91,10 @@ def max_pool2d_backward(
     dilation: int | Sequence[int] = 1,
     implementation: str = "auto",
 ) -> Tensor:
-    """The gradient of the input of `input_size`, from that of the output and the offsets of the same shape.
+    """Return the gradient of the input of `input_size`, from the output's gradient and the offsets of the same shape.
 
-    Summed in fp32 for the half precisions, in the order of the windows, whatever the number of threads; channels_last if
-    the offsets are. An offset that points outside the input counts for nothing.
+    The half precisions are summed in fp32. The order of each sum is that of the windows, for any number of threads. The
+    result is channels_last if the offsets are. An offset that points outside the input is ignored.
     """
     check_tensor("grad", grad)
     geometry = _geometry(kernel_size, stride, padding, dilation)
@@ -100,7 +105,7 @@ def max_pool2d_backward(
         function: Any = MaxPoolBackwardFunction
         result = function.apply(grad, offsets, input_size, *geometry, implementation)
     else:
-        library.require(implementation, grad.device, IN_PYTHON)
+        registry.require(implementation, grad.device, IN_PYTHON)
         result = torch.ops.gptscale.max_pool2d_backward(grad, offsets, input_size, *geometry)
     return result
 
@@ -130,7 +135,7 @@ def _check_offsets(grad: Tensor, offsets: Any, size: tuple[int, ...], geometry: 
         raise ValueError(f"grad: shape {fitting} expected, for an input of {size}, not {tuple(grad.shape)}")
 
 
-# --- To torch.library
+# --- Registration with torch.library
 
 
 def _fake(
@@ -152,7 +157,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _formula(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     (offsets,) = ctx.saved_tensors
-    return torch.ops.gptscale.max_pool2d_backward(grad, offsets, ctx.input_size, *ctx.geometry), *[None] * 5
+    return (
+        torch.ops.gptscale.max_pool2d_backward(grad, offsets, ctx.input_size, *ctx.geometry),
+        None,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -161,10 +173,10 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_formula(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-    return select(upstream, ctx.saved_tensors[0], *ctx.geometry), *[None] * 6
+    return select(upstream, ctx.saved_tensors[0], *ctx.geometry), None, None, None, None, None, None
 
 
-library.define(
+registry.define(
     "max_pool2d(Tensor x, int[2] kernel_size, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode)"
     " -> (Tensor, Tensor)",
     fake=_fake,
@@ -173,7 +185,7 @@ library.define(
     setup_context=_save,
     backward=_formula,
 )
-library.define(
+registry.define(
     "max_pool2d_backward(Tensor grad, Tensor offsets, SymInt[] input_size, int[2] kernel_size, int[2] stride,"
     " int[2] padding, int[2] dilation) -> Tensor",
     fake=_fake_backward,

@@ -1,6 +1,6 @@
-"""Max pooling in Python: element by element, as one would first write it, and all windows at once.
+"""Max pooling in Python, twice: element by element, and for all windows at once.
 
-The loop is kept to learn from and to test against; the other is what runs where there is no kernel.
+The loop over elements is there to learn from and to test against. The other runs where there is no kernel.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from gptscale.ops.windows import Pair, memory_format, windows_over
 
-# --- Element by element, as one would first write it: the teaching baseline
+# --- Element by element, the simplest way to write it
 
 
 def loop_max_pool2d(
     x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
 ) -> tuple[Tensor, Tensor]:
-    """Every window of every channel in turn."""
+    """Return maxima and offsets, one window of one channel after the other."""
     out_size = windows_over(x.shape, kernel, stride, padding, dilation, ceil_mode)
     y = new(x, (*x.shape[:-2], *out_size), x.dtype).fill_(-math.inf)
     offsets = torch.full_like(y, -1, dtype=torch.int8)
@@ -43,7 +43,7 @@ def loop_max_pool2d(
 def loop_max_pool2d_backward(
     grad: Tensor, offsets: Tensor, input_size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> Tensor:
-    """Every window's gradient to the element that was its maximum."""
+    """Return the input's gradient: each window adds its gradient to the element that was its maximum."""
     to_x = new(offsets, input_size, _wide(grad).dtype).zero_()
     for plane in product(*map(range, grad.shape[:-2])):
         for oh, ow in product(*map(range, grad.shape[-2:])):
@@ -54,13 +54,16 @@ def loop_max_pool2d_backward(
     return to_x.to(grad.dtype)
 
 
-# --- All windows at once, one place in the window after the other
+# --- All windows at once, one place of the window after the other
 
 
 def python_max_pool2d(
     x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
 ) -> tuple[Tensor, Tensor]:
-    """Element (i, j) of all windows is one strided slice of the padded input: compare those, kh kw of them."""
+    """Return maxima and offsets by comparing strided slices of the padded input.
+
+    Each of the kh kw slices holds element (i, j) of all windows.
+    """
     out_size = windows_over(x.shape, kernel, stride, padding, dilation, ceil_mode)
     below, right = (
         max(0, (n - 1) * s + (k - 1) * d + 1 - p - length)
@@ -68,9 +71,9 @@ def python_max_pool2d(
     )
     padded = F.pad(x, (padding[1], right, padding[0], below), value=-math.inf)
     best = new(x, (*x.shape[:-2], *out_size), x.dtype).fill_(-math.inf)
-    offsets = new(x, best.shape, torch.int8).copy_(
-        _first_inside(x, out_size, kernel, stride, padding, dilation)  # where it stays if nothing beats -inf
-    )
+    # An offset keeps this value if no element is larger than -inf.
+    first_offsets = _first_inside(x, out_size, kernel, stride, padding, dilation)
+    offsets = new(x, best.shape, torch.int8).copy_(first_offsets)
     for i, j in product(*map(range, kernel)):
         values = padded[_slice(i, j, out_size, stride, dilation)]
         better = (values > best) | values.isnan()
@@ -80,23 +83,24 @@ def python_max_pool2d(
 
 
 def _first_inside(x: Tensor, out_size: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """(out height, out width): the offset of each window's first element that is not padding, or -1."""
+    """Return the offset of each window's first element that is not padding, or -1, as (out height, out width)."""
     firsts, inside = [], []
     for n, k, s, p, d, length in zip(out_size, kernel, stride, padding, dilation, x.shape[-2:], strict=True):
         start = torch.arange(n, device=x.device) * s - p
         firsts.append((-start).clamp(min=0).add(d - 1).div(d, rounding_mode="floor"))
         inside.append((firsts[-1] < k) & (start + firsts[-1] * d < length))
-    offsets = firsts[0][:, None] * kernel[1] + firsts[1]
-    found: Tensor = offsets.masked_fill(~(inside[0][:, None] & inside[1]), -1).to(torch.int8)
-    return found
+    offsets: Tensor = firsts[0][:, None] * kernel[1] + firsts[1]
+    offsets = offsets.masked_fill(~(inside[0][:, None] & inside[1]), -1)
+    return offsets.to(torch.int8)
 
 
 def python_max_pool2d_backward(
     grad: Tensor, offsets: Tensor, input_size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> Tensor:
-    """Into the padded gradient, for each place in the window: the windows' gradients whose maximum was there.
+    """Return the input's gradient, for all windows at once.
 
-    From the last place to the first, so that an element's sum runs over its windows in their order.
+    For each place of the window, the gradients of the windows whose maximum was there are added to the padded gradient.
+    The places are taken from the last to the first, so that an element's sum runs over its windows in their order.
     """
     out_size = (grad.shape[-2], grad.shape[-1])
     extent = [
@@ -114,7 +118,10 @@ def python_max_pool2d_backward(
 
 
 def select(x: Tensor, offsets: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """x at the places the offsets point to, 0 for -1: what the derivative of the backward gives the output's gradient."""
+    """Return the elements of x that the offsets point to, and 0 where the offset is -1.
+
+    Applied to the gradient of the backward's result, this is the derivative of the backward.
+    """
     out_h, out_w = offsets.shape[-2:]
     number = offsets.long()
     rows = torch.arange(out_h, device=x.device)[:, None] * stride[0] - padding[0]
@@ -135,7 +142,7 @@ def _slice(i: int, j: int, out_size: Pair, stride: Pair, dilation: Pair) -> Any:
 
 
 def new(like: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Uninitialised, channels_last if `like` is."""
+    """Return an uninitialised tensor on the device of `like`, channels_last if `like` is."""
     return torch.empty(tuple(size), dtype=dtype, device=like.device, memory_format=memory_format(like))
 
 
@@ -144,7 +151,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 class MaxPoolFunction(torch.autograd.Function):
-    """(y, offsets); only the offsets are kept for the backward, not x."""
+    """Max pooling in Python, which keeps only the offsets for the backward, and not x."""
 
     @staticmethod
     def forward(
@@ -168,7 +175,10 @@ class MaxPoolFunction(torch.autograd.Function):
 
 
 class MaxPoolBackwardFunction(torch.autograd.Function):
-    """The gradient to x: linear in the output's gradient, so its own derivative picks where it had put."""
+    """The backward of max pooling in Python.
+
+    It is linear in the output's gradient, so its own derivative reads from the places that it wrote to.
+    """
 
     @staticmethod
     def forward(

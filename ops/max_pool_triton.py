@@ -1,8 +1,8 @@
-"""Max pooling for GPUs, in Triton: a thread per output element forward, a thread per input element backward.
+"""Max pooling for GPUs, in Triton, with a thread per output element forward and a thread per input element backward.
 
-The backward gathers: each input element adds up the gradients of those windows whose offset points to it, in the windows'
-order. No atomics, so the same bits each run; and an offset that points elsewhere is not followed. A contiguous tensor is read
-as channels_last with one channel.
+In the backward, each input element adds up the gradients of the windows whose offset points to it, in the order of the
+windows. There are no atomics, so the result has the same bits in each run, and an offset that points elsewhere is ignored. A
+contiguous tensor is read as channels_last with one channel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ BLOCK = 1024  # elements of one program
 
 @triton.jit
 def _where(index, channels, width, height):
-    """(image, row, column, channel) of an element; the image's number in 64 bits, for it is multiplied by its size."""
+    """Return image, row, column and channel of an element.
+
+    The image's number has 64 bits, because it is multiplied by the size of an image.
+    """
     channel = index % channels
     pixel = index // channels
     return (pixel // width // height).to(tl.int64), pixel // width % height, pixel % width, channel
@@ -90,7 +93,10 @@ def _backward_kernel(
     REAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """At most REACH_H x REACH_W windows reach an element: the last that starts at or before it, and those before that."""
+    """Add up the gradients of all windows whose maximum is at an element.
+
+    At most REACH_H x REACH_W windows reach an element: the last one that starts at or before it, and those before that.
+    """
     REACH_H: tl.constexpr = (KERNEL_H - 1) * DILATION_H // STRIDE_H + 1
     REACH_W: tl.constexpr = (KERNEL_W - 1) * DILATION_W // STRIDE_W + 1
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -123,7 +129,7 @@ def _constants(dtype: torch.dtype, kernel: Pair, stride: Pair, padding: Pair, di
 def max_pool2d(
     x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
 ) -> tuple[Tensor, Tensor]:
-    """(y, offsets), in x's layout."""
+    """Return maxima and offsets, in x's layout."""
     layout = memory_format(x)
     x = x.contiguous(memory_format=layout)
     geometry = zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
@@ -148,7 +154,7 @@ def max_pool2d(
 def max_pool2d_backward(
     grad: Tensor, offsets: Tensor, input_size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
 ) -> Tensor:
-    """The input's gradient, in the offsets' layout."""
+    """Return the input's gradient, in the layout of the offsets."""
     layout = memory_format(offsets)
     grad, offsets = grad.contiguous(memory_format=layout), offsets.contiguous(memory_format=layout)
     gx = torch.empty(tuple(input_size), dtype=grad.dtype, device=grad.device, memory_format=layout)

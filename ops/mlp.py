@@ -1,11 +1,12 @@
-"""A GPT's MLP as one operator: proj(gelu_tanh(fc(x))), the GELU and both of its neighbours' work inside the matrix products.
+"""A GPT's MLP, proj(gelu_tanh(fc(x))), as one operator that computes the GELU inside the matrix products.
 
-Beside the products, GELU moves 8h numbers per token forward (4h read, 4h written), 12h backward, and the gradient of fc's bias
-4h more. In the epilogues, whose numbers are still in registers, 4h and 4h are left: forward writes what GELU was given next to
-its result, backward reads it. For `1.6b` in bf16 that saves 0.57 us per token at 4.3 TB/s, if the products are as fast.
+On its own, GELU moves 8h numbers per token in the forward pass (4h read, 4h written) and 12h in the backward pass, and the
+gradient of fc's bias moves 4h more. The epilogue of a product has its numbers still in registers. There, 4h and 4h are left:
+the forward pass writes the input of GELU next to its result, and the backward pass reads it. For `1.6b` in bf16 this saves
+0.57 us per token at 4.3 TB/s, if the products are as fast as before.
 
-On CUDA in 16 bits that is cuBLASLt (ops/cublaslt.py); on a CPU the same operators run by torch's own, so that what
-surrounds the kernels is tested there. docs/ops/mlp.md says what is known of it.
+On CUDA in 16 bits cuBLASLt computes them (ops/cublaslt.py). On a CPU the same operators run by torch's own operations, so
+that the code around the kernels is tested there. docs/ops/mlp.md says what is known about the speed.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops import cublaslt
-from gptscale.ops import registry as library
+from gptscale.ops import cublaslt, registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 
 
 def mlp(x: Tensor, fc_weight: Tensor, fc_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor) -> Tensor:
-    """x (..., h), fc_weight (m, h), fc_bias (m), proj_weight (h, m), proj_bias (h), to (..., h); differentiable once.
+    """Return proj(gelu_tanh(fc(x))) of shape (..., h), which can be differentiated once.
 
-    On CUDA bf16 or fp16, m a multiple of 8. Raises TypeError or ValueError that names the argument; RuntimeError if the
-    library has no kernel for the shape.
+    x: (..., h). fc_weight: (m, h), with m a multiple of 8. fc_bias: (m,). proj_weight: (h, m). proj_bias: (h,). On CUDA they
+    must be bf16 or fp16. Raises TypeError or ValueError that names the argument, and RuntimeError if the library has no
+    kernel for the shape.
     """
     check_tensor("x", x)
     h, m = x.shape[-1], fc_weight.shape[0]
@@ -43,25 +44,25 @@ def mlp(x: Tensor, fc_weight: Tensor, fc_bias: Tensor, proj_weight: Tensor, proj
 
 
 def python_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """gelu_tanh(x weight^T + bias), and what stands in the brackets."""
+    """Return gelu_tanh(x weight^T + bias), and the argument of GELU."""
     pre = F.linear(x, weight, bias)
     return F.gelu(pre, approximate="tanh"), pre
 
 
 def python_linear_gelu_backward(grad: Tensor, weight: Tensor, pre: Tensor) -> tuple[Tensor, Tensor]:
-    """(grad weight) gelu_tanh'(pre), and its sum over rows."""
+    """Return (grad weight) gelu_tanh'(pre), and its sum over rows."""
     to_pre: Tensor = torch.ops.aten.gelu_backward(grad @ weight, pre, approximate="tanh")
     return to_pre, to_pre.sum(0)
 
 
-library.define(
+registry.define(
     "linear_gelu(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
     fake=lambda x, weight, bias: (x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight))),
     python=python_linear_gelu,
     cuda="gptscale.ops.cublaslt",
     cpp=False,
 )
-library.define(
+registry.define(
     "linear_gelu_backward(Tensor grad, Tensor weight, Tensor pre) -> (Tensor, Tensor)",
     fake=lambda grad, weight, pre: (torch.empty_like(pre), pre.new_empty(pre.shape[1])),
     python=python_linear_gelu_backward,
@@ -71,7 +72,7 @@ library.define(
 
 
 class MLPFunction(torch.autograd.Function):
-    """The two operators, and the four products that no epilogue is for, of x (rows, h)."""
+    """The MLP of x (rows, h): the two operators, and the four matrix products that need no epilogue."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:

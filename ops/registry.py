@@ -1,8 +1,8 @@
-"""The registry of the package's operators: torch.library's view of them, so that compile, export, AMP and opcheck take them.
+"""The registration of the package's operators with torch.library, so that compile, export, AMP and opcheck accept them.
 
-Each operator has a schema, a shape function, and implementations. On a CPU that is the C++ kernel, whose bindings bring
-their own autograd formulas; where it cannot be compiled, the Python implementation given here takes its place, formulas
-too. CUDA tensors go to the Triton kernel, or to whatever module an operator names for them.
+Each operator has a schema, a shape function and implementations. On a CPU the C++ kernel runs, and its bindings bring their
+own autograd formulas. Where it cannot be compiled, the Python implementation and its formulas take its place. CUDA tensors
+go to the Triton kernel, or to another module that the operator names for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gptscale.ops.build import kernels as extension
+from gptscale.ops.build import kernels
 
 LIBRARY = torch.library.Library("gptscale", "DEF")
 _OPERATORS: list[Operator] = []
@@ -23,7 +23,7 @@ _OPERATORS: list[Operator] = []
 
 @dataclass(frozen=True)
 class Operator:
-    """What `define` was given, for `ready` to register once it is known whether there are C++ kernels."""
+    """The arguments of `define`, which `ready` registers once it is known whether there are C++ kernels."""
 
     name: str
     python: Callable[..., Any]
@@ -45,12 +45,13 @@ def define(
 ) -> None:
     """Register the operator `gptscale::<schema>`.
 
-    fake: outputs of the right shape, dtype and strides, from fake inputs. python: the result by torch's own operations.
-    cuda: the module with a function of the operator's name, for CUDA tensors; imported when first called. setup_context and
-    backward: as for torch.library.register_autograd, for use without C++; the C++ bindings register the same formulas for
-    themselves.
-    autocast: (dtype, *arguments) to the arguments that autocast should run it with. cpp: whether there is a C++ kernel; an
-    operator without one, and without formulas, can be called at once, `ready` or not.
+    fake: returns outputs of the right shape, dtype and strides for fake inputs.
+    python: computes the result by torch's own operations.
+    cuda: the module that has a function of the operator's name for CUDA tensors. It is imported at the first call.
+    setup_context, backward: as for torch.library.register_autograd, for use without C++. The C++ bindings register the same
+        formulas themselves.
+    autocast: maps (dtype, *arguments) to the arguments that autocast should run the operator with.
+    cpp: whether there is a C++ kernel. An operator without one, and without formulas, can be called before `ready`.
     """
     name = schema[: schema.index("(")]
     LIBRARY.define(schema)
@@ -66,8 +67,10 @@ def define(
 
 
 def _when_called(module: str, name: str) -> Callable[..., Any]:
+    """Return a function that imports `module` when it is called, because Triton may not be installed."""
+
     def run(*args: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args)  # Triton need not be there
+        return getattr(importlib.import_module(module), name)(*args)
 
     return run
 
@@ -82,7 +85,7 @@ def _under_autocast(name: str, device: str, cast: Callable[..., tuple[Any, ...]]
 
 
 def ready() -> bool:
-    """Make the operators callable, compiling them first if need be; whether they run in C++ on a CPU."""
+    """Make the operators callable, compile them first if needed, and return whether they run in C++ on a CPU."""
     return _register()
 
 
@@ -93,7 +96,7 @@ ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @cache
 def _register() -> bool:
-    compiled = extension.load()
+    compiled = kernels.load()
     for op in _OPERATORS:
         LIBRARY.impl(op.name, op.cuda, "CUDA")
         if not compiled:
@@ -106,9 +109,10 @@ def _register() -> bool:
 
 
 def require(implementation: str, device: torch.device, python: tuple[str, ...] = ("python",)) -> None:
-    """Make the operators callable; ValueError unless `implementation` (auto, cpp or triton) is what they run with on `device`.
+    """Make the operators callable, and raise ValueError unless they can run by `implementation` on `device`.
 
-    python: the names of what is written in Python, which the caller has looked for already.
+    implementation: auto, cpp or triton. python: the names of the implementations in Python, which the caller has handled
+    already and which appear in the message only.
     """
     if implementation not in ("auto", "cpp", "triton"):
         names = ", ".join(("auto", *python, "cpp", "triton"))

@@ -10,7 +10,7 @@ import torch
 
 from gptscale.common.errors import NumericError
 from gptscale.common.settings.learning_rate import learning_rate
-from gptscale.ops.minigrad.backward import Stopwatch, backward
+from gptscale.ops.minigrad.backward import OpStopwatch, backward
 from gptscale.ops.minigrad.layers import Module
 from gptscale.ops.minigrad.loss import softmax_cross_entropy
 from gptscale.ops.minigrad.optimizers import Optimizer
@@ -50,7 +50,7 @@ class Epoch:
 
 
 def train_step(
-    model: Module, optimizer: Optimizer, images: Array, labels: Array, *, stopwatch: Stopwatch | None = None
+    model: Module, optimizer: Optimizer, images: Array, labels: Array, *, stopwatch: OpStopwatch | None = None
 ) -> Tensor:
     """One step on one batch; returns its loss, from before the step."""
     optimizer.zero_grad()

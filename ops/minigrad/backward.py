@@ -1,4 +1,4 @@
-"""The walk back through the graph, from a loss to everything that needs its gradient: reverse-mode differentiation."""
+"""Reverse-mode differentiation: the walk back through the graph, from a loss to all tensors that need a gradient."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from gptscale.ops.minigrad.tensor import Op, Tensor, recording
 
 
-class Stopwatch(Protocol):
-    """Whoever wants to know how long each operation's gradient took."""
+class OpStopwatch(Protocol):
+    """An object that measures how long each operation's gradient takes."""
 
     def lap(self, op: Op) -> AbstractContextManager[None]:
-        """Entered just before the gradient of `op` is computed, left just after."""
+        """Return a context that is entered just before the gradient of `op` is computed and left just after."""
         ...
 
 
-def backward(loss: Tensor, *, record: bool = False, stopwatch: Stopwatch | None = None) -> None:
-    """Add to `grad` of every leaf that needs one the derivative of `loss` (a single number) by that leaf.
+def backward(loss: Tensor, *, record: bool = False, stopwatch: OpStopwatch | None = None) -> None:
+    """Add the derivative of `loss`, a single number, to `grad` of every leaf that needs a gradient.
 
-    record: remember how the gradients were computed, so that they can be differentiated in their turn.
+    record: remember how the gradients were computed, so that they can be differentiated too.
 
-    By the chain rule the derivative by a tensor is the sum, over the tensors that it went into, of theirs times the local
-    derivative. So a tensor's turn comes when all of those have had theirs: in reverse topological order.
+    By the chain rule, the derivative by a tensor is a sum over the tensors that were computed from it: the derivative by
+    each of those, times the local derivative. So a tensor is visited after all of those, in reverse topological order.
     """
     if loss.array.numel() != 1:
         raise ValueError(f"backward starts from a single number, not from shape {loss.shape}: take a sum or a mean")
@@ -42,24 +42,24 @@ def backward(loss: Tensor, *, record: bool = False, stopwatch: Stopwatch | None 
             for tensor, gradient in zip(node.inputs, in_grads, strict=True):
                 if tensor.needs_grad:
                     assert gradient is not None, f"{type(node.op).__name__} kept back a gradient that is needed"
-                    known = gradients.get(id(tensor))
-                    gradients[id(tensor)] = gradient if known is None else known + gradient
+                    partial_sum = gradients.get(id(tensor))
+                    gradients[id(tensor)] = gradient if partial_sum is None else partial_sum + gradient
 
 
 def topological_order(last: Tensor) -> list[Tensor]:
-    """All that need a gradient among the tensors `last` was computed from, each behind its inputs.
+    """Return the tensors that `last` was computed from and that need a gradient, each one after its inputs.
 
-    A stack of its own instead of recursion: a graph may be deeper than Python's stack.
+    The function keeps a stack of its own and does not recurse, because a graph may be deeper than Python's stack.
     """
     order: list[Tensor] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack: list[tuple[Tensor, bool]] = [(last, False)]
     while stack:
         node, inputs_done = stack.pop()
         if inputs_done:
             order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
+        elif id(node) not in visited:
+            visited.add(id(node))
             stack.append((node, True))
             stack += [(tensor, False) for tensor in node.inputs if tensor.needs_grad]
     return order

@@ -1,4 +1,4 @@
-"""Convolution as a matrix product: the windows of an image laid out as columns (im2col), times the weights as rows."""
+"""Convolution as a matrix product: the weights as rows, times the windows of an image as columns (im2col)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gptscale.ops.minigrad.tensor import Array, Op, Tensor
 
 @dataclass(frozen=True)
 class Windows:
-    """Where a square window of `size` pixels stands on an image of (height, width): everything Unfold and Fold share."""
+    """The positions of a square window of `size` x `size` pixels on an image of (height, width), for Unfold and Fold."""
 
     height: int
     width: int
@@ -26,16 +26,16 @@ class Windows:
 
     @property
     def rows(self) -> int:
-        """Positions of the window from top to bottom."""
+        """The number of positions of the window from top to bottom."""
         return (self.height + 2 * self.padding - self.size) // self.stride + 1
 
     @property
     def columns(self) -> int:
-        """Positions from left to right."""
+        """The number of positions from left to right."""
         return (self.width + 2 * self.padding - self.size) // self.stride + 1
 
     def pixels(self) -> Iterator[tuple[int, slice, slice]]:
-        """For each pixel of the window, its number and the rows and columns of the padded image it stands on."""
+        """Yield each pixel of the window: its number, and the rows and columns of the padded image that it covers."""
         for i in range(self.size):
             for j in range(self.size):
                 down = slice(i, i + self.stride * (self.rows - 1) + 1, self.stride)
@@ -44,9 +44,10 @@ class Windows:
 
 
 class Unfold(Op):
-    """im2col: (batch, channels, height, width) to (batch, channels * size^2, positions), a window in each column.
+    """im2col, which copies each window of an image into a column.
 
-    A pixel is copied into each window that covers it, so its gradient is the sum over those copies: Fold.
+    (batch, channels, height, width) becomes (batch, channels * size^2, positions). A pixel is copied into each window that
+    covers it, so its gradient is the sum over those copies, which is Fold.
     """
 
     def __init__(self, windows: Windows) -> None:
@@ -65,7 +66,10 @@ class Unfold(Op):
 
 
 class Fold(Op):
-    """col2im: the windows added up where they stand; linear, and the transpose of Unfold, so each is the other's gradient."""
+    """col2im, which adds the windows up at their positions on the image.
+
+    It is linear and the transpose of Unfold, so each of the two is the gradient of the other.
+    """
 
     def __init__(self, windows: Windows) -> None:
         self.windows = windows
@@ -84,7 +88,7 @@ class Fold(Op):
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor, *, stride: int = 1, padding: int = 0) -> Tensor:
-    """Each window of `x` against each filter of `weight`, plus `bias`.
+    """Return the product of each window of `x` with each filter of `weight`, plus `bias`.
 
     x: (batch, in_channels, height, width). weight: (out_channels, in_channels, size, size). bias: (out_channels,).
     """

@@ -1,7 +1,8 @@
-"""The package's compiled operators inside the graph: convolution with bias and ReLU in one, and max pooling.
+"""The package's compiled operators as operations of the graph: convolution + bias + ReLU, and max pooling.
 
-An operation is free to compute its value and gradient by any means; the graph only asks for `compute` and `gradient`.
-These gradients come out of kernels as bare arrays, with no record of how: they cannot be differentiated a second time.
+An operation may compute its value and its gradient by any means. The graph only asks for `compute` and `gradient`. The
+gradients here come from kernels as plain arrays, without a record of how they were computed, so they cannot be
+differentiated a second time.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from gptscale.ops.minigrad.tensor import Array, Op, Tensor, is_recording
 
 
 class ConvBiasReLU(Op):
-    """`relu(conv2d(x, weight) + bias)`, shapes as in convolution.conv2d.
+    """`relu(conv2d(x, weight) + bias)`, with the shapes of convolution.conv2d.
 
-    The output tells where ReLU let the gradient through, so no mask is kept beside it.
+    The output shows where ReLU lets the gradient through, so no mask is kept.
     """
 
     def __init__(self, *, stride: int = 1, padding: int = 0) -> None:
@@ -39,9 +40,9 @@ class ConvBiasReLU(Op):
 
 
 class MaxPooling(Op):
-    """The largest element of each window of (batch, channels, height, width): only that element gets the gradient.
+    """The largest element of each window of (batch, channels, height, width), which alone gets the window's gradient.
 
-    backward: which implementation brings it there, one of those of gptscale.ops.max_pool; `loop` is the naive one.
+    backward: the implementation of the gradient, one of those of gptscale.ops.max_pool. `loop` is the simplest one.
     """
 
     def __init__(self, size: int, *, stride: int | None = None, padding: int = 0, backward: str = "auto") -> None:
@@ -66,7 +67,7 @@ class MaxPooling(Op):
 
 
 def _refuse_to_be_recorded(op: Op) -> None:
-    """A second derivative would silently lack this operation's part."""
+    """Raise NotImplementedError while recording, because a second derivative would silently lack this operation."""
     if is_recording():
         name = type(op).__name__
         raise NotImplementedError(f"{name} has no second derivative: its gradient is a kernel's, use conv2d and relu")

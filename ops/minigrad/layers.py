@@ -1,4 +1,4 @@
-"""Layers: parameters, the modules that hold them, and the walk that finds every parameter whatever the model."""
+"""Layers: parameters, the modules that hold them, and the search that finds every parameter of any model."""
 
 from __future__ import annotations
 
@@ -33,49 +33,50 @@ class Module:
         return self.forward(x)
 
     def parameters(self) -> list[Parameter]:
-        """Every parameter below this module, once each, in the order of the attributes."""
+        """Return every parameter of this module and the modules in it, once each, in the order of the attributes."""
         return find_parameters(self)
 
     def to(self, device: torch.device) -> None:
-        """Move all parameters."""
+        """Move all parameters to a device."""
         for parameter in self.parameters():
             parameter.array = parameter.array.to(device)
 
 
 def find_parameters(root: object) -> list[Parameter]:
-    """The parameters in an object, its attributes, and lists, tuples and dictionaries of such, however deep.
+    """Return the parameters in an object, in its attributes, and in lists, tuples and dictionaries, at any depth.
 
-    One that can be reached in two ways (a shared weight) is found once: an optimizer must not apply its gradient twice.
+    A parameter that can be reached in two ways (a shared weight) is listed once, because an optimizer must not apply its
+    gradient twice.
     """
-    found: list[Parameter] = []
-    seen: set[int] = set()
+    parameters: list[Parameter] = []
+    visited: set[int] = set()
 
-    def visit(thing: object) -> None:
-        if id(thing) in seen:
+    def visit(item: object) -> None:
+        if id(item) in visited:
             return
-        seen.add(id(thing))
-        if isinstance(thing, Parameter):
-            found.append(thing)
-        elif isinstance(thing, Module):
-            visit(vars(thing))
-        elif isinstance(thing, dict):
-            for value in thing.values():
+        visited.add(id(item))
+        if isinstance(item, Parameter):
+            parameters.append(item)
+        elif isinstance(item, Module):
+            visit(vars(item))
+        elif isinstance(item, dict):
+            for value in item.values():
                 visit(value)
-        elif isinstance(thing, (list, tuple)):
-            for value in thing:
+        elif isinstance(item, (list, tuple)):
+            for value in item:
                 visit(value)
 
     visit(root)
-    return found
+    return parameters
 
 
 def initial(shape: tuple[int, ...], fan_in: int, random: torch.Generator) -> Parameter:
-    """Normal weights of variance 2 / fan_in, which keep a signal's variance through ReLU layers (He et al. 2015)."""
+    """Return normal weights of variance 2 / fan_in, which keep a signal's variance through ReLU layers (He et al. 2015)."""
     return Parameter(torch.randn(shape, generator=random) * math.sqrt(2.0 / fan_in))
 
 
 class Linear(Module):
-    """`x @ weight + bias`: (batch, inputs) to (batch, outputs)."""
+    """`x @ weight + bias`, from (batch, inputs) to (batch, outputs)."""
 
     def __init__(self, inputs: int, outputs: int, random: torch.Generator) -> None:
         self.weight = initial((inputs, outputs), inputs, random)
@@ -86,7 +87,7 @@ class Linear(Module):
 
 
 class ConvReLU(Module):
-    """Convolution, bias and ReLU: by the package's operator (`kernel`) or by the lesson's (`im2col`)."""
+    """Convolution, bias and ReLU, by the package's kernel (`kernel`) or by the matrix product of this folder (`im2col`)."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class ConvReLU(Module):
 
 
 class MaxPool(Module):
-    """The largest of each `size` x `size` pixels; `backward` as in MaxPooling."""
+    """The largest of each `size` x `size` pixels, with `backward` as in MaxPooling."""
 
     def __init__(self, size: int, *, backward: str = "auto") -> None:
         self.size, self.backward = size, backward
@@ -127,7 +128,7 @@ class ReLULayer(Module):
 
 
 class Flatten(Module):
-    """(batch, ...) to (batch, the product of the rest)."""
+    """A reshape from (batch, ...) to (batch, product of the other sizes)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], -1)

@@ -1,4 +1,4 @@
-"""What a classifier minimises: the cross entropy of its softmax, made of a logarithm that cannot overflow."""
+"""The loss of a classifier: the cross entropy of its softmax, by a logarithm of a sum that cannot overflow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gptscale.ops.minigrad.tensor import Array, Op, Tensor
 
 
 class LogSumExp(Op):
-    """`log(sum(exp(a)))` over the last axis, which stays at length 1; its derivative is the softmax of `a`.
+    """`log(sum(exp(a)))` over the last axis, which stays with length 1.
 
-    The largest element is taken out first: without it exp overflows float32 from 89 on.
+    Its derivative is the softmax of `a`. The largest element is subtracted first, because exp overflows float32 from 89 on.
     """
 
     def compute(self, a: Array) -> Array:
@@ -23,7 +23,7 @@ class LogSumExp(Op):
 
 
 def softmax_cross_entropy(logits: Tensor, labels: Array) -> Tensor:
-    """The mean over the batch of `-log softmax(logits)[label]`, in nats.
+    """Return the mean over the batch of `-log softmax(logits)[label]`, in nats.
 
     logits: (batch, classes). labels: (batch,), whole numbers from 0.
     """

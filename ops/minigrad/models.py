@@ -1,4 +1,4 @@
-"""The three models of the experiment, for images of 28 x 28 pixels and ten classes."""
+"""Three models for images of 28 x 28 pixels and ten classes: two linear layers, one convolution, and LeNet-5."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ModelName = Literal["pure_linear", "simple_conv", "LeNet"]
 
 
 def pure_linear(random: torch.Generator) -> Module:
-    """Two linear layers with 100 hidden units: 79,510 parameters."""
+    """Build two linear layers with 100 hidden units: 79,510 parameters."""
     return Sequential(Flatten(), Linear(28 * 28, 100, random), ReLULayer(), Linear(100, 10, random))
 
 
 def simple_conv(random: torch.Generator, *, convolution: Convolution = "kernel") -> Module:
-    """One convolution, a single filter of 5 x 5, and two linear layers: 79,536 parameters."""
+    """Build one convolution, with a single filter of 5 x 5, and two linear layers: 79,536 parameters."""
     return Sequential(
         ConvReLU(1, 1, 5, random, padding=2, convolution=convolution),  # 28 x 28
         Flatten(),
@@ -37,7 +37,7 @@ def simple_conv(random: torch.Generator, *, convolution: Convolution = "kernel")
 
 
 def lenet(random: torch.Generator, *, convolution: Convolution = "kernel", pool_backward: str = "auto") -> Module:
-    """LeNet-5 (LeCun et al. 1998) with max pooling and ReLU, as it is usually built today: 61,706 parameters."""
+    """Build LeNet-5 (LeCun et al. 1998) with max pooling and ReLU, as is usual today: 61,706 parameters."""
     return Sequential(
         ConvReLU(1, 6, 5, random, padding=2, convolution=convolution),  # 28 x 28
         MaxPool(2, backward=pool_backward),  # 14 x 14
@@ -55,7 +55,7 @@ def lenet(random: torch.Generator, *, convolution: Convolution = "kernel", pool_
 def build(
     name: ModelName, *, seed: int = 0, convolution: Convolution = "kernel", pool_backward: str = "auto"
 ) -> Module:
-    """The model of that name; the same seed gives the same weights."""
+    """Build the model of that name, with weights that depend on the seed alone."""
     random = torch.Generator().manual_seed(seed)
     if name == "pure_linear":
         return pure_linear(random)

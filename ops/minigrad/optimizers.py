@@ -1,4 +1,7 @@
-"""Optimizers: what is done to each parameter once its gradient is known. They are given parameters, and know no model."""
+"""Optimizers, which change each parameter by its gradient.
+
+They get a list of parameters and know nothing of the model.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from gptscale.ops.minigrad.tensor import Array
 
 
 class Optimizer:
-    """Walks the parameters; `lr` may be changed between steps."""
+    """The base class, which goes through the parameters.
+
+    `lr` may be changed between steps.
+    """
 
     def __init__(self, parameters: Sequence[Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
@@ -26,13 +32,13 @@ class Optimizer:
         raise NotImplementedError
 
     def zero_grad(self) -> None:
-        """Forget the gradients, which would otherwise add up over steps."""
+        """Drop the gradients, which would otherwise add up over steps."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 class SGD(Optimizer):
-    """Downhill: `w -= lr v`, where `v = momentum v + g` (so `v = g` without momentum)."""
+    """Gradient descent: `w -= lr v`, where `v = momentum v + g` (so `v = g` without momentum)."""
 
     def __init__(self, parameters: Sequence[Parameter], lr: float, *, momentum: float = 0.0) -> None:
         super().__init__(parameters, lr)
@@ -48,9 +54,10 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """`w -= lr m / (sqrt(v) + eps)`: m and v are running means of g and g^2, both corrected for their start at zero.
+    """Adam: `w -= lr m / (sqrt(v) + eps)`.
 
-    Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
+    m and v are running means of g and g^2, both corrected for their start at zero (Kingma and Ba 2015, arXiv 1412.6980,
+    algorithm 1).
     """
 
     def __init__(
@@ -67,8 +74,8 @@ class Adam(Optimizer):
         self.moments: dict[int, tuple[int, Array, Array]] = {}
 
     def update(self, index: int, weights: Array, gradient: Array) -> None:
-        nothing = gradient.new_zeros(gradient.shape)
-        steps, mean, square = self.moments.get(index, (0, nothing, nothing))
+        zeros = gradient.new_zeros(gradient.shape)
+        steps, mean, square = self.moments.get(index, (0, zeros, zeros))
         steps += 1
         mean = self.beta1 * mean + (1 - self.beta1) * gradient
         square = self.beta2 * square + (1 - self.beta2) * gradient**2

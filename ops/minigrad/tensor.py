@@ -1,6 +1,6 @@
-"""A tensor that remembers the operation it came from, and the arithmetic that such tensors are made with.
+"""A tensor that remembers the operation it came from, and arithmetic for such tensors.
 
-The numbers lie in a `torch.Tensor` that serves as a plain array: none of torch's own autograd is used.
+The numbers are in a `torch.Tensor` that serves as a plain array. Nothing of torch's own autograd is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _recording = True
 
 @contextmanager
 def recording(on: bool) -> Iterator[None]:
-    """Within it, tensors do (True) or do not (False) remember where they came from."""
+    """Switch on or off, for a while, that new tensors remember the operation they came from."""
     global _recording
     before, _recording = _recording, on
     try:
@@ -26,24 +26,24 @@ def recording(on: bool) -> Iterator[None]:
 
 
 def is_recording() -> bool:
-    """Whether tensors that are made now remember where they came from."""
+    """Return whether new tensors remember the operation they came from."""
     return _recording
 
 
 class Op:
-    """One application of an operation: how its value is computed, and how a gradient goes back through it.
+    """One call of an operation: how its value is computed, and how a gradient goes back through it.
 
-    An object serves a single call, so `compute` may keep on `self` what `gradient` will need.
+    An object is used for a single call, so `compute` may store on `self` what `gradient` needs.
     """
 
     compute: Callable[..., Array]
-    """The arrays of the inputs to the array of the output."""
+    """Compute the array of the output from the arrays of the inputs."""
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor | None, ...]:
-        """For each of `node.inputs`: the derivative of the loss by it, given `out_grad`, that by the output `node`.
+        """Return the derivative of the loss by each of `node.inputs`, given `out_grad`, its derivative by `node`.
 
-        It is computed with tensors, not arrays, so that it is recorded in its turn where a second derivative is wanted.
-        None stands for a derivative that nobody needs.
+        `node` is the output of this operation. The derivatives are computed with tensors and not with arrays, so that they
+        can be recorded for a second derivative. None stands for a derivative that is not needed.
         """
         raise NotImplementedError
 
@@ -55,7 +55,10 @@ class Op:
 
 
 class Tensor:
-    """A node of the graph: an array, and if it was computed from something that needs a gradient, by what and from what."""
+    """A node of the graph: an array, and the operation and inputs that it was computed from.
+
+    Operation and inputs are kept only if one of the inputs needs a gradient.
+    """
 
     __slots__ = ("array", "grad", "inputs", "needs_grad", "op")
 
@@ -104,21 +107,23 @@ class Tensor:
 
     @property
     def T(self) -> Tensor:  # noqa: N802  # as everywhere in this field
-        """The last two axes exchanged."""
+        """Exchange the last two axes."""
         return Transpose()(self)
 
     def reshape(self, *shape: int) -> Tensor:
-        """The same numbers in another shape; one axis may be -1."""
+        """Return the same numbers in another shape, in which one axis may be -1."""
         return Reshape(shape)(self)
 
     def sum(self, *axes: int, keepdim: bool = False) -> Tensor:
-        """The sum over the given axes, or over all."""
-        over = {axis % len(self.shape) for axis in axes or range(len(self.shape))}
-        summed = sum_to(self, tuple(1 if i in over else size for i, size in enumerate(self.shape)))
-        return summed if keepdim else summed.reshape(*(size for i, size in enumerate(self.shape) if i not in over))
+        """Return the sum over the given axes, or over all."""
+        summed_axes = {axis % len(self.shape) for axis in axes or range(len(self.shape))}
+        result = sum_to(self, tuple(1 if i in summed_axes else size for i, size in enumerate(self.shape)))
+        if keepdim:
+            return result
+        return result.reshape(*(size for i, size in enumerate(self.shape) if i not in summed_axes))
 
     def mean(self) -> Tensor:
-        """The mean of all elements."""
+        """Return the mean of all elements."""
         return self.sum() * (1.0 / self.array.numel())
 
     def exp(self) -> Tensor:
@@ -132,7 +137,7 @@ class Tensor:
 
 
 class Add(Op):
-    """`a + b`: both derivatives are 1."""
+    """`a + b`, whose derivatives are both 1."""
 
     def compute(self, a: Array, b: Array) -> Array:
         return a + b
@@ -142,7 +147,7 @@ class Add(Op):
 
 
 class Multiply(Op):
-    """`a * b`, element by element: each factor is the other's derivative."""
+    """`a * b`, element by element, where each factor is the derivative by the other."""
 
     def compute(self, a: Array, b: Array) -> Array:
         return a * b
@@ -153,7 +158,7 @@ class Multiply(Op):
 
 
 class Power(Op):
-    """`a ** n` for a number n: `n a^(n-1)`."""
+    """`a ** n` for a number n, with the derivative `n a^(n-1)`."""
 
     def __init__(self, exponent: float) -> None:
         self.exponent = exponent
@@ -167,7 +172,7 @@ class Power(Op):
 
 
 class Exp(Op):
-    """`e^a` is its own derivative, and the output has it already."""
+    """`e^a`, which is its own derivative, so that the gradient uses the output."""
 
     def compute(self, a: Array) -> Array:
         return a.exp()
@@ -177,7 +182,7 @@ class Exp(Op):
 
 
 class Log(Op):
-    """The natural logarithm: `1 / a`."""
+    """The natural logarithm, with the derivative `1 / a`."""
 
     def compute(self, a: Array) -> Array:
         return a.log()
@@ -187,7 +192,10 @@ class Log(Op):
 
 
 class ReLU(Op):
-    """`max(a, 0)`: the gradient passes where the output is positive; at 0 the derivative is taken as 0."""
+    """`max(a, 0)`, which passes the gradient where the output is positive.
+
+    At 0 the derivative is taken as 0.
+    """
 
     def compute(self, a: Array) -> Array:
         return a.clamp(min=0)
@@ -197,7 +205,7 @@ class ReLU(Op):
 
 
 class MatMul(Op):
-    """`a @ b` of shapes (..., m, k) and (..., k, n): the gradients are `g @ b.T` and `a.T @ g`."""
+    """`a @ b` of shapes (..., m, k) and (..., k, n), with the gradients `g @ b.T` and `a.T @ g`."""
 
     def compute(self, a: Array, b: Array) -> Array:
         if a.ndim < 2 or b.ndim < 2:
@@ -213,7 +221,7 @@ class MatMul(Op):
 
 
 class Transpose(Op):
-    """The last two axes exchanged: so are the gradient's."""
+    """The last two axes exchanged, as in the gradient."""
 
     def compute(self, a: Array) -> Array:
         return a.transpose(-1, -2)
@@ -223,7 +231,7 @@ class Transpose(Op):
 
 
 class Reshape(Op):
-    """Another shape: the gradient gets the old one back."""
+    """Another shape, where the gradient gets the shape of the input."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -236,7 +244,7 @@ class Reshape(Op):
 
 
 class BroadcastTo(Op):
-    """Elements repeated along new axes and along axes of length 1: the gradient is the sum over the copies."""
+    """Elements repeated along new axes and axes of length 1, where the gradient is the sum over the copies."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -249,7 +257,10 @@ class BroadcastTo(Op):
 
 
 class SumTo(Op):
-    """The sum over axes that `shape` lacks in front or has at length 1: the gradient is copied to every summand."""
+    """The sum over axes that `shape` lacks in front or has with length 1.
+
+    The gradient is copied to every summand.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -262,17 +273,17 @@ class SumTo(Op):
 
 
 def sum_to(a: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`a` summed down to `shape`, from which it could have been broadcast."""
+    """Sum `a` to `shape`, a shape that could be broadcast to that of `a`."""
     return a if a.shape == shape else SumTo(shape)(a)
 
 
 def broadcast_to(a: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`a` repeated up to `shape`."""
+    """Repeat `a` to `shape`."""
     return a if a.shape == shape else BroadcastTo(shape)(a)
 
 
 def broadcast(a: Tensor, b: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Both in the shape that they have in common, so that no other operation needs to know of broadcasting."""
+    """Return both in their common shape, so that no other operation has to handle broadcasting."""
     if not isinstance(b, Tensor):
         b = Tensor(torch.full_like(a.array, b))
     shape = tuple(torch.broadcast_shapes(a.shape, b.shape))

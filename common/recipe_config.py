@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gptscale.common.errors import ConfigError
-
 if TYPE_CHECKING:
-    from gptscale.common.engine import Engine
+    from gptscale.common.errors import ConfigError
     from gptscale.common.settings.run import Run
 
 
@@ -41,11 +38,3 @@ class RecipeConfig:
     def describe(self, run: Run) -> list[str]:
         """Return the lines in which --dry-run tells how this strategy splits the run."""
         return []
-
-    def load_own(self, engine: Engine, folder: Path) -> int:
-        """Load a checkpoint in the engine library's own format and return the step it was saved at."""
-        raise ConfigError(
-            "this recipe reads no checkpoint of DeepSpeed's",
-            f"in {folder}",
-            "resume it with the zero recipe that saved it",
-        )

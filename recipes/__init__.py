@@ -1,4 +1,7 @@
-"""The table of strategies: a name, the module that implements it, the engine it needs. Importing it loads no engine."""
+"""The table of strategies: the name of each, the module that implements it, and the facts that others need to know.
+
+Importing it loads no engine, and neither does importing a recipe's module: torch comes with `build`.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,27 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.common.settings.checks import did_you_mean
 
-# Only errors: by themselves these write some hundred lines around each run, at its imports too.
+# Let through errors only: these loggers write some hundred lines around each run, at its imports too.
 for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
     logging.getLogger(_logger).addFilter(lambda record: record.levelno >= logging.ERROR)
-# Tells an exception that it raises too, over a page of the whole schedule.
+# It logs an exception that it also raises, with a page of the whole schedule.
 logging.getLogger("torch.distributed.pipelining.schedules").addFilter(lambda record: False)
 
 
 class Recipe(NamedTuple):
-    """One row: where a strategy lives and what it asks for.
+    """One row: where a strategy lives, what it asks for, and what is true of it.
 
-    config: the name of its frozen dataclass in `module`. preset: fields of it that this row fixes.
+    config: the name of its frozen dataclass in `module`. what: one line for `gptscale list`.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
-    needs_cuda: its engine refuses a CPU. series: versions of the engine that are known to work, as they begin; "" is any.
-    environment: the one beside the running one that the engine lives in (common/process/environments.py); "" is the running one.
-    what: one line for `gptscale list`.
+    preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
+    series: how the engine's versions that are known to work begin; "" is any.
+    environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
+
+    casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
+    otherwise autocast casts for each product, and the stream is fp32. fp8: its products in float8 were compared with one
+    process's. cuda_graphs: no tensor moves between steps, so that CUDA graphs, which replay at fixed addresses, are safe.
+    process_gib: resident memory before the first tensor of a model, measured with torch 2.11 and DeepSpeed 0.19.8 on a
+    CPU; 0 where `gptscale bench memory` does not need it.
     """
 
     module: str
@@ -38,13 +47,27 @@ class Recipe(NamedTuple):
     needs_cuda: bool = False
     series: str = ""
     environment: str = ""
+    casts_weights: bool = False
+    fp8: bool = False
+    cuda_graphs: bool = False
+    process_gib: float = 0.0
+
+    @property
+    def library_optimizer(self) -> bool:
+        """Return whether the optimizer is a library's own, or one that a library takes apart, with fp32 state."""
+        return self.engine != "torch"
 
     def load(self) -> ModuleType:
-        """Import the module, and with it the engine; ConfigError, with the pip line, if it is missing, other, or broken."""
+        """Import the module, which imports no engine; ConfigError, with the pip line, if the engine is missing or another."""
+        self.check_installed()
+        return import_module(self.module)
+
+    def check_installed(self) -> None:
+        """Raise ConfigError, with the pip line, unless the engine is installed in a version that is known to work."""
         where = "in this environment"
         if self.environment:
             environments.require(self.engine, self.series, self.environment)
-            return import_module(self.module)  # which imports no engine: options are checked here, workers run there
+            return
         try:
             installed = version(self.engine)
         except PackageNotFoundError:
@@ -57,39 +80,86 @@ class Recipe(NamedTuple):
                 where,
                 f"pip install 'gptscale[{self.engine}]'",
             )
+
+    def check_imports(self) -> None:
+        """Import the engine; ConfigError if that fails. An engine in another environment is left to the workers there."""
+        if self.environment:
+            return
         try:
-            return import_module(self.module)
+            import_module(self.engine.replace("-", "_"))
         except Exception as error:  # whatever a broken installation raises when it is imported
-            reason = f"{self.engine} is installed but does not import ({type(error).__name__}: {error})"
-            raise ConfigError(reason, where, f"pip install --force-reinstall 'gptscale[{self.engine}]'") from error
+            raise ConfigError(
+                f"{self.engine} is installed but does not import ({type(error).__name__}: {error})",
+                "in this environment",
+                f"pip install --force-reinstall 'gptscale[{self.engine}]'",
+            ) from error
 
 
-def _zero(what: str, **preset: object) -> Recipe:
-    return Recipe("gptscale.recipes.zero", "ZeroConfig", what, "deepspeed", preset=preset, series="0.19.")
+def _zero(what: str, process_gib: float = 0.0, **preset: object) -> Recipe:
+    return Recipe(
+        "gptscale.recipes.zero",
+        "ZeroConfig",
+        what,
+        "deepspeed",
+        preset=preset,
+        series="0.19.",
+        casts_weights=True,
+        process_gib=process_gib,
+    )
 
 
 def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], needs_cuda: bool = False) -> Recipe:
-    module = f"gptscale.recipes.{module}"
     return Recipe(
-        module, config, what, "colossalai", axes=axes, series="0.5.0", environment="colossalai", needs_cuda=needs_cuda
+        f"gptscale.recipes.{module}",
+        config,
+        what,
+        "colossalai",
+        axes=axes,
+        needs_cuda=needs_cuda,
+        series="0.5.0",
+        environment="colossalai",
+        casts_weights=True,
     )
 
 
 RECIPES: dict[str, Recipe] = {
-    "single": Recipe("gptscale.recipes.single", "SingleConfig", "one device, the reference for all others", axes=()),
-    "ddp": Recipe("gptscale.recipes.ddp", "DDPConfig", "replicas; gradients all-reduced in buckets"),
-    "fsdp": Recipe("gptscale.recipes.fsdp", "FSDPConfig", "weights, gradients, optimizer sharded (fully_shard); HSDP"),
+    "single": Recipe(
+        "gptscale.recipes.single",
+        "SingleConfig",
+        "one device, the reference for all others",
+        axes=(),
+        fp8=True,
+        cuda_graphs=True,
+        process_gib=0.63,
+    ),
+    "ddp": Recipe(
+        "gptscale.recipes.ddp",
+        "DDPConfig",
+        "replicas; gradients all-reduced in buckets",
+        fp8=True,
+        cuda_graphs=True,
+    ),
+    "fsdp": Recipe(
+        "gptscale.recipes.fsdp",
+        "FSDPConfig",
+        "weights, gradients, optimizer sharded (fully_shard); HSDP",
+        casts_weights=True,
+        fp8=True,
+    ),
     "fsdp_offload": Recipe(
         "gptscale.recipes.fsdp",
         "FSDPConfig",
         "fsdp with shards and optimizer kept in host memory",
         preset={"cpu_offload": True},
+        casts_weights=True,
+        fp8=True,
+        process_gib=0.64,
     ),
     "zero1": _zero("DeepSpeed ZeRO 1: fp32 weights and optimizer state sharded", stage=1),
     "zero2": _zero("DeepSpeed ZeRO 2: and gradients", stage=2),
     "zero3": _zero("DeepSpeed ZeRO 3: and the weights computed with", stage=3),
-    "zero_offload": _zero("ZeRO (--stage) with the optimizer on the host, at stage 3 weights too", offload="cpu"),
-    "zero_infinity": _zero("ZeRO 3 with optimizer and weights on NVMe (--nvme-path)", stage=3, offload="nvme"),
+    "zero_offload": _zero("ZeRO (--stage) with the optimizer on the host, at stage 3 weights too", 0.71, offload="cpu"),
+    "zero_infinity": _zero("ZeRO 3 with optimizer and weights on NVMe (--nvme-path)", 0.74, stage=3, offload="nvme"),
     "fairscale_sdp": Recipe(
         "gptscale.recipes.fairscale_sdp",
         "FairscaleSDPConfig",
@@ -104,6 +174,7 @@ RECIPES: dict[str, Recipe] = {
         "fairscale",
         needs_cuda=True,
         series="0.4.13",
+        casts_weights=True,
     ),
     "tensor_parallel": Recipe(
         "gptscale.recipes.tensor_parallel",
@@ -122,12 +193,14 @@ RECIPES: dict[str, Recipe] = {
         "HybridConfig",
         "data x tensor x pipeline on one mesh (--tp-size, --pp-size)",
         axes=("dp", "tp", "pp"),
+        casts_weights=True,
     ),
     "accelerate_fsdp": Recipe(
         "gptscale.recipes.accelerate_fsdp",
         "AccelerateFSDPConfig",
         "fully_shard through Hugging Face Accelerate",
         "accelerate",
+        casts_weights=True,
     ),
     "lightning_fabric": Recipe(
         "gptscale.recipes.fabric",
@@ -165,7 +238,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def get(name: str) -> Recipe:
-    """The row of `name`; ConfigError with the nearest name if there is none."""
+    """Return the row of `name`; ConfigError with the nearest name if there is none."""
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}", "on the command line", did_you_mean(name, RECIPES))
     return RECIPES[name]

@@ -1,4 +1,4 @@
-"""ZeRO by Colossal-AI: LowLevelZero cuts optimizer state and gradients, Gemini packs weights into chunks and moves those.
+"""ZeRO by Colossal-AI: LowLevelZero cuts optimizer state and gradients, Gemini also moves weights, in chunks.
 
 What is sharded        the batch; colossal_zero: fp32 weights and optimizer state (stage 1) and gradients (2), each parameter
                        flattened and cut evenly; colossal_gemini: those, and a fraction shard_param_frac of the weights that
@@ -22,21 +22,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import nn
-
 from gptscale.common.errors import ConfigError
-from gptscale.common.optim.library import make_torch_optimizer
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from gptscale.common.engines.torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
 class ColossalZeroConfig(RecipeConfig):
-    """LowLevelZeroPlugin's own spelling."""
+    """Options of Colossal-AI's LowLevelZeroPlugin, in its own spelling."""
 
     stage: Literal[1, 2] = 1
     """1: optimizer state and fp32 weights; 2: gradients too."""
@@ -46,7 +46,7 @@ class ColossalZeroConfig(RecipeConfig):
 
 @dataclass(frozen=True)
 class ColossalGeminiConfig(RecipeConfig):
-    """GeminiPlugin's own spelling, placement_policy static."""
+    """Options of Colossal-AI's GeminiPlugin, in its own spelling; the placement_policy is static."""
 
     shard_param_frac: float = 1.0
     """Fraction of the weights that is cut: 1 as ZeRO 3, 0 as ZeRO 2."""
@@ -56,17 +56,20 @@ class ColossalGeminiConfig(RecipeConfig):
     """Fraction of the weights kept on the host; only beside an offload_optim_frac of 1."""
 
     def __post_init__(self) -> None:
-        for field in ("shard_param_frac", "offload_optim_frac", "offload_param_frac"):
-            if not 0.0 <= getattr(self, field) <= 1.0:
-                what = f"{field} {getattr(self, field)} is out of range"
-                raise ConfigError(what, f"in --{field.replace('_', '-')}", "use 0 to 1")
+        for field, fraction in self.fractions.items():
+            check_range(fraction, 0, 1, field)
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Return the three fractions by the names that the plugin has for them."""
+        return {name: getattr(self, name) for name in ("shard_param_frac", "offload_optim_frac", "offload_param_frac")}
 
     @property
     def offload(self) -> str:
         return "cpu" if self.offload_optim_frac or self.offload_param_frac else "none"
 
     def check(self, run: Run) -> None:
-        """ConfigError for what Gemini does not compute in, or cannot step with."""
+        """Raise ConfigError for a precision that Gemini does not compute in and for an optimizer that is not its own."""
         if run.config.precision == "fp32":
             raise ConfigError("Gemini computes in 16 bits only", "in --precision", "use bf16")
         if run.config.optimizer != "adamw":
@@ -74,7 +77,7 @@ class ColossalGeminiConfig(RecipeConfig):
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, gemini: bool, **options: Any) -> tuple[Any, Any]:
-    """`model` and `optimizer` in Colossal-AI's hands; options are the plugin's own."""
+    """Let Colossal-AI cut `model` and `optimizer` and return both; `options` are the plugin's own."""
     from colossalai.booster import Booster
     from colossalai.booster.plugin import GeminiPlugin, LowLevelZeroPlugin
 
@@ -84,22 +87,25 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, gemini: bool, **op
 
 
 def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchEngine:
-    """The whole model on each device (Gemini: a parameter at a time, into its chunk), its optimizer cut."""
+    """Build the whole model on each device (Gemini: one parameter at a time, into its chunk) and a cut optimizer."""
+    import torch
+
     from gptscale.common.engines.colossal import start as colossal_start
 
-    colossal_start.start(run.world)
+    colossal_start.start(run.world)  # before anything imports colossalai
     from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
     from gptscale.common.engines.colossal.zero import gemini_engine, hybrid_adam, zero_engine
+    from gptscale.common.optim.library import make_torch_optimizer
 
     clip = run.config.clip_grad_norm
     if isinstance(config, ColossalGeminiConfig):
         model = GPT2WithLoss(run, lazy=True)
-        fractions = {f: getattr(config, f) for f in ("shard_param_frac", "offload_optim_frac", "offload_param_frac")}
-        options = {"precision": run.config.precision, "enable_gradient_accumulation": True, **fractions}
+        options: dict[str, Any] = {"precision": run.config.precision, "enable_gradient_accumulation": True}
+        options |= config.fractions
         optimizer = hybrid_adam(model, run.config)
-        # A model of a single chunk is kept whole, and what it accumulates is then counted once for each rank (0.5.0).
+        # 0.5.0 keeps a model of a single chunk whole, and then counts what it accumulates once for each rank.
         options["min_chunk_size_m"] = min(32.0, run.gpt.n_params_in_memory / 2**23)
-        # Gemini notes norms only if it is to clip; no norm exceeds infinity.
+        # Gemini computes norms only if it is to clip. No norm exceeds infinity.
         return gemini_engine(run, model, shard(model, optimizer, True, max_norm=clip or torch.inf, **options))
     model = GPT2WithLoss(run, lazy=False)
     options = {"precision": run.config.precision, "communication_dtype": torch.float32, "max_norm": clip}

@@ -1,8 +1,8 @@
 """Tensor and pipeline parallelism by Colossal-AI: one plugin cuts transformers' GPT2LMHeadModel in width, in depth, over data.
 
 What is sharded        colossal_tensor: the matrices of each block by heads and by hidden units, the token table and the logits by
-                       vocabulary, over t tensor ranks; colossal_pipeline: the blocks over p stages too. What remains of the
-                       world, d data ranks, splits the batch
+                       vocabulary, over t tensor ranks; colossal_pipeline: the blocks over p stages too. The d data ranks, which
+                       are what remains of the world, split the batch
 What is communicated   per block and micro-batch of b tokens, a bytes an activation: 4 all-reduces of b x h x a bytes over
                        tensor ranks (2 forward, 2 backward); per stage border b x h x a forward and backward; per optimizer
                        step gradients all-reduced over data ranks, and the tied table's between first and last stage
@@ -20,39 +20,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import nn
-
 from gptscale.common.engines.colossal.checks import check_pipeline, check_tensor, default_micro_batches
-from gptscale.common.errors import ConfigError
-from gptscale.common.optim.library import make_torch_optimizer
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from gptscale.common.engines.colossal.hybrid import PipelineEngine, TensorEngine
 
 
 @dataclass(frozen=True)
 class ColossalTensorConfig(RecipeConfig):
-    """HybridParallelPlugin's own spelling."""
+    """Options of Colossal-AI's HybridParallelPlugin, in its own spelling."""
 
     ddp_bucket_cap_mb: int = 25
     """MB of gradients that data ranks reduce at once; under pipeline parallelism Colossal-AI reduces each by itself."""
 
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
-        """All ranks of one kind; with data ranks."""
+        """Return tensor ranks alone, and tensor ranks with data ranks."""
         return [(), ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else [()]
 
     def check(self, run: Run) -> None:
-        """ConfigError unless heads and table can be cut over the tensor ranks."""
+        """Raise ConfigError unless heads and table can be cut over the tensor ranks."""
         check_tensor(run)
 
 
 @dataclass(frozen=True)
 class ColossalPipelineConfig(ColossalTensorConfig):
-    """HybridParallelPlugin's own spelling, but for the schedule, which it calls pp_style."""
+    """Options of HybridParallelPlugin for a pipeline, in its own spelling except for the schedule (its pp_style)."""
 
     schedule: Literal["1f1b", "interleaved"] = "1f1b"
     """Order of forwards and backwards."""
@@ -60,9 +59,7 @@ class ColossalPipelineConfig(ColossalTensorConfig):
     """Runs of blocks on each stage under the interleaved schedule."""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.num_model_chunks <= 64:
-            what = f"num_model_chunks {self.num_model_chunks} is out of range"
-            raise ConfigError(what, "in --num-model-chunks", "use 2 to 64, or --schedule 1f1b")
+        check_range(self.num_model_chunks, 2, 64, "num_model_chunks", fix="use 2 to 64, or --schedule 1f1b")
 
     @property
     def chunks(self) -> int:
@@ -70,16 +67,16 @@ class ColossalPipelineConfig(ColossalTensorConfig):
 
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
-        """Both schedules; with tensor ranks."""
+        """Return both schedules, and a pipeline with tensor ranks."""
         both: list[tuple[str, ...]] = [("--schedule", "1f1b"), ("--schedule", "interleaved")]
         return [*both, ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else both
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Two micro-batches per stage where they divide the sequences."""
+        """Return two micro-batches per stage, or the nearest number that divides the sequences."""
         return default_micro_batches(self.schedule, pp_size, sequences)
 
     def check(self, run: Run) -> None:
-        """ConfigError unless heads, table, blocks and micro-batches fit the ranks and the schedule."""
+        """Raise ConfigError unless heads, table, blocks and micro-batches fit the ranks and the schedule."""
         check_tensor(run)
         check_pipeline(run, self.schedule, self.chunks)
 
@@ -87,7 +84,10 @@ class ColossalPipelineConfig(ColossalTensorConfig):
 def shard(
     model: nn.Module, optimizer: torch.optim.Optimizer, policy: Any, *, tp_size: int, pp_size: int, **options: Any
 ) -> tuple[Any, Any, Any]:
-    """`model` cut by `policy` (None is Colossal-AI's own): the plugin, the model, the optimizer; options are the plugin's."""
+    """Cut `model` by `policy` (None is Colossal-AI's own) and return the plugin, the model and the optimizer.
+
+    options: HybridParallelPlugin's own.
+    """
     from colossalai.booster import Booster
     from colossalai.booster.plugin import HybridParallelPlugin
 
@@ -97,12 +97,13 @@ def shard(
 
 
 def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngine:
-    """Without memory first; Colossal-AI makes each module on its stage, whole, and cuts it before it makes the next."""
+    """Build a model without memory, which Colossal-AI then fills and cuts module by module, each on its stage."""
     from gptscale.common.engines.colossal import start as colossal_start
 
-    colossal_start.start(run.world)
+    colossal_start.start(run.world)  # before anything imports colossalai
     from gptscale.common.engines.colossal.gpt2 import lazy_gpt2, policy
     from gptscale.common.engines.colossal.hybrid import PipelineEngine, TensorEngine
+    from gptscale.common.optim.library import make_torch_optimizer
 
     tp_size, pp_size = run.tp_size, run.pp_size
     model = lazy_gpt2(run)
@@ -110,7 +111,7 @@ def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngi
     if pp_size > 1 and isinstance(config, ColossalPipelineConfig):
         options |= {"pp_style": config.schedule, "num_model_chunks": config.chunks}
         options |= {"num_microbatches": run.batch.grad_accum_steps}
-        # Overlapped, Colossal-AI drops the handle of a stage's last send; gloo then cancels what is not yet under way.
+        # With overlap, Colossal-AI drops the handle of a stage's last send, and gloo cancels a send that has not begun.
         options |= {"overlap_p2p": run.world.device.type == "cuda"}
     plugin, boosted, optimizer = shard(
         model,

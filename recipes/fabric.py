@@ -1,11 +1,11 @@
-"""A strategy chosen through Lightning Fabric: `ddp`, or `fully_shard`, with the loop still ours.
+"""A strategy chosen by name through Lightning Fabric, `ddp` or `fully_shard`, while the training loop stays ours.
 
 What is sharded        the batch; with fully_shard also dim 0 of every parameter, its gradient and its optimizer state
 What is communicated   ddp: gradients all-reduced in buckets, 2 (d-1)/d x 4N bytes per device and optimizer step;
                        fully_shard: weights gathered for forward and backward, gradients reduce-scattered, as in `fsdp`
 Memory per device      ddp: 16 N bytes + activations; fully_shard: 16 N / d + gathered blocks + activations, and, while it
                        starts, whole weights (4N)
-Wins                   when a code base is on Fabric: strategy, precision and launcher change by a word
+Wins                   when a code base is on Fabric: one word changes strategy, precision or launcher
 Loses                  in reach: what `ddp` and `fsdp` can set, Fabric often cannot
 Source                 lightning.ai/docs/fabric; Li et al. 2020 (arXiv 2006.15704); Zhao et al. 2023 (arXiv 2304.11277)
 """
@@ -14,34 +14,36 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch.distributed as dist
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import TorchElasticEnvironment
-from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
-
-from gptscale.common.engines.torch_engine import TorchEngine, holding_back
-from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.model.gpt import Block
-from gptscale.common.optim.library import LibraryOptimizer, make_torch_optimizer
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from gptscale.common.engines.torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
 class LightningFabricConfig(RecipeConfig):
-    """Fabric's own spelling."""
+    """Options of Lightning Fabric."""
 
     strategy: Literal["ddp", "fully_shard"] = "ddp"
     """DDPStrategy, or ModelParallelStrategy with torch's fully_shard."""
 
 
 def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_size: int, **options: Any) -> Fabric:
-    """A Fabric whose `setup_module` splits by the strategy named; options are Fabric's own. Processes run already."""
+    """Return a Fabric whose `setup_module` splits a model by the strategy named; `options` are Fabric's own.
+
+    The processes run already, so that Fabric takes its rank from torchrun's environment.
+    """
+    from lightning_fabric import Fabric
+    from lightning_fabric.plugins.environments import TorchElasticEnvironment
+    from lightning_fabric.strategies import DDPStrategy, ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
 
     def cut(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         for module in model.modules():
@@ -61,7 +63,14 @@ def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_siz
 
 
 def build(run: Run, config: LightningFabricConfig) -> TorchEngine:
-    """The GPT and torch's optimizer, set up by Fabric."""
+    """Build the GPT and torch's optimizer, and let Fabric set them up."""
+    import torch.distributed as dist
+
+    from gptscale.common.engines.torch_engine import TorchEngine, holding_back
+    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.model.gpt import Block
+    from gptscale.common.optim.library import LibraryOptimizer, make_torch_optimizer
+
     world = run.world
     model = materialise(meta_gpt(run), run, world.device)
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))

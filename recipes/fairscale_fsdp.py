@@ -1,44 +1,39 @@
-"""ZeRO 3 by fairscale: FullyShardedDataParallel, from which torch's own grew. Needs CUDA: it works on CUDA streams.
+"""ZeRO 3 by fairscale: FullyShardedDataParallel, the ancestor of torch's own.
 
 What is sharded        the batch; each parameter, its gradient and its optimizer state, as a flat vector in d equal pieces
 What is communicated   per micro-batch: weights all-gathered for forward and again for backward, 2 (d-1)/d x bN bytes
-                       (b bytes a weight in the compute type); gradients reduce-scattered, (d-1)/d x 4N; nothing of the
-                       latter during accumulation, which then holds whole gradients, 4N bytes
+                       (b bytes a weight in the compute type). Gradients reduce-scattered, (d-1)/d x 4N, but not during
+                       accumulation, which holds whole gradients instead, 4N bytes
 Memory per device      16 N / d bytes + gathered blocks + activations
-Wins                   today only for repeating what was done with it
+Wins                   today only to repeat what was done with it
 Loses                  to fsdp: overlap by hand, no DTensor, no further development
 Source                 Baines et al. 2021, fairscale; Xu et al. 2020 (arXiv 2004.13336); fairscale.readthedocs.io, "FSDP"
 
-`flatten_parameters` stays off: one flat vector of a block would mix matrices, which decay, with norms and biases, which do
-not, and the run would no longer compute what the others do.
+It needs CUDA, because it works on CUDA streams. `flatten_parameters` stays off: one flat vector of a block would mix matrices,
+which decay, with norms and biases, which do not, and the run would no longer compute what the others do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from fairscale.nn.data_parallel import FullyShardedDataParallel
-from torch import Tensor, nn
-
-from gptscale.common.engines.flat_shards import shards_of_range
-from gptscale.common.engines.torch_engine import TorchEngine, holding_back
-from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.model.gpt import Block
-from gptscale.common.model.precision import DTYPES
-from gptscale.common.optim.fused import decay_groups
-from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.state import Shard
+
+if TYPE_CHECKING:
+    import torch
+    from fairscale.nn.data_parallel import FullyShardedDataParallel
+    from torch import Tensor, nn
+
+    from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.state import Shard
 
 
 @dataclass(frozen=True)
 class FairscaleFSDPConfig(RecipeConfig):
-    """fairscale's own spelling."""
+    """Options of fairscale's FullyShardedDataParallel, in its own spelling."""
 
     reshard_after_forward: bool = True
     """Free a block's gathered weights after forward and gather again in backward; False keeps them."""
@@ -49,7 +44,10 @@ class FairscaleFSDPConfig(RecipeConfig):
 def shard(
     model: nn.Module, block_class: type[nn.Module], config: FairscaleFSDPConfig, compute_dtype: torch.dtype
 ) -> FullyShardedDataParallel:
-    """Cut each `block_class` in `model`, then what is left; parameters become flat shards in place."""
+    """Cut each `block_class` in `model`, then what remains; parameters become flat shards in place."""
+    import torch
+    from fairscale.nn.data_parallel import FullyShardedDataParallel
+
     options: dict[str, Any] = {
         "reshard_after_forward": config.reshard_after_forward,
         "bucket_cap_mb": config.bucket_cap_mb,
@@ -66,7 +64,18 @@ def shard(
 
 
 def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
-    """The GPT, block by block in shards, and torch's optimizer over these."""
+    """Build the GPT, cut it block by block, and put torch's optimizer over the shards."""
+    import torch
+    import torch.distributed as dist
+
+    from gptscale.common.engines.flat_shards import shards_of_range
+    from gptscale.common.engines.torch_engine import TorchEngine, holding_back
+    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.model.gpt import Block
+    from gptscale.common.model.precision import DTYPES
+    from gptscale.common.optim.fused import decay_groups
+    from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
+
     model = materialise(meta_gpt(run), run, run.world.device)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     parameters = dict(model.named_parameters())

@@ -9,36 +9,34 @@ Wins                   over DDP when AdamW's state is what does not fit; needs n
 Loses                  to fsdp and DeepSpeed, which cut evenly and cut weights too; the library is no longer developed
 Source                 Rajbhandari et al. 2020 (arXiv 1910.02054); fairscale.readthedocs.io, "OSS and ShardedDDP"
 
-The trap               Gradients of small parameters live in buckets, as views. `optimizer.zero_grad()` sets them to None; the
+The trap               Gradients of small parameters live in buckets, as views. `optimizer.zero_grad()` sets them to None. The
                        next backward then fills new tensors outside the buckets, and the buckets are reduced as they were:
                        from its second step on, the model trains on stale gradients, and the loss still falls. It looks
-                       like a matter of the tied head, but is there without one too, and gone with reduce_buffer_size 0.
-                       The cure is one word: `model.zero_grad()`, ShardedDataParallel's own, which keeps the views
-                       (measured both ways in docs/measurements/LOG.md).
+                       like a matter of the tied head, but it also happens without one, and never with reduce_buffer_size 0.
+                       The cure is `model.zero_grad()`, ShardedDataParallel's own, which keeps the views (measured both
+                       ways in docs/measurements/LOG.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from fairscale.nn.data_parallel import ShardedDataParallel
-from fairscale.optim.oss import OSS
-from torch import nn
-
-from gptscale.common.engines.torch_engine import TorchEngine, holding_back
-from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.optim.fused import decay_groups
-from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    import torch
+    from fairscale.nn.data_parallel import ShardedDataParallel
+    from fairscale.optim.oss import OSS
+    from torch import nn
+
+    from gptscale.common.engines.torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
 class FairscaleSDPConfig(RecipeConfig):
-    """fairscale's own spelling."""
+    """Options of fairscale's ShardedDataParallel, in its own spelling."""
 
     reduce_buffer_size: int = 2**23
     """Elements of a bucket for small gradients; 0 reduces each by itself."""
@@ -51,13 +49,23 @@ def shard(
     kind: type[torch.optim.Optimizer],
     **options: Any,
 ) -> tuple[ShardedDataParallel, OSS]:
-    """`model` and an optimizer of `kind` over its parameter `groups`, sharded by whole parameters."""
+    """Return `model` and an optimizer of `kind` over its parameter `groups`, both sharded by whole parameters."""
+    from fairscale.nn.data_parallel import ShardedDataParallel
+    from fairscale.optim.oss import OSS
+
     optimizer = OSS(groups, optim=kind, **options)
     return ShardedDataParallel(model, optimizer, reduce_buffer_size=config.reduce_buffer_size), optimizer
 
 
 def build(run: Run, config: FairscaleSDPConfig) -> TorchEngine:
-    """The whole model on each device, its optimizer cut."""
+    """Build the whole model on each device, and a cut optimizer."""
+    import torch.distributed as dist
+
+    from gptscale.common.engines.torch_engine import TorchEngine, holding_back
+    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.optim.fused import decay_groups
+    from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
+
     model = materialise(meta_gpt(run), run, run.world.device)
     groups = decay_groups(model.parameters(), run.config.weight_decay)
     kind, options = torch_optimizer(run.config)

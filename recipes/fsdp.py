@@ -3,8 +3,8 @@
 What is sharded        the batch, and dim 0 of every parameter, its gradient and its optimizer state, over d devices
 What is communicated   per micro-batch: weights all-gathered for forward, and again for backward if they were resharded
                        (2 x (d-1)/d x bN bytes, b bytes per weight in the compute type), gradients reduce-scattered
-                       ((d-1)/d x 4N bytes); all overlapped with the neighbouring block
-Memory per device      16 N / d bytes + one or two gathered blocks + activations; HSDP: d is the size of one shard group
+                       ((d-1)/d x 4N bytes); all of it overlaps with the neighbouring block's work
+Memory per device      16 N / d bytes + one or two gathered blocks + activations; under HSDP d is the size of a shard group
 fsdp_offload           the 16 N / d bytes live in host memory, the optimizer steps on the CPU; shards cross the bus each use
 Wins                   when one device cannot hold the state and links are fast (NVLink, InfiniBand)
 Loses                  to DDP whenever DDP fits; on slow links; with micro-batches too small to hide a gather
@@ -14,27 +14,25 @@ Source                 Zhao et al. 2023 (arXiv 2304.11277); ZeRO stage 3, Rajbha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
-from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.model.gpt import Block
-from gptscale.common.model.precision import DTYPES
-from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import check_ranges
 from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+
+    from gptscale.common.engines.torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
 class FSDPConfig(RecipeConfig):
-    """torch's own spelling (torch.distributed.fsdp.fully_shard)."""
+    """Options of torch.distributed.fsdp.fully_shard, in torch's own spelling."""
 
     reshard_after_forward: bool = True
     """Free a block's gathered weights after forward and gather again in backward (ZeRO-3); False keeps them (ZeRO-2)."""
@@ -48,42 +46,39 @@ class FSDPConfig(RecipeConfig):
     """Keep shards and optimizer state in host memory (recipe fsdp_offload)."""
 
     def __post_init__(self) -> None:
-        for field in ("prefetch", "dp_replicate_size"):
-            if not 1 <= getattr(self, field) <= 4096:
-                raise ConfigError(
-                    f"{field} {getattr(self, field)} is out of range",
-                    f"in --{field.replace('_', '-')}",
-                    "use 1 to 4096",
-                )
+        check_ranges(self, {"prefetch": (1, 4096), "dp_replicate_size": (1, 4096)})
 
     @property
     def offload(self) -> str:
         return "cpu" if self.cpu_offload else "none"
 
     def check(self, run: Run) -> None:
-        """ConfigError unless the replicas divide the world."""
+        """Raise ConfigError unless the replicas divide the world."""
         world_size = run.world.world_size
         if world_size % self.dp_replicate_size:
-            fits = [n for n in range(1, world_size + 1) if world_size % n == 0]
+            divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
             raise ConfigError(
                 f"world {world_size} is not divisible by dp_replicate_size {self.dp_replicate_size}",
                 "in --dp-replicate-size",
-                f"use one of {fits}",
+                f"use one of {divisors}",
             )
 
 
 def shard(
     model: nn.Module, block_class: type[nn.Module], config: FSDPConfig, mesh: DeviceMesh, compute_dtype: torch.dtype
 ) -> FSDPModule:
-    """Cut each `block_class` in `model`, then what is left, over `mesh`; a 2-D mesh replicates over its first axis (HSDP)."""
+    """Cut each `block_class` in `model`, then what remains, over `mesh`; a 2-D mesh replicates over its first axis (HSDP)."""
+    import torch
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if config.cpu_offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     policy: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
     blocks: list[Any] = [module for module in model.modules() if isinstance(module, block_class)]
     for block in blocks:
         fully_shard(block, reshard_after_forward=config.reshard_after_forward, **policy)
-    # The root's tables and last norm are needed again at once in backward: resharding them would only gather them twice.
-    root: FSDPModule = fully_shard(model, reshard_after_forward=False, **policy)
+    # Backward needs the root's tables and last norm again at once: resharding them would only gather them twice.
+    root = fully_shard(model, reshard_after_forward=False, **policy)
     for i, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + config.prefetch])
         block.set_modules_to_backward_prefetch(blocks[max(0, i - config.prefetch) : i][::-1])
@@ -91,7 +86,17 @@ def shard(
 
 
 def build(run: Run, config: FSDPConfig) -> TorchEngine:
-    """Shard on the meta device first, so that no process ever holds the whole model, then fill each shard."""
+    """Shard on the meta device, so that no process ever holds the whole model, then fill each shard."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.model.gpt import Block
+    from gptscale.common.model.precision import DTYPES
+    from gptscale.common.optim.fused import FusedOptimizer
+
     world = run.world
     shard_size = world.world_size // config.dp_replicate_size
     if config.dp_replicate_size == 1:

@@ -1,9 +1,9 @@
-"""Data, tensor and pipeline parallelism on one mesh: d x t x p devices, each strategy where its links are.
+"""Data, tensor and pipeline parallelism on one mesh of d x t x p devices, each strategy on the links that suit it.
 
-What is sharded        the layers over p (pipeline), every matrix of a stage over t (tensor_parallel), the batch over d; and,
-                       with --data-parallel fsdp, what is left of every parameter over d too
-What is communicated   the sum of the three, each smaller: tensor transfers are for one stage's layers, data transfers for
-                       1/(t p) of the gradients, once a step. Innermost, on the fastest links, is t; outermost is p
+What is sharded        the layers over p (pipeline), every matrix of a stage over t (tensor_parallel), the batch over d; with
+                       --data-parallel fsdp also what remains of every parameter, over d
+What is communicated   the sum of the three, each smaller: tensor transfers for one stage's layers only, data transfers for
+                       1/(t p) of the gradients, once a step. t is innermost, on the fastest links, and p is outermost
 Memory per device      16 N / (t p d) bytes under fsdp, 16 N / (t p) under ddp, with what tensor_parallel and pipeline keep
                        whole or twice; activations / t, of the micro-batches in flight
 Wins                   when one node cannot hold the model, or d alone would need too large a batch: t inside the node, p
@@ -16,49 +16,44 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
-from gptscale.common.engine import Engine
-from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
-from gptscale.common.engines.pipeline.engine import PipelineLoss, TimedStage
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
-from gptscale.common.engines.tensor_parallel import check_tp
-from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.model.gpt import Block
-from gptscale.common.model.precision import DTYPES
-from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.checks import refuse_changed
 from gptscale.common.settings.run import Run
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
 from gptscale.recipes.tensor_parallel import apply_tp
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+
+    from gptscale.common.engine import Engine
+
 
 @dataclass(frozen=True)
 class HybridConfig(PipelineConfig):
-    """The pipeline's options, and how the batch is split; sizes are --tp-size and --pp-size, what is left splits the batch."""
+    """Options of the pipeline, and how the ranks beside --tp-size and --pp-size split the batch."""
 
     data_parallel: Literal["fsdp", "ddp"] = "fsdp"
     """fsdp cuts parameters over the data ranks; ddp keeps them whole there."""
 
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
-        """Every pair of axes."""
+        """Return every pair of axes."""
         if nproc < 4 or nproc % 2:
             return [()]
         tp, pp = ("--tp-size", "2"), ("--pp-size", "2")
         return [tp, pp, tp + pp, (*tp, "--data-parallel", "ddp")]
 
     def check(self, run: Run) -> None:
-        """ConfigError unless the sizes fit the model and the batch."""
+        """Raise ConfigError unless the sizes fit the model and the batch."""
+        from gptscale.common.engines.tensor_parallel import check_tp
+
         check_tp(run)
         if run.pp_size == 1:
             of_stages = [f.name for f in dataclasses.fields(PipelineConfig)]
@@ -79,23 +74,32 @@ class HybridConfig(PipelineConfig):
         super().check(run)
 
     def describe(self, run: Run) -> list[str]:
-        """The mesh, and the stages if there are any."""
+        """Return the lines that tell the mesh, and the stages if there are any."""
         mesh = f"mesh     pp {run.pp_size} x dp {run.batch.dp_size} ({self.data_parallel}) x tp {run.tp_size}"
         return [mesh, *(describe_stages(run, self) if run.pp_size > 1 else [])]
 
 
 def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compute_dtype: torch.dtype) -> FSDPModule:
-    """Cut each block of a stage, then what is left, over the data ranks: `mesh` is 1-D (FSDP) or 2-D (replicas x 1: DDP)."""
+    """Cut each block of a stage, then what remains, over the data ranks: `mesh` is 1-D (FSDP) or 2-D (replicas x 1: DDP)."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     policy: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(compute_dtype, torch.float32)}
     for module in list(part.modules()):
         if isinstance(module, block_class):
             fully_shard(module, **policy)
-    root: FSDPModule = fully_shard(part, reshard_after_forward=False, **policy)
-    return root
+    return fully_shard(part, reshard_after_forward=False, **policy)
 
 
 def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMesh) -> None:
-    """In this order: the stage was cut out, its checkpointing and compilation set; now tensors, then data, then memory."""
+    """Cut a stage over tensor ranks, then over data ranks, and only then give it memory.
+
+    Before this the stage was cut out of the model, and its checkpointing and compilation were set.
+    """
+    from gptscale.common.model.build import materialise
+    from gptscale.common.model.gpt import Block
+    from gptscale.common.model.precision import DTYPES
+
     if mesh["tp"].size() > 1:
         apply_tp(part, run.gpt, mesh["tp"])
     if run.batch.dp_size > 1:
@@ -105,7 +109,18 @@ def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMes
 
 
 def build(run: Run, config: HybridConfig) -> Engine:
-    """Mesh, stages, each made parallel, and the engine over them."""
+    """Build the mesh and this rank's stages, make each stage parallel, and put the engine over them."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
+    from gptscale.common.engines.pipeline.engine import PipelineLoss, TimedStage
+    from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.model.build import meta_gpt
+    from gptscale.common.model.precision import DTYPES
+    from gptscale.common.optim.fused import FusedOptimizer
+
     c, dp_size = run.config, run.batch.dp_size
     replicas, shards = (1, dp_size) if config.data_parallel == "fsdp" else (dp_size, 1)
     sizes, names = (run.pp_size, replicas, shards, run.tp_size), ("pp", "replicate", "shard", "tp")
@@ -121,10 +136,10 @@ def build(run: Run, config: HybridConfig) -> Engine:
         parallelize(part, run, config, mesh)
     loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
     shapes = shapes_of(run, n_stages, DTYPES[c.precision] if dp_size > 1 else torch.float32)
-    made = schedule_of(
+    scheduled = schedule_of(
         parts, n_stages, mesh["pp"], config.schedule, run.batch.grad_accum_steps, loss, shapes, TimedStage
     )
-    return pipeline_engine(run, config, parts, made, loss, mesh, data=data)
+    return pipeline_engine(run, config, parts, scheduled, loss, mesh, data=data)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the layers cut into stages, micro-batches passed from stage to stage.
+"""Pipeline parallelism: the layers are cut into stages, and micro-batches pass from stage to stage.
 
 What is sharded        the layers: each of p devices holds v stages (v = 1, or more where a schedule interleaves). The token
                        table lives twice, before the first block and, as the head, behind the last
@@ -18,16 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
-
-from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
-from gptscale.common.engines.pipeline.engine import PipelineEngine, PipelineLoss, TimedStage
 from gptscale.common.engines.pipeline.plan import (
     SCHEDULES,
     Schedule,
@@ -36,14 +28,20 @@ from gptscale.common.engines.pipeline.plan import (
     micro_batches,
     stage_sizes,
 )
-from gptscale.common.model.build import materialise
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.pipelining import PipelineStage
+
+    from gptscale.common.engines.pipeline.engine import PipelineEngine
 
 
 @dataclass(frozen=True)
 class PipelineConfig(RecipeConfig):
-    """Schedules have torch's names (torch.distributed.pipelining)."""
+    """Options of the pipeline; schedules have the names of torch.distributed.pipelining."""
 
     schedule: Schedule = "1F1B"
     """GPipe | 1F1B | Interleaved1F1B | LoopedBFS | InterleavedZeroBubble | ZBVZeroBubble | DualPipeV."""
@@ -53,20 +51,20 @@ class PipelineConfig(RecipeConfig):
     """Blocks of each stage, such as 13,13,12,10; balanced makes the heaviest stage as light as can be, the head counted."""
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Two micro-batches per stage where they divide the sequences."""
+        """Return two micro-batches per stage, or the nearest number that divides the sequences."""
         return micro_batches(self, sequences, pp_size)
 
     @classmethod
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
-        """Every schedule."""
+        """Return every schedule."""
         return [("--schedule", schedule) for schedule in SCHEDULES]
 
     def check(self, run: Run) -> None:
-        """ConfigError unless layers, stages, ranks and micro-batches fit each other and the schedule."""
+        """Raise ConfigError unless layers, stages, ranks and micro-batches fit each other and the schedule."""
         check_stages(run, self)
 
     def describe(self, run: Run) -> list[str]:
-        """The split, and what it leaves idle."""
+        """Return the lines that tell the split and its schedule."""
         return describe_stages(run, self)
 
 
@@ -78,13 +76,17 @@ def shard(
     n_microbatches: int,
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     shapes: Callable[[int], tuple[Tensor, Tensor]],
-    stage_class: type[PipelineStage] = PipelineStage,
+    stage_class: type[PipelineStage] | None = None,
 ) -> tuple[list[Any], Any]:
-    """The stages that this process computes, and the schedule that runs them; gradients are summed over micro-batches.
+    """Return the stages that this process computes, and the schedule that runs them and sums gradients over micro-batches.
 
-    parts: its modules by stage index. shapes(index): what a stage reads and what it leaves, on the meta device, so that no
-    batch must be run to find out. loss_fn(output of the last stage, targets). mesh: 1-D, the pipeline.
+    parts: this process's modules by stage index. mesh: 1-D, the pipeline. loss_fn(output of the last stage, targets).
+    shapes(index): the input and the output of a stage on the meta device, so that no batch must be run to find out.
     """
+    import torch
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
     device = (
         torch.device(mesh.device_type, torch.cuda.current_device())
         if mesh.device_type == "cuda"
@@ -92,23 +94,31 @@ def shard(
     )
     stages = []
     for index, part in parts.items():
-        reads, leaves = shapes(index)
-        stages.append(stage_class(part, index, n_stages, device, (reads,), (leaves,), mesh.get_group()))
+        inputs, outputs = shapes(index)
+        stage_type = stage_class or PipelineStage
+        stages.append(stage_type(part, index, n_stages, device, (inputs,), (outputs,), mesh.get_group()))
     kind: Any = get_schedule_class(schedule)
     multi = issubclass(kind, PipelineScheduleMulti)
     return stages, kind(stages if multi else stages[0], n_microbatches, loss_fn=loss_fn, scale_grads=False)
 
 
 def build(run: Run, config: PipelineConfig) -> PipelineEngine:
-    """Cut, fill, schedule."""
+    """Build this rank's stages, fill them with weights, and put a schedule over them."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from gptscale.common.engines.pipeline.build import parts_of, pipeline_engine, shapes_of
+    from gptscale.common.engines.pipeline.engine import PipelineLoss, TimedStage
+    from gptscale.common.model.build import materialise
+
     mesh = init_device_mesh(run.world.device.type, (run.world.world_size,), mesh_dim_names=("pp",))
     parts = parts_of(run, config, mesh.get_local_rank())
     for part in parts.values():
         materialise(part, run, run.world.device)
     loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
     shapes = shapes_of(run, n_stages, torch.float32)
-    made = shard(parts, n_stages, mesh, config.schedule, run.batch.grad_accum_steps, loss, shapes, TimedStage)
-    return pipeline_engine(run, config, parts, made, loss, mesh)
+    scheduled = shard(parts, n_stages, mesh, config.schedule, run.batch.grad_accum_steps, loss, shapes, TimedStage)
+    return pipeline_engine(run, config, parts, scheduled, loss, mesh)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""Tensor parallelism: every matrix cut over t devices, and between the matrices the sequence.
+"""Tensor parallelism: every matrix is cut over t devices, and between the matrices the sequence is cut.
 
 What is sharded        matrices by output (colwise: qkv by heads, fc) or by input (rowwise: both proj), the token table by
                        vocabulary, the positions by rows; activations by heads or hidden units inside a layer and by sequence
-                       between layers (norms, residuals, dropout). Whole everywhere: norms, and biases of rowwise matrices
+                       between layers (norms, residuals, dropout). Norms and biases of rowwise matrices stay whole everywhere
 What is communicated   per layer and micro-batch of B x T tokens, b bytes each: 4 all-gathers and 4 reduce-scatters (half of
                        them in backward), each (t-1)/t x B T h b bytes per device: 8 (t-1)/t B T h b; embedding and head
                        2 of either; the loss 12 bytes per token and block of rows instead of the logits' 4 V
-Memory per device      16 N / t bytes, but 16 x (6 h per layer and 2 h) for what is whole; activations / t
+Memory per device      16 N / t bytes, plus 16 x (6 h per layer and 2 h) for what stays whole; activations / t
 Wins                   inside one node (NVLink), when a layer does not fit or a micro-batch of one is still too slow; it needs
                        no large batch. Usual: t = 8 and not more
-Loses                  on slow links: nothing hides these transfers, but for async TP (--async-tp); when t cuts matrices small
+Loses                  on slow links, because only async TP (--async-tp) hides these transfers; when t cuts matrices small
 Source                 Shoeybi et al. 2019 (arXiv 1909.08053); sequence parallelism: Korthikanti et al. 2022 (2205.05198)
 """
 
@@ -17,79 +17,91 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-
-from gptscale.common.engines.tensor_parallel import (
-    VocabParallelCrossEntropy,
-    VocabParallelEmbedding,
-    check_async_tp,
-    check_tp,
-    enable_async_tp,
-)
-from gptscale.common.engines.torch_engine import TorchEngine
-from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
 
-PLAN: Mapping[str, ParallelStyle] = {
-    "wte": VocabParallelEmbedding(sequence_dim=1),
-    "wpe": VocabParallelEmbedding(sequence_dim=0),
-    "blocks.*.ln_1": SequenceParallel(),
-    "blocks.*.attn": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-    "blocks.*.attn.qkv": ColwiseParallel(),
-    "blocks.*.attn.proj": RowwiseParallel(output_layouts=Shard(1)),
-    "blocks.*.ln_2": SequenceParallel(),
-    "blocks.*.mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-    "blocks.*.mlp.fc": ColwiseParallel(),
-    "blocks.*.mlp.proj": RowwiseParallel(output_layouts=Shard(1)),
-    "ln_f": SequenceParallel(),
-}
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    from gptscale.common.engines.torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
 class TensorParallelConfig(RecipeConfig):
-    """The plan leaves little to choose; the number of ranks is --tp-size."""
+    """Options of the tensor-parallel recipe; the number of ranks is --tp-size."""
 
     async_tp: bool = False
     """Overlap each product with its transfer (torch's symmetric memory; CUDA with NVLink, and --compile)."""
 
     def check(self, run: Run) -> None:
-        """ConfigError unless tp_size divides what the plan cuts."""
+        """Raise ConfigError unless tp_size divides what the plan cuts."""
+        from gptscale.common.engines.tensor_parallel import check_async_tp, check_tp
+
         check_tp(run)
         if self.async_tp:
             check_async_tp(run)
 
 
 def shard(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
-    """Cut the modules that `plan` names, over the 1-D `mesh`; on the meta device, so that nothing is copied or sent."""
+    """Cut the modules that `plan` names over the 1-D `mesh`; on the meta device nothing is copied or sent."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
     present = {name for name, _ in model.named_modules()}
     top = {name.split(".")[0] for name in present}
     return parallelize_module(model, mesh, {name: style for name, style in plan.items() if name.split(".")[0] in top})
 
 
+def gpt_plan() -> dict[str, ParallelStyle]:
+    """Return how each module of the GPT is cut, by its name."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    from gptscale.common.engines.tensor_parallel import VocabParallelEmbedding
+
+    return {
+        "wte": VocabParallelEmbedding(sequence_dim=1),
+        "wpe": VocabParallelEmbedding(sequence_dim=0),
+        "blocks.*.ln_1": SequenceParallel(),
+        "blocks.*.attn": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "blocks.*.attn.qkv": ColwiseParallel(),
+        "blocks.*.attn.proj": RowwiseParallel(output_layouts=Shard(1)),
+        "blocks.*.ln_2": SequenceParallel(),
+        "blocks.*.mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
+        "blocks.*.mlp.fc": ColwiseParallel(),
+        "blocks.*.mlp.proj": RowwiseParallel(output_layouts=Shard(1)),
+        "ln_f": SequenceParallel(),
+    }
+
+
 def apply_tp(model: nn.Module, gpt: GPTConfig, mesh: DeviceMesh) -> None:
-    """The plan, and a loss that never sees a whole row of logits."""
-    shard(model, PLAN, mesh)
+    """Cut the GPT by its plan, and give it a loss that never sees a whole row of logits."""
+    from gptscale.common.engines.tensor_parallel import VocabParallelCrossEntropy
+
+    shard(model, gpt_plan(), mesh)
     if getattr(model, "loss", None) is not None:
         model.loss = VocabParallelCrossEntropy(gpt.vocab_size, mesh)
 
 
 def build(run: Run, config: TensorParallelConfig) -> TorchEngine:
-    """Cut on the meta device, then fill what is ours."""
+    """Cut the GPT on the meta device, then fill this rank's shards."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from gptscale.common.engines.tensor_parallel import enable_async_tp
+    from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.optim.fused import FusedOptimizer
+
     mesh = init_device_mesh(run.world.device.type, (run.world.world_size,), mesh_dim_names=("tp",))
     if config.async_tp:
         enable_async_tp(mesh)

@@ -1,75 +1,112 @@
-"""Pairs of a recipe and an option that do not work together: refused before a run starts, and a table in docs/recipes."""
+"""Pairs of a recipe and an option that do not work together, refused before a run starts.
+
+docs/recipes/unsupported.md has the same table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import option_of
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.recipes import RECIPES, Recipe
 
 
 class Pair(NamedTuple):
-    """`recipes` cannot have `option` at one of `values`: why, and what to do instead.
+    """Recipes that cannot have `option` at one of `values`, why, and what to do instead.
 
-    only_if: an option of the recipe's own and its values, without which the pair is fine.
+    applies: whether a row of the table is such a recipe. only_if: an option of the recipe's own and the values of it at
+    which alone the pair does not work.
     """
 
-    recipes: tuple[str, ...]
+    applies: Callable[[Recipe], bool]
     option: str
     values: tuple[object, ...]
     why: str
     instead: str
     only_if: tuple[str, tuple[object, ...]] | None = None
 
+    @property
+    def recipes(self) -> list[str]:
+        """Return the names of these recipes, in the table's order."""
+        return [name for name, row in RECIPES.items() if self.applies(row) and self._can_have_condition(row)]
 
-MOVING = (
-    "fsdp", "fsdp_offload", "zero1", "zero2", "zero3", "zero_offload", "zero_infinity", "fairscale_sdp", "fairscale_fsdp",
-    "tensor_parallel", "pipeline", "hybrid_3d", "accelerate_fsdp", "lightning_fabric",
-)  # fmt: skip
-ZERO = ("zero1", "zero2", "zero3", "zero_offload", "zero_infinity")
-LIBRARY_STEP = ("fairscale_sdp", "fairscale_fsdp", "accelerate_fsdp", "lightning_fabric")
-WHOLE = "use bf16, or fp8 with single, ddp, fsdp or fsdp_offload"
-COLOSSALAI = ("colossal_tensor", "colossal_pipeline", "colossal_gemini", "colossal_zero")
+    def _can_have_condition(self, row: Recipe) -> bool:
+        """Return whether the row's preset leaves a value of `only_if` possible."""
+        if self.only_if is None:
+            return True
+        field, values = self.only_if
+        return field not in row.preset or row.preset[field] in values
+
+
+def is_deepspeed(row: Recipe) -> bool:
+    """Return whether DeepSpeed trains this recipe."""
+    return row.engine == "deepspeed"
+
+
+def is_colossalai(row: Recipe) -> bool:
+    """Return whether Colossal-AI trains this recipe."""
+    return row.engine == "colossalai"
+
+
+def cuts_matrices(row: Recipe) -> bool:
+    """Return whether torch cuts this recipe's matrices over tensor ranks."""
+    return row.engine == "torch" and "tp" in row.axes
+
+
+def has_stages(row: Recipe) -> bool:
+    """Return whether torch runs this recipe's model in stages."""
+    return row.engine == "torch" and "pp" in row.axes
+
+
+def hides_loss_scale(row: Recipe) -> bool:
+    """Return whether the library scales the loss and steps without telling; Colossal-AI has lines of its own."""
+    return row.engine not in ("torch", "deepspeed", "colossalai")
+
+
+FP8_INSTEAD = "use bf16, or fp8 with single, ddp, fsdp or fsdp_offload"
 UNSUPPORTED = (
     Pair(
-        LIBRARY_STEP,
+        hides_loss_scale,
         "precision",
         ("fp16",),
         "these libraries keep their loss scale to themselves, it could be neither saved nor compared",
         "use bf16, or fp16 with ddp, fsdp or zero1 to zero3",
     ),
     Pair(
-        (*ZERO, *LIBRARY_STEP, *COLOSSALAI),
+        lambda row: row.library_optimizer,
         "optimizer_state",
         ("bf16", "8bit"),
         "the optimizer is the library's own, or one that it takes apart, with fp32 state",
         "use single, ddp, fsdp, fsdp_offload, tensor_parallel, pipeline or hybrid_3d",
     ),
     Pair(
-        ("zero1", "zero2", "zero3", "zero_offload", "zero_infinity"),
+        is_deepspeed,
         "precision",
         ("fp8",),
         "DeepSpeed makes and keeps its own copy of the weights, in fp32, bf16 or fp16",
-        WHOLE,
+        FP8_INSTEAD,
     ),
     Pair(
-        ("tensor_parallel", "hybrid_3d"),
+        cuts_matrices,
         "precision",
         ("fp8",),
         "a rank multiplies by a part of a matrix, and fp8 has one scale for the whole of it",
-        WHOLE,
+        FP8_INSTEAD,
     ),
     Pair(
-        ("pipeline", "fairscale_sdp", "fairscale_fsdp", "accelerate_fsdp", "lightning_fabric"),
+        lambda row: not (row.fp8 or is_deepspeed(row) or cuts_matrices(row) or is_colossalai(row)),
         "precision",
         ("fp8",),
         "its products in float8 have not been held to one process there",
-        WHOLE,
+        FP8_INSTEAD,
     ),
     Pair(
-        ("zero3", "zero_infinity", "zero_offload"),
+        is_deepspeed,
         "compile",
         (True,),
         "at stage 3 DeepSpeed gathers weights in hooks around each module, which break torch.compile's graph of a block",
@@ -77,7 +114,7 @@ UNSUPPORTED = (
         only_if=("stage", (3,)),
     ),
     Pair(
-        ("pipeline", "hybrid_3d"),
+        has_stages,
         "compile",
         (True,),
         "these schedules take backward apart at autograd's nodes, and a compiled block is one node",
@@ -85,7 +122,7 @@ UNSUPPORTED = (
         only_if=("schedule", SPLIT_BACKWARD),
     ),
     Pair(
-        ("pipeline", "hybrid_3d"),
+        has_stages,
         "activation_checkpointing",
         ("selective",),
         "these schedules go through a block backward twice, and what selective checkpointing kept is gone after the first",
@@ -93,49 +130,49 @@ UNSUPPORTED = (
         only_if=("schedule", SPLIT_BACKWARD),
     ),
     Pair(
-        COLOSSALAI,
+        is_colossalai,
         "precision",
         ("fp16",),
         "Colossal-AI keeps its loss scale to itself, it could be neither saved nor compared",
         "use bf16, or fp16 with tensor_parallel or fsdp",
     ),
     Pair(
-        COLOSSALAI,
+        is_colossalai,
         "precision",
         ("fp8",),
         "the model is transformers' own, with transformers' products",
-        WHOLE,
+        FP8_INSTEAD,
     ),
     Pair(
-        COLOSSALAI,
+        is_colossalai,
         "compile",
         (True,),
         "Colossal-AI replaces methods of transformers' model, and its layers communicate inside them",
         "use tensor_parallel, pipeline or fsdp",
     ),
     Pair(
-        MOVING,
+        lambda row: not (row.cuda_graphs or is_colossalai(row)),  # Colossal-AI does not compile at all
         "compile_mode",
         ("max-autotune", "reduce-overhead"),
         "CUDA graphs replay at fixed addresses, and these engines gather, exchange or free what lies there between replays",
         "use max-autotune-no-cudagraphs, or single or ddp",
     ),
     Pair(
-        COLOSSALAI,
+        is_colossalai,
         "attention",
         ("flash", "flash3", "cudnn", "efficient", "math"),
         "the model is transformers' own, with transformers' attention",
         "use auto",
     ),
     Pair(
-        COLOSSALAI,
+        is_colossalai,
         "activation",
         ("custom-tanh", "custom-erf", "custom-sigmoid"),
         "the model is transformers' own, with transformers' activations",
         "use gelu_tanh, gelu_erf or gelu_sigmoid",
     ),
     Pair(
-        COLOSSALAI,
+        is_colossalai,
         "activation_checkpointing",
         ("selective",),
         "transformers recomputes whole blocks only",
@@ -145,24 +182,27 @@ UNSUPPORTED = (
 
 
 def check(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> None:
-    """ConfigError if `recipe` does not work with one of the run's options."""
+    """Raise ConfigError if `recipe` does not work with one of the run's options."""
     for pair in UNSUPPORTED:
         value = getattr(config, pair.option)
         if recipe not in pair.recipes or value not in pair.values:
             continue
         if pair.only_if is None or getattr(recipe_config, pair.only_if[0]) in pair.only_if[1]:
-            option = pair.option.replace("_", "-")
             raise ConfigError(
-                f"{recipe} does not work with {pair.option} {value}: {pair.why}", f"in --{option}", pair.instead
+                f"{recipe} does not work with {pair.option} {value}: {pair.why}",
+                f"in {option_of(pair.option)}",
+                pair.instead,
             )
 
 
 def as_markdown() -> str:
-    """The table for docs/recipes/unsupported.md."""
+    """Return the table for docs/recipes/unsupported.md."""
     lines = ["| recipes | option | values | why | instead |", "| --- | --- | --- | --- | --- |"]
     for pair in UNSUPPORTED:
-        values = ", ".join(f"`{value}`" for value in pair.values)
         names = ", ".join(f"`{name}`" for name in pair.recipes)
-        names += f" with `--{pair.only_if[0]} {' or '.join(map(str, pair.only_if[1]))}`" if pair.only_if else ""
-        lines.append(f"| {names} | `--{pair.option.replace('_', '-')}` | {values} | {pair.why} | {pair.instead} |")
+        if pair.only_if:
+            field, conditions = pair.only_if
+            names += f" with `{option_of(field)} {' or '.join(map(str, conditions))}`"
+        values = ", ".join(f"`{value}`" for value in pair.values)
+        lines.append(f"| {names} | `{option_of(pair.option)}` | {values} | {pair.why} | {pair.instead} |")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""ZeRO by DeepSpeed: optimizer state, gradients and weights cut over the devices a stage at a time, and moved off them.
+"""ZeRO by DeepSpeed: optimizer state, gradients and weights are cut over the devices stage by stage, and moved off them.
 
 What is sharded        the batch; stage 1 fp32 weights and optimizer state, stage 2 gradients too, each as one flat vector per
                        parameter group in d equal pieces; stage 3 each parameter, and the weights that are computed with too
@@ -7,8 +7,9 @@ What is communicated   per device; b bytes a weight in the compute type. Stages 
                        weights gathered for forward and backward, gradients reduce-scattered, (d-1)/d x (2b + 4) N
 Memory per device      stage 1: bN + 12N/d + gradients 4N while they accumulate, 4N/d at the step (bf16: 4N always, and 2N as they
                        were computed); stage 2: bN + (12 + 4) N/d; stage 3: (b + 12 + 4) N/d; + a reduce bucket, activations
-zero_offload           (12 + 4 + b) N/d of that, and the step, on the host; stage 3: the weights, and 4N/d stay on the device
-zero_infinity          stage 3 with (12 + 4 + b) N/d in files; in memory is what is at work, and tensors of less than 1 MiB
+zero_offload           (12 + 4 + b) N/d of that are on the host, which also steps; stage 3: the weights too, and 4N/d stay on
+                       the device
+zero_infinity          stage 3 with (12 + 4 + b) N/d in files; memory holds what is at work, and tensors of less than 1 MiB
 Wins                   when the state does not fit: 1, and 2 without accumulation, send no more than DDP; offload when even
                        16N/d does not fit
 Loses                  to DDP when that fits; offload to bus and host, NVMe to the disk, unless a step is long (doctor)
@@ -22,45 +23,42 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import deepspeed
-import torch
-import torch.distributed as dist
-from torch import nn
-
-from gptscale.common.engines.torch_engine import TorchEngine
-from gptscale.common.engines.zero import operators as deepspeed_ops
-from gptscale.common.engines.zero.optimizer import ZeroOptimizer
 from gptscale.common.engines.zero.options import DeepSpeedConfig
-from gptscale.common.engines.zero.swap_folder import SwapFolder
-from gptscale.common.model.build import materialise, meta_gpt
-from gptscale.common.optim.fused import decay_groups
-from gptscale.common.optim.library import torch_optimizer
 from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    import torch
+    from deepspeed import DeepSpeedEngine
+    from torch import nn
+
+    from gptscale.common.engines.torch_engine import TorchEngine
 
 
 @dataclass(frozen=True)
 class ZeroConfig(DeepSpeedConfig):
-    """Stage and offload; everything else is DeepSpeed's own JSON (--ds-config)."""
+    """Options of DeepSpeed's ZeRO: stage and offload; everything else is DeepSpeed's own JSON (--ds-config)."""
 
     def json(self, run: Run) -> dict[str, Any]:
-        """`ds_config`."""
+        """Return DeepSpeed's JSON for `run`."""
         return ds_config(run, self)
 
 
 def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
-    """DeepSpeed's JSON for this run: the only place that writes it."""
+    """Return DeepSpeed's JSON for this run; no other place writes it."""
     # DeepSpeed's own default is 5e8 elements, 2 GB at once whatever the model.
     zero: dict[str, Any] = {"stage": config.stage, "reduce_bucket_size": min(50_000_000, run.gpt.n_params // 8)}
     if config.offload != "none":
         pin_memory = run.world.device.type == "cuda" or config.offload == "nvme"
         where = {"device": config.offload, "pin_memory": pin_memory, "nvme_path": str(config.nvme_path)}
         zero["offload_optimizer"] = where
-        if config.stage == 3:  # max_in_cpu 0: no weight stays in memory just because there is room
+        if config.stage == 3:
+            # max_in_cpu 0: no weight stays in memory only because there is room.
             longest = max(2**20, run.gpt.padded_vocab_size * run.gpt.n_embd // run.world.world_size + 1)
             zero["offload_param"] = {**where, "max_in_cpu": 0, "buffer_size": longest, "buffer_count": 8}
-        if config.offload == "nvme":  # free each weight after its use: otherwise a model runs out of those buffers
+        if config.offload == "nvme":
+            # Free each weight after its use: otherwise a model runs out of those buffers.
             zero["stage3_max_reuse_distance"] = 0
     loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
     return config.over(
@@ -81,13 +79,27 @@ def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
     )
 
 
-def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> deepspeed.DeepSpeedEngine:
-    """`model` and `optimizer` in DeepSpeed's hands; for stage 3 build the model under `deepspeed.zero.Init`."""
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> DeepSpeedEngine:
+    """Let DeepSpeed cut `model` and `optimizer`; for stage 3 build the model under `deepspeed.zero.Init`."""
+    import deepspeed
+
     return deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)[0]
 
 
 def build(run: Run, config: ZeroConfig) -> TorchEngine:
-    """The GPT (at stage 3 in pieces from the start) and its optimizer, handed to DeepSpeed."""
+    """Build the GPT (at stage 3 in pieces from the start) and its optimizer, and hand them to DeepSpeed."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+
+    from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.engines.zero import operators as deepspeed_ops
+    from gptscale.common.engines.zero.optimizer import ZeroOptimizer
+    from gptscale.common.engines.zero.swap_folder import SwapFolder
+    from gptscale.common.model.build import materialise, meta_gpt
+    from gptscale.common.optim.fused import decay_groups
+    from gptscale.common.optim.library import torch_optimizer
+
     deepspeed_ops.load(config.ops)
     swap = SwapFolder(config.nvme_path or run.config.out, run.world) if config.offload == "nvme" else None
     config = replace(config, nvme_path=swap.path if swap else None)
@@ -95,7 +107,8 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     deepspeed_ops.start_deepspeed(run.world.device)
     if config.stage == 3:
         model = meta_gpt(run, deepspeed.zero.Init(config_dict_or_path=json))
-        deepspeed.zero.register_external_parameter(model, model.wte.weight)  # the tied head uses it outside its module
+        # The tied head uses the table outside its module.
+        deepspeed.zero.register_external_parameter(model, model.wte.weight)
     else:
         model = materialise(meta_gpt(run), run, run.world.device)
     names = dict(model.named_parameters())
@@ -104,7 +117,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     if kind is torch.optim.AdamW and config.offload != "none":
         kind = deepspeed.ops.adam.DeepSpeedCPUAdam
         del options["fused"]
-    with redirect_stdout(None):  # it prints its memory, unasked
+    with redirect_stdout(None):  # DeepSpeed prints its memory
         ds = shard(model, kind(groups, **options), json)
     stepper = ZeroOptimizer(ds, names, adamw=run.config.optimizer == "adamw", swap=swap)
     stepper.initialise(run.gpt, run.config.seed)
@@ -114,13 +127,15 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
         stepper,
         group=dist.group.WORLD,
         set_grad_sync=ds.set_gradient_accumulation_boundary,
-        backward=lambda loss: ds.backward(loss, scale_wrt_gas=False),  # the engine divides by the tokens of all of them
+        # The engine divides by the tokens of all micro-batches.
+        backward=lambda loss: ds.backward(loss, scale_wrt_gas=False),
     )
 
 
 if __name__ == "__main__":
     from gptscale.launchers.run.worker import run_recipe
 
+    # --stage N starts the recipe zeroN.
     words = [word for argument in sys.argv for word in argument.split("=")]
     stage = next((value for option, value in pairwise(words) if option == "--stage"), "2")
     run_recipe(f"zero{stage}")

@@ -22,7 +22,9 @@ def resume(plan: Plan, engine: Engine) -> int:
     if plan.resume is None:
         return 0
     if is_deepspeeds_own(plan.resume):
-        return plan.recipe_config.load_own(engine, plan.resume)
+        from gptscale.common.engines.zero.optimizer import load_own
+
+        return load_own(engine, plan.resume)
     reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.run.world.is_main)
     reader.load_into(engine)
     if plan.run.world.is_main:

@@ -93,6 +93,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     if config.wandb:
         check_wandb()
     unsupported.check(recipe, config, recipe_config)
+    row.check_imports()
     if lacking := recipe_config.lacks():
         raise lacking
     check_shapes(run)
@@ -114,6 +115,7 @@ def why_not_here(recipe: str, *, cuda: bool = True) -> str | None:
     row = get(recipe)
     try:
         lacking = getattr(row.load(), row.config)(**row.preset).lacks()
+        row.check_imports()
     except ConfigError as error:
         return str(error)
     if row.needs_cuda and not (cuda and torch.cuda.is_available()):

@@ -1,7 +1,9 @@
 """The contract of a recipe module, over the whole table."""
 
+import ast
 import dataclasses
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,11 +45,48 @@ def test_module_reads_like_its_siblings(module_name):
     assert [w for w in order if w in expected] == expected
 
 
-def test_importing_the_table_loads_no_engine():
-    engines = ("torch", "deepspeed", "fairscale", "accelerate")
-    code = f"import sys, gptscale.recipes; print([m for m in {engines} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert found.stdout.strip() == "[]"
+def test_importing_the_table_and_every_recipe_loads_no_engine():
+    """A wrong option is then refused before torch is imported, which takes seconds."""
+    engines = ("torch", "numpy", "deepspeed", "fairscale", "accelerate", "lightning_fabric", "colossalai")
+    code = f"""
+import sys
+from importlib import import_module
+import gptscale.recipes.unsupported
+from gptscale.recipes import RECIPES
+for recipe in RECIPES.values():
+    getattr(import_module(recipe.module), recipe.config)(**recipe.preset)
+print([name for name in {engines} if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "[]"
+
+
+def recipes_by_hand(*words):
+    command = [sys.executable, "-m", "gptscale.recipes", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "unknown recipe '', on the command line, use one of: single ddp fsdp"),
+        (["zero2000"], "unknown recipe 'zero2000', on the command line, did you mean 'zero2'?"),
+        (["fsdp_offload", "--no-cpu-offload"], "fsdp_offload fixes cpu_offload True, in --cpu-offload, leave it out"),
+    ],
+)
+def test_by_hand_a_wrong_name_or_option_is_one_line(words, message):
+    ended = recipes_by_hand(*words)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"gptscale: error: {message}")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_by_hand_a_preset_row_starts_by_its_name():
+    ended = recipes_by_hand("fsdp_offload", "--help")
+    assert ended.returncode == 0
+    assert "usage: gptscale run fsdp_offload" in ended.stdout
+    assert "--cpu-offload" in ended.stdout
 
 
 def test_unknown_recipe_names_the_nearest():
@@ -64,10 +103,11 @@ def test_the_contract_stays_small():
 
 @pytest.mark.parametrize("module_name", MODULES)
 def test_shard_needs_nothing_of_gptscale(module_name):
-    """What a reader copies into another project: the function and its config may name torch or the engine only."""
+    """What a reader copies into another project: the function imports all it needs, of torch or the engine only."""
     module = pytest.importorskip(module_name)
     if not hasattr(module, "shard"):
         pytest.skip("splits nothing")
-    names = set(module.shard.__code__.co_names)
-    ours = {n for n, v in vars(module).items() if getattr(v, "__module__", "").startswith("gptscale.") and n in names}
-    assert not ours
+    (function,) = ast.parse(inspect.getsource(module.shard)).body
+    assert not [node for node in ast.walk(function) if isinstance(node, ast.ImportFrom) and "gptscale" in node.module]
+    used = {name for name in module.shard.__code__.co_names if name in vars(module) and not name.startswith("__")}
+    assert not used, f"shard uses {used} from its module"

@@ -43,8 +43,15 @@ def loss_scale_floor(error: Exception) -> NumericError | None:
 
 
 def load_own(engine: Any, folder: Path) -> int:
-    """Load DeepSpeed's own checkpoint into an engine whose optimizer is a ZeroOptimizer."""
-    return ZeroOptimizer.load_own(engine.optimizer, folder)
+    """Load a checkpoint that DeepSpeed's save_checkpoint left and return its step; ConfigError if `engine` is not DeepSpeed's."""
+    optimizer = getattr(engine, "optimizer", None)
+    if not isinstance(optimizer, ZeroOptimizer):
+        raise ConfigError(
+            "this recipe reads no checkpoint of DeepSpeed's",
+            f"in {folder}",
+            "resume it with the zero recipe that saved it",
+        )
+    return optimizer.load_own(folder)
 
 
 class Piece(NamedTuple):

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gptscale.common.engines.zero import operators as deepspeed_ops
-from gptscale.common.engines.zero.swap_folder import check_space
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 
 if TYPE_CHECKING:
-    from gptscale.common.engine import Engine
     from gptscale.common.settings.run import Run
 
 # Keys whose value the user may change: this package only sets a sensible default. Its other keys say what the run is.
@@ -66,21 +63,19 @@ class DeepSpeedConfig(RecipeConfig):
 
     def lacks(self) -> ConfigError | None:
         """Return the error for operators that are not compiled, or None if all are."""
+        from gptscale.common.engines.zero import operators as deepspeed_ops
+
         return deepspeed_ops.lack(self.ops)
 
     def check(self, run: Run) -> None:
         """Raise ConfigError if the user's file contradicts the run, or the disk is too small for what would live on it."""
+        from gptscale.common.engines.zero.swap_folder import check_space
+
         self.json(run)
         if self.offload == "nvme":
             # Per parameter: 16 bytes of fp32 weight, gradient and two moments, and the weight that is computed with.
             weight_bytes = 4 if run.config.precision == "fp32" else 2
             check_space(self.nvme_path, run.config.out, run.gpt.n_params_in_memory * (16 + weight_bytes), run.world)
-
-    def load_own(self, engine: Engine, folder: Path) -> int:
-        """Load what DeepSpeed's save_checkpoint left in `folder`, and return the step it was saved at."""
-        from gptscale.common.engines.zero.optimizer import load_own
-
-        return load_own(engine, folder)
 
 
 def merged(ours: dict[str, Any], file: Path) -> dict[str, Any]:

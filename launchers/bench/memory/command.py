@@ -36,12 +36,12 @@ from gptscale.launchers.bench.memory.search import (
 )
 from gptscale.launchers.bench.memory.trial import Job, run_try
 from gptscale.launchers.bench.shape_options import check_file
+from gptscale.recipes import get
 
 MODES = ("none", "selective", "full")
 OFFLOADS = tuple(recipe for recipe in RECIPES if recipe != "single")
 DEFAULT_MODELS = ("1.6b", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b")
 UNKNOWN = ("failed", "timeout")  # of a try's ends: neither says whether there was memory enough
-FIXED_STATE = ("zero_offload", "zero_infinity")  # their optimizer is DeepSpeed's own, with fp32 moments
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class MemoryOptions:
 def ways_of(word: str) -> list[Way]:
     """The ways that RECIPE, RECIPE/CHECKPOINTING or RECIPE/CHECKPOINTING/OPTIMIZER_STATE means."""
     parts, where = word.split("/"), "in --ways"
-    states = ("fp32",) if parts[0] in FIXED_STATE else tuple(MOMENT_BYTES)
+    states = ("fp32",) if parts[0] in RECIPES and get(parts[0]).library_optimizer else tuple(MOMENT_BYTES)
     choices: tuple[tuple[str, ...], ...] = (tuple(RECIPES), MODES, states)
     if len(parts) > len(choices):
         raise ConfigError(f"{word!r} has more than three parts", where, "use RECIPE/CHECKPOINTING/OPTIMIZER_STATE")

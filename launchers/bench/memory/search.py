@@ -12,20 +12,13 @@ import psutil
 import torch
 
 from gptscale.launchers.bench.memory.formula import Need
+from gptscale.recipes import get
 
 GIB = 2**30
 BATCH_MOST = 2**16  # far beyond any sense
 AIMED = 5  # tries, after which halves are surer
 CPU_SHARE = 0.5  # of physical memory, the default budget there
-# Resident before the first tensor of a model, measured with torch 2.11 and DeepSpeed 0.19.8 on a CPU; CUDA's libraries are
-# an allowance, not measured.
-PROCESS_BYTES = {
-    "single": 0.63 * GIB,
-    "fsdp_offload": 0.64 * GIB,
-    "zero_offload": 0.71 * GIB,
-    "zero_infinity": 0.74 * GIB,
-}
-CUDA_PROCESS_BYTES = 3 * GIB
+CUDA_PROCESS_BYTES = 3 * GIB  # CUDA's libraries before the first tensor of a model: an allowance, not measured
 ALLOCATOR = 1.05  # reserved over allocated bytes on CUDA: an allowance for rounding and splitting, not measured
 
 
@@ -62,7 +55,7 @@ class Limits:
 
 def resident(need: Need, recipe: str) -> float:
     """Bytes of a process on a CPU, where device and host are one memory: the sum of two peaks, at most what it takes."""
-    return PROCESS_BYTES[recipe] + need.device + need.host
+    return get(recipe).process_gib * GIB + need.device + need.host
 
 
 def predicted_gib(need: Need, recipe: str, device_type: str) -> float:

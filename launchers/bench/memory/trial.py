@@ -73,7 +73,7 @@ class Job:
         words += f"--timing-warmup-steps {min(2, self.steps - 1)} --no-tensorboard --nproc 1".split()
         words += ["--out", str(out)]
         words += ["--compile"] if self.compile else []
-        if self.way.recipe == "zero_infinity" and self.nvme_path is not None:
+        if get(self.way.recipe).preset.get("offload") == "nvme" and self.nvme_path is not None:
             words += ["--nvme-path", str(self.nvme_path)]
         return [sys.executable, "-m", "gptscale.launchers.cli", "run", self.way.recipe, *words]
 

@@ -1,5 +1,4 @@
 import json
-import sys
 
 import pytest
 
@@ -22,15 +21,15 @@ def test_json_has_every_recipe_and_device(capsys):
 
 
 def test_says_what_is_missing_and_the_line_that_brings_it(capsys, monkeypatch, tmp_path):
-    (tmp_path / "broken_engine_recipe.py").write_text("raise OSError('libsomething.so not found')")
+    (tmp_path / "broken_engine.py").write_text("raise OSError('libsomething.so not found')")
+    (tmp_path / "broken_engine-1.0.dist-info").mkdir()
+    (tmp_path / "broken_engine-1.0.dist-info" / "METADATA").write_text("Name: broken-engine\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     rows = {
         "absent": Recipe("gptscale.recipes.single", "SingleConfig", "", engine="deepspeed-of-nowhere"),
-        "broken": Recipe("broken_engine_recipe", "SingleConfig", ""),
+        "broken": Recipe("gptscale.recipes.single", "SingleConfig", "", engine="broken-engine"),
         "gpu": Recipe("gptscale.recipes.single", "SingleConfig", "", needs_cuda=True),
     }
-    monkeypatch.setitem(sys.modules, "broken_engine_recipe", None)
-    monkeypatch.delitem(sys.modules, "broken_engine_recipe")
     for name, row in rows.items():
         monkeypatch.setitem(gptscale.recipes.RECIPES, name, row)
     found = doctor.gather()["recipes"]

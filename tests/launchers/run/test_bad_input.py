@@ -164,13 +164,16 @@ def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
 
 def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_factory):
     home = tmp_path_factory.mktemp("broken")
-    (home / "recipe_of_a_broken_engine.py").write_text("import an_engine_that_lost_a_file")
+    (home / "broken_engine.py").write_text("import a_file_that_was_lost")
+    (home / "broken_engine-1.0.dist-info").mkdir()
+    (home / "broken_engine-1.0.dist-info" / "METADATA").write_text("Name: broken-engine\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(home)
-    monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", Recipe("recipe_of_a_broken_engine", "Config", ""))
+    row = Recipe("gptscale.recipes.single", "SingleConfig", "", engine="broken-engine")
+    monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", row)
     line = refused(capsys, folder, ["run", "broken"])
     assert (
-        "torch is installed but does not import (ModuleNotFoundError: No module named 'an_engine_that_lost_a_file')"
-        in line
+        "broken-engine is installed but does not import (ModuleNotFoundError: No module named 'a_file_that_was_lost'), "
+        "in this environment, pip install --force-reinstall 'gptscale[broken-engine]'" in line
     )
 
 

@@ -1,0 +1,103 @@
+"""The shared checks of options: what they refuse, and in which words."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import (
+    check_output_file,
+    check_range,
+    check_ranges,
+    check_run_name,
+    did_you_mean,
+    parse_names,
+    parse_whole_numbers,
+    refuse_changed,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Some options of a command."""
+
+    seq_len: int = 8
+    lr: float | None = None
+    resume: str | None = None
+
+
+def refused(check, *words, **options):
+    with pytest.raises(ConfigError) as error:
+        check(*words, **options)
+    return str(error.value)
+
+
+def test_a_value_in_its_range_passes_and_so_does_none():
+    for value in (1, 2.5, 10, None):
+        check_range(value, 1, 10, "seq_len")
+    check_ranges(Options(), {"seq_len": (1, 8), "lr": (0.0, 100.0)})
+
+
+@pytest.mark.parametrize("value", [0, 11, math.nan, math.inf, -math.inf])
+def test_a_value_out_of_its_range(value):
+    message = refused(check_range, value, 1, 10, "seq_len")
+    assert message == f"seq_len {value} is out of range, in --seq-len, use 1 to 10"
+    assert refused(check_range, value, 1, 10, "seq_len", fix="use 4").endswith(", use 4")
+
+
+def test_the_first_field_out_of_its_range_is_named():
+    ranges = {"seq_len": (1, 2**22), "lr": (0.0, 100.0)}
+    assert refused(check_ranges, Options(lr=-1.0), ranges) == "lr -1.0 is out of range, in --lr, use 0.0 to 100.0"
+    assert refused(check_ranges, Options(0, -1.0), ranges).startswith("seq_len 0 is out of range")
+
+
+def test_output_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in (None, Path("a.csv"), tmp_path / "a.csv"):
+        check_output_file(file, "--csv")
+    fix = "in --csv, name a file in a folder that exists"
+    assert refused(check_output_file, tmp_path, "--csv") == f"{tmp_path} is a folder, {fix}"
+    missing = Path("nowhere/a.csv")
+    assert refused(check_output_file, missing, "--csv") == f"{missing} is in a folder that does not exist, {fix}"
+    assert refused(check_output_file, missing, "--csv", "cannot be written") == f"{missing} cannot be written, {fix}"
+
+
+def test_names_with_commas_between():
+    known = {"ddp": 1, "fsdp": 2}
+    assert parse_names("fsdp,ddp,fsdp", known, "recipe", "--recipes") == ["fsdp", "ddp", "fsdp"]
+    message = refused(parse_names, "ddp,fspd", known, "recipe", "--recipes")
+    assert message == "unknown recipe 'fspd', in --recipes, did you mean 'fsdp'?"
+    assert refused(parse_names, "", known, "recipe", "--recipes", "use ddp").startswith("unknown recipe ''")
+    assert refused(parse_names, "x", known, "recipe", "--recipes", "use ddp").endswith(", use ddp")
+
+
+def test_whole_numbers_with_commas_between():
+    assert parse_whole_numbers("3,1,2", "--seeds", "use 1,2") == [3, 1, 2]
+    assert parse_whole_numbers("0", "--workers", "use 0", least=0) == [0]
+    for text in ("", "1,", "1.5", "-1", "0", "one"):
+        message = refused(parse_whole_numbers, text, "--seeds", "use for example 1,2")
+        assert message == f"{text!r} is no list of numbers, in --seeds, use for example 1,2"
+
+
+def test_run_names():
+    for name in (None, "a", "ddp-2.run_1", "x" * 64):
+        check_run_name(name, None)
+    check_run_name("a", "auto")
+    check_run_name(None, "results/runs/a")
+    for name in ("", "-a", ".a", "a/b", "x" * 65, "a b"):
+        assert refused(check_run_name, name, None).startswith(f"bad run name {name!r}, in --run-name, use 1 to 64")
+    assert refused(check_run_name, None, "auto").startswith("nothing names the run to resume, in --resume")
+
+
+def test_an_option_that_would_be_ignored():
+    refuse_changed(Options(), ["seq_len", "resume"], "it has its own")
+    message = refused(refuse_changed, Options(seq_len=4), ["resume", "seq_len"], "it has its own")
+    assert message == "it has its own, in --seq-len, leave it out"
+    assert refused(refuse_changed, Options(resume="a"), ["resume"], "why", "fix") == "why, in --resume, fix"
+
+
+def test_the_nearest_name_or_all():
+    assert did_you_mean("fspd", ["ddp", "fsdp"]) == "did you mean 'fsdp'?"
+    assert did_you_mean("zzz", ["ddp", "fsdp"]) == "use one of: ddp fsdp"

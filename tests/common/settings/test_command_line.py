@@ -1,0 +1,116 @@
+"""Dataclasses of options from a command line and back, with any mistake in one line."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.command_line import bare_resume, changed_options, fail, parse
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """A run's."""
+
+    steps: int = 5
+    """Steps."""
+    out_folder: Path = Path("results")
+    """Folder."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision."""
+    compile: bool = False
+    """Compile."""
+    board: bool = True
+    """Board."""
+    resume: str | None = None
+    """Resume."""
+
+
+@dataclass(frozen=True)
+class Both:
+    """A run's options and the launcher's."""
+
+    run: RunOptions = field(default_factory=RunOptions)
+    nproc: int = 1
+    """Processes."""
+
+
+def read(*words):
+    return parse(Both, words, prog="gptscale test", about="A test.")
+
+
+def refused(*words):
+    with pytest.raises(ConfigError) as error:
+        read(*words)
+    return str(error.value)
+
+
+def test_nested_fields_have_no_prefix():
+    assert read() == Both()
+    assert read("--steps", "7", "--nproc=2", "--out_folder", "x") == Both(RunOptions(7, Path("x")), 2)
+
+
+def test_a_mistake_is_one_line(capsys):
+    where = "on the command line, see gptscale test --help"
+    assert refused("--precision", "fp4").startswith("invalid choice 'fp4' for argument '--precision'")
+    assert refused("--steps", "many").endswith(where)
+    assert "\n" not in refused("--steps", "many")
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unknown_option_names_the_nearest():
+    assert (
+        refused("--out-foldr", "x") == "unknown option '--out-foldr', on the command line, did you mean '--out-folder'?"
+    )
+    assert refused("--stepz=3").startswith("unknown option '--stepz'")
+    assert refused("word").startswith("unknown option 'word'")
+
+
+def test_help_ends_with_status_0(capsys):
+    with pytest.raises(SystemExit) as end:
+        read("--help")
+    assert end.value.code == 0
+    assert "usage: gptscale test" in capsys.readouterr().out
+
+
+def test_changed_options_make_the_same_again():
+    assert changed_options(RunOptions(), RunOptions()) == []
+    options = RunOptions(7, Path("a b"), "bf16", True, False, "auto")
+    words = changed_options(options, RunOptions())
+    assert words == [
+        *"--steps 7 --out-folder".split(),
+        "a b",
+        *"--precision bf16 --compile --no-board --resume auto".split(),
+    ]
+    assert read(*words).run == options
+    assert changed_options(RunOptions(), options)[:2] == ["--steps", "5"]
+
+
+@pytest.mark.parametrize(
+    ("words", "result"),
+    [
+        (["--resume"], ["--resume", "auto"]),
+        (["--resume", "a/b"], ["--resume", "a/b"]),
+        (["--resume", "--steps", "3"], ["--resume", "auto", "--steps", "3"]),
+        ([], []),
+    ],
+)
+def test_bare_resume_means_the_newest_checkpoint(words, result):
+    assert bare_resume(words) == result
+
+
+def test_fail_prints_one_line(capsys):
+    assert fail(ConfigError("a\nb", "there", "mend it")) == 2
+    assert capsys.readouterr().err == "gptscale: error: a\\nb, there, mend it\n"
+
+
+def test_the_settings_import_neither_torch_nor_tyro():
+    names = ["batch_plan", "checks", "command_line", "gpt_config", "learning_rate", "run", "run_config"]
+    imports = ", ".join(f"gptscale.common.settings.{name}" for name in names)
+    code = f"import sys, gptscale.common.recipe_config, {imports}; print('torch' in sys.modules, 'tyro' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "False False"

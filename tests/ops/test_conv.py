@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.ops import conv as c
-from gptscale.ops import registry as library
+from gptscale.ops import registry
 
-COMPILED = library.ready()
+COMPILED = registry.ready()
 IMPLEMENTATIONS = ["python", "cpp"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 needs_cpp = pytest.mark.skipif(not COMPILED, reason="the C++ operators are not compiled here: gptscale prepare")
 
-# x, weight, (stride, padding, dilation, groups): few channels, wide and narrow rows, 7x7/2, depthwise, grouped, dilated, 1x1
+# x, weight and (stride, padding, dilation, groups). They cover few channels, wide and narrow rows, 7x7 with stride 2, depthwise,
+# grouped and dilated convolutions, and 1x1.
 SHAPES = [
     ((3, 1, 28, 28), (6, 1, 5, 5), (1, 2, 1, 1)),
     ((2, 3, 32, 35), (13, 3, 3, 3), (1, 1, 1, 1)),
@@ -53,45 +54,46 @@ def gradients(y, leaves, grad):
     return torch.autograd.grad(y, leaves, grad)
 
 
-def ulp(found, exact, dtype):
-    """Largest error in units in the last place of the exact result's largest value in its channel: sums cancel."""
-    found, exact = found.detach(), exact.detach()
+def ulp(result, exact, dtype):
+    """Return the largest error in units in the last place of the largest exact value in its channel, because sums cancel."""
+    result, exact = result.detach(), exact.detach()
     axes = (0, 2, 3) if exact.dim() == 4 else 0
     size = exact.abs().amax(axes, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
     unit = torch.exp2(torch.floor(torch.log2(size))) * torch.finfo(dtype).eps
-    return float(((found.double() - exact).abs() / unit).max())
+    return float(((result.double() - exact).abs() / unit).max())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("implementation", implementations())
 def test_values_and_gradients_against_float64_and_torchs_own(implementation, dtype, record_property):
-    """On the same numbers, no larger an error than PyTorch's pair has."""
+    """On the same numbers the error is no larger than that of PyTorch's two operations."""
     tiny = 1e-30 if dtype in (torch.float32, torch.float64) else 1e-2 if dtype is torch.float16 else 1e-20
     for (x_shape, w_shape, geometry), last in itertools.product(SHAPES, (False, True)):
         for scale in (1.0, tiny, 100.0):
             x, weight, bias = tensors(x_shape, w_shape, dtype, last, scale)
-            exact_in, ours_in, their_in = (
+            exact_in, own_in, torch_in = (
                 [t.detach().to(d).requires_grad_() for t in (x, weight, bias)] for d in (torch.float64, dtype, dtype)
             )
             exact = eager(*exact_in, geometry)
             grad = torch.randn_like(exact).to(dtype)
-            y = c.conv_bias_relu(*ours_in, *geometry, implementation=implementation)
-            theirs = eager(*their_in, geometry)
-            ours_ulp, their_ulp = ulp(y, exact, dtype), ulp(theirs, exact, dtype)
-            assert ours_ulp <= max(their_ulp, 1.0), (x_shape, last, scale)
-            record_property(f"ulp, torch's ulp {x_shape} {w_shape} {geometry} {last} {scale}", (ours_ulp, their_ulp))
+            y = c.conv_bias_relu(*own_in, *geometry, implementation=implementation)
+            torch_y = eager(*torch_in, geometry)
+            own_ulp, torch_ulp = ulp(y, exact, dtype), ulp(torch_y, exact, dtype)
+            assert own_ulp <= max(torch_ulp, 1.0), (x_shape, last, scale)
+            record_property(f"ulp, torch's ulp {x_shape} {w_shape} {geometry} {last} {scale}", (own_ulp, torch_ulp))
             assert y.dtype == dtype
-            # the same mask for all, so that gradients are compared and not decisions at zero
-            mask = (y > 0) & (theirs > 0) & (exact > 0)
+            # All three get the same mask, so that gradients are compared and not decisions at zero.
+            mask = (y > 0) & (torch_y > 0) & (exact > 0)
             grad = torch.where(mask, grad, 0)
             triples = zip(
-                gradients(y, ours_in, grad),
-                gradients(theirs, their_in, grad),
+                gradients(y, own_in, grad),
+                gradients(torch_y, torch_in, grad),
                 gradients(exact, exact_in, grad.double()),
                 strict=True,
             )
-            for ours, torchs, right in triples:
-                assert ulp(ours, right, dtype) <= max(ulp(torchs, right, dtype), 3.0), (x_shape, last, scale)
+            for own_grad, torch_grad, exact_grad in triples:
+                torch_ulp = ulp(torch_grad, exact_grad, dtype)
+                assert ulp(own_grad, exact_grad, dtype) <= max(torch_ulp, 3.0), (x_shape, last, scale)
 
 
 @pytest.mark.parametrize("implementation", implementations())
@@ -117,17 +119,17 @@ def test_nan_infinities_and_zero(implementation):
 
 @pytest.mark.parametrize("implementation", implementations())
 def test_where_nothing_was_let_through_nothing_comes_back(implementation):
-    """At exactly 0 ReLU's derivative is 0; where y is NaN the gradient passes, as PyTorch's does."""
+    """At exactly 0, ReLU's derivative is 0. Where y is NaN the gradient passes, as in PyTorch."""
     for last, dtype in itertools.product((False, True), DTYPES):
         x, weight, _ = tensors((2, 5, 6, 7), (40, 5, 3, 3), dtype, last)
         y = c.conv_bias_relu_forward(x, weight, torch.zeros(40).to(dtype), padding=1, implementation=implementation)
         y[0, 0, 0, 0], y[1, 39, 5, 6] = float("nan"), -0.0
         grad = torch.randint(-8, 9, y.shape).to(dtype)
-        found = c.conv_bias_relu_backward(
+        result = c.conv_bias_relu_backward(
             grad, y, x, weight, padding=1, needs=(False, False, True), implementation=implementation
         )
-        assert found[:2] == (None, None)
-        assert torch.equal(found[2].double(), torch.where(y <= 0, 0, grad.double()).sum((0, 2, 3)))
+        assert result[:2] == (None, None)
+        assert torch.equal(result[2].double(), torch.where(y <= 0, 0, grad.double()).sum((0, 2, 3)))
 
 
 @pytest.mark.parametrize("implementation", implementations())
@@ -137,9 +139,11 @@ def test_bias_gradient_of_a_long_sum_is_right_to_the_last_bits(implementation):
     for last in (False, True):
         y = torch.ones(4, 4, 300, 300).to(memory_format=torch.channels_last if last else torch.contiguous_format)
         grad = torch.rand_like(y)
-        found = c.conv_bias_relu_backward(grad, y, x, weight, needs=(False, False, True), implementation=implementation)
-        exact, theirs = grad.double().sum((0, 2, 3)), grad.sum((0, 2, 3))
-        assert ulp(found[2], exact, torch.float32) <= max(1.0, ulp(theirs, exact, torch.float32))
+        result = c.conv_bias_relu_backward(
+            grad, y, x, weight, needs=(False, False, True), implementation=implementation
+        )
+        exact, torch_sum = grad.double().sum((0, 2, 3)), grad.sum((0, 2, 3))
+        assert ulp(result[2], exact, torch.float32) <= max(1.0, ulp(torch_sum, exact, torch.float32))
 
 
 @pytest.mark.parametrize("implementation", implementations())
@@ -205,8 +209,10 @@ def test_compile_and_export_take_it_whole():
     compiled = torch.compile(Twice(), fullgraph=True, backend="aot_eager", dynamic=True)
     for batch in (2, 3):
         leaves = (x[:1].expand(batch, 3, 20, 20).detach().requires_grad_(), weight, bias)
-        ours, own = (gradients(f(*leaves), leaves, torch.ones(batch, 8, 9, 9)) for f in (compiled, Twice()))
-        for a, b in zip(ours, own, strict=True):
+        compiled_gradients, eager_gradients = (
+            gradients(f(*leaves), leaves, torch.ones(batch, 8, 9, 9)) for f in (compiled, Twice())
+        )
+        for a, b in zip(compiled_gradients, eager_gradients, strict=True):
             torch.testing.assert_close(a, b)
     exported = torch.export.export(Twice(), tuple(t.detach() for t in (x, weight, bias)))
     called = [n.target for n in exported.graph.nodes if n.op == "call_function"]
@@ -228,7 +234,7 @@ def test_autocast_lowers_precision_as_conv2d_does(implementation):
 
 @needs_cpp
 def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
-    """Of what is ours: the convolution of few channels, its weight gradient, the mask and the bias gradient."""
+    """For the kernels of this package: the convolution of few channels, its weight gradient, the mask, the bias gradient."""
     torch.manual_seed(0)
     before = torch.get_num_threads()
     try:
@@ -236,12 +242,12 @@ def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
             x, weight, bias = tensors(x_shape, (9, x_shape[1], 3, 3), torch.float32)
             y = c.conv_bias_relu_forward(x, weight, bias)
             y = y.to(memory_format=torch.channels_last) if last else y
-            grad, found = torch.randn_like(y), []
+            grad, runs = torch.randn_like(y), []
             for threads in (1, 2, 2):
                 torch.set_num_threads(threads)
                 back = c.conv_bias_relu_backward(grad, y, x, weight, needs=(False, True, True))
-                found.append((c.conv_bias_relu_forward(x, weight, bias), back[1], back[2]))
-            assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+                runs.append((c.conv_bias_relu_forward(x, weight, bias), back[1], back[2]))
+            assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
     finally:
         torch.set_num_threads(before)
 
@@ -306,13 +312,16 @@ int main() {
 
 @needs_cpp
 def test_nothing_is_touched_outside_the_tensors(tmp_path):
-    """The kernels themselves, for each instruction set, compiled with the address sanitizer."""
+    """The kernels of each instruction set are compiled with the address sanitizer."""
     from gptscale.ops.build.sources import FLAGS, FOLDER
 
     (tmp_path / "guard.cpp").write_text(GUARD)
     for isa, target in (("baseline", ""), ("avx2", "arch=x86-64-v3"), ("avx512", "arch=x86-64-v4")):
-        lines = [f"#define ISA {isa}", "#include <immintrin.h>", "#define ISA_IS_AVX512" * (isa == "avx512")]
-        lines = [f'#pragma GCC target("{target}")', *lines] if target else [lines[0]]
+        lines = [f"#define ISA {isa}"]
+        if target:
+            lines = [f'#pragma GCC target("{target}")', *lines, "#include <immintrin.h>"]
+        if isa == "avx512":
+            lines.append("#define ISA_IS_AVX512")
         includes = [f'#include "{name}"' for name in ("kernels.h", "numbers.inc", "lanes.inc", "conv.inc")]
         (tmp_path / f"{isa}.cpp").write_text("\n".join(lines + includes))
     files = [
@@ -357,7 +366,7 @@ BACK = c.conv_bias_relu_backward
 
 @pytest.mark.parametrize("implementation", implementations([*IMPLEMENTATIONS, "auto"]))
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("call", "error", "message"),
     [
         (lambda i: c.conv_bias_relu([1.0], W, B, implementation=i), TypeError, "x: a Tensor expected, not list"),
         (lambda i: c.conv_bias_relu(X.int(), W, B, groups=2, implementation=i), TypeError, "x: fp32, .*not torch.int32"),
@@ -380,8 +389,8 @@ BACK = c.conv_bias_relu_backward
         (lambda i: BACK(Y, Y, X, W, groups=2, needs=(1, 1), implementation=i), TypeError, "needs: three bools expected"),
     ],
 )  # fmt: skip
-def test_bad_input_is_named(call, error, said, implementation):
-    with pytest.raises(error, match=said):
+def test_bad_input_is_named(call, error, message, implementation):
+    with pytest.raises(error, match=message):
         call(implementation)
 
 
@@ -407,19 +416,19 @@ def test_without_a_compiler_python_does_the_work(tmp_path):
 
 
 def random_cases(count):
-    draw, found = random.Random(0).randint, []
+    draw, cases = random.Random(0).randint, []
     for n in range(count):
         groups, last = draw(1, 2), draw(0, 1) == 1
         kernel, stride, dilation, padding = (
             (draw(lo, hi), draw(lo, hi)) for lo, hi in ((1, 3), (1, 2), (1, 2), (0, 2))
         )
         x = (2, groups * draw(1, 3), draw(6, 9), draw(6, 9))
-        found.append((x, (groups * draw(1, 3), x[1] // groups, *kernel), (stride, padding, dilation, groups), last, n))
-    return found
+        cases.append((x, (groups * draw(1, 3), x[1] // groups, *kernel), (stride, padding, dilation, groups), last, n))
+    return cases
 
 
 def test_the_triton_kernels_under_its_interpreter():
-    """They run on a GPU only; Triton's interpreter runs the same source on CPU tensors, but not dot products in bf16."""
+    """The kernels need a GPU, but Triton's interpreter runs the same source on CPU tensors, except dot products in bf16."""
     pytest.importorskip("triton")
     code = (
         f"CASES = {random_cases(12)!r}\n"
@@ -486,9 +495,11 @@ def test_on_a_gpu_beside_cudnn(dtype):
             y = c.conv_bias_relu(*leaves, *geometry, implementation="triton")
             assert ulp(y.cpu(), exact, dtype) <= max(4.0, 1.25 * ulp(eager(*leaves, geometry).cpu(), exact, dtype))
             grad = torch.randn_like(y)
-            ours = gradients(y, leaves, grad)
+            own_gradients = gradients(y, leaves, grad)
             again = gradients(c.conv_bias_relu(*leaves, *geometry, implementation="triton"), leaves, grad)
-        assert torch.equal(ours[2], again[2])
+        assert torch.equal(own_gradients[2], again[2])
         exact_leaves = [t.detach().double().cpu().requires_grad_() for t in leaves]
-        right = gradients(eager(*exact_leaves, geometry), exact_leaves, torch.where(y <= 0, 0, grad).double().cpu())
-        assert ulp(ours[2].cpu(), right[2], dtype) <= 8
+        exact_gradients = gradients(
+            eager(*exact_leaves, geometry), exact_leaves, torch.where(y <= 0, 0, grad).double().cpu()
+        )
+        assert ulp(own_gradients[2].cpu(), exact_gradients[2], dtype) <= 8

@@ -1,4 +1,4 @@
-"""The kernel of the loss, by Triton's interpreter: against torch in fp64, and in the place that common/model/loss.py gives it."""
+"""The kernel of the loss under Triton's interpreter: beside torch in fp64, and called by common/model/loss.py."""
 
 import os
 import subprocess
@@ -10,13 +10,13 @@ pytest.importorskip("triton")
 
 
 def interpreted(code):
-    """Run under Triton's interpreter, which is chosen when a kernel is defined: in a process of its own."""
+    """Run code under Triton's interpreter, in a process of its own, because it is chosen when a kernel is defined."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
 
 
 def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
-    """Blocks that end before, in and behind the padding; an ignored row in seven; huge logits, and a block of -inf."""
+    """Blocks end before, in and behind the padding. A row in seven is ignored, and there are huge logits and a block of -inf."""
     interpreted(
         "import torch, torch.nn.functional as F; torch.manual_seed(0)\n"
         "from gptscale.common.model.loss import IGNORE, softmax_and_loss_in_fp32\n"
@@ -47,10 +47,10 @@ def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
 
 
 def test_in_the_head_no_copy_of_logits_is_made():
-    """As on CUDA: products, kernel and sums of blocks, against the whole in fp64; all that softmax sees is 16 bits wide."""
+    """As on CUDA, products, kernel and sums of blocks give the result of fp64, and softmax gets only 16-bit logits."""
     interpreted(
         "import torch, torch.nn.functional as F; torch.manual_seed(0)\n"
-        "from gptscale.common import loss as l\n"
+        "from gptscale.common.model import loss as l\n"
         "l.in_own_type = lambda device_type: True\n"
         "l.LOGITS_BYTES['cpu'] = 4 * 128 * 40\n"
         "seen, original = [], l.softmax_and_loss\n"
@@ -99,7 +99,7 @@ def test_it_compiles_for_a_gpu_that_is_not_here(logits):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_on_a_gpu_the_head_computes_what_it_does_in_fp64(precision, monkeypatch):
-    """Blocks of rows, the kernel, and sums in fp32 of products in 16 bits; and the kernel alone at the vocabulary of `1.6b`."""
+    """Blocks of rows, the kernel, and fp32 sums of 16-bit products, then the kernel alone at the vocabulary of `1.6b`."""
     import torch
     import torch.nn.functional as F
 

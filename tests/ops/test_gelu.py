@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.ops import gelu as g
-from gptscale.ops import registry as library
-from gptscale.ops.build import kernels as extension
+from gptscale.ops import registry
+from gptscale.ops.build import kernels
 
 VARIANTS = g.APPROXIMATE
-COMPILED = library.ready()
+COMPILED = registry.ready()
 IMPLEMENTATIONS = ["python", "cpp"]
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -25,7 +25,7 @@ def implementations(names=IMPLEMENTATIONS):
 
 
 def torchs_own(x, variant):
-    """What a user of PyTorch would write."""
+    """Compute GELU as a user of PyTorch would write it."""
     return (
         x * torch.sigmoid(1.702 * x)
         if variant == "sigmoid"
@@ -40,7 +40,7 @@ def derivative(f, x):
 
 
 def numbers(dtype):
-    """Near and far, tiny and huge: where activations are, where e^-z ends, denormal, and the largest there are."""
+    """Return numbers of every size: where activations are, where e^-z ends, denormal ones, and the largest of the type."""
     generator = torch.Generator().manual_seed(0)
     near = torch.cat([torch.linspace(-5.6, 5.6, 40_001), torch.randn(20_000, generator=generator)])
     far = torch.cat([torch.linspace(-15, 15, 20_001), torch.logspace(-45, 38, 3_000), -torch.logspace(-45, 38, 3_000)])
@@ -48,12 +48,12 @@ def numbers(dtype):
     return x[torch.isfinite(x)]
 
 
-def ulp(found, exact, dtype):
-    """Largest distance in units in the last place of the exact value; NaN where only `found` is NaN."""
+def ulp(result, exact, dtype):
+    """Return the largest error in units in the last place of the exact value, or NaN where only `result` is NaN."""
     limits = torch.finfo(dtype)
     unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp_min(limits.tiny)))) * limits.eps
     there = torch.isfinite(exact) & (exact.abs() < limits.max)
-    return float(((found.double() - exact).abs() / unit)[there].max())
+    return float(((result.double() - exact).abs() / unit)[there].max())
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -62,16 +62,21 @@ def ulp(found, exact, dtype):
 def test_error_is_no_larger_than_torchs_own(variant, dtype, record_property):
     x = numbers(dtype)
     exact, slope = g.python_gelu(x.double(), variant), g.python_gelu_backward(torch.ones(()), x.double(), variant)
-    ours, theirs = ulp(g.gelu(x, variant), exact, dtype), ulp(torchs_own(x, variant), exact, dtype)
-    back = ulp(derivative(lambda v: g.gelu(v, variant, "cpp"), x), slope, dtype)
-    their_slopes = derivative(lambda v: torchs_own(v, variant), x)
-    finite = torch.isfinite(their_slopes)  # theirs has NaN where ours has not
-    their_back = ulp(their_slopes[finite], slope[finite], dtype)
-    for name, value in {"ulp": ours, "ulp_torch": theirs, "ulp_back": back, "ulp_back_torch": their_back}.items():
+    own_error, torch_error = ulp(g.gelu(x, variant), exact, dtype), ulp(torchs_own(x, variant), exact, dtype)
+    own_slope_error = ulp(derivative(lambda v: g.gelu(v, variant, "cpp"), x), slope, dtype)
+    torch_slopes = derivative(lambda v: torchs_own(v, variant), x)
+    finite = torch.isfinite(torch_slopes)  # PyTorch's derivative is NaN at some x where it is not here
+    torch_slope_error = ulp(torch_slopes[finite], slope[finite], dtype)
+    for name, value in {
+        "ulp": own_error,
+        "ulp_torch": torch_error,
+        "ulp_back": own_slope_error,
+        "ulp_back_torch": torch_slope_error,
+    }.items():
         record_property(name, value)
-    assert ours <= theirs
-    assert back <= their_back
-    assert ours <= (64 if dtype is torch.float32 else 0.51)
+    assert own_error <= torch_error
+    assert own_slope_error <= torch_slope_error
+    assert own_error <= (64 if dtype is torch.float32 else 0.51)
     near = x.abs() < 5.6
     assert ulp(g.gelu(x, variant)[near], exact[near], dtype) <= (7 if dtype is torch.float32 else 0.51)
 
@@ -88,8 +93,8 @@ def test_float64_against_forty_digits(variant, implementation):
             p = mpmath.erfc(-v / mpmath.sqrt(2)) / 2 if variant == "erf" else None
             p = p if p is not None else 1 / (1 + mpmath.exp(-(z if variant == "tanh" else mpmath.mpf("1.702") * v)))
             exact.append(float(v * p))
-    found, exact = g.gelu(x, variant, implementation), torch.tensor(exact, dtype=torch.float64)
-    assert ((found - exact).abs() <= 4e-16 * exact.abs() * (1 + x * x)).all()  # rounding of z, times z
+    result, exact = g.gelu(x, variant, implementation), torch.tensor(exact, dtype=torch.float64)
+    assert ((result - exact).abs() <= 4e-16 * exact.abs() * (1 + x * x)).all()  # rounding of z, times z
 
 
 @pytest.mark.parametrize("implementation", implementations())
@@ -182,21 +187,21 @@ def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
     torch.manual_seed(0)
     x, bias = torch.randn(3000, 257), torch.randn(257)
     grad = torch.randn_like(x)
-    before, found = torch.get_num_threads(), []
+    before, runs = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 2):
             torch.set_num_threads(threads)
             ops = torch.ops.gptscale
-            found.append([ops.gelu(x, "erf"), *ops.bias_gelu_backward(grad, x, bias, "tanh")])
+            runs.append([ops.gelu(x, "erf"), *ops.bias_gelu_backward(grad, x, bias, "tanh")])
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
 @needs_cpp
 @pytest.mark.parametrize("dtype", NARROW)
 def test_nothing_is_written_outside_the_output(dtype, tmp_path):
-    """By the kernels themselves, through a small C++ program: their output in the middle of guarded memory."""
+    """A small C++ program calls the kernels, with their output in the middle of guarded memory."""
     code = """
     #include "kernels.h"
     #include <cstdio>
@@ -213,7 +218,7 @@ def test_nothing_is_written_outside_the_output(dtype, tmp_path):
                     float v = (i % 7 - 3) * (wide ? 5.0f : 0.5f);
                     unsigned u;
                     memcpy(&u, &v, 4);
-                    unsigned short b = u >> 16;  // as fp16 another number, as good
+                    unsigned short b = u >> 16;  // as fp16 it is another number, which is good enough
                     memcpy(&x[i * size], size == 4 ? (void*)&v : (void*)&b, size);
                     memcpy(&g[i * size], size == 4 ? (void*)&v : (void*)&b, size);
                 }
@@ -273,11 +278,11 @@ def test_compile_and_export_take_them_whole():
             return g.gelu(g.bias_gelu(x, bias, "tanh"), "sigmoid")
 
     compiled = torch.compile(Both(), fullgraph=True)
-    ours, eager = (
+    compiled_gradients, eager_gradients = (
         torch.autograd.grad(compiled(x, bias).sum(), (x, bias)),
         torch.autograd.grad(Both()(x, bias).sum(), (x, bias)),
     )
-    for a, b in zip(ours, eager, strict=True):
+    for a, b in zip(compiled_gradients, eager_gradients, strict=True):
         torch.testing.assert_close(a, b)
     exported = torch.export.export(Both(), (x.detach(), bias.detach()))
     assert [n.target for n in exported.graph.nodes if n.op == "call_function"] == [
@@ -298,7 +303,7 @@ def test_autocast_brings_the_bias_to_the_dtype_of_x():
 
 @pytest.mark.parametrize("implementation", implementations([*IMPLEMENTATIONS, "auto"]))
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("call", "error", "message"),
     [
         (lambda i: g.gelu([1.0], "erf", i), TypeError, "x: a Tensor expected, not list"),
         (lambda i: g.gelu(torch.arange(3), "erf", i), TypeError, r"x: fp32, .* expected, not torch.int64 \(shape \(3,\)\)"),
@@ -311,8 +316,8 @@ def test_autocast_brings_the_bias_to_the_dtype_of_x():
         (lambda i: g.gelu(torch.ones(2).to_sparse(), "erf", i), TypeError, "x: a dense tensor expected"),
     ],
 )  # fmt: skip
-def test_bad_input_is_named(call, error, said, implementation):
-    with pytest.raises(error, match=said):
+def test_bad_input_is_named(call, error, message, implementation):
+    with pytest.raises(error, match=message):
         call(implementation)
 
 
@@ -341,11 +346,11 @@ def test_without_a_compiler_one_line_says_so_and_python_does_the_work(tmp_path):
     assert lines == [
         "gptscale: operators run in Python, many times slower: no C++ compiler, for the C++ operators, apt-get install g++"
     ]
-    assert not extension.built_ahead()
+    assert not kernels.built_ahead()
 
 
 def test_the_triton_kernels_under_its_interpreter():
-    """They run on a GPU only; Triton's interpreter runs the same source on CPU tensors, with other rounding."""
+    """The kernels need a GPU, but Triton's interpreter runs the same source on CPU tensors, with other rounding."""
     pytest.importorskip("triton")
     code = (
         "import torch; from gptscale.ops import gelu as g, gelu_triton as t; torch.manual_seed(0)\n"

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.ops import max_pool as m
-from gptscale.ops import registry as library
+from gptscale.ops import registry
 
-COMPILED = library.ready()
+COMPILED = registry.ready()
 IMPLEMENTATIONS = ["loop", "python", "cpp"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -25,9 +25,12 @@ def implementations(names=IMPLEMENTATIONS):
 
 
 def geometries(count, seed):
-    """Random windows and inputs that PyTorch takes too: overlapping, padded, dilated, ceil mode, either layout, 3 or 4 dims."""
-    draw, found = random.Random(seed), []
-    while len(found) < count:
+    """Return random windows and inputs that PyTorch accepts too.
+
+    They overlap, are padded, dilated, in ceil mode, in both layouts, with 3 or 4 dimensions.
+    """
+    draw, cases = random.Random(seed), []
+    while len(cases) < count:
         pairs = [(draw.randint(1, top), draw.randint(1, top)) for top in (4, 3, 2)]
         kernel, stride, dilation = pairs
         padding = tuple(draw.randint(0, k // 2) for k in kernel)
@@ -35,12 +38,13 @@ def geometries(count, seed):
         geometry, ceil_mode = (kernel, stride, padding, dilation), draw.random() < 0.5
         reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
         if all(n + 2 * p >= r and n >= r - p for n, p, r in zip(size[2:], padding, reach, strict=True)):
-            found.append((geometry, ceil_mode, size[draw.random() < 0.2 :], draw.random() < 0.5, draw.random() < 0.5))
-    return found
+            size = size[1:] if draw.random() < 0.2 else size
+            cases.append((geometry, ceil_mode, size, draw.random() < 0.5, draw.random() < 0.5))
+    return cases
 
 
 def sample(size, dtype, channels_last, odd, seed=0):
-    """Small integers, so that ties abound and sums are exact; `odd` puts NaN and infinities among them."""
+    """Return small integers, which give many ties and exact sums. With `odd`, NaN and infinities are among them."""
     torch.manual_seed(seed)
     x = torch.randint(-4, 5, size).to(dtype)
     if odd:
@@ -50,7 +54,7 @@ def sample(size, dtype, channels_last, odd, seed=0):
 
 
 def torchs_indices(offsets, input_size, geometry):
-    """Offsets in the window as PyTorch's indices in the plane."""
+    """Convert offsets in the window to PyTorch's indices in the plane."""
     kernel, stride, padding, dilation = geometry
     h = torch.arange(offsets.shape[-2])[:, None] * stride[0] - padding[0]
     w = torch.arange(offsets.shape[-1]) * stride[1] - padding[1]
@@ -77,20 +81,20 @@ def test_values_places_and_gradients_are_torchs(implementation, dtype):
         assert same(y, expected)
         assert torch.equal(torchs_indices(offsets, x.shape, geometry), indices)
         grad = torch.randint(-8, 9, y.shape).to(dtype)
-        found = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation=implementation)
+        gradient = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation=implementation)
         exact = torch.ops.aten.max_pool2d_with_indices_backward(
             grad.double(), x.double(), *geometry, ceil_mode, indices
         )
-        assert torch.equal(found.double(), exact)
+        assert torch.equal(gradient.double(), exact)
         if last and x.dim() == 4 and not x.is_contiguous():
             assert y.is_contiguous(memory_format=torch.channels_last)
-            assert found.is_contiguous(memory_format=torch.channels_last)
+            assert gradient.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @needs_cpp
 def test_kernels_for_wide_rows_many_channels_and_small_planes(dtype):
-    """Each path of the C++ backward: by fours, by rows, by pixels, by planes and by bands, and their edges."""
+    """Each path of the C++ backward (by fours, by rows, by pixels, by planes, by bands), and its edges."""
     sizes = [
         (3, 2, 9, 41),
         (2, 3, 7, 230),
@@ -108,9 +112,9 @@ def test_kernels_for_wide_rows_many_channels_and_small_planes(dtype):
         assert same(y, expected)
         assert torch.equal(torchs_indices(offsets, x.shape, geometry), indices)
         grad = torch.randint(-8, 9, y.shape).to(dtype)
-        found = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation="cpp")
+        gradient = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation="cpp")
         exact = torch.ops.aten.max_pool2d_with_indices_backward(grad.double(), x.double(), *geometry, False, indices)
-        assert torch.equal(found.double(), exact)
+        assert torch.equal(gradient.double(), exact)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -127,14 +131,14 @@ def test_error_of_overlapping_sums_is_no_larger_than_torchs_own(dtype, record_pr
         grad = (torch.randn(y.shape).clamp(-4, 4).double() * scale).to(dtype)
         backward = torch.ops.aten.max_pool2d_with_indices_backward
         exact = backward(grad.double(), x.double(), *geometry, False, indices)
-        ours = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation="cpp")
-        theirs = backward(grad, x, *geometry, False, indices)
+        own_gradient = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation="cpp")
+        torch_gradient = backward(grad, x, *geometry, False, indices)
         unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp_min(tiny)))) * torch.finfo(dtype).eps
-        errors = [float(((found.double() - exact).abs() / unit).max()) for found in (ours, theirs)]
+        errors = [float(((g.double() - exact).abs() / unit).max()) for g in (own_gradient, torch_gradient)]
         record_property(f"ulp, torch's ulp (scale {scale:g}, channels_last {last})", errors)
         assert errors[0] <= errors[1]
         if dtype in (torch.bfloat16, torch.float16):
-            assert ((ours.double() - exact).abs() <= 0.51 * unit + 1e-6 * grad.double().abs().max()).all()
+            assert ((own_gradient.double() - exact).abs() <= 0.51 * unit + 1e-6 * grad.double().abs().max()).all()
 
 
 @pytest.mark.parametrize("implementation", implementations())
@@ -143,7 +147,7 @@ def test_nan_infinities_and_ties(implementation):
     x = torch.tensor([[[1.0, 1.0, -inf, -inf, nan, 2.0], [1.0, 1.0, -inf, -inf, nan, inf]]])
     y, offsets = m.max_pool2d_with_offsets(x, 2, implementation=implementation)
     assert same(y, torch.tensor([[[1.0, -inf, nan]]]))
-    assert offsets.tolist() == [[[0, 0, 2]]]  # the first of equals, the last NaN
+    assert offsets.tolist() == [[[0, 0, 2]]]  # the first of equal elements, and the last NaN
     tiny = torch.tensor([[[1e-45, 0.0], [-0.0, -1e-45]]])
     y, offsets = m.max_pool2d_with_offsets(tiny, 2, implementation=implementation)
     assert y.item() == tiny[0, 0, 0].item() > 0
@@ -223,8 +227,8 @@ def test_compile_and_export_take_it_whole():
     compiled = torch.compile(Twice(), fullgraph=True, dynamic=True, backend="aot_eager")
     for size in ((2, 3, 12, 16), (3, 3, 20, 12)):
         x = torch.randn(size, requires_grad=True)
-        ours, eager = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (compiled, Twice()))
-        assert torch.equal(ours, eager)
+        compiled_grad, eager_grad = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (compiled, Twice()))
+        assert torch.equal(compiled_grad, eager_grad)
     exported = torch.export.export(Twice(), (torch.randn(2, 3, 12, 16),))
     called = [n.target for n in exported.graph.nodes if n.op == "call_function"]
     assert called.count(torch.ops.gptscale.max_pool2d.default) == 2
@@ -243,13 +247,13 @@ def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
     try:
         for size, last in itertools.product([(8, 30, 40, 56), (1, 2, 300, 400), (200, 3, 14, 14)], (False, True)):
             x = torch.randn(size).to(memory_format=torch.channels_last if last else torch.contiguous_format)
-            found = []
+            runs = []
             for threads in (1, 2, 2):
                 torch.set_num_threads(threads)
                 y, offsets = ops.max_pool2d(x, (3, 3), (1, 1), (1, 1), (1, 1), False)
                 back = ops.max_pool2d_backward(y, offsets, x.shape, (3, 3), (1, 1), (1, 1), (1, 1))
-                found.append((y, offsets, back))
-            assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+                runs.append((y, offsets, back))
+            assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
     finally:
         torch.set_num_threads(before)
 
@@ -267,17 +271,17 @@ int main() {
     for (int trial = 0; trial < 400; ++trial) {
         Dtype dtype = Dtype(trial % 4);
         int size = dtype == Dtype::f32 ? 4 : dtype == Dtype::f64 ? 8 : 2;
-        bool known = trial % 3 == 0;  // the geometries that have kernels of their own
+        bool common = trial % 3 == 0;  // the geometries that have kernels of their own
         Windows w{};
         w.channels = 1 + draw(40), w.channels_last = draw(2);
         w.kernel_h = w.kernel_w = 2 + draw(2), w.stride_h = w.stride_w = 1 + draw(2), w.dilation_h = w.dilation_w = 1;
-        if (!known) w.kernel_w = 1 + draw(5), w.stride_w = 1 + draw(3), w.dilation_h = 1 + draw(2), w.dilation_w = 1 + draw(2);
+        if (!common) w.kernel_w = 1 + draw(5), w.stride_w = 1 + draw(3), w.dilation_h = 1 + draw(2), w.dilation_w = 1 + draw(2);
         w.padding_h = draw(int(w.kernel_h / 2) + 1), w.padding_w = draw(int(w.kernel_w / 2) + 1);
         bool fours = trial % 5 == 0;  // 2x2 side by side, in rows shorter and longer than a vector
         if (fours) w.kernel_h = w.kernel_w = w.stride_h = w.stride_w = 2, w.dilation_h = w.dilation_w = 1;
         if (fours) w.padding_h = w.padding_w = 0, w.channels_last = false;
         w.height = 1 + (w.kernel_h - 1) * w.dilation_h + draw(20);
-        w.width = 1 + (w.kernel_w - 1) * w.dilation_w + draw(known && !fours ? 260 : 40);
+        w.width = 1 + (w.kernel_w - 1) * w.dilation_w + draw(common && !fours ? 260 : 40);
         w.out_height = (w.height + 2 * w.padding_h - w.dilation_h * (w.kernel_h - 1) - 1) / w.stride_h + 1;
         w.out_width = (w.width + 2 * w.padding_w - w.dilation_w * (w.kernel_w - 1) - 1) / w.stride_w + 1;
         int planes = w.channels_last ? 1 + draw(3) : 1 + draw(9), per = w.channels_last ? int(w.channels) : 1;
@@ -289,12 +293,12 @@ int main() {
         int8_t* offsets = (int8_t*)at.data() + guard;
         long rows = planes * w.out_height, some = rows / 2, row = w.out_width * per;
         pick(max_pool)(dtype, w, x.data(), y.data() + guard, offsets, 0, some);
-        for (long i = some * row; i < rows * row; ++i)  // they may be another thread's
+        for (long i = some * row; i < rows * row; ++i)  // these may belong to another thread
             if (offsets[i] != 0x5a || y[guard + i * size] != 0x5a) return 2;
         pick(max_pool)(dtype, w, x.data(), y.data() + guard, offsets, some, rows);
         for (size_t i = 0; i < out; ++i) {
             if (offsets[i] < 0 || offsets[i] >= w.kernel_h * w.kernel_w) return 3;
-            if (trial % 2) offsets[i] = int8_t(draw(256) - 128);  // made by no forward: nothing may happen but a wrong sum
+            if (trial % 2) offsets[i] = int8_t(draw(256) - 128);  // from no forward: only the sum may be wrong
         }
         long half = planes * w.height / 2;
         pick(max_pool_backward)(dtype, w, g.data(), offsets, gx.data() + guard, 0, half);
@@ -310,13 +314,16 @@ int main() {
 
 @needs_cpp
 def test_nothing_is_touched_outside_the_tensors(tmp_path):
-    """The kernels themselves, for each instruction set, compiled with the address sanitizer where the compiler has it."""
+    """The kernels of each instruction set are compiled with the address sanitizer."""
     from gptscale.ops.build.sources import FLAGS, FOLDER
 
     (tmp_path / "guard.cpp").write_text(GUARD)
     for isa, target in (("baseline", ""), ("avx2", "arch=x86-64-v3"), ("avx512", "arch=x86-64-v4")):
-        lines = [f"#define ISA {isa}", "#include <immintrin.h>", "#define ISA_IS_AVX512" * (isa == "avx512")]
-        lines = [f'#pragma GCC target("{target}")', *lines] if target else [lines[0]]
+        lines = [f"#define ISA {isa}"]
+        if target:
+            lines = [f'#pragma GCC target("{target}")', *lines, "#include <immintrin.h>"]
+        if isa == "avx512":
+            lines.append("#define ISA_IS_AVX512")
         includes = [f'#include "{name}"' for name in ("kernels.h", "numbers.inc", "lanes.inc", "max_pool.inc")]
         (tmp_path / f"{isa}.cpp").write_text("\n".join(lines + includes))
     files = [
@@ -360,7 +367,7 @@ BACK = m.max_pool2d_backward
 
 @pytest.mark.parametrize("implementation", implementations([*IMPLEMENTATIONS, "auto"]))
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("call", "error", "message"),
     [
         (lambda i: m.max_pool2d([1.0], 2, implementation=i), TypeError, "x: a Tensor expected, not list"),
         (lambda i: m.max_pool2d(torch.ones(1, 4, 4).int(), 2, implementation=i), TypeError, "x: fp32, .*not torch.int32"),
@@ -382,8 +389,8 @@ BACK = m.max_pool2d_backward
         (lambda i: BACK(X[..., :4, :4], AT.to("meta"), X.shape, 2, implementation=i), ValueError, "offsets: on meta"),
     ],
 )  # fmt: skip
-def test_bad_input_is_named(call, error, said, implementation):
-    with pytest.raises(error, match=said):
+def test_bad_input_is_named(call, error, message, implementation):
+    with pytest.raises(error, match=message):
         call(implementation)
 
 
@@ -407,7 +414,7 @@ def test_without_a_compiler_python_does_the_work(tmp_path):
 
 
 def test_the_triton_kernels_under_its_interpreter():
-    """They run on a GPU only; Triton's interpreter runs the same source on CPU tensors (bf16 it rounds in its own way)."""
+    """The kernels need a GPU, but Triton's interpreter runs the same source on CPU tensors. It rounds bf16 in its own way."""
     pytest.importorskip("triton")
     code = (
         "import random, torch; from gptscale.ops import max_pool_python as p, max_pool_triton as t\n"

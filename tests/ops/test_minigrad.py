@@ -1,4 +1,4 @@
-"""The small autograd: every gradient against torch's autograd and against finite differences, in float64."""
+"""The small autograd: every gradient beside torch's autograd and beside finite differences, in float64."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LABELS = torch.tensor([2, 0, 1])
 
 @dataclass(frozen=True)
 class Case:
-    """A function in our tensors, the same in torch's, and the shapes of its arguments."""
+    """A function on minigrad's tensors, the same on torch's, and the shapes of its arguments."""
 
-    ours: Callable[..., Tensor]
+    minigrad: Callable[..., Tensor]
     torchs: Callable[..., torch.Tensor]
     shapes: tuple[tuple[int, ...], ...]
     positive: bool = False
@@ -112,13 +112,13 @@ def arguments(case: Case) -> list[Array]:
 
 
 def weights_of(y: torch.Tensor) -> torch.Tensor:
-    """Makes a single number of any output, with another derivative by each of its elements."""
+    """Return weights for the sum over an output, so that the derivative by each of its elements is different."""
     return torch.linspace(-1.0, 2.0, y.numel(), dtype=y.dtype).reshape(y.shape) if y.numel() > 1 else torch.ones_like(y)
 
 
-def our_gradients(case: Case, arrays: Sequence[Array]) -> tuple[Tensor, list[Tensor]]:
+def minigrad_gradients(case: Case, arrays: Sequence[Array]) -> tuple[Tensor, list[Tensor]]:
     leaves = [Tensor(array, needs_grad=True) for array in arrays]
-    y = case.ours(*leaves)
+    y = case.minigrad(*leaves)
     backward((y * Tensor(weights_of(y.array))).sum())
     return y, [leaf.grad for leaf in leaves if leaf.grad is not None]
 
@@ -127,7 +127,7 @@ def our_gradients(case: Case, arrays: Sequence[Array]) -> tuple[Tensor, list[Ten
 def test_gradients_are_those_of_torch(name: str) -> None:
     case = CASES[name]
     arrays = arguments(case)
-    y, gradients = our_gradients(case, arrays)
+    y, gradients = minigrad_gradients(case, arrays)
     expected_y, expected = vjp(case.torchs, tuple(arrays), weights_of(y.array))
     torch.testing.assert_close(y.array, expected_y)
     torch.testing.assert_close([g.array for g in gradients], list(expected))
@@ -137,22 +137,22 @@ def test_gradients_are_those_of_torch(name: str) -> None:
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     case, h = CASES[name], 1e-6
     arrays = arguments(case)
-    _, gradients = our_gradients(case, arrays)
+    _, gradients = minigrad_gradients(case, arrays)
 
     def total() -> float:
-        y = case.ours(*map(Tensor, arrays)).array
+        y = case.minigrad(*map(Tensor, arrays)).array
         return float((y * weights_of(y)).sum())
 
     assert len(gradients) == len(arrays)
     for array, gradient in zip(arrays, gradients, strict=True):
         flat, slopes = array.view(-1), gradient.array.reshape(-1)
         for i in range(0, len(flat), max(1, len(flat) // 12)):  # a dozen elements of each
-            kept = float(flat[i])
-            flat[i] = kept + h
+            value = float(flat[i])
+            flat[i] = value + h
             above = total()
-            flat[i] = kept - h
+            flat[i] = value - h
             below = total()
-            flat[i] = kept
+            flat[i] = value
             assert (above - below) / (2 * h) == pytest.approx(float(slopes[i]), rel=1e-4, abs=1e-6)
 
 
@@ -162,17 +162,17 @@ def test_gradients_of_gradients_are_those_of_torch(name: str) -> None:
     case = CASES[name]
     arrays = arguments(case)
     leaves = [Tensor(array, needs_grad=True) for array in arrays]
-    y = case.ours(*leaves)
+    y = case.minigrad(*leaves)
     backward((y * y * Tensor(weights_of(y.array))).sum(), record=True)
     firsts = [leaf.grad for leaf in leaves if leaf.grad is not None]
     for leaf in leaves:
         leaf.grad = None
     backward(sum(((g * g).sum() for g in firsts[1:]), start=(firsts[0] * firsts[0]).sum()))
 
-    theirs = [array.clone().requires_grad_() for array in arrays]
-    z = case.torchs(*theirs)
-    grads = torch.autograd.grad((z * z * weights_of(z.detach())).sum(), theirs, create_graph=True)
-    expected = torch.autograd.grad(torch.stack([(g * g).sum() for g in grads]).sum(), theirs)
+    torch_leaves = [array.clone().requires_grad_() for array in arrays]
+    z = case.torchs(*torch_leaves)
+    grads = torch.autograd.grad((z * z * weights_of(z.detach())).sum(), torch_leaves, create_graph=True)
+    expected = torch.autograd.grad(torch.stack([(g * g).sum() for g in grads]).sum(), torch_leaves)
     torch.testing.assert_close([leaf.grad.array for leaf in leaves if leaf.grad], list(expected))
 
 
@@ -180,7 +180,7 @@ def test_a_second_derivative_through_a_kernel_is_refused() -> None:
     x = Tensor(torch.randn(1, 1, 4, 4), needs_grad=True)
     with pytest.raises(NotImplementedError, match="MaxPooling has no second derivative"):
         backward(MaxPooling(2)(x).sum(), record=True)
-    backward(MaxPooling(2)(x).sum())  # the first is unharmed, and recording is on again
+    backward(MaxPooling(2)(x).sum())  # the first derivative still works, and recording is on again
     assert (x * x).op is not None
 
 
@@ -195,7 +195,7 @@ def test_a_gradient_adds_up_over_uses_and_over_calls() -> None:
 
 
 def test_each_op_is_walked_once_after_all_that_used_it() -> None:
-    """A chain of diamonds has 2^40 paths; the walk must not take them one by one."""
+    """A chain of diamonds has 2^40 paths, so the walk must not take them one by one."""
     x = Tensor(torch.tensor([1.0], dtype=torch.float64), needs_grad=True)
     y = x
     for _ in range(40):
@@ -228,12 +228,12 @@ def test_nothing_is_remembered_without_need() -> None:
     backward(y.sum())
     assert x.grad is None
     assert w.grad is not None
-    assert w.grad.op is None  # the way back leaves no graph unless asked to
+    assert w.grad.op is None  # backward leaves no graph unless asked to
     assert repr(y) == "Tensor(MatMul, shape (2, 2), float32)"
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "message"),
     [
         (lambda w: backward(w * 2), "single number, not from shape"),
         (lambda w: backward(Tensor(torch.ones(1))), "needs a gradient"),
@@ -241,8 +241,8 @@ def test_nothing_is_remembered_without_need() -> None:
         (lambda w: conv2d(Tensor(torch.ones(1, 1, 2, 2)), Parameter(torch.ones(1, 1, 3, 3)), w), "does not fit"),
     ],
 )
-def test_mistakes_are_named(mistake: Callable[[Tensor], Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_mistakes_are_named(mistake: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         mistake(Tensor(torch.ones(2, 3), needs_grad=True))
 
 
@@ -256,7 +256,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 class Tree(Module):
-    """Parameters in every place that one may think of."""
+    """A module with parameters in every kind of place."""
 
     def __init__(self) -> None:
         random = torch.Generator().manual_seed(0)
@@ -270,10 +270,10 @@ class Tree(Module):
 
 def test_all_parameters_are_found_once_whatever_the_model() -> None:
     tree = Tree()
-    found = tree.parameters()
-    assert len(found) == len({id(p) for p in found}) == 9
-    assert sorted(p.array.numel() for p in found) == [1, 1, 1, 1, 2, 2, 2, 3, 4]
-    assert find_parameters([tree, tree]) == found
+    parameters = tree.parameters()
+    assert len(parameters) == len({id(p) for p in parameters}) == 9
+    assert sorted(p.array.numel() for p in parameters) == [1, 1, 1, 1, 2, 2, 2, 3, 4]
+    assert find_parameters([tree, tree]) == parameters
     assert find_parameters({"none": 3}) == []
 
 
@@ -302,23 +302,23 @@ OPTIMIZERS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_do_what_torchs_do(name: str) -> None:
-    ours_of, theirs_of = OPTIMIZERS[name]
+    build_minigrad, build_torch = OPTIMIZERS[name]
     random = torch.Generator().manual_seed(1)
     x = torch.randn(8, 5, generator=random, dtype=torch.float64)
     start = torch.randn(5, 3, generator=random, dtype=torch.float64)
     labels = torch.arange(8) % 3
-    ours, unused = Parameter(start.clone()), Parameter(torch.ones(2))
-    theirs = start.clone().requires_grad_()
-    optimizer, reference = ours_of([ours, unused]), theirs_of([theirs])
+    weight, unused = Parameter(start.clone()), Parameter(torch.ones(2))
+    torch_weight = start.clone().requires_grad_()
+    optimizer, reference = build_minigrad([weight, unused]), build_torch([torch_weight])
     for step in range(8):
         optimizer.lr = reference.param_groups[0]["lr"] = 0.1 / (1 + step)
         optimizer.zero_grad()
-        backward(softmax_cross_entropy(Tensor(x) @ ours, labels))
+        backward(softmax_cross_entropy(Tensor(x) @ weight, labels))
         optimizer.step()
         reference.zero_grad()
-        F.cross_entropy(x @ theirs, labels).backward()
+        F.cross_entropy(x @ torch_weight, labels).backward()
         reference.step()
-    torch.testing.assert_close(ours.array, theirs.detach())
+    torch.testing.assert_close(weight.array, torch_weight.detach())
     assert torch.equal(unused.array, torch.ones(2))  # no gradient, no change
 
 
@@ -344,7 +344,7 @@ def test_pooling_gives_the_gradient_of_a_tie_to_one_element() -> None:
 
 
 def test_an_operation_of_ones_own_is_two_methods() -> None:
-    """As docs/ops/minigrad.md shows it."""
+    """docs/ops/minigrad.md shows the same operation."""
 
     class Tanh(Op):
         def compute(self, a: Array) -> Array:

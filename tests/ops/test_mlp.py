@@ -1,5 +1,8 @@
-"""The MLP with GELU in the products' epilogues: the operator around them on a CPU, and what cuBLASLt would be told, read
-back from its own descriptors and computed here; no kernel of it runs without a GPU."""
+"""The MLP with GELU in the epilogues of its products.
+
+Without a GPU no kernel of cuBLASLt runs. There the operator is tested on a CPU, and the calls of cuBLASLt are read back from
+its own descriptors and computed here.
+"""
 
 import ctypes
 import importlib.util
@@ -37,12 +40,12 @@ def gradients(function, tensors):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_operator_is_the_mlp_of_the_model(dtype, compiled):
-    """By torch's own operations on a CPU, also under the compiler's front end: the same values and gradients."""
+    """On a CPU, torch's own operations give the same values and gradients, also under the compiler's front end."""
     torch._dynamo.reset()
     function = torch.compile(mlp, backend="aot_eager", fullgraph=True) if compiled else mlp
     rtol, atol = (1e-5, 1e-6) if dtype is torch.float32 else (2e-2, 2e-2)
-    for found, expected in zip(gradients(function, leaves(dtype)), gradients(reference, leaves(dtype)), strict=True):
-        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+    for result, expected in zip(gradients(function, leaves(dtype)), gradients(reference, leaves(dtype)), strict=True):
+        torch.testing.assert_close(result, expected, rtol=rtol, atol=atol)
 
 
 def test_gradients_by_differences_and_operators_by_opcheck():
@@ -75,7 +78,7 @@ def test_the_numbers_are_those_of_the_header():
     names = dict(re.findall(r"^\s*(CU[A-Z0-9_]+)\s*=\s*([^,/\n]+)", header, re.M))
 
     def value(name):
-        return eval(re.sub(r"CU[A-Z0-9_]+", lambda found: str(value(found[0])), names[name]))
+        return eval(re.sub(r"CU[A-Z0-9_]+", lambda match: str(value(match[0])), names[name]))
 
     assert value("CUBLAS_COMPUTE_32F") == cublaslt.COMPUTE_32F
     assert value("CUDA_R_32F") == cublaslt.R_32F
@@ -100,7 +103,7 @@ def test_the_numbers_are_those_of_the_header():
 
 
 class Described:
-    """cuBLASLt with its own descriptors, whose context, choice and product are played here, on CPU tensors."""
+    """A stand-in for cuBLASLt that keeps its real descriptors and computes the products here, on CPU tensors."""
 
     def __init__(self, real):
         self.real, self.calls = real, 0
@@ -108,7 +111,7 @@ class Described:
     def __getattr__(self, name):
         return getattr(self.real, name)
 
-    def cublasLtCreate(self, made):  # noqa: N802
+    def cublasLtCreate(self, context):  # noqa: N802
         return 0
 
     def cublasLtMatmulAlgoGetHeuristic(self, *args):  # noqa: N802
@@ -122,56 +125,58 @@ class Described:
         return value.value
 
     def matrix(self, pointer, layout):
-        """The (rows, columns) tensor that a layout says lies at a pointer."""
+        """Return the (rows, columns) tensor at a pointer, as a layout describes it."""
 
-        def said(attribute, kind):
+        def attribute_of_layout(attribute, kind):
             value = kind()
             size = c_size_t(ctypes.sizeof(value))
             assert not self.real.cublasLtMatrixLayoutGetAttribute(layout, attribute, ctypes.byref(value), size, None)
             return value.value
 
-        rows, columns, stride = said(2, c_uint64), said(3, c_uint64), said(4, c_int64)
-        assert said(0, c_uint32) == 14  # bf16
+        rows, columns, stride = (
+            attribute_of_layout(a, kind) for a, kind in ((2, c_uint64), (3, c_uint64), (4, c_int64))
+        )
+        assert attribute_of_layout(0, c_uint32) == 14  # bf16
         return at(pointer.value, columns * stride).as_strided((rows, columns), (1, stride))
 
     def cublasLtMatmul(self, handle, desc, *rest):  # noqa: N802
-        """As the header defines it: D = op(A) B in fp32, then the epilogue, by columns."""
+        """Compute D = op(A) B in fp32 and then the epilogue, by columns, as the header defines it."""
         alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, *_ = rest
         assert (cast(alpha, POINTER(c_float))[0], cast(beta, POINTER(c_float))[0]) == (1, 0)
         assert (c.value, c_layout) == (d.value, d_layout)
         self.calls += 1
         epilogue, wide = self.of_product(desc, 7, c_uint32), self.matrix(a, a_layout).float()
-        found = (wide.t() if self.of_product(desc, 3, c_int32) else wide) @ self.matrix(b, b_layout).float()
+        result = (wide.t() if self.of_product(desc, 3, c_int32) else wide) @ self.matrix(b, b_layout).float()
         out = self.matrix(d, d_layout)
         rows, columns = out.shape
         stride = self.of_product(desc, 12, c_int64)
         bias = at(self.of_product(desc, 8, c_void_p), rows)
         pre = at(self.of_product(desc, 11, c_void_p), columns * stride).as_strided((rows, columns), (1, stride))
         if epilogue == 4 | 32 | 128:
-            found = found + bias.float()[:, None]
-            pre.copy_(found)
-            out.copy_(F.gelu(found, approximate="tanh"))
+            result = result + bias.float()[:, None]
+            pre.copy_(result)
+            out.copy_(F.gelu(result, approximate="tanh"))
         else:
             assert epilogue == 16 | 64 | 128
-            found = torch.ops.aten.gelu_backward(found, pre.float(), approximate="tanh")
-            bias.copy_(found.sum(1))
-            out.copy_(found)
+            result = torch.ops.aten.gelu_backward(result, pre.float(), approximate="tanh")
+            bias.copy_(result.sum(1))
+            out.copy_(result)
         return 0
 
 
 def at(address, numel):
-    """bf16 numbers at an address."""
+    """Return the bf16 numbers at an address."""
     return torch.frombuffer((ctypes.c_char * (2 * numel)).from_address(address), dtype=torch.bfloat16)
 
 
 def test_what_cublaslt_is_told_is_the_mlp(monkeypatch):
-    """Two shapes, twice each (the second time from the plan), with a weight that is not aligned and one not contiguous."""
+    """Two shapes, one of them twice, with a weight that is not aligned and one that is not contiguous."""
     try:
         real = cublaslt.library()
     except OSError:
         pytest.skip("no libcublasLt: a torch without CUDA")
-    played = Described(real)
-    monkeypatch.setattr(cublaslt, "library", lambda: played)
+    stand_in = Described(real)
+    monkeypatch.setattr(cublaslt, "library", lambda: stand_in)
     monkeypatch.setattr(cublaslt, "stream_of", lambda device: nullcontext(0))
     cublaslt.handle.cache_clear()
     cublaslt.product.cache_clear()
@@ -180,19 +185,19 @@ def test_what_cublaslt_is_told_is_the_mlp(monkeypatch):
         grad = torch.randn(rows, h).bfloat16()
         y, pre = cublaslt.linear_gelu(x, torch.cat([fc_weight[:1], fc_weight])[1:], fc_bias)
         to_pre, to_bias = cublaslt.linear_gelu_backward(grad, proj_weight.t().contiguous().t(), pre)
-        for found, expected in zip((y, pre), linear_gelu(x, fc_weight, fc_bias), strict=True):
-            torch.testing.assert_close(found, expected, rtol=2e-2, atol=1e-2)
-        for found, expected in zip((to_pre, to_bias), linear_gelu_backward(grad, proj_weight, pre), strict=True):
-            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
-    assert played.calls == 6
+        for result, expected in zip((y, pre), linear_gelu(x, fc_weight, fc_bias), strict=True):
+            torch.testing.assert_close(result, expected, rtol=2e-2, atol=1e-2)
+        for result, expected in zip((to_pre, to_bias), linear_gelu_backward(grad, proj_weight, pre), strict=True):
+            torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+    assert stand_in.calls == 6
     assert cublaslt.product.cache_info().currsize == 4
     cublaslt.handle.cache_clear()
     cublaslt.product.cache_clear()
 
 
-def test_a_status_is_said(monkeypatch):
+def test_a_status_is_an_error(monkeypatch):
     class Refuses:
-        def cublasLtCreate(self, made):  # noqa: N802
+        def cublasLtCreate(self, context):  # noqa: N802
             return 15
 
     monkeypatch.setattr(cublaslt, "library", Refuses)
@@ -206,6 +211,6 @@ def test_on_a_gpu(dtype):
     tensors = leaves(dtype, "cuda", (4, 128), 320, 1280)
     wide = [t.detach().double().requires_grad_() for t in tensors]
     eager = gradients(reference, tensors)
-    for found, by_torch, exact in zip(gradients(mlp, tensors), eager, gradients(reference, wide), strict=True):
-        error, of_torch = ((t.double() - exact).abs().max() / exact.abs().max() for t in (found, by_torch))
+    for result, by_torch, exact in zip(gradients(mlp, tensors), eager, gradients(reference, wide), strict=True):
+        error, of_torch = ((t.double() - exact).abs().max() / exact.abs().max() for t in (result, by_torch))
         assert error <= 2 * of_torch + 1e-3

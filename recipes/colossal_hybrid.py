@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from gptscale.common.engines.colossal.hybrid import PipelineEngine, TensorEngine
+    from gptscale.common.engines.colossal.hybrid import ColossalPipelineEngine, ColossalTensorEngine
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ def shard(
     return plugin, boosted, boosted_optimizer
 
 
-def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngine:
+def build(run: Run, config: ColossalTensorConfig) -> ColossalTensorEngine | ColossalPipelineEngine:
     """Build a model without memory, which Colossal-AI then fills and cuts module by module, each on its stage."""
     from gptscale.common.engines.colossal import start as colossal_start
 
     colossal_start.start(run.world)  # before anything imports colossalai
     from gptscale.common.engines.colossal.gpt2 import lazy_gpt2, policy
-    from gptscale.common.engines.colossal.hybrid import PipelineEngine, TensorEngine
+    from gptscale.common.engines.colossal.hybrid import ColossalPipelineEngine, ColossalTensorEngine
     from gptscale.common.optim.library import make_torch_optimizer
 
     tp_size, pp_size = run.tp_size, run.pp_size
@@ -122,7 +122,7 @@ def build(run: Run, config: ColossalTensorConfig) -> TensorEngine | PipelineEngi
         make_vocab_size_divisible_by=1,  # the table is padded already
         **options,
     )
-    return (PipelineEngine if pp_size > 1 else TensorEngine)(run, plugin, boosted, optimizer)
+    return (ColossalPipelineEngine if pp_size > 1 else ColossalTensorEngine)(run, plugin, boosted, optimizer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Reading checkpoints that any recipe can resume from: named tensors in safetensors files, with a manifest that proves them.
+"""Reading checkpoints that any recipe can resume from: named tensors in safetensors files, and a manifest of them.
 
     step-300/manifest.json            step, counters, workload, SHA-256 and size of each file, position of each box
     step-300/rank-00000-0000.safetensors ...

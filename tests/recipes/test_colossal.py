@@ -14,14 +14,9 @@ import pytest
 import torch
 
 from gptscale.common.checkpoint.reader import Reader
-from gptscale.common.engines.colossal.checks import bubble_fraction, default_micro_batches
-from gptscale.common.engines.colossal.weights import FlatLayout, TensorLayout, cut_dim, fill
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf
-from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.process import environments
 from gptscale.common.process.ranks import launch
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.launchers import cli
 from gptscale.launchers.commands.doctor import environment
 from gptscale.launchers.commands.parity import weight_deviation
@@ -191,83 +186,6 @@ def test_both_environments_start_from_the_same_weights(tmp_path):
     ok("run", "colossal_tensor", "--nproc", 2, *work, "--run-name", "two")
     ends = [tmp_path / "runs" / name / "checkpoints" / "step-1" for name in ("one", "two")]
     assert_same_state(*ends)
-
-
-# --- where ranks' shares lie, without Colossal-AI
-
-GPT = GPTConfig(n_layer=1, n_head=4, n_embd=12, block_size=6, vocab_size=5)
-SHAPES = {
-    "wte.weight": (128, 12),
-    "wpe.weight": (6, 12),
-    "blocks.0.ln_1.weight": (12,),
-    "blocks.0.attn.qkv.weight": (36, 12),
-    "blocks.0.attn.qkv.bias": (36,),
-    "blocks.0.attn.proj.weight": (12, 12),
-    "blocks.0.mlp.fc.weight": (48, 12),
-    "blocks.0.mlp.proj.weight": (12, 48),
-}
-
-
-def as_theirs(name, value):
-    """Our tensor as transformers lays it out."""
-    transposed = {ours: t for ours, _, t in name_pairs(1)}[name]
-    value = qkv_to_hf(value, GPT.n_head) if "qkv" in name else value
-    return (value.t() if transposed else value).contiguous()
-
-
-def put_together(shards, shape):
-    whole = torch.full(shape, torch.nan)
-    for shard in shards:
-        assert shard.shape == shape
-        assert shard.tensor.shape == whole[shard.box].shape
-        assert whole[shard.box].isnan().all()  # no element twice
-        whole[shard.box] = shard.tensor
-    return whole
-
-
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_tensor_ranks_boxes_make_the_whole(name, size):
-    value = torch.arange(torch.Size(SHAPES[name]).numel(), dtype=torch.float32).view(SHAPES[name])
-    theirs, shards = as_theirs(name, value), []
-    for rank in range(size):
-        local, dim = theirs, cut_dim(name)
-        if "qkv" in name:  # Colossal-AI's split_fused_qkv_in_gpt2_style
-            local = torch.cat([part.chunk(size, -1)[rank] for part in theirs.chunk(3, -1)], -1)
-        elif dim is not None and (rank or size > 1):
-            local = theirs.chunk(size, dim if theirs.shape == value.shape and "wte" in name else 1 - dim)[rank]
-        layout = TensorLayout(GPT, rank, size)
-        shards += layout.boxes(f"model/{name}", local) if rank == 0 or dim is not None else []
-    assert torch.equal(put_together(shards, SHAPES[name]), value)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_flat_ranges_boxes_make_the_whole(name, size):
-    """As LowLevelZero cuts: flattened, padded to a multiple of the ranks, in equal pieces wherever they fall."""
-    value = torch.arange(torch.Size(SHAPES[name]).numel(), dtype=torch.float32).view(SHAPES[name])
-    theirs = as_theirs(name, value)
-    padded = torch.nn.functional.pad(theirs.flatten(), (0, -theirs.numel() % size))
-    shards = []
-    for rank, flat in enumerate(padded.chunk(size)):
-        layout = FlatLayout(GPT, {name: (tuple(theirs.shape), rank * flat.numel())})
-        shards += layout.boxes(f"model/{name}", flat)
-    assert torch.equal(put_together(shards, SHAPES[name]), value)
-
-
-def test_filling_a_tensor_ranks_memory_gives_the_initial_weights():
-    name = "blocks.0.attn.qkv.weight"
-    theirs = torch.empty(12, 36)
-    fill(TensorLayout(GPT).boxes(f"model/{name}", theirs), GPT, seed=5)
-    assert torch.equal(theirs, as_theirs(name, init_tensor(name, SHAPES[name], GPT, 5)))
-
-
-def test_arithmetic_of_a_pipeline():
-    assert bubble_fraction(4, 1, 8) == 3 / 11
-    assert bubble_fraction(2, 2, 4) == 1 / 9
-    assert default_micro_batches("1f1b", 2, 8) == 4
-    assert default_micro_batches("interleaved", 2, 6) == 2
-    assert default_micro_batches("1f1b", 1, 8) is None
 
 
 # --- what a user can get wrong

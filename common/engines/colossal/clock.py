@@ -1,4 +1,4 @@
-"""When a stage of Colossal-AI's pipeline computes: its schedule's forward_step and backward_step, timed."""
+"""The timing of Colossal-AI's pipeline: when a stage runs its schedule's forward_step and backward_step."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from gptscale.common.measure.bubble import BACKWARD, FORWARD, StageClock
 
 
 def time_schedule(schedule: Any, clock: StageClock) -> None:
-    """Let `clock` time what a OneForwardOneBackwardSchedule or InterleavedSchedule computes in training."""
+    """Let `clock` time the computations of a OneForwardOneBackwardSchedule or InterleavedSchedule in training."""
     for kind, method in ((FORWARD, "forward_step"), (BACKWARD, "backward_step")):
-        setattr(schedule, method, Timed(schedule, clock, kind, getattr(schedule, method)))
+        setattr(schedule, method, TimedMethod(schedule, clock, kind, getattr(schedule, method)))
 
 
-class Timed:
-    """`compute` of a schedule, timed; which stage and micro-batch it is for is counted in the order of the calls."""
+class TimedMethod:
+    """A method `compute` of a schedule, timed. The order of the calls tells the stage and the micro-batch of each."""
 
     def __init__(self, schedule: Any, clock: StageClock, kind: str, compute: Any) -> None:
         self.schedule, self.clock, self.kind, self.compute = schedule, clock, kind, compute
-        self.chunks: list[int] = []  # of the calls of this step
+        # The model chunk of each call in this step.
+        self.chunks: list[int] = []
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """As the method itself."""
+        """Call the method and time it, unless the schedule only evaluates."""
         if self.schedule.forward_only:
             return self.compute(*arguments, **options)
         manager = self.schedule.stage_manager

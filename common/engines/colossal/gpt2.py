@@ -1,6 +1,6 @@
-"""transformers' GPT2LMHeadModel as Colossal-AI is given it: without memory, causal, with this package's loss in its forward.
+"""transformers' GPT2LMHeadModel for Colossal-AI: lazy, with causal attention and with this package's loss in its forward.
 
-Its functions import Colossal-AI and transformers 4.51: call colossal_start.start first.
+The functions import Colossal-AI and transformers 4.51. Call `start` of common/engines/colossal/start.py before them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
 ATTENTION = "gptscale_causal"
-DROPS = ("drop", "attn.resid_dropout", "mlp.dropout")  # their input is the same on all tensor ranks
+# Modules whose input is the same on all tensor ranks.
+DROPOUTS = ("drop", "attn.resid_dropout", "mlp.dropout")
 
 
 def lazy_gpt2(run: Run) -> GPT2LMHeadModel:
-    """The run's GPT as GPT2LMHeadModel, its table padded as ours, no weight in memory before Colossal-AI asks for it."""
+    """Return the run's GPT as a GPT2LMHeadModel that has no weight in memory until Colossal-AI asks for it.
+
+    Its table is padded like that of this package's GPT.
+    """
     from colossalai.lazy import LazyInitContext
     from transformers import GPT2LMHeadModel
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, no_init_weights  # type: ignore[attr-defined]
@@ -45,7 +49,10 @@ def lazy_gpt2(run: Run) -> GPT2LMHeadModel:
 
 
 class GPT2WithLoss(nn.Module):
-    """forward(inputs, targets) of a GPT2LMHeadModel that nobody cuts in width or depth; `lazy` or in memory."""
+    """A GPT2LMHeadModel that is cut in neither width nor depth, with the loss in its forward.
+
+    lazy: whether its weights wait until Colossal-AI asks for them.
+    """
 
     def __init__(self, run: Run, *, lazy: bool) -> None:
         from colossalai.lazy import LazyInitContext
@@ -55,7 +62,7 @@ class GPT2WithLoss(nn.Module):
         self.hf = lazy_gpt2(run) if lazy else LazyInitContext.materialize(lazy_gpt2(run))
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross entropy, fp32, ()."""
+        """Return the summed cross entropy in fp32, ()."""
         logits = self.hf(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
         return cross_entropy(logits, targets.flatten(), self.vocab_size, None)
 
@@ -63,10 +70,11 @@ class GPT2WithLoss(nn.Module):
 def causal_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float, **_: Any
 ) -> tuple[Tensor, None]:
-    """torch's fused causal attention, (batch, heads, seq, head_dim) to (batch, seq, heads, head_dim); the mask is ignored.
+    """Compute torch's fused causal attention, (batch, heads, seq, head_dim) to (batch, seq, heads, head_dim).
 
-    Colossal-AI's forward makes a mask of padding only; with one, transformers' "sdpa" is not causal, and "eager" holds every
-    score. A tensor rank has heads of its own, so it drops with the stream of its own that Colossal-AI made for it.
+    The mask is ignored: Colossal-AI's forward makes one for padding only. With a mask, transformers' "sdpa" is not causal, and
+    its "eager" keeps every score in memory. Each tensor rank has other heads, so its dropout uses the random stream that
+    Colossal-AI made for this rank.
     """
     randomizer = getattr(module.attn_dropout, "randomizer", None)
     with randomizer.fork_rng() if randomizer is not None and dropout else nullcontext():
@@ -75,28 +83,28 @@ def causal_attention(
 
 
 def policy(gpt: GPTConfig) -> Any:
-    """Colossal-AI's own policy but for two things: forward returns the summed loss, and dropout after a reduction is the same
-    on all tensor ranks.
+    """Return Colossal-AI's own policy with two changes.
 
-    Upstream lets each rank drop other elements of what all of them hold alike; their residual streams, and with them the
-    gradients of norms and biases, which nobody sums, then drift apart.
+    The forward returns the summed loss, and dropout behind a reduction is the same on all tensor ranks. Upstream lets each rank
+    drop other elements of an activation that all of them share. Then the residual streams of the ranks drift apart, and with
+    them the gradients of norms and biases, which nobody sums.
     """
     from colossalai.shardformer.policies.gpt2 import GPT2LMHeadModelPolicy
     from transformers import GPT2LMHeadModel
 
-    class Policy(GPT2LMHeadModelPolicy):  # type: ignore[misc]
+    class GPT2LossPolicy(GPT2LMHeadModelPolicy):  # type: ignore[misc]
         def module_policy(self) -> dict[Any, Any]:
-            """What is replaced in which module."""
-            described: dict[Any, Any] = super().module_policy()
-            for description in described.values():
+            """Return what is replaced in which module."""
+            descriptions: dict[Any, Any] = super().module_policy()
+            for description in descriptions.values():
                 replaced = description.sub_module_replacement or []
-                description.sub_module_replacement = [r for r in replaced if r.suffix not in DROPS]
-            methods = described[GPT2LMHeadModel].method_replacement
+                description.sub_module_replacement = [r for r in replaced if r.suffix not in DROPOUTS]
+            methods = descriptions[GPT2LMHeadModel].method_replacement
             options = {k: v for k, v in methods["forward"].keywords.items() if k != "vocab_size"}
             methods["forward"] = partial(summed_loss, vocab_size=gpt.vocab_size, **options)
-            return described
+            return descriptions
 
-    return Policy()
+    return GPT2LossPolicy()
 
 
 def summed_loss(
@@ -110,10 +118,11 @@ def summed_loss(
     stage_manager: Any = None,
     stage_index: Any = None,
 ) -> Any:
-    """The forward of GPT2LMHeadModel: summed cross entropy of (batch, seq) ids against targets, -100 not counted, fp32.
+    """Compute the summed cross entropy of a GPT2LMHeadModel, as its forward.
 
-    On a stage that is not the last, what the next one gets. Upstream's own forward shifts targets by one, takes their mean,
-    and lets padded ids win.
+    input_ids, targets: (batch, seq); a target of -100 does not count. The loss is fp32, (). A stage that is not the last returns
+    the input of the next one instead. Upstream's own forward shifts the targets by one, takes the mean, and lets the padding
+    of the vocabulary win.
     """
     x = input_ids if hidden_states is None else hidden_states
     assert x is not None
@@ -140,13 +149,13 @@ def summed_loss(
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, vocab_size: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Summed loss of fp32 logits (rows, this rank's part of the table), whose columns from `vocab_size` on cannot win."""
+    """Return the summed loss of fp32 logits (rows, this rank's part of the table), of which only ids below `vocab_size` count."""
     if group is None:
         return F.cross_entropy(logits[:, :vocab_size], targets, ignore_index=IGNORE, reduction="sum")
     from colossalai.shardformer.layer import cross_entropy_1d
 
     columns = logits.shape[1]
     padding = torch.arange(columns, device=logits.device) + dist.get_rank(group) * columns >= vocab_size
-    whole = columns * dist.get_world_size(group)
+    full_vocab_size = columns * dist.get_world_size(group)
     logits = logits.masked_fill(padding, -torch.inf)
-    return cross_entropy_1d(logits, targets, IGNORE, group, whole, torch.float32, "sum")  # type: ignore[no-any-return]
+    return cross_entropy_1d(logits, targets, IGNORE, group, full_vocab_size, torch.float32, "sum")  # type: ignore[no-any-return]

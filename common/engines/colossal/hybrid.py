@@ -1,4 +1,4 @@
-"""Engines over what Colossal-AI's HybridParallelPlugin makes of a model: one without, one with pipeline stages."""
+"""The engines for models that Colossal-AI's HybridParallelPlugin cuts: one without pipeline stages, one with them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.settings.run import Run
 
-NOTED = ("send_tensor_metadata", "send_grad_metadata", "tensor_metadata_recv", "grad_metadata_recv")
+# The attributes in which Colossal-AI's schedule records the metadata of its transfers.
+TRANSFER_METADATA = ("send_tensor_metadata", "send_grad_metadata", "tensor_metadata_recv", "grad_metadata_recv")
 
 
 class HybridOptimizer(LibraryOptimizer):
-    """The Stepper over Colossal-AI's optimizer: its step and its fp32 master weights, with a norm that is global.
+    """The Stepper over Colossal-AI's optimizer, with its step and its fp32 master weights, but with a correct global norm.
 
-    Upstream's own norm under tensor parallelism divides the squares of `c_attn` and `c_fc` by the number of ranks, as if each
-    held all of them: it does not take them for distributed tensors. So it is computed here: what is cut counts on each rank,
-    what is whole on several (tensor ranks; the tied table on two stages) counts once.
+    Under tensor parallelism, upstream divides the squares of `c_attn` and `c_fc` by the number of ranks, as if each rank had all
+    of them, because it does not recognise them as distributed tensors. So the norm is computed here. A parameter that is cut
+    counts on each rank. One that several ranks have (all tensor ranks; for the tied table, two stages) counts once.
     """
 
     def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
@@ -54,7 +55,7 @@ class HybridOptimizer(LibraryOptimizer):
         self.publish()
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Scale the gradients here so that the whole model's norm is at most `max_norm`; that norm before, ()."""
+        """Scale the gradients so that the norm over the whole model is at most `max_norm`, and return that norm before, ()."""
         gradients = {name: p.grad for name, p in self.working.items() if p.grad is not None}
         squares = [
             torch.linalg.vector_norm(g, dtype=torch.float32).square() / self.copies[n] for n, g in gradients.items()
@@ -68,17 +69,17 @@ class HybridOptimizer(LibraryOptimizer):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """What is computed with in bf16 follows the fp32 weights."""
+        """Bring the bf16 weights that are computed with up to the fp32 weights."""
         for name, p in self.working.items():
             if p is not self.parameters[name]:
                 p.copy_(self.parameters[name])
 
 
-class Streams:
-    """Dropout as a pure function of (seed, step, data rank, stage), and for attention of the tensor rank and layer too.
+class DropoutStreams:
+    """The random streams of dropout, as a pure function of (seed, step, data rank, stage).
 
-    Upstream gives attention's dropout under tensor parallelism a generator of its own, made once; it is made anew each step,
-    so that nothing of it needs to be saved.
+    The dropout of attention also depends on the tensor rank and the layer. Under tensor parallelism, upstream gives it a
+    generator of its own, once. Here each step makes that generator anew, so that a checkpoint need not save it.
     """
 
     def __init__(self, run: Run, plugin: Any, model: nn.Module) -> None:
@@ -94,16 +95,17 @@ class Streams:
         torch.manual_seed(zlib.crc32(key.encode()))
 
 
-class WholeModel(nn.Module):
-    """forward(inputs, targets) for TorchEngine; Colossal-AI casts by itself, so autocast is off inside."""
+class BoostedModel(nn.Module):
+    """A model with forward(inputs, targets) for TorchEngine, without autocast, because Colossal-AI casts by itself."""
 
     def __init__(self, boosted: nn.Module) -> None:
         super().__init__()
         self.boosted = boosted
-        self.begin: Callable[[], None] | None = None  # called once, before the next micro-batch
+        # Called once, before the next micro-batch.
+        self.begin: Callable[[], None] | None = None
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The summed loss, ()."""
+        """Return the summed loss, ()."""
         if self.begin is not None:
             self.begin()
             self.begin = None
@@ -112,14 +114,14 @@ class WholeModel(nn.Module):
         return loss
 
 
-class TensorEngine(TorchEngine):
-    """Engine over a boosted model that is whole in depth: the torch engine, with Colossal-AI's backward and streams."""
+class ColossalTensorEngine(TorchEngine):
+    """The torch engine over a boosted model without pipeline stages, with Colossal-AI's backward and dropout streams."""
 
     def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
-        self.whole, self.streams = WholeModel(boosted), Streams(run, plugin, boosted)
+        self.boosted, self.streams = BoostedModel(boosted), DropoutStreams(run, plugin, boosted)
         super().__init__(
             run,
-            self.whole,
+            self.boosted,
             HybridOptimizer(run, plugin, boosted, optimizer),
             group=plugin.dp_group,
             set_grad_sync=holding_back(boosted.no_sync),
@@ -127,30 +129,31 @@ class TensorEngine(TorchEngine):
         )
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """One optimizer step on this process's share of a global batch."""
-        self.whole.begin = partial(self.streams.start, batch.step, self.data_rank)
+        """Do one optimizer step on this process's share of a global batch."""
+        self.boosted.begin = partial(self.streams.start, batch.step, self.data_rank)
         return super().train_step(batch, lr)
 
 
-class PipelineEngine(SteppedEngine):
-    """Engine over a boosted model that is cut in depth; Colossal-AI's schedule runs the micro-batches of a step."""
+class ColossalPipelineEngine(SteppedEngine):
+    """Engine over a boosted model with pipeline stages, whose micro-batches Colossal-AI's schedule runs."""
 
     def __init__(self, run: Run, plugin: Any, boosted: Any, optimizer: Any) -> None:
         self.run, self.plugin, self.boosted, self.wrapped = run, plugin, boosted, optimizer
         self.optimizer = HybridOptimizer(run, plugin, boosted, optimizer)
-        self.streams = Streams(run, plugin, boosted)
+        self.streams = DropoutStreams(run, plugin, boosted)
         stages, chunks = plugin.pp_size, plugin.stage_manager.num_model_chunks
         self.theory = bubble_fraction(stages, chunks, run.batch.grad_accum_steps)
         self.clock = StageClock(run.world.device)
         time_schedule(plugin.scheduler, self.clock)
-        # Evaluating a batch of another size than the last (at first: none) makes upstream send shapes anew for ever after, and
-        # its interleaved schedule then forgets to, and hangs. All batches here are of one size.
+        # If upstream evaluates a batch whose size differs from the last one's, it sends shapes anew from then on. The first batch
+        # always differs, because there is no last one. The interleaved schedule then forgets to send them, and hangs. All
+        # batches here have one size, so set it before the first.
         plugin.scheduler.last_batch_size = run.batch.sequences_per_rank
         self.group = plugin.dp_group
         self.data_rank, self.data_size = dist.get_rank(self.group), dist.get_world_size(self.group)
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """One optimizer step on this process's share of a global batch."""
+        """Do one optimizer step on this process's share of a global batch."""
         self.streams.start(batch.step, self.data_rank)
         self.boosted.train()
         n_targets = self._n_targets(batch)
@@ -163,26 +166,29 @@ class PipelineEngine(SteppedEngine):
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over the global batch."""
+        """Return the mean loss over the global batch."""
         self.boosted.eval()
         schedule = self.plugin.scheduler
-        # What upstream notes of a tensor at its first transfer includes that no gradient is wanted; training must not find that.
-        noted = {name: getattr(schedule, name) for name in NOTED}
-        with self.boosted.no_sync():  # upstream would sum gradients of the tied table that are not there
+        # At the first transfer of a tensor, upstream records whether it needs a gradient. Here it needs none, and training must
+        # not find that record.
+        metadata = {name: getattr(schedule, name) for name in TRANSFER_METADATA}
+        # Without no_sync upstream would sum gradients of the tied table, and there are none.
+        with self.boosted.no_sync():
             loss = self._execute(batch, 1 / self._n_targets(batch), None)
-        vars(schedule).update(noted)
+        vars(schedule).update(metadata)
         dist.all_reduce(loss, group=self.group)
         return loss
 
     def _n_targets(self, batch: Batch) -> Tensor:
-        """Targets of the global batch that count."""
+        """Return the number of targets of the global batch that count in the loss."""
         n_targets = (batch.targets != IGNORE).sum()
         dist.all_reduce(n_targets, group=self.group)
         return n_targets
 
     def _execute(self, batch: Batch, scale: Tensor | float, optimizer: Any) -> Tensor:
-        """Run all micro-batches; the sum of their losses times `scale`, the same on every stage."""
-        micro_batches = self.run.batch.grad_accum_steps  # upstream divides each loss by their number
+        """Run all micro-batches, and return the sum of their losses times `scale`, the same on every stage."""
+        # Upstream divides each loss by the number of micro-batches.
+        micro_batches = self.run.batch.grad_accum_steps
 
         def criterion(loss: Tensor, micro_batch: Any) -> Tensor:
             return loss * (scale * micro_batches)
@@ -194,6 +200,6 @@ class PipelineEngine(SteppedEngine):
         return total
 
     def bubble(self) -> Bubble:
-        """Measured around Colossal-AI's forward_step and backward_step."""
+        """Return what the clock measured around Colossal-AI's forward_step and backward_step."""
         self.clock.read()
         return Bubble(self.theory, tuple(self.clock.busy_s), tuple(self.clock.span_s), self.clock.spans)

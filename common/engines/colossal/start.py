@@ -1,4 +1,4 @@
-"""Before Colossal-AI is used: its noise off, its view of our process groups right, and the CPU adapter where there is no GPU."""
+"""The start of Colossal-AI: quiet, with the right view of the run's process groups, and able to run on a CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gptscale.common.process.world import World
 
 
 def start(world: World) -> None:
-    """Import Colossal-AI and make it fit this process; call it once, before anything else of it is used."""
+    """Import Colossal-AI and make it fit this process, once, before anything else of it is used."""
     warnings.filterwarnings("ignore", module=r"(colossalai|bitsandbytes|diffusers|transformers|torch)\.")
     for name in ("bitsandbytes", "transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -24,17 +24,17 @@ def start(world: World) -> None:
     get_dist_logger().set_level("ERROR")
 
     p2p._check_for_nccl_hccl_backend = is_nccl
-    # Its groups (cluster/process_group_mesh.py) are made with torch's default of half an hour.
+    # It makes its groups (cluster/process_group_mesh.py) with torch's default timeout, half an hour.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=world.timeout_s)
     if world.device.type == "cpu":
         adapt_to_cpu()
 
 
 def is_nccl(group: Any) -> bool:
-    """Whether `group` moves GPU tensors over NCCL.
+    """Return whether `group` moves GPU tensors over NCCL.
 
-    In place of colossalai/pipeline/p2p.py, _check_for_nccl_hccl_backend: it compares the group's name with "nccl" and then
-    with Backend.HCCL, which torch has only on Huawei's devices; ours is called "cpu:gloo,cuda:nccl", or "gloo".
+    It replaces _check_for_nccl_hccl_backend of colossalai/pipeline/p2p.py. That compares the group's name with "nccl", and
+    then with Backend.HCCL, which torch has only on Huawei's devices. Groups here are named "cpu:gloo,cuda:nccl" or "gloo".
     """
     import torch.distributed as dist
 
@@ -47,30 +47,34 @@ def adapt_to_cpu() -> None:
 
     Its CPU accelerator gets the calls for which it raises RuntimeError, and torch.cuda.set_device accepts a CPU. Tensor and
     pipeline parallelism then run on the CPU with gloo. LowLevelZero and Gemini ask for a GPU in many more places, so they do
-    not run there. Each entry names its caller, with a path below `colossalai/`.
+    not run there. A comment names the caller of each entry, with a path below `colossalai/`.
     """
     from colossalai.accelerator import set_accelerator
     from colossalai.accelerator.cpu_accelerator import CpuAccelerator
 
     class Cpu(CpuAccelerator):  # type: ignore[misc]
-        """The CPU accelerator with the calls that training makes."""
+        """Colossal-AI's CPU accelerator, with the calls that training makes."""
 
         def manual_seed(self, seed: int) -> None:
-            """Asked for by shardformer/layer/utils.py, Randomizer.__init__ (every parallel layer makes one)."""
+            """Seed torch's generator."""
+            # Caller: shardformer/layer/utils.py, Randomizer.__init__. Every parallel layer makes one.
             torch.manual_seed(seed)
 
         def get_rng_state(self, device: Any = None) -> torch.Tensor:
-            """As above; upstream passes a device on to torch.get_rng_state, which takes none."""
+            """Return the state of torch's generator."""
+            # The same caller. Upstream passes `device` on to torch.get_rng_state, which takes none.
             return torch.get_rng_state()
 
         def synchronize(self, device: Any = None) -> None:
-            """Asked for by utils/common.py and the profilers; there is nothing to wait for."""
+            """Do nothing, because a CPU has nothing to wait for."""
+            # Callers: utils/common.py and the profilers.
 
         def set_device(self, device: Any = None) -> None:
-            """Asked for by initialize.py and the plugins; there is one CPU."""
+            """Do nothing, because there is one CPU."""
+            # Callers: initialize.py and the plugins.
 
     set_accelerator(Cpu())
-    # shardformer/modeling/gpt2.py, gpt2_model_forward: `torch.cuda.set_device(hidden_states.device)` before every block.
+    # Caller: shardformer/modeling/gpt2.py, gpt2_model_forward, with `hidden_states.device` before every block.
     set_cuda_device = torch.cuda.set_device
 
     def set_device(device: Any) -> None:

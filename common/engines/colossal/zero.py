@@ -1,7 +1,8 @@
-"""Colossal-AI's data-parallel optimizers, LowLevelZeroOptimizer and GeminiOptimizer, behind the engine's small contract.
+"""The engines for Colossal-AI's LowLevelZeroPlugin and GeminiPlugin, whose optimizers become Steppers here.
 
-What this file knows of their insides (0.5.0) is where a rank's part of each parameter lies and how its norm is computed before
-the step; the names used are those of zero/low_level/low_level_optim.py and zero/gemini/gemini_optimizer.py. Both need a GPU.
+This file depends on two internal facts of Colossal-AI (0.5.0): where a rank's part of each parameter lies, and how the norm is
+computed before the step. The names used are those of zero/low_level/low_level_optim.py and zero/gemini/gemini_optimizer.py.
+Both optimizers need a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
-from gptscale.common.engines.colossal.hybrid import WholeModel
+from gptscale.common.engines.colossal.hybrid import BoostedModel
 from gptscale.common.engines.colossal.weights import FlatLayout, fill, named_parameters
 from gptscale.common.engines.torch_engine import TorchEngine, holding_back
 from gptscale.common.measure.offload import Offload
@@ -26,10 +27,11 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard
 
 
-class ZeroOptimizer(LibraryOptimizer):
-    """The Stepper over a LowLevelZeroOptimizer: each parameter is flattened, padded to the ranks, and cut evenly.
+class LowLevelZeroStepper(LibraryOptimizer):
+    """The Stepper over a LowLevelZeroOptimizer, which flattens each parameter, pads it, and cuts it evenly over the ranks.
 
-    Clipping is Colossal-AI's, inside its step (max_norm of the plugin); its norm is asked for before, to look at it.
+    Colossal-AI clips inside its own step, by the plugin's max_norm. The norm is computed once more before that step, because
+    the engine has to look at it first.
     """
 
     def __init__(self, run: Run, zero: Any, working: dict[str, nn.Parameter]) -> None:
@@ -55,7 +57,7 @@ class ZeroOptimizer(LibraryOptimizer):
         self.publish()
 
     def norm(self, max_norm: float) -> Tensor:
-        """The global norm of the gradients, (); nothing is clipped yet."""
+        """Return the global norm of the gradients, (), and clip nothing yet."""
         square = 0.0
         for group in range(self.zero.num_param_groups):
             for store in self.zero.pg_to_grad_store.values():
@@ -65,16 +67,16 @@ class ZeroOptimizer(LibraryOptimizer):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """The weights that are computed with, gathered from every rank's master weights."""
+        """Gather the weights that are computed with from the master weights of every rank."""
         for name, p in self.working.items():
-            whole = self.zero._working_param_to_padded_working_param[p]
-            dist.all_gather_into_tensor(whole, self.parameters[name].to(whole), group=self.zero.param_to_pg[p])
+            padded = self.zero._working_param_to_padded_working_param[p]
+            dist.all_gather_into_tensor(padded, self.parameters[name].to(padded), group=self.zero.param_to_pg[p])
 
 
 class GeminiStepper(Stepper):
-    """The Stepper over a GeminiOptimizer: parameters lie one after another in chunks, and a rank has a part of each chunk.
+    """The Stepper over a GeminiOptimizer, which lays parameters one after another in chunks and cuts each over the ranks.
 
-    working: the parameters that are computed with, by our names; their storage comes and goes, their shape stays.
+    working: the parameters that are computed with, by our names. Their storage comes and goes, their shape stays.
     """
 
     def __init__(self, run: Run, gemini: Any, working: dict[str, nn.Parameter]) -> None:
@@ -83,25 +85,28 @@ class GeminiStepper(Stepper):
         self.max_norm = run.config.clip_grad_norm or torch.inf
         names = {id(p): name for name, p in working.items()}
         ids = {i: names[id(p)] for i, p in gemini.id_to_real_params.items() if i in gemini.id_to_fake_params}
-        self.mine = {name: gemini.id_to_fake_params[i] for i, name in ids.items()}
+        self.fakes = {name: gemini.id_to_fake_params[i] for i, name in ids.items()}
         begins = {name: gemini.get_offsets(i)[1] for i, name in ids.items()}
         self.layout = FlatLayout(run.gpt, {name: (tuple(working[name].shape), begin) for name, begin in begins.items()})
-        for fake in self.mine.values():  # now, not at the first step, so that a checkpoint can be loaded in place
+        # The state is created now, not at the first step, so that a checkpoint can be loaded in place.
+        for fake in self.fakes.values():
             master = self._master(fake)
             self.inner.state[fake] = {"step": 0, **{key: torch.zeros_like(master) for key in ADAMW_STATE}}
         fill((s for s in self.state() if s.name.startswith("model/")), run.gpt, run.config.seed)
         self.publish()
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Gemini's step at rate `lr`, unless loss or norm is not finite; it asks for the norm again and is told this one."""
+        """Do Gemini's step at rate `lr`, unless loss or norm is not finite."""
         norm = float(self.gemini._calc_global_norm())
-        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & (norm < torch.inf))  # sticky; False for NaN
+        # Once set it stays set. The comparison is False for a NaN too.
+        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & (norm < torch.inf))
         if self.poisoned:
             self.gemini.zero_grad()
         else:
             for group in self.gemini.param_groups:
                 group["lr"] = lr
             self._clip_on_host(norm)
+            # Gemini's step computes the norm again; give it this one.
             self.gemini._calc_global_norm = lambda: norm
             try:
                 self.gemini.step()
@@ -110,15 +115,15 @@ class GeminiStepper(Stepper):
         return torch.tensor(norm, device=self.scale.device)
 
     def state(self) -> Iterator[Shard]:
-        """fp32 weights, then AdamW's state, where this rank has them: on the device, or on the host."""
-        for name, fake in self.mine.items():
+        """Yield the boxes of fp32 weights, then of AdamW's state, which lie on the device or on the host."""
+        for name, fake in self.fakes.items():
             yield from self.layout.boxes(f"model/{name}", self._master(fake))
-        for name, fake in self.mine.items():
+        for name, fake in self.fakes.items():
             for key in ADAMW_STATE:
                 yield from self.layout.boxes(f"adamw.{key}/{name}", self.inner.state[fake][key])
 
     def counters(self) -> dict[str, float]:
-        """Steps applied."""
+        """Return the steps applied."""
         steps = [float(state["step"]) for state in self.inner.state.values()]
         return {"optimizer_steps": max(steps, default=0.0), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
 
@@ -129,12 +134,12 @@ class GeminiStepper(Stepper):
         self.publish()
 
     def publish(self) -> None:
-        """The weights that are computed with follow the fp32 weights, chunk by chunk."""
+        """Bring the weights that are computed with up to the fp32 weights, chunk by chunk."""
         for chunk in self.gemini.chunk16_set:
             chunk.optim_update()
 
     def offload(self) -> Offload | None:
-        """What offload_optim_frac and offload_param_frac have moved to the host."""
+        """Return what offload_optim_frac and offload_param_frac have moved to the host."""
         on_host = sum(shard.tensor.nbytes for shard in self.state() if shard.tensor.device.type == "cpu")
         return Offload(cpu_bytes=on_host) if on_host else None
 
@@ -142,9 +147,14 @@ class GeminiStepper(Stepper):
         """Nothing outlives the process."""
 
     def _clip_on_host(self, norm: float) -> None:
-        """HybridAdam clips on the device only: its way for 16-bit gradients on the host leaves div_scale out."""
+        """Clip the gradients that lie on the host, because HybridAdam clips on the device only.
+
+        Its code for 16-bit gradients on the host leaves div_scale out.
+        """
         factor = self.max_norm / (norm + 1e-6)
-        for chunk in self.gemini.chunk16_set if factor < 1 else ():
+        if factor >= 1:
+            return
+        for chunk in self.gemini.chunk16_set:
             if chunk.grad_chunk.device_type == "cpu":
                 chunk.grad_chunk.payload.mul_(factor)
 
@@ -155,7 +165,7 @@ class GeminiStepper(Stepper):
 
 
 def hybrid_adam(model: nn.Module, config: RunConfig) -> Any:
-    """Colossal-AI's AdamW, for tensors on the device and on the host: the only kind that Gemini steps with."""
+    """Return Colossal-AI's AdamW, for tensors on the device and on the host, the only optimizer that Gemini accepts."""
     from colossalai.nn.optimizer import HybridAdam
 
     groups = decay_groups(model.parameters(), config.weight_decay)
@@ -163,12 +173,15 @@ def hybrid_adam(model: nn.Module, config: RunConfig) -> Any:
 
 
 def zero_engine(run: Run, stage: int, model: GPT2WithLoss, boosted: tuple[Any, Any]) -> TorchEngine:
-    """Stage 1 holds gradients back while they accumulate; stage 2 reduces after every micro-batch."""
-    whole, optimizer = boosted
+    """Return the engine over a model and optimizer that LowLevelZeroPlugin boosted.
+
+    Stage 1 holds gradients back while they accumulate; stage 2 reduces them after every micro-batch.
+    """
+    boosted_model, optimizer = boosted
     return TorchEngine(
         run,
-        WholeModel(whole),
-        ZeroOptimizer(run, optimizer, named_parameters(model.hf, run.gpt)),
+        BoostedModel(boosted_model),
+        LowLevelZeroStepper(run, optimizer, named_parameters(model.hf, run.gpt)),
         group=dist.group.WORLD,
         set_grad_sync=holding_back(optimizer.no_sync) if stage == 1 else lambda on: None,
         backward=optimizer.backward,
@@ -176,7 +189,7 @@ def zero_engine(run: Run, stage: int, model: GPT2WithLoss, boosted: tuple[Any, A
 
 
 def gemini_engine(run: Run, model: GPT2WithLoss, boosted: tuple[Any, Any]) -> TorchEngine:
-    """Gemini reduces after every micro-batch."""
-    whole, optimizer = boosted
+    """Return the engine over a model and optimizer that GeminiPlugin boosted, which reduces after every micro-batch."""
+    boosted_model, optimizer = boosted
     stepper = GeminiStepper(run, optimizer, named_parameters(model.hf, run.gpt))
-    return TorchEngine(run, WholeModel(whole), stepper, group=dist.group.WORLD, backward=optimizer.backward)
+    return TorchEngine(run, BoostedModel(boosted_model), stepper, group=dist.group.WORLD, backward=optimizer.backward)

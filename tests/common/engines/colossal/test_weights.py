@@ -1,0 +1,75 @@
+"""Where the ranks' shares of a weight lie: their boxes make the whole tensor, each element once."""
+
+import pytest
+import torch
+
+from gptscale.common.engines.colossal.weights import FlatLayout, TensorLayout, cut_dim, fill
+from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf
+from gptscale.common.model.initial_weights import init_tensor
+from gptscale.common.settings.gpt_config import GPTConfig
+
+GPT = GPTConfig(n_layer=1, n_head=4, n_embd=12, block_size=6, vocab_size=5)
+SHAPES = {
+    "wte.weight": (128, 12),
+    "wpe.weight": (6, 12),
+    "blocks.0.ln_1.weight": (12,),
+    "blocks.0.attn.qkv.weight": (36, 12),
+    "blocks.0.attn.qkv.bias": (36,),
+    "blocks.0.attn.proj.weight": (12, 12),
+    "blocks.0.mlp.fc.weight": (48, 12),
+    "blocks.0.mlp.proj.weight": (12, 48),
+}
+
+
+def as_in_transformers(name, value):
+    """Our tensor as transformers lays it out."""
+    transposed = {ours: t for ours, _, t in name_pairs(1)}[name]
+    value = qkv_to_hf(value, GPT.n_head) if "qkv" in name else value
+    return (value.t() if transposed else value).contiguous()
+
+
+def put_together(shards, shape):
+    full = torch.full(shape, torch.nan)
+    for shard in shards:
+        assert shard.shape == shape
+        assert shard.tensor.shape == full[shard.box].shape
+        assert full[shard.box].isnan().all()  # no element twice
+        full[shard.box] = shard.tensor
+    return full
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_tensor_ranks_boxes_make_the_whole(name, size):
+    value = torch.arange(torch.Size(SHAPES[name]).numel(), dtype=torch.float32).view(SHAPES[name])
+    hf_tensor, shards = as_in_transformers(name, value), []
+    for rank in range(size):
+        local, dim = hf_tensor, cut_dim(name)
+        if "qkv" in name:  # Colossal-AI's split_fused_qkv_in_gpt2_style
+            local = torch.cat([part.chunk(size, -1)[rank] for part in hf_tensor.chunk(3, -1)], -1)
+        elif dim is not None and (rank or size > 1):
+            local = hf_tensor.chunk(size, dim if hf_tensor.shape == value.shape and "wte" in name else 1 - dim)[rank]
+        layout = TensorLayout(GPT, rank, size)
+        shards += layout.boxes(f"model/{name}", local) if rank == 0 or dim is not None else []
+    assert torch.equal(put_together(shards, SHAPES[name]), value)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_flat_ranges_boxes_make_the_whole(name, size):
+    """As LowLevelZero cuts: flattened, padded to a multiple of the ranks, in equal pieces wherever they fall."""
+    value = torch.arange(torch.Size(SHAPES[name]).numel(), dtype=torch.float32).view(SHAPES[name])
+    hf_tensor = as_in_transformers(name, value)
+    padded = torch.nn.functional.pad(hf_tensor.flatten(), (0, -hf_tensor.numel() % size))
+    shards = []
+    for rank, flat in enumerate(padded.chunk(size)):
+        layout = FlatLayout(GPT, {name: (tuple(hf_tensor.shape), rank * flat.numel())})
+        shards += layout.boxes(f"model/{name}", flat)
+    assert torch.equal(put_together(shards, SHAPES[name]), value)
+
+
+def test_filling_a_tensor_ranks_memory_gives_the_initial_weights():
+    name = "blocks.0.attn.qkv.weight"
+    hf_tensor = torch.empty(12, 36)
+    fill(TensorLayout(GPT).boxes(f"model/{name}", hf_tensor), GPT, seed=5)
+    assert torch.equal(hf_tensor, as_in_transformers(name, init_tensor(name, SHAPES[name], GPT, 5)))

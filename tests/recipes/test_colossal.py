@@ -17,6 +17,7 @@ from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.common.process.ranks import launch
+from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.launchers import cli
 from gptscale.launchers.commands.doctor import environment
 from gptscale.launchers.commands.parity import weight_deviation

@@ -43,7 +43,10 @@ def loss_scale_floor(error: Exception) -> NumericError | None:
 
 
 def load_own(engine: Any, folder: Path) -> int:
-    """Load a checkpoint that DeepSpeed's save_checkpoint left and return its step; ConfigError if `engine` is not DeepSpeed's."""
+    """Load a checkpoint that DeepSpeed's save_checkpoint left, and return the step it was saved at.
+
+    Raises ConfigError if the optimizer of `engine` is not DeepSpeed's.
+    """
     optimizer = getattr(engine, "optimizer", None)
     if not isinstance(optimizer, ZeroOptimizer):
         raise ConfigError(

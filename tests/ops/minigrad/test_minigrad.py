@@ -365,7 +365,7 @@ def test_an_operation_of_ones_own_is_two_methods() -> None:
 
 
 def test_the_pages_examples_run() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "ops" / "minigrad.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "ops" / "minigrad.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 4
     exec("\n".join(blocks), {})

@@ -94,7 +94,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
 
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.engines.zero import operators as deepspeed_ops
-    from gptscale.common.engines.zero.optimizer import ZeroOptimizer
+    from gptscale.common.engines.zero.optimizer import ZeroOptimizer, full_shape
     from gptscale.common.engines.zero.swap_folder import SwapFolder
     from gptscale.common.model.build import materialise, meta_gpt
     from gptscale.common.optim.fused import decay_groups
@@ -112,7 +112,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     else:
         model = materialise(meta_gpt(run), run, run.world.device)
     names = dict(model.named_parameters())
-    groups = decay_groups(names.values(), run.config.weight_decay)
+    groups = decay_groups(names.values(), run.config.weight_decay, full_shape)
     kind, options = torch_optimizer(run.config)
     if kind is torch.optim.AdamW and config.offload != "none":
         kind = deepspeed.ops.adam.DeepSpeedCPUAdam

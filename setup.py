@@ -1,7 +1,7 @@
-"""All metadata is in setup.cfg. This compiles the operators while the package is installed, if torch and a compiler are there.
+"""Compile the operators while the package is installed, if torch and a compiler are there.
 
-They are not in an isolated build (pip's default), and need not be: then the operators are compiled at their first use.
-GPTSCALE_SKIP_KERNELS=1 leaves them to that as well.
+All metadata is in setup.cfg. In an isolated build, which is pip's default, torch is not there. Then the operators are compiled
+at their first use, and so they are with GPTSCALE_SKIP_KERNELS=1.
 """
 
 import os
@@ -13,7 +13,7 @@ from setuptools import setup
 
 
 def kernels():
-    """Arguments for setup() that build the extension; none where it cannot be built."""
+    """Return the arguments for setup() that build the extension, or none where it cannot be built."""
     if os.environ.get("GPTSCALE_SKIP_KERNELS") or shutil.which(os.environ.get("CXX", "c++")) is None:
         return {}
     try:
@@ -23,19 +23,20 @@ def kernels():
         return {}
 
     class Build(BuildExtension):
-        """A compile that fails is said, and does not keep the package from being installed."""
+        """A build step that reports a failed compile and lets the install go on without it."""
 
         def run(self):
             try:
                 super().run()
-            except Exception as error:  # ninja's failures come as RuntimeError, others as the compiler's own
+            # A failure of ninja is a RuntimeError. Other failures have the exceptions of their compiler.
+            except Exception as error:
                 print(f"gptscale: operators not compiled ahead of time: {error}", file=sys.stderr)
                 self.extensions = []
 
-    described = runpy.run_path("ops/build/sources.py")
-    files = [f"ops/csrc/{path.name}" for path in described["sources"]()]
-    name = f"gptscale.ops._kernels_{described['fingerprint'](torch.__version__)}"
-    extension = CppExtension(name, files, extra_compile_args=described["FLAGS"], extra_link_args=["-fopenmp"])
+    build = runpy.run_path("ops/build/sources.py")
+    files = [f"ops/csrc/{path.name}" for path in build["sources"]()]
+    name = f"gptscale.ops._kernels_{build['fingerprint'](torch.__version__)}"
+    extension = CppExtension(name, files, extra_compile_args=build["FLAGS"], extra_link_args=["-fopenmp"])
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 

@@ -1,1 +1,1 @@
-"""The way from text to batches: sources, tokenizers, files of ids, the order of sequences, the loader."""
+"""From text to batches: sources, tokenizers, files, order, loader."""

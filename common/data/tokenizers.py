@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, which need nothing, and GPT-2's byte-pair encoding through transformers."""
+"""Text to ids and back: bytes, which need nothing, and GPT-2's byte-pair encoding through transformers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or
 
 
 class Tokenizer(Protocol):
-    """The way from text to ids and back, on which text that looks like a control token stays text.
+    """Text to ids and back; text that looks like a control token is text all the same.
 
-    vocab_size: ids are below it. end_of_text: the id that ends a document; no text encodes to it.
-    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading a cache.
+    vocab_size: ids are below it. end_of_text: the id that ends a document, made from no text.
+    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading one.
     """
 
     vocab_size: int
@@ -28,24 +28,24 @@ class Tokenizer(Protocol):
     fingerprint: str | None
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids (uint16) of `text`."""
+        """Ids (uint16) of `text`."""
 
     def decode(self, ids: np.ndarray) -> str:
-        """Return the text of `ids`, without the end of text."""
+        """Text of ids; end of text is left out."""
 
 
 class ByteTokenizer:
-    """The tokenizer whose ids are UTF-8 bytes, 0 to 255, and 256 for the end of a text."""
+    """UTF-8 bytes as ids 0 to 255, and 256 for the end of a text."""
 
     vocab_size, end_of_text = 257, 256
     fingerprint: str | None = None
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids (uint16) of `text`, in which half of a surrogate pair becomes a question mark."""
+        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
-        """Return the text of `ids`, in which bytes that are not UTF-8 become U+FFFD."""
+        """Text of ids; bytes that are no UTF-8 become U+FFFD."""
         return np.asarray(ids)[np.asarray(ids) < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
@@ -68,21 +68,20 @@ class GPT2Tokenizer:
         self.fingerprint: str | None = hashlib.sha256(self._bpe.backend_tokenizer.to_str().encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids (uint16) of `text`, in which half of a surrogate pair becomes a question mark."""
+        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
         clean = text.encode("utf-8", errors="replace").decode("utf-8")
         ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
-        """Return the text of `ids`, without the end of text."""
+        """Text of ids."""
         text_ids = [int(i) for i in ids if i != self.end_of_text]
         return str(self._bpe.decode(text_ids, clean_up_tokenization_spaces=False))
 
 
 def get_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer called `bytes` or `gpt2` (from the hub or its cache), or that of a folder with its two files.
+    """`bytes`, `gpt2` (the hub or its cache), or a folder with vocab.json and merges.txt.
 
-    The files are vocab.json and merges.txt.
     Raises ConfigError for another name or without transformers, DataError for files that are missing or unusable.
     """
     if name == "bytes":
@@ -97,7 +96,7 @@ def get_tokenizer(name: str) -> Tokenizer:
 
 
 def _hub_folder(repository: str) -> Path:
-    """Return the folder of the hub's cache with the files of a byte-pair encoding, downloaded if they are missing."""
+    """The folder of the hub's cache with the files of a byte-pair encoding, downloaded if they are not there."""
     _tokenizer_class()
     import huggingface_hub as hub
 

@@ -1,7 +1,6 @@
-"""Conversion of weights to and from GPT2LMHeadModel of Hugging Face's transformers.
+"""Weights to and from transformers' GPT2LMHeadModel: the same numbers under its names.
 
-The numbers are the same under other names. Two layouts differ. transformers stores the matrices of a block as (in, out), this
-package as (out, in). And the rows of query, key and value are (3, n_head, head_dim) there and (n_head, 3, head_dim) here.
+Transposed where it transposes; our rows of query, key and value are (n_head, 3, head_dim), its are (3, n_head, head_dim).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from gptscale.common.settings.gpt_config import GPTConfig
 if TYPE_CHECKING:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-# Modules of a block: the name here, then the name in transformers.
+# ours: theirs; their Conv1D holds matrices as (in, out), ours are (out, in).
 BLOCK_NAMES = {
     "ln_1": "ln_1",
     "attn.qkv": "attn.c_attn",
@@ -27,40 +26,36 @@ BLOCK_NAMES = {
     "mlp.fc": "mlp.c_fc",
     "mlp.proj": "mlp.c_proj",
 }
-# Activations: the name here, then the name in transformers.
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu_erf": "gelu", "gelu_sigmoid": "quick_gelu"}
 
 
 def name_pairs(n_layer: int) -> Iterator[tuple[str, str, bool]]:
-    """Yield each parameter's name here, its name in transformers, and whether its matrix is transposed there."""
+    """(our parameter, theirs, whether the matrix is transposed) for the whole model."""
     yield "wte.weight", "transformer.wte.weight", False
     yield "wpe.weight", "transformer.wpe.weight", False
     for i in range(n_layer):
-        for module, hf_module in BLOCK_NAMES.items():
+        for ours, theirs in BLOCK_NAMES.items():
             for kind in ("weight", "bias"):
-                transposed = kind == "weight" and not module.startswith("ln")
-                yield f"blocks.{i}.{module}.{kind}", f"transformer.h.{i}.{hf_module}.{kind}", transposed
+                transposed = kind == "weight" and not ours.startswith("ln")
+                yield f"blocks.{i}.{ours}.{kind}", f"transformer.h.{i}.{theirs}.{kind}", transposed
     yield "ln_f.weight", "transformer.ln_f.weight", False
     yield "ln_f.bias", "transformer.ln_f.bias", False
 
 
 def qkv_to_hf(value: Tensor, n_head: int) -> Tensor:
-    """Bring the rows of `attn.qkv`, (n_head, 3, head_dim) in dim 0, into the order of transformers."""
-    reordered: Tensor = value.unflatten(0, (n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
-    return reordered
+    """Rows of our `attn.qkv`, (n_head, 3, head_dim) in dim 0, in transformers' order."""
+    turned: Tensor = value.unflatten(0, (n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return turned
 
 
 def qkv_from_hf(value: Tensor, n_head: int) -> Tensor:
-    """Bring rows in the order of transformers into that of `attn.qkv`, the inverse of `qkv_to_hf`."""
-    reordered: Tensor = value.unflatten(0, (3, n_head, -1)).transpose(0, 1).flatten(0, 2)
-    return reordered
+    """The inverse of `qkv_to_hf`."""
+    turned: Tensor = value.unflatten(0, (3, n_head, -1)).transpose(0, 1).flatten(0, 2)
+    return turned
 
 
 def hf_config(gpt: GPTConfig, vocab_size: int) -> GPT2Config:
-    """Return the configuration of transformers for the same shape, with a token table of `vocab_size` rows.
-
-    All three dropout rates of transformers are set to `gpt.dropout`.
-    """
+    """transformers' configuration of the same shape with a table of `vocab_size` rows; dropout is ours in all three places."""
     from transformers import GPT2Config
 
     return GPT2Config(
@@ -80,37 +75,30 @@ def hf_config(gpt: GPTConfig, vocab_size: int) -> GPT2Config:
 
 @torch.no_grad()
 def to_hf(model: GPT) -> GPT2LMHeadModel:
-    """Return a GPT2LMHeadModel with the weights of `model` (unsharded, fp32) and the same logits.
+    """A GPT2LMHeadModel with this model's weights (unsharded, fp32) and equal logits; padding rows are left behind.
 
-    The padding rows of the token table are left out. Dropout is that of the model in all three places, not the default of 0.1 of
-    transformers. Needs the package `transformers`.
+    Dropout is the model's, in all three places (transformers' default of 0.1 is not taken). Needs `transformers`.
     """
     from transformers import GPT2LMHeadModel
 
     gpt = model.config
     hf = GPT2LMHeadModel(hf_config(gpt, gpt.vocab_size))
-    parameters, hf_parameters = dict(model.named_parameters()), dict(hf.named_parameters())
-    for name, hf_name, transposed in name_pairs(gpt.n_layer):
-        value: Tensor = parameters[name]
-        if "qkv" in name:
-            value = qkv_to_hf(value, gpt.n_head)
-        if transposed:
-            value = value.t()
-        if name == "wte.weight":
-            value = value[: gpt.vocab_size]
-        hf_parameters[hf_name].copy_(value)
+    ours, theirs = dict(model.named_parameters()), dict(hf.named_parameters())
+    for our_name, their_name, transposed in name_pairs(gpt.n_layer):
+        value = qkv_to_hf(ours[our_name], gpt.n_head) if "qkv" in our_name else ours[our_name]
+        value = value.t() if transposed else value
+        theirs[their_name].copy_(value[: gpt.vocab_size] if our_name == "wte.weight" else value)
     return hf
 
 
 @torch.no_grad()
 def from_hf(hf: GPT2LMHeadModel) -> GPT:
-    """Return a GPT (CPU, fp32) with the weights of a GPT2LMHeadModel and the same logits.
+    """A GPT (CPU, fp32) with the weights of a GPT2LMHeadModel and equal logits.
 
-    Raises ValueError for a variant that this model does not have: an untied head, another activation, or an inner width other
-    than 4 n_embd.
+    ValueError for a variant that this model does not have (an untied head, another activation, an odd inner width).
     """
     c = hf.config
-    activations = {hf_name: name for name, hf_name in ACTIVATIONS.items()}
+    activations = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
     tied = hf.lm_head.weight is hf.transformer.wte.weight
     if not tied or c.activation_function not in activations or c.n_inner not in (None, 4 * c.n_embd):
         raise ValueError(
@@ -127,17 +115,14 @@ def from_hf(hf: GPT2LMHeadModel) -> GPT:
         activation=activations[c.activation_function],
     )
     model = GPT(gpt)
-    hf_parameters = dict(hf.named_parameters())
-    parameters: dict[str, Tensor] = dict(model.named_parameters())
-    for name, hf_name, transposed in name_pairs(gpt.n_layer):
-        value: Tensor = hf_parameters[hf_name]
-        if transposed:
-            value = value.t()
-        if "qkv" in name:
-            value = qkv_from_hf(value, gpt.n_head)
-        if name == "wte.weight":
-            parameters[name][gpt.vocab_size :] = 0
-            parameters[name][: gpt.vocab_size].copy_(value)
+    ours: dict[str, Tensor] = dict(model.named_parameters())
+    theirs = dict(hf.named_parameters())
+    for our_name, their_name, transposed in name_pairs(gpt.n_layer):
+        value = theirs[their_name].t() if transposed else theirs[their_name]
+        value = qkv_from_hf(value, gpt.n_head) if "qkv" in our_name else value
+        if our_name == "wte.weight":
+            ours[our_name].zero_()  # the padding rows
+            ours[our_name][: gpt.vocab_size].copy_(value)
         else:
-            parameters[name].copy_(value)
+            ours[our_name].copy_(value)
     return model

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.ranks import die_with_parent
 
-# bench_gpu.sh gives less: what hangs must be seen here, before the whole bench is ended from outside
+# launchers/bench/gpu.sh gives less: what hangs must be seen here, before the whole bench is ended from outside
 LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
 # as a traceback ends: a class of Python's, one with its module (triton...OutOfResources), or our own line
 LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")

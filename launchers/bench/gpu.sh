@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# What one GPU does with 1.6b, the most telling first, in ten minutes; what did not fit into the time is left for the next call.
-# usage: launchers/bench/gpu.sh [--list] FOLDER [MINUTES]      (FOLDER: CSVs, pictures and logs; done stages are not repeated)
-# Stages tried fewest times begin, so that one that fails or takes too long does not keep the others from their turn.
+# Measure what one GPU does with 1.6b, by default in ten minutes. Stages that find no time are left for the next call.
+# usage: launchers/bench/gpu.sh [--list] FOLDER [MINUTES]
+# FOLDER gets CSVs, pictures and logs. Stages that are done are not repeated. --list prints the commands and runs none.
+# The stage that was tried least often begins, so that one that fails or takes too long does not keep the others from their turn.
 set -uo pipefail
 
 list=
 [[ ${1-} == --list ]] && { list=1; shift; }
-out=${1:?usage: bench_gpu.sh [--list] FOLDER [MINUTES]}
-[[ $out$0 == *" "* ]] && { echo "bench_gpu.sh: a path with a space in it" >&2; exit 2; }
+out=${1:?usage: gpu.sh [--list] FOLDER [MINUTES]}
+[[ $out$0 == *" "* ]] && { echo "gpu.sh: a path with a space in it" >&2; exit 2; }
 ends=$((SECONDS + 60 * ${2:-10} - 15))
-failed=0 left=()
-tests=$(dirname "$0")/../tests
-# of one process that a bench starts: what hangs is then told by the bench, and not killed with it
+failed=0 not_done=()
+tests=$(dirname "$0")/../../tests
+# This limits one process that a bench starts. It is less than the whole time, so that the bench itself can report a process that
+# hangs, before it is killed with it.
 export GPTSCALE_WORKER_LIMIT_S=$((60 * ${2:-10} * 4 / 5))
 
-# Ten minutes of an H200 by estimate: the first six stages. Loss curves and the ladder take further calls. Contenders stand as
-# they should run if time is up: the ratio that counts first, what takes minutes to tune last.
+# By estimate the first six stages take ten minutes of an H200. Loss curves and the memory ladder take further calls. The ratio
+# that counts most comes first in each list of contenders, and what takes minutes to tune comes last, in case time is up.
 stages=(
     "model   gptscale bench model --contenders single_compiled,minimal_compiled,single,single_epilogues,single_autotuned --rounds 1 --steps 50 --csv $out/model.csv --png $out/model.png"
     "parts   gptscale bench parts --csv $out/parts.csv"
@@ -29,7 +31,7 @@ stages=(
     "layers  gptscale bench model --scale layers --contenders single_compiled --steps 10 --csv $out/layers.csv --png $out/layers.png"
     "losses  gptscale run single --model gpt2 --steps 300 --precision bf16 --compile --out $out/losses"
     "losses8 gptscale run single --model gpt2 --steps 300 --precision fp8 --compile --out $out/losses"
-    # carries on from its own CSV, so that it is never done here
+    # It goes on from its own CSV, so that it never counts as done.
     "memory  gptscale bench memory --minutes MINUTES --csv $out/memory.csv --md $out/memory.md --png $out/memory.png"
     "tests   python -m pytest -q -m gpu $tests"
 )
@@ -45,21 +47,21 @@ for stage in "${stages[@]}"; do
     mkdir -p "$out"
     [[ -e $out/$name.done ]] && continue
     seconds=$((ends - SECONDS))
-    if ((seconds < 45)); then left+=("$name"); continue; fi
+    if ((seconds < 45)); then not_done+=("$name"); continue; fi
     command=${command/MINUTES/$((seconds / 60))}
-    # what an earlier try had measured: this one may get less far
+    # Keep what an earlier try measured, because this one may get less far.
     [[ -e $out/$name.csv && $name != memory ]] && mv --backup=numbered "$out/$name.csv" "$out/$name.earlier.csv"
     echo "$name, at most $seconds s: $command" | tee -a "$out/$name.tried"
-    # the words of a stage hold no quotes, and paths no spaces
+    # The words of a stage hold no quotes, and paths hold no spaces.
     # shellcheck disable=SC2086
     timeout --kill-after 10 "$seconds" $command >"$out/$name.log" 2>&1
     status=$?
     tail -n 40 "$out/$name.log"
     case $status in
         0) [[ $name == memory ]] || touch "$out/$name.done" ;;
-        124 | 137) left+=("$name") ;;
-        *) failed=1; echo "bench_gpu.sh: $name ended with status $status, see $out/$name.log" >&2 ;;
+        124 | 137) not_done+=("$name") ;;
+        *) failed=1; echo "gpu.sh: $name ended with status $status, see $out/$name.log" >&2 ;;
     esac
 done
-((${#left[@]})) && echo "not done for want of time: ${left[*]}; the same command again carries on"
+((${#not_done[@]})) && echo "not done for want of time: ${not_done[*]}; the same command again carries on"
 exit $failed

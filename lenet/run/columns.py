@@ -1,4 +1,4 @@
-"""The columns of lenet.csv, steps.csv and epochs.csv, and reading and appending rows of lenet.csv."""
+"""What vision runs leave: the columns of lenet.csv, steps.csv and epochs.csv, and the row that ends a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.results.record.columns import STATUSES
 from gptscale.results.record.files import LOCK_WAIT_S, StepLog
 
-# Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 2  # 1 lacks backend, loss_scale, skipped_steps and the columns of the sampler
 SUMMARY_NAME = "lenet.csv"
 
-# class_accuracy holds fractions with blanks between, in the order of the classes, and `-` for a class without test images.
+# class_accuracy: fractions with blanks between, in the order of the classes, `-` for a class without test images.
 SUMMARY_COLUMNS = (
     "schema_version run_id timestamp status error study variant model operators gelu n_params batch_norm data n_train "
     "n_test image_size augment loader num_workers strategy backend precision amp loss_scale channels_last world_size batch_size "
@@ -39,10 +38,9 @@ TEXT = (
 
 
 def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
-    """Append one row to `out`/lenet.csv, under a lock and by one write, after cutting off a torn last line.
+    """Append one row to `out`/lenet.csv, under a lock and by one write; a torn last line is cut off first.
 
-    Columns that the row does not have stay empty. Raises ValueError for a key that is no column, and StorageError as
-    results/record/files.py does.
+    What the row lacks stays empty; what is no column is a ValueError. Raises StorageError as results/record/files.py does.
     """
     if unknown := set(row) - set(SUMMARY_COLUMNS):
         raise ValueError(f"not columns of {SUMMARY_NAME}: {sorted(unknown)}")
@@ -50,26 +48,28 @@ def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
         raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
     path = out / SUMMARY_NAME
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    full_row = {column: row.get(column) for column in SUMMARY_COLUMNS} | {"schema_version": SCHEMA_VERSION}
+    whole = {column: row.get(column) for column in SUMMARY_COLUMNS} | {"schema_version": SCHEMA_VERSION}
     try:
         with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
-            # StepLog discards rows whose first column is above `after_step`. Here that column is the version, so all rows stay.
-            log = StepLog(path, SUMMARY_COLUMNS, after_step=SCHEMA_VERSION)
-            log.append(full_row)
+            log = StepLog(
+                path, SUMMARY_COLUMNS, after_step=SCHEMA_VERSION
+            )  # the first column is the version: all rows stay
+            log.append(whole)
             log.close()
     except Timeout:
-        what = f"{path} stayed locked for {LOCK_WAIT_S:.0f} s"
-        raise StorageError(what, "in --out", "end the process that holds it") from None
+        raise StorageError(
+            f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "in --out", "end the process that holds it"
+        ) from None
     return path
 
 
 def header() -> bytes:
-    """Return the first line of lenet.csv."""
+    """The first line of lenet.csv."""
     return (",".join(SUMMARY_COLUMNS) + "\n").encode()
 
 
 def read_summary(path: Path) -> pd.DataFrame:
-    """Return all complete rows of a lenet.csv, with numbers as numbers, or raise ConfigError for another file."""
+    """All rows of a lenet.csv, numbers as numbers; ConfigError for another file. A last line that is torn is left out."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist", "in the results", "run `gptscale lenet train` first")
     text = path.read_text()
@@ -86,5 +86,5 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def fractions(values: list[float | None]) -> str:
-    """Return per-class accuracies as one cell."""
+    """Per-class accuracies as one cell."""
     return " ".join("-" if v is None else f"{v:.4f}" for v in values)

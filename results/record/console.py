@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A progress bar on a terminal, with lines above it.
+    """A progress bar on a terminal, with lines above it; in a log file only the lines.
 
-    In a log file there are only the lines. quiet: print neither.
+    quiet: print neither.
     """
 
     def __init__(self, name: str, steps: int, quiet: bool = False) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gptscale.common.settings.command_line import parse
-from gptscale.launchers.bench.memory.command import MemoryOptions
+from gptscale.launchers.bench.memory.command import MemoryLadderOptions
 from gptscale.launchers.bench.model.command import ModelBenchOptions
 from gptscale.launchers.bench.ops.command import OpsOptions
 from gptscale.launchers.bench.parts.command import PartsOptions
@@ -76,7 +76,7 @@ def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
     listed = (
         shell(LAUNCHERS / "bench" / "gpu.sh", "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
     )
-    benches = {"model": ModelBenchOptions, "parts": PartsOptions, "ops": OpsOptions, "memory": MemoryOptions}
+    benches = {"model": ModelBenchOptions, "parts": PartsOptions, "ops": OpsOptions, "memory": MemoryLadderOptions}
     (tmp_path / "out").mkdir()
     asked = set()
     for words in map(str.split, listed):

@@ -1,7 +1,7 @@
-"""Each engine's own minimal training loop, as its documentation would have it, for `gptscale bench engines` to compare with.
+"""Each engine's own minimal training loop, as its documentation has it, for `gptscale bench engines` to compare with.
 
-Nothing here is this package's but the model handed in, any module whose forward(inputs, targets) is a micro-batch's summed loss.
-A setup returns one optimizer step: forward, backward, clip to norm 1, step, zero.
+Only the model that is handed in is this package's: any module whose forward(inputs, targets) is the summed loss of a
+micro-batch. A setup returns a function that takes one optimizer step: forward, backward, clip to norm 1, step, zero.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Matrices decay, vectors do not: the same work as ours."""
+    """Return the parameters in two groups, of which matrices decay and vectors do not: the same work as ours."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
@@ -28,13 +28,13 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def ddp(model: nn.Module, block: type[nn.Module]) -> Step:
-    """torch's DistributedDataParallel."""
+    """Set up torch's DistributedDataParallel."""
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return _plain(wrapped, torch.optim.AdamW(groups(wrapped), lr=LR, fused=True))
 
 
 def fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
-    """torch's fully_shard."""
+    """Set up torch's fully_shard."""
     from torch.distributed.fsdp import fully_shard
 
     for module in model.modules():
@@ -45,7 +45,7 @@ def fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
 
 
 def zero(stage: int, offload: bool = False) -> Callable[[nn.Module, type[nn.Module]], Step]:
-    """DeepSpeed's initialize, backward, step."""
+    """Return a setup with DeepSpeed's initialize, backward and step."""
 
     def setup(model: nn.Module, block: type[nn.Module]) -> Step:
         import deepspeed
@@ -79,7 +79,7 @@ def zero(stage: int, offload: bool = False) -> Callable[[nn.Module, type[nn.Modu
 
 
 def fairscale_sdp(model: nn.Module, block: type[nn.Module]) -> Step:
-    """fairscale's OSS and ShardedDataParallel, zeroed as it must be."""
+    """Set up fairscale's OSS and ShardedDataParallel, whose own zero_grad and clipping must be used."""
     from fairscale.nn.data_parallel import ShardedDataParallel
     from fairscale.optim.oss import OSS
 
@@ -89,7 +89,7 @@ def fairscale_sdp(model: nn.Module, block: type[nn.Module]) -> Step:
 
 
 def accelerate_fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
-    """Accelerate with its FSDP plugin, on the path it takes for GPUs."""
+    """Set up Accelerate with its FSDP plugin, on the path that it takes for GPUs."""
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 
     plugin = FullyShardedDataParallelPlugin(
@@ -102,7 +102,7 @@ def accelerate_fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
 
 
 def lightning_fabric(model: nn.Module, block: type[nn.Module]) -> Step:
-    """Fabric with its DDP strategy."""
+    """Set up Fabric with its DDP strategy."""
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments import TorchElasticEnvironment
 
@@ -111,18 +111,18 @@ def lightning_fabric(model: nn.Module, block: type[nn.Module]) -> Step:
         accelerator=device, strategy="ddp", devices=dist.get_world_size(), plugins=[TorchElasticEnvironment()]
     )
     fabric.launch()
-    made: Any = fabric.setup(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
-    wrapped, optimizer = made
+    module_and_optimizer: Any = fabric.setup(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
+    wrapped, optimizer = module_and_optimizer
     return _plain(wrapped, optimizer, clip=lambda norm: fabric.clip_gradients(wrapped, optimizer, max_norm=norm))
 
 
 def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
-    """torch's parallelize_module with sequence parallelism, and its loss_parallel."""
+    """Set up torch's parallelize_module with sequence parallelism, and its loss_parallel."""
     return _tensors_and_data(model, block, tp_size=dist.get_world_size())
 
 
 def hybrid_3d(model: nn.Module, block: type[nn.Module]) -> Step:
-    """The same over two processes, and fully_shard over the rest."""
+    """Set up the same over two processes, and fully_shard over the rest."""
     return _tensors_and_data(model, block, tp_size=2)
 
 
@@ -139,7 +139,7 @@ def _tensors_and_data(model: nn.Module, block: type[nn.Module], tp_size: int) ->
         parallelize_module,
     )
 
-    class Loss(nn.Module):
+    class MinimalLoss(nn.Module):
         def forward(self, x: Any, weight: Any, targets: Tensor) -> Tensor:
             logits = F.linear(x.redistribute(placements=[Replicate()]), weight)
             loss: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
@@ -159,7 +159,7 @@ def _tensors_and_data(model: nn.Module, block: type[nn.Module], tp_size: int) ->
                 plan[f"{name}.{part}"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
                 plan[f"{name}.{part}.{matrix}"] = ColwiseParallel()
                 plan[f"{name}.{part}.proj"] = RowwiseParallel(output_layouts=Shard(1))
-    model.loss = Loss()
+    model.loss = MinimalLoss()
     parallelize_module(model, mesh["tp"], plan)
     if sizes[0] > 1:
         for module in list(model.modules()):
@@ -178,13 +178,16 @@ def _tensors_and_data(model: nn.Module, block: type[nn.Module], tp_size: int) ->
 
 
 def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
-    """torch's pipelining with 1F1B; the table on both ends, its gradient and the norm summed by hand."""
+    """Set up torch's pipelining with 1F1B.
+
+    The token table lies on both ends. Its gradient and the norm are summed by hand.
+    """
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, size = dist.get_rank(), dist.get_world_size()
     gpt: Any = model
 
-    class Part(nn.Module):
+    class MinimalStage(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             n = len(gpt.blocks) // size
@@ -199,30 +202,30 @@ def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
         def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
             if rank == 0:
                 x = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
-            for one in self.blocks:
-                x = one(x)
+            for layer in self.blocks:
+                x = layer(x)
             y: Tensor = self.loss(self.ln_f(x), self.wte.weight, targets) if rank == size - 1 else x
             return y
 
-    part = Part()
-    device = next(part.parameters()).device
-    stage = PipelineStage(part, rank, size, device)
+    own = MinimalStage()
+    device = next(own.parameters()).device
+    stage = PipelineStage(own, rank, size, device)
     schedule = Schedule1F1B(stage, 2 * size, loss_fn=lambda loss, targets: loss, scale_grads=False)
-    optimizer = torch.optim.AdamW(groups(part), lr=LR, fused=True)
+    optimizer = torch.optim.AdamW(groups(own), lr=LR, fused=True)
     ends = dist.new_group([0, size - 1])
-    parameters = list(part.parameters())
+    parameters = list(own.parameters())
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
         last = {"target": targets, "targets": targets} if rank == size - 1 else {}
         schedule.step(*([inputs] if rank == 0 else []), **last, losses=losses, return_outputs=False)
         if rank in (0, size - 1):
-            dist.all_reduce(part.wte.weight.grad, group=ends)
+            dist.all_reduce(own.wte.weight.grad, group=ends)
         grads: list[Any] = [p.grad for p in parameters]
         torch._foreach_div_(grads, float(targets.numel()))
         squares = torch.stack(torch._foreach_norm(grads)).square().sum()
         if rank == size - 1:
-            squares -= part.wte.weight.grad.square().sum()
+            squares -= own.wte.weight.grad.square().sum()
         dist.all_reduce(squares)
         torch._foreach_mul_(grads, (1 / (squares.sqrt() + 1e-6)).clamp(max=1.0))
         optimizer.step()

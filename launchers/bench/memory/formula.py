@@ -5,7 +5,8 @@ and 5 a T bytes of attention. Here attention keeps one number per head and token
 there is no dropout (its masks are 2 h), the residual stream may be fp32, and the loss never holds all logits (model/loss.py).
 State is counted as in Rajbhandari et al. 2020 (arXiv 1910.02054, section 3). What an allocator rounds, splits and keeps is not
 in it.
-Imports nothing heavy, so that planning stays fast.
+
+This module imports nothing heavy, so that planning stays fast.
 """
 
 from __future__ import annotations
@@ -19,15 +20,22 @@ from gptscale.common.settings.run_config import MOMENT_BYTES
 
 # of common/model/loss.py, which imports torch; a test holds them together
 LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
-# Bytes alive per logit of a block of rows, for products in 4 and in 2 bytes: gradients take the logits' place, on a CPU in fp32
+# Bytes alive per logit of a block of rows, by device and by the bytes of a number in products. Gradients take the logits' place,
+# on a CPU in fp32.
 LOGIT_COPIES = {"cpu": {4: 4, 2: 6}, "cuda": {4: 4, 2: 2}}
-BUCKET = 50_000_000  # elements of DeepSpeed's reduce bucket (recipes/zero.py)
-SUB_GROUP = 1_000_000_000  # elements that ZeRO-Infinity steps at once, DeepSpeed's default
-SWAP_BUFFERS, WEIGHT_BUFFERS = 4, 8  # of a sub-group, DeepSpeed's default; of the largest weight, recipes/zero.py
-GATHERED_BLOCKS = 3  # whose weights are on the device when they live on the host: the one at work, its neighbours
+# elements of DeepSpeed's reduce bucket (recipes/zero.py)
+BUCKET = 50_000_000
+# elements that ZeRO-Infinity steps at once, DeepSpeed's default
+SUB_GROUP = 1_000_000_000
+# buffers of a sub-group, DeepSpeed's default
+SWAP_BUFFERS = 4
+# buffers of the largest weight (recipes/zero.py)
+WEIGHT_BUFFERS = 8
+# blocks whose weights are on the device when they live on the host: the one at work and its neighbours
+GATHERED_BLOCKS = 3
 
 
-class Way(NamedTuple):
+class WayToFit(NamedTuple):
     """How a model is made to fit: a recipe, what its blocks keep for backward, and the moments' precision."""
 
     recipe: str
@@ -48,9 +56,9 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A step of one micro-batch of `tokens`; 0 leaves what does not depend on the batch. precision: fp32, bf16 or fp16.
+    """A step of one micro-batch of `tokens`, where 0 leaves what does not depend on the batch.
 
-    device_type: cpu or cuda.
+    precision: fp32, bf16 or fp16. device_type: cpu or cuda.
     """
 
     gpt: GPTConfig
@@ -60,27 +68,27 @@ class Step:
 
     @property
     def compute(self) -> int:
-        """Bytes of a number in products."""
+        """Return the bytes of a number in products."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def table(self) -> int:
-        """Parameters of the token table."""
+        """Return the parameters of the token table."""
         return self.gpt.padded_vocab_size * self.gpt.n_embd
 
     @property
     def block(self) -> int:
-        """Parameters of a block."""
+        """Return the parameters of a block."""
         return 12 * self.gpt.n_embd**2 + 13 * self.gpt.n_embd
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a recipe holds whatever the batch, in bytes.
+class RecipeBytes:
+    """The bytes that a recipe needs whatever the batch.
 
-    device: all the time. gradients: on the device at the end of backward; at_once: from its first block on. casts: of weights,
-    while a forward lasts. working: during the backward of a block. build: at most, while the engine is built. residual,
-    norm_input: of a number in the residual stream, and of one that a LayerNorm keeps.
+    device: all the time. gradients: on the device at the end of backward, or, with at_once, from its first block on. casts: of
+    weights, while a forward lasts. working: during the backward of a block. build: at most, while the engine is built. residual,
+    norm_input: bytes of a number in the residual stream, and of one that a LayerNorm keeps.
     """
 
     device: float
@@ -95,109 +103,130 @@ class Held:
     norm_input: int = 4
 
 
-def need(step: Step, way: Way) -> Need:
-    """Peak bytes of `step` done in `way`; KeyError for a recipe that is not in RECIPES.
+def need(step: Step, way: WayToFit) -> Need:
+    """Return the peak bytes of `step` done in `way`; KeyError for a recipe that is not in RECIPES.
 
-    The peak is the highest of five moments: inside the loss, when backward begins, in the last block's backward, in the first
-    block's, and when the table's two gradients are added. What a block keeps falls while gradients grow, so between the last and
-    the first block it lies on a straight line.
+    Besides the building of the engine, the peak is the highest of five moments: inside the loss, when backward begins, in the
+    last block's backward, in the first block's, and when the table's two gradients are added. Between the last and the first
+    block it lies on a straight line, because what blocks keep falls while gradients grow.
     """
-    held = RECIPES[way.recipe](step, MOMENT_BYTES[way.optimizer_state])
+    fixed = RECIPES[way.recipe](step, MOMENT_BYTES[way.optimizer_state])
     gpt, t, table = step.gpt, step.tokens, 4 * step.table
-    kept = kept_per_token(step, held, way.activation_checkpointing) * t
-    all_kept = gpt.n_layer * kept + held.residual * gpt.n_embd * t  # the last norm keeps its input too
-    at_work = held.working + working_per_token(step, held, way.activation_checkpointing) * t
-    casts = held.casts if way.activation_checkpointing == "none" else 0.0  # else gone when autocast ends
-    first_gradients = held.gradients * (1.0 if held.at_once else step.block / gpt.n_params_in_memory)
+    kept = kept_per_token(step, fixed, way.activation_checkpointing) * t
+    # the last norm keeps its input too
+    all_kept = gpt.n_layer * kept + fixed.residual * gpt.n_embd * t
+    at_work = fixed.working + working_per_token(step, fixed, way.activation_checkpointing) * t
+    # with checkpointing they are gone when autocast ends
+    casts = fixed.casts if way.activation_checkpointing == "none" else 0.0
+    first_gradients = fixed.gradients * (1.0 if fixed.at_once else step.block / gpt.n_params_in_memory)
     device = max(
-        held.build,
-        held.device + held.casts + all_kept + loss_bytes(step, held),
-        held.device + casts + all_kept + 2 * (table + held.norm_input * gpt.n_embd * t),
-        held.device + casts + all_kept + at_work + table + first_gradients,
-        held.device + held.gradients + kept + at_work,
-        held.device + held.gradients + table + held.residual * gpt.n_embd * t,
+        fixed.build,
+        fixed.device + fixed.casts + all_kept + loss_bytes(step, fixed),
+        fixed.device + casts + all_kept + 2 * (table + fixed.norm_input * gpt.n_embd * t),
+        fixed.device + casts + all_kept + at_work + table + first_gradients,
+        fixed.device + fixed.gradients + kept + at_work,
+        fixed.device + fixed.gradients + table + fixed.residual * gpt.n_embd * t,
     )
-    return Need(device, held.host, held.disk)
+    return Need(device, fixed.host, fixed.disk)
 
 
-def kept_per_token(step: Step, held: Held, mode: str) -> float:
-    """Bytes that one block keeps for backward, per token.
+def kept_per_token(step: Step, fixed: RecipeBytes, mode: str) -> float:
+    """Return the bytes that one block keeps for backward, per token.
 
-    none: inputs of the two norms, of qkv, of the projection (attention's output), of fc, of GELU and of fc-out, q, k and v.
-    full: the block's input. selective: that, and the outputs of its four products and of attention.
+    With mode none these are the inputs of the two norms, of qkv, of the projection (attention's output), of fc, of GELU and of
+    fc-out, and q, k and v. With full it is the block's input. With selective it is that, and the outputs of its four products and
+    of attention.
     """
     h, c, heads = step.gpt.n_embd, step.compute, step.gpt.n_head
-    sums, statistics = 4 * heads, 2 * 2 * 4  # attention's log-sum-exp; mean and deviation of two norms
+    # attention's log-sum-exp, and mean and deviation of two norms
+    sums, statistics = 4 * heads, 2 * 2 * 4
     if mode == "full":
-        return held.residual * h
+        return fixed.residual * h
     if mode == "selective":
-        return held.residual * h + c * h * (3 + 1 + 4 + 1) + c * _padded(step) + sums
-    return 2 * held.norm_input * h + c * h * (1 + 1 + 4 + 4) + c * _attention(step) + sums + statistics
+        return fixed.residual * h + c * h * (3 + 1 + 4 + 1) + c * _padded(step) + sums
+    return 2 * fixed.norm_input * h + c * h * (1 + 1 + 4 + 4) + c * _attention(step) + sums + statistics
 
 
-def working_per_token(step: Step, held: Held, mode: str) -> float:
-    """Bytes per token beyond what is kept, in the backward of one block: what is computed again, and gradients under way."""
+def working_per_token(step: Step, fixed: RecipeBytes, mode: str) -> float:
+    """Return the bytes per token that the backward of one block needs beyond what is kept.
+
+    They are what is computed again, and gradients under way.
+    """
     h, c = step.gpt.n_embd, step.compute
-    under_way = held.residual * h + (c * h if held.residual != c else 0) + 4 * c * h
+    under_way = fixed.residual * h + (c * h if fixed.residual != c else 0) + 4 * c * h
     if mode == "none":
         return under_way
-    again = kept_per_token(step, held, "none")
-    if held.norm_input == held.residual:
-        again -= held.residual * h  # the first norm's input is the block's, which is there
+    again = kept_per_token(step, fixed, "none")
+    if fixed.norm_input == fixed.residual:
+        # the first norm's input is the block's, which is there
+        again -= fixed.residual * h
     if mode == "selective":
-        padded = _padded(step)  # of padded heads q, k and v are made again
+        # of padded heads q, k and v are computed again
+        padded = _padded(step)
         again -= c * (4 * h + padded + (3 * h if padded == h else 0))
     return again + under_way
 
 
-def loss_bytes(step: Step, held: Held) -> float:
-    """Bytes inside the loss: the head's input and its gradient, the table's gradient, the logits of one block of rows."""
+def loss_bytes(step: Step, fixed: RecipeBytes) -> float:
+    """Return the bytes inside the loss: the head's input and gradient, the table's gradient, one block's logits."""
     gpt, c = step.gpt, step.compute
-    cast = c if c != held.norm_input else 0
+    cast = c if c != fixed.norm_input else 0
     table = (4 + cast) * step.table
     counted = 4 if step.device_type == "cpu" else c
     most = max(1, LOGITS_BYTES[step.device_type] // (counted * gpt.padded_vocab_size))
     blocks = max(1, -(-step.tokens // most))
     copies = LOGIT_COPIES[step.device_type][c]
-    rows = (2 * held.norm_input + cast) * gpt.n_embd * step.tokens
+    rows = (2 * fixed.norm_input + cast) * gpt.n_embd * step.tokens
     return rows + table + copies * (step.tokens / blocks) * gpt.padded_vocab_size
 
 
 def _padded(step: Step) -> int:
-    """Numbers in attention's output per token: on CUDA heads are padded to a multiple of 8."""
+    """Return the numbers in attention's output per token, where on CUDA heads are padded to a multiple of 8."""
     d = step.gpt.head_dim
     return step.gpt.n_head * (-(-d // 8) * 8 if step.device_type == "cuda" else d)
 
 
 def _attention(step: Step) -> int:
-    """Numbers that attention and the projection behind it keep: q, k, v and output, the latter twice if heads were padded."""
+    """Return the numbers that attention and the projection behind it keep per token.
+
+    They are q, k, v and the output, which is kept twice if heads are padded.
+    """
     padded, h = _padded(step), step.gpt.n_embd
     return 4 * padded + (h if padded != h else 0)
 
 
 def _pinned(step: Step, numels: Iterable[int], width: int) -> float:
-    """Bytes of host tensors: on CUDA torch pins them, each rounded up to a power of two (CachingHostAllocator.h)."""
+    """Return the bytes of host tensors of `numels` elements of `width` bytes.
+
+    On CUDA torch pins them, each rounded up to a power of two (CachingHostAllocator.h).
+    """
     sizes = [width * n for n in numels]
-    return float(sum(1 << (size - 1).bit_length() for size in sizes) if step.device_type == "cuda" else sum(sizes))
+    if step.device_type == "cuda":
+        sizes = [1 << (size - 1).bit_length() for size in sizes]
+    return float(sum(sizes))
 
 
-def _single(step: Step, moments: float) -> Held:
+def _single(step: Step, moments: float) -> RecipeBytes:
     n, c = step.gpt.n_params_in_memory, step.compute
     lowered = c if c != 4 else 0
-    return Held(
+    return RecipeBytes(
         device=(4 + moments) * n,
         gradients=4 * n,
         casts=lowered * step.block * step.gpt.n_layer,
-        working=2 * lowered * step.block,  # casts of one block, and its gradients before they are fp32
+        # casts of one block, and its gradients before they are fp32
+        working=2 * lowered * step.block,
     )
 
 
-def _fsdp_offload(step: Step, moments: float) -> Held:
-    """Root weights stay gathered; a block's fp32 shards come over, are cast and gathered; gradients are reduced in fp32."""
+def _fsdp_offload(step: Step, moments: float) -> RecipeBytes:
+    """Return the bytes of fsdp_offload.
+
+    Root weights stay gathered. A block's fp32 shards come over, are cast and gathered. Gradients are reduced in fp32.
+    """
     gpt, c, h = step.gpt, step.compute, step.gpt.n_embd
     root, matrices = step.table + gpt.block_size * h + 2 * h, (3 * h * h, h * h, 4 * h * h, 4 * h * h, 13 * h)
     parameters = [*(matrices * gpt.n_layer), step.table, gpt.block_size * h, 2 * h]
-    return Held(
+    return RecipeBytes(
         device=c * root + (GATHERED_BLOCKS * c + 4) * step.block,
         gradients=(c + 4) * root,
         working=(c + 2 * 4) * step.block,
@@ -206,28 +235,36 @@ def _fsdp_offload(step: Step, moments: float) -> Held:
     )
 
 
-def _zero_offload(step: Step, moments: float) -> Held:
-    """Stage 2: weights on the device, in 16 bits also all gradients in fp32 until the step; the rest on the host, pinned."""
+def _zero_offload(step: Step, moments: float) -> RecipeBytes:
+    """Return the bytes of zero_offload, which is DeepSpeed's stage 2.
+
+    Weights are on the device, with products in 16 bits also all gradients in fp32 until the step. The rest is on the host,
+    pinned.
+    """
     n, c = step.gpt.n_params_in_memory, step.compute
     groups = (n - 13 * step.gpt.n_embd * step.gpt.n_layer, 13 * step.gpt.n_embd * step.gpt.n_layer)
     bucket = min(BUCKET, step.gpt.n_params // 8)
-    return Held(
+    return RecipeBytes(
         device=c * n + c * bucket + 2 * c * step.table,
         gradients=4 * n if c != 4 else 0,
         at_once=True,
         working=c * step.block,
-        build=(2 * c + 4) * n,  # the weights, their copy, and that in fp32 on its way to the host
+        # the weights, their copy, and that copy in fp32 on its way to the host
+        build=(2 * c + 4) * n,
         host=2 * _pinned(step, groups, 4) + _pinned(step, groups, c) + moments * n + c * step.table,
         residual=c,
         norm_input=c,
     )
 
 
-def _zero_infinity(step: Step, moments: float) -> Held:
-    """Stage 3: weights come from files; fp32 gradients pass through host memory, and a sub-group of state at a time."""
+def _zero_infinity(step: Step, moments: float) -> RecipeBytes:
+    """Return the bytes of zero_infinity, which is DeepSpeed's stage 3.
+
+    Weights come from files. fp32 gradients pass through host memory, and so does a sub-group of state at a time.
+    """
     n, c = step.gpt.n_params_in_memory, step.compute
     sub_group, bucket = min(n, SUB_GROUP + step.table), min(BUCKET, step.gpt.n_params // 8)
-    return Held(
+    return RecipeBytes(
         device=c * (step.table + GATHERED_BLOCKS * step.block) + 2 * 4 * bucket + (c + 4) * step.table,
         working=c * step.block,
         host=_pinned(step, (n,), 4) + (SWAP_BUFFERS + 1) * 4 * sub_group + WEIGHT_BUFFERS * c * step.table,

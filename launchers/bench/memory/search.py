@@ -1,4 +1,4 @@
-"""The search for the largest micro-batch that fits: limits of the machine, what is predicted to fit, which batch to try next."""
+"""The search for the largest micro-batch that fits: limits of the machine, predicted peaks, which batch to try next."""
 
 from __future__ import annotations
 
@@ -15,16 +15,24 @@ from gptscale.launchers.bench.memory.formula import Need
 from gptscale.recipes import get
 
 GIB = 2**30
-BATCH_MOST = 2**16  # far beyond any sense
-AIMED = 5  # tries, after which halves are surer
-CPU_SHARE = 0.5  # of physical memory, the default budget there
-CUDA_PROCESS_BYTES = 3 * GIB  # CUDA's libraries before the first tensor of a model: an allowance, not measured
-ALLOCATOR = 1.05  # reserved over allocated bytes on CUDA: an allowance for rounding and splitting, not measured
+# far beyond any batch that makes sense
+BATCH_MOST = 2**16
+# tries that follow the prediction; after them halves are surer
+AIMED = 5
+# share of physical memory that is the default budget on a CPU
+CPU_SHARE = 0.5
+# CUDA's libraries before the first tensor of a model: an allowance, not measured
+CUDA_PROCESS_BYTES = 3 * GIB
+# reserved over allocated bytes on CUDA: an allowance for rounding and splitting, not measured
+ALLOCATOR = 1.05
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that a run may take. budget: of the device, on a CPU of the process. host, disk: what is free of them."""
+    """Bytes that a run may take.
+
+    budget: of the device, on a CPU of the process. host, disk: what is free of them.
+    """
 
     device_type: str
     budget: float
@@ -32,39 +40,53 @@ class Limits:
     disk: float
 
     def lack(self, need: Need, recipe: str) -> str:
-        """Which memory is too small for `need`, and by how much; empty if all of it fits."""
-        wanted = {"device": (need.device * ALLOCATOR, self.budget), "host": (need.host + CUDA_PROCESS_BYTES, self.host)}
+        """Return which memory is too small for `need`, and by how much; empty if all of it fits."""
         if self.device_type == "cpu":
-            wanted = {"memory": (resident(need, recipe), min(self.budget, self.host))}
-        wanted["disk"] = (need.disk, self.disk)
-        short = [
-            f"{name} lacks {(n - has) / GIB:,.1f} GiB of {n / GIB:,.1f}" for name, (n, has) in wanted.items() if n > has
-        ]
-        return ", ".join(short)
+            needs = {"memory": (resident(need, recipe), min(self.budget, self.host))}
+        else:
+            needs = {
+                "device": (need.device * ALLOCATOR, self.budget),
+                "host": (need.host + CUDA_PROCESS_BYTES, self.host),
+            }
+        needs["disk"] = (need.disk, self.disk)
+        return ", ".join(
+            f"{name} lacks {(nbytes - free) / GIB:,.1f} GiB of {nbytes / GIB:,.1f}"
+            for name, (nbytes, free) in needs.items()
+            if nbytes > free
+        )
 
     def physical(self) -> Limits:
-        """The same without a budget on a CPU: beyond them a try would endanger the machine. A GPU refuses by itself."""
+        """Return the limits of the machine itself, beyond which a try would endanger it, without the user's budget.
+
+        A GPU has none, because it refuses by itself.
+        """
         budget = self.host if self.device_type == "cpu" else float("inf")
         return Limits(self.device_type, budget, self.host, self.disk)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether a try ended well, within the budget."""
+        """Return whether a try ended well, within the budget."""
         peak = measured_gib(row, self.device_type)
         return row["status"] == "ok" and peak is not None and peak * GIB <= self.budget
 
 
 def resident(need: Need, recipe: str) -> float:
-    """Bytes of a process on a CPU, where device and host are one memory: the sum of two peaks, at most what it takes."""
+    """Return the bytes of a process on a CPU, where device and host are one memory.
+
+    It is the sum of two peaks, which is at least what the process takes.
+    """
     return get(recipe).process_gib * GIB + need.device + need.host
 
 
 def predicted_gib(need: Need, recipe: str, device_type: str) -> float:
-    """What `measured_gib` should come to; on CUDA without what the allocator rounds and splits."""
+    """Return what `measured_gib` should come to, on CUDA without what the allocator rounds and splits."""
     return (resident(need, recipe) if device_type == "cpu" else need.device) / GIB
 
 
 def measured_gib(row: Mapping[str, Any], device_type: str) -> float | None:
-    """The peak that a budget is held against: reserved by torch's allocator on CUDA, resident on a CPU."""
+    """Return the peak that is compared with the budget: reserved by torch's allocator on CUDA, resident on a CPU.
+
+    None where the row has no such peak: the cell is empty, which is NaN in a frame.
+    """
     value = row["peak_mem_reserved_gib" if device_type == "cuda" else "peak_rss_gib"]
     return None if value is None or value != value else float(value)
 
@@ -72,7 +94,7 @@ def measured_gib(row: Mapping[str, Any], device_type: str) -> float | None:
 def limits(
     device_type: str, memory_gib: float | None, host_memory_gib: float | None, disk_gib: float | None, files: Path
 ) -> Limits:
-    """This machine's, or what the user says of them; `files`: the folder that zero_infinity would use."""
+    """Return this machine's limits, or what the user says of them; `files`: the folder that zero_infinity would use."""
     memory = psutil.virtual_memory()
     host = memory.available if host_memory_gib is None else host_memory_gib * GIB
     if memory_gib is not None:
@@ -81,13 +103,13 @@ def limits(
         budget = torch.cuda.get_device_properties(0).total_memory
     else:
         budget = CPU_SHARE * memory.total
-    exists = next(p for p in (files.absolute(), *files.absolute().parents) if p.exists())
-    disk = shutil.disk_usage(exists).free if disk_gib is None else disk_gib * GIB
+    folder = next(p for p in (files.absolute(), *files.absolute().parents) if p.exists())
+    disk = shutil.disk_usage(folder).free if disk_gib is None else disk_gib * GIB
     return Limits(device_type, float(budget), float(host), float(disk))
 
 
-def most_that(fits: Callable[[int], bool]) -> int:
-    """The largest batch for which `fits`, a falling predicate, holds; 0 if none."""
+def largest_batch(fits: Callable[[int], bool]) -> int:
+    """Return the largest batch for which `fits` holds, which must hold for all smaller ones; 0 if none."""
     low, high = 0, BATCH_MOST + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -95,22 +117,22 @@ def most_that(fits: Callable[[int], bool]) -> int:
     return low
 
 
-def next_batch(known: Mapping[int, bool], predicted: int, most: int, aim: int | None = None) -> int | None:
-    """The batch to try next, given which of those tried fitted; None once the largest is known to within a sixteenth.
+def next_batch(fitted: Mapping[int, bool], predicted: int, most: int, aim: int | None = None) -> int | None:
+    """Return the batch to try next, or None once the largest is known to within a sixteenth.
 
-    First the predicted one; then `aim`, the prediction corrected by what was measured, and the nearest beyond it that tells;
-    without one, strides of an eighth of the prediction, doubling, until one fits and one does not, then halves. Nothing beyond
-    `most`.
+    fitted: which of the batches tried fitted. The first try is `predicted`. Then follows `aim`, the prediction corrected by what
+    was measured, and the nearest batch beyond it that narrows the range. Without an aim strides of an eighth of the prediction
+    follow, doubling until one fits and one does not, then halves. Nothing is tried beyond `most`.
     """
-    if not known:
+    if not fitted:
         return min(max(1, predicted), most) or None
-    low = max((batch for batch, fitted in known.items() if fitted), default=0)
-    high = min((batch for batch, fitted in known.items() if not fitted and batch > low), default=None)
-    apart, stride = max(1, low // 16), max(1, predicted // 8) << (len(known) - 1)
+    low = max((batch for batch, fits in fitted.items() if fits), default=0)
+    high = min((batch for batch, fits in fitted.items() if not fits and batch > low), default=None)
+    apart, stride = max(1, low // 16), max(1, predicted // 8) << (len(fitted) - 1)
     if low == most or (high is not None and high - low <= apart):
         return None
     end = most + 1 if high is None else high
-    if aim is not None and aim < end and len(known) < AIMED:
+    if aim is not None and aim < end and len(fitted) < AIMED:
         return min(max(aim, low + apart), end - 1)
     if high is None:
         return min(most, low + stride)

@@ -1,189 +1,49 @@
-"""`gptscale bench model`: the package's step between what no step can beat and what one would use instead, in one run.
+"""The command `gptscale bench model`: the package's step between what no step can beat and what one would use instead.
 
-Ceilings (the step's matrix products alone, copying), ours, the exercise's baseline, and a script written by hand run in turn,
-A B C A B C, each in a process of its own; medians over rounds are compared. All train one model from the same weights on the
-same batches, and the run ends with an error if their losses differ. The CSV is written as soon as there are figures, so that
-one which is cut short leaves what it measured. docs/measurements/bench_model.md defines every figure.
+Ceilings (the step's matrix products alone, and copying), ours, the exercise's baseline, and a script written by hand run in
+turn, A B C A B C, each in a process of its own. Medians over rounds are compared. All train one model from the same weights on
+the same batches, and the bench ends with an error if their losses differ. The CSV is written as soon as there are figures, so
+that a bench that is cut short leaves what it measured. docs/measurements/bench_model.md defines every figure.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import statistics
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import GptscaleError
 from gptscale.common.process.task import run_worker
-from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.launchers.bench.model.loop_bench import CPU_SHAPE
-from gptscale.launchers.bench.shape_options import ShapeOptions, check_bf16, check_file
+from gptscale.launchers.bench.measurement import collect, or_dash, print_written, tell, write_csv
+from gptscale.launchers.bench.model.floors import SHARES, check_floors, read_floors
+from gptscale.launchers.bench.model.options import (
+    CEILINGS,
+    FP8,
+    LOSS_TOLERANCE,
+    ON_CUDA,
+    OURS,
+    OUT_OF_MEMORY,
+    WORKER,
+    Bench,
+    ContenderResult,
+    ModelBenchOptions,
+    check_losses,
+    comparable,
+    resolve,
+)
+from gptscale.results import render
 
-WORKER = "gptscale.launchers.bench.model.contenders"
-CEILINGS = "ceilings"
-OURS = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
-FP8 = "single_fp8"  # never the fastest of ours, whatever its time: its products are of another precision
-IN_BF16 = ("single_epilogues", FP8)
-ON_CUDA = ("single_autotuned", "single_graphs", *IN_BF16)
-OTHERS = ("handout", "handout_best", "minimal", "minimal_compiled")
-WARMUP_STEPS = 3
-COMPARED_STEPS = 10  # rounding grows under AdamW: later losses of equal programs drift apart too
-# nats; two programs round bf16 products and sums in different places
-LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 3e-3}
-FP8_TOLERANCE = 3e-2  # float8 has 3 bits of mantissa, 2 in gradients
-OUT_OF_MEMORY = "out of memory"
+if TYPE_CHECKING:
+    import pandas as pd
 
-
-@dataclass(frozen=True)
-class ModelBenchOptions(ShapeOptions):
-    """The model, the work, and what to hold it to; on CUDA the defaults are 1.6b, bf16, batch 33, 2 rounds of 25 steps, on a CPU
-    hidden 384, 6 layers, 6 heads, sequence 256, vocabulary 50257, fp32, batch 8.
-    """
-
-    CPU_SHAPE = CPU_SHAPE
-    HIGHEST: ClassVar[Mapping[str, int]] = {**ShapeOptions.HIGHEST, "steps": 10_000, "rounds": 100}
-
-    dtype: Literal["fp32", "bf16"] | None = None
-    """Of products; weights and optimizer state are fp32. Default fp32, on CUDA bf16."""
-    data: Literal["random", "text"] = "random"
-    """random ids, or text: Python's own standard library as bytes (a GPU draws another power on it)."""
-    contenders: str = "all"
-    """Names with commas between: single, single_gelu, single_compiled, single_gelu_compiled, handout, handout_best, minimal,
-    minimal_compiled; on CUDA also single_autotuned, single_graphs, and beside --dtype bf16 single_epilogues, single_fp8. With
-    --scale one, by default single."""
-    steps: int | None = None
-    """Timed steps of each turn; default 4, on CUDA 25."""
-    rounds: int | None = None
-    """Turns of each contender; default 3, on CUDA 2."""
-    scale: Literal["none", "seq", "layers"] = "none"
-    """Instead: ours at sequence 256 to 8192, or at 2 to 96 layers, each at the same number of tokens per step."""
-    floors: Path | None = None
-    """CSV of ratios (name,floor); exit status 1 if one of them is not reached."""
-    csv: Path | None = None
-    """File for all figures."""
-    png: Path | None = None
-    """File for the picture."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for word in self.names():
-            if word not in OURS + ON_CUDA + OTHERS:
-                known = did_you_mean(word, OURS + ON_CUDA + OTHERS)
-                raise ConfigError(f"unknown contender {word!r}", "in --contenders", known)
-        check_file("--csv", self.csv)
-        check_file("--png", self.png)
-
-    def names(self, bench: Bench | None = None) -> list[str]:
-        """The contenders chosen, each once; `all` are those that `bench` can have, without it those of every machine."""
-        if self.contenders != "all":
-            return list(dict.fromkeys(self.contenders.split(",")))
-        more = ON_CUDA if bench is not None and bench.device == "cuda" else ()
-        return [name for name in OURS + more + OTHERS if name not in IN_BF16 or (bench and bench.precision == "bf16")]
-
-
-@dataclass(frozen=True)
-class Bench:
-    """The options, resolved for a device: what every contender is told."""
-
-    gpt: GPTConfig
-    batch_size: int
-    precision: str
-    device: str
-    steps: int
-    rounds: int
-    threads: int
-    data: str
-    warmup_steps: int = WARMUP_STEPS
-
-    @property
-    def tokens(self) -> int:
-        """Of one step."""
-        return self.batch_size * self.gpt.block_size
-
-    def task(self, contender: str, profile: bool = False) -> dict[str, Any]:
-        """What a worker of `contender` is told."""
-        return {**asdict(self), "contender": contender, "profile": profile, "activation_checkpointing": "none"}
-
-
-@dataclass
-class Found:
-    """One contender over all rounds.
-
-    times_s: of each step, a list per round. losses: of the first round. failure: why there is nothing and will be.
-    """
-
-    name: str
-    times_s: list[list[float]] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    peak_gib: float = 0.0
-    gpu: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, float] = field(default_factory=dict)
-    failure: str = ""
-
-    @property
-    def steps_s(self) -> list[float]:
-        """All steps of all rounds."""
-        return [t for times in self.times_s for t in times]
-
-    @property
-    def median_s(self) -> float:
-        return statistics.median(self.steps_s)
-
-    def take(self, result: dict[str, Any]) -> None:
-        """Add one turn."""
-        if result["status"] == "oom":
-            self.failure = OUT_OF_MEMORY
-            return
-        self.times_s.append(result["step_times_s"])
-        self.losses = self.losses or result["losses"]
-        self.peak_gib = max(self.peak_gib, result["peak_gib"])
-        self.gpu = result["gpu"]
-        self.parts = result.get("parts", {})
-
-
-def resolve(options: ModelBenchOptions) -> Bench:
-    """The options with this machine's defaults; ConfigError for what it cannot do."""
-    cuda, gpt = options.on_cuda(), options.gpt()
-    precision = options.dtype or ("bf16" if cuda else "fp32")
-    check_bf16(precision, cuda, "fp32")
-    if options.data == "text" and gpt.vocab_size < 257:
-        raise ConfigError("text needs a vocabulary of 257", "in --vocab-size", "use --vocab-size 257 or --data random")
-    if any(name.startswith("handout") for name in options.names()) and not importlib.util.find_spec("transformers"):
-        fix = "pip install transformers, or --contenders single,single_compiled,minimal,minimal_compiled"
-        raise ConfigError("handout and handout_best need transformers", "in --contenders", fix)
-    _check_on_cuda(options.names(), cuda, precision)
-    return Bench(
-        gpt=gpt,
-        batch_size=options.batch_size or (33 if cuda else 8),
-        precision=precision,
-        device="cuda" if cuda else "cpu",
-        steps=options.steps or (25 if cuda else 4),
-        rounds=options.rounds or (2 if cuda else 3),
-        threads=options.threads,
-        data=options.data,
-    )
-
-
-def _check_on_cuda(names: Sequence[str], cuda: bool, precision: str) -> None:
-    """ConfigError for contenders that need CUDA or bf16 without it, and for fp8 without anything in bf16 to lay it beside."""
-    where = "in --contenders"
-    if not cuda and (needing := [name for name in names if name in ON_CUDA]):
-        raise ConfigError(f"{', '.join(needing)}: only on a CUDA device", where, "leave out what needs one")
-    if precision != "bf16" and (needing := [name for name in names if name in IN_BF16]):
-        what = f"{', '.join(needing)}: compared with bf16, not {precision}"
-        raise ConfigError(what, where, "use --dtype bf16, or leave it out")
-    if list(names) == [FP8]:
-        raise ConfigError(f"{FP8} alone has nothing to be compared with", where, "use single_compiled,single_fp8")
+    from gptscale.launchers.bench.model.report import Report
+    from gptscale.launchers.bench.model.scale import ScalingLine
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, check, print, write."""
+    """Measure, check, print, write, and return the exit status: 1 if a floor is missed or a contender failed."""
     about = "Our step, the exercise's, one written by hand, and what none can beat: in one run."
     options = parse(ModelBenchOptions, argv, prog="gptscale bench model", about=about)
     if options.scale != "none" and options.contenders == "all":
@@ -191,78 +51,132 @@ def main(argv: Sequence[str]) -> int:
     bench = resolve(options)
     command = "gptscale bench model " + shlex.join(argv)
     if options.scale != "none":
-        from gptscale.launchers.bench.model.scale import scale
-
         return scale(options, bench, command)
-    from gptscale.launchers.bench.model.floors import check_floors, read_floors
+    from gptscale.launchers.bench.model.picture import draw
     from gptscale.launchers.bench.model.report import Report
 
     names = options.names(bench)
     floors = read_floors(options.floors, names) if options.floors else []
 
-    def save(found: list[Found], ceilings: list[dict[str, Any]]) -> None:
+    def save(results: list[ContenderResult], ceilings: list[dict[str, Any]]) -> None:
         if options.csv:
-            Report(bench, found, ceilings, command).write_csv(options.csv)
+            write_csv(Report(bench, results, ceilings, command).frame(), options.csv)
 
-    found, ceilings = measure(bench, names, save)
-    report = Report(bench, found, ceilings, command)
-    report.show()
-    report.write(options.csv, options.png)
-    check_losses(report.found, LOSS_TOLERANCE[bench.precision])  # behind the figures: they took minutes
-    broken = any(f.failure not in ("", OUT_OF_MEMORY) for f in found)
-    return max(check_floors(report.ratios(), floors), int(broken))
+    results, ceilings = measure(bench, names, save)
+    report = Report(bench, results, ceilings, command)
+    show(report)
+    write_csv(report.frame(), options.csv)
+    if options.png:
+        draw(report, options.png)
+    print_written(options.csv, options.png)
+    # The figures took minutes, so that they are shown before the losses are compared.
+    check_losses(report.results, LOSS_TOLERANCE[bench.precision])
+    is_broken = any(result.failure not in ("", OUT_OF_MEMORY) for result in results)
+    return max(check_floors(report.ratios(), floors), int(is_broken))
 
 
 def measure(
-    bench: Bench, names: Sequence[str], save: Callable[[list[Found], list[dict[str, Any]]], None]
-) -> tuple[list[Found], list[dict[str, Any]]]:
-    """All contenders and the ceilings, in turn; one that fails is told of, and not tried again. `save` whenever comparable."""
-    found: list[Found] = [Found(name) for name in names]
+    bench: Bench, names: Sequence[str], save: Callable[[list[ContenderResult], list[dict[str, Any]]], None]
+) -> tuple[list[ContenderResult], list[dict[str, Any]]]:
+    """Run all contenders and the ceilings in turn, and return their results.
+
+    A contender that fails is reported, and not tried again. `save` is called whenever the results so far are comparable.
+    """
+    results = [ContenderResult(name) for name in names]
     ceilings: list[dict[str, Any]] = []
-    for turn in range(bench.rounds):
-        tell(f"round {turn + 1} of {bench.rounds}: {CEILINGS}")
+    for turn in range(1, bench.rounds + 1):
+        tell(f"round {turn} of {bench.rounds}: {CEILINGS}")
         ceilings.append(run_worker(WORKER, bench.task(CEILINGS)))
         if ceilings[-1]["status"] == "oom":
             raise GptscaleError("the matrix products alone do not fit", "on this device", "use a smaller --batch-size")
-        for contender in (f for f in found if not f.failure):
-            tell(f"round {turn + 1} of {bench.rounds}: {contender.name}")
-            profile = turn + 1 == bench.rounds and contender.name in OURS + ON_CUDA and contender.name != FP8
+        for result in (r for r in results if not r.failure):
+            tell(f"round {turn} of {bench.rounds}: {result.name}")
+            profile = turn == bench.rounds and result.name in OURS + ON_CUDA and result.name != FP8
             try:
-                contender.take(run_worker(WORKER, bench.task(contender.name, profile)))
-            except GptscaleError as error:  # hours of other figures may depend on it; the exit status is 1
-                contender.failure = error.what
+                result.add_turn(run_worker(WORKER, bench.task(result.name, profile)))
+            except GptscaleError as error:
+                # Hours of other figures may depend on going on. The exit status will be 1.
+                result.failure = error.what
                 tell(f"gptscale: error: {error}")
-            if comparable(found, rounds=turn + 1):
-                save(found, ceilings)
-    return found, ceilings
+            if comparable(results, rounds=turn):
+                save(results, ceilings)
+    return results, ceilings
 
 
-def comparable(found: Sequence[Found], rounds: int) -> bool:
-    """Whether all that ran have had a turn in each of `rounds`, something other than fp8 among them."""
-    turns = {f.name: len(f.times_s) for f in found if f.times_s and not f.failure}
-    return set(turns.values()) == {rounds} and set(turns) != {FP8}
+def show(report: Report) -> None:
+    """Print the tables of a report."""
+    console = render.console(125, highlight=False, markup=False)
+    c = report.circumstances
+    console.print(
+        f"{c['device']}, torch {c['torch_version']}, {c['threads']} threads, {c['dtype']}, {c['data']} tokens"
+    )
+    sizes = f"hidden {c['hidden']}, {c['layers']} layers, {c['heads']} heads, sequence {c['seq_len']}"
+    console.print(f"{sizes}, vocabulary {c['vocab_size']}, batch {c['batch_size']}\n")
+    titles = ["TFLOP/s of", "forward", "grad-input", "grad-weight"]
+    console.print(render.table(titles, report.product_cells()))
+    copy = f"copy {report.copy_bytes_per_s / 1e9:,.1f} GB/s"
+    rate = report.gemm_flops / report.gemm_s / 1e12
+    console.print(f"all products of a step {report.gemm_s * 1e3:,.1f} ms, {rate:.4g} TFLOP/s; {copy}\n")
+    titles = ["contender", "step ms (p10-p90)", "tokens/s", "TFLOP/s", "of GEMM rate", "MFU", "peak GiB", "time / ours"]
+    console.print(render.table(titles, report.contender_cells()))
+    for name, failure in (report.failures | report.differing).items():
+        console.print(f"{name}: {failure}")
+    for row in (report.row(result) for result in report.results if result.name == FP8):
+        mixed = or_dash(row["fp8_mixed_utilisation"], ".1%")
+        console.print(f"{FP8}: {row['fp8_tflops']:.4g} bf16-equivalent TFLOP/s, {mixed} of the mixed fp8 and bf16 peak")
+    if report.ours.gpu:
+        figures = (f"{name} {value}" for name, value in report.ours.gpu.items() if value is not None)
+        console.print("GPU under load: " + ", ".join(figures))
+    ratios = report.ratios()
+    shares = ", ".join(f"{name.replace('_', ' ')} {ratios[name]:.1%}" for name in SHARES)
+    console.print(f"{report.ours.name}: {shares}\n")
+    if report.ours.parts:
+        titles = [f"{report.ours.name}, us per token", "measured", "share", "floor", "above it"]
+        console.print(render.table(titles, report.part_cells()))
 
 
-def check_losses(found: Sequence[Found], tolerance: float) -> None:
-    """GptscaleError unless all contenders had the same losses: a comparison of different work says nothing."""
-    for what in differing(found, tolerance).values():
-        raise GptscaleError(what, "in bench model", "compare equal work only")
+def scale(options: ModelBenchOptions, bench: Bench, command: str) -> int:
+    """Measure one contender at each size of --scale, fit a line, print, write, and return exit status 0."""
+    import torch
+
+    from gptscale.common.measure.devices import device_name
+    from gptscale.launchers.bench.model.picture import draw_scaling
+    from gptscale.launchers.bench.model.scale import check_scale, fit, point_row, points
+
+    check_scale(options)
+    name, kind = options.contenders, options.scale
+    benches = points(options, bench)
+    ceilings = run_worker(WORKER, benches[0].task(CEILINGS))["products"]
+
+    def measure_point(point: Bench) -> dict[str, Any]:
+        tell(f"{name}: sequence {point.gpt.block_size}, {point.gpt.n_layer} layers, batch {point.batch_size}")
+        return point_row(point, name, run_worker(WORKER, point.task(name)), ceilings)
+
+    device = device_name(torch.device(bench.device))
+    rows = map(measure_point, benches)
+    frame = collect(rows, options.csv, device=device, torch_version=torch.__version__, command=command)
+    line = fit(frame, kind)
+    show_scaling(frame, line, kind)
+    if options.png:
+        draw_scaling(frame, line, kind, options.png)
+    print_written(options.csv, options.png)
+    return 0
 
 
-def differing(found: Sequence[Found], tolerance: float) -> dict[str, str]:
-    """The contenders that had other losses than the first of them, and which."""
-    differences: dict[str, str] = {}
-    ordered = sorted(found, key=lambda f: f.name == FP8)  # fp8 last, since it is no measure of the others
-    for other in ordered[1:]:
-        limit = FP8_TOLERANCE if other.name == FP8 else tolerance
-        pairs = zip(ordered[0].losses[:COMPARED_STEPS], other.losses[:COMPARED_STEPS], strict=True)
-        for step, (a, b) in enumerate(pairs, start=1):
-            if not abs(a - b) <= limit:  # NaN is no agreement
-                what = f"step {step} has loss {b:.6f} in {other.name} and {a:.6f} in {ordered[0].name}"
-                differences.setdefault(other.name, f"{what}: more than {limit:g} apart")
-    return differences
+def show_scaling(frame: pd.DataFrame, line: ScalingLine | None, kind: str) -> None:
+    """Print the table of --scale and the line fitted to it."""
+    from gptscale.launchers.bench.model.scale import AXIS, fit_gemm, point_cells
 
-
-def tell(line: str) -> None:
-    """Progress, out of the way of the result."""
-    print(line, file=sys.stderr, flush=True)
+    console = render.console(120, highlight=False)
+    first = frame.iloc[0]
+    console.print(
+        f"{first.device}, torch {first.torch_version}, {first.threads} threads, {first['dtype']}, {first.contender}"
+    )
+    console.print(
+        f"hidden {first.hidden}, {first.heads} heads, vocabulary {first.vocab_size}, the same tokens per step"
+    )
+    titles = [AXIS[kind], "batch", "tokens/s", "us/token", "at the GEMM rate", "of GEMM rate", "peak GiB"]
+    console.print(render.table(titles, (point_cells(point, kind) for point in frame.to_dict("records"))))
+    if line is not None:
+        console.print(f"us per token = {line.in_words(kind)}; no point is further from it than {line.worst:.1%}")
+        console.print(f"at the GEMM rate it would be {fit_gemm(frame, kind).in_words(kind)}")

@@ -1,9 +1,10 @@
 """What `gptscale bench model` times: each contender trains one model from the same weights on the same batches.
 
-Run as `python -m gptscale.launchers.bench.model.contenders TASK`, TASK being JSON; the last line printed is the
-result. So that all
-of them compute the same losses, the last target of a sequence counts nothing (the exercise shifts inside the sequence it
-feeds), everybody's AdamW has our betas and decay, and the gradient norm is taken, where it is, but never found too large.
+It runs as `python -m gptscale.launchers.bench.model.contenders TASK`, with TASK in JSON. The last line printed is the result.
+
+All contenders compute the same losses. For that the last target of a sequence counts nothing, because the exercise's baseline
+shifts inside the sequence that it feeds. Every AdamW has our betas and decay. Contenders that take the gradient norm never find
+it too large, so that nothing is clipped.
 """
 
 from __future__ import annotations
@@ -32,58 +33,78 @@ from gptscale.common.model.precision import DTYPES, autocast
 from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.process.ending import is_out_of_memory
 from gptscale.common.process.task import answer
+from gptscale.common.process.world import World
+from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.bench.engines.minimal_loops import groups
 from gptscale.launchers.bench.model import ceilings as model_ceilings
 from gptscale.launchers.bench.model.gpu_state import gpu_state
-from gptscale.launchers.bench.model.loop_contenders import handout_loss, the_run
 from gptscale.launchers.bench.model.minimal_gpt import MinimalGPT, make_step
+from gptscale.launchers.bench.model.options import CEILINGS
 from gptscale.launchers.bench.model.waterfall import annotate, where_time_goes
 from gptscale.ops.mlp import mlp
 from gptscale.recipes.single import SingleConfig, build
 
 CLIP_NEVER = 1e6
-LR = 1e-4  # without warm-up: at a higher one 1.6b would leap, and rounding grow with it
+# There is no warm-up of the learning rate. At a higher one 1.6b would leap, and rounding errors would grow with it.
+LR = 1e-4
 BETAS = (0.9, 0.95)
 
 
 class Contender(NamedTuple):
-    """What takes one optimizer step on a batch and returns its loss; engine: the package's own, if it is one."""
+    """A function that takes one optimizer step on a batch and returns its loss; engine: the package's own, if it has one."""
 
     step: Callable[[Batch], Tensor]
     engine: TorchEngine | None = None
 
 
 class BatchesShiftedWithin(Batches):
-    """Batches whose last target counts nothing."""
+    """Batches whose last target of each sequence counts nothing."""
 
     def batch(self, step: int) -> Batch:
-        """As Batches.batch."""
+        """Return a batch as Batches.batch does."""
         batch = super().batch(step)
         batch.targets[:, -1] = IGNORE
         return batch
 
 
 def bench_run(task: dict[str, Any], **options: Any) -> Run:
-    """The task as a run of `single`, with more of its options."""
-    return the_run(task, device=task["device"], clip_grad_norm=CLIP_NEVER, lr=LR, **options)
+    """Return the task as a run of `single`, with more of its options."""
+    gpt = GPTConfig(**task["gpt"])
+    config = RunConfig(
+        **{
+            "device": task["device"],
+            "steps": task["warmup_steps"] + task["steps"],
+            "precision": task["precision"],
+            "seq_len": gpt.block_size,
+            "clip_grad_norm": CLIP_NEVER,
+            "lr": LR,
+            **options,
+        }
+    )
+    batch = plan_batch(1, global_batch_size=task["batch_size"])
+    return Run("single", config, gpt, batch, World.from_environment(config.device, config.dist_timeout_s))
 
 
 def ours(task: dict[str, Any], *, activation: str | None = None, **options: Any) -> Contender:
-    """The recipe `single` with these options, in a process set up as its worker is; its optimizer's guard and norm included.
+    """Build the recipe `single` with these options, in a process set up as its worker is.
 
-    activation: another one of the same function, here our operators in place of PyTorch's.
+    Its optimizer's guard and norm are included. activation: another operator for the same function, here ours in place of
+    PyTorch's.
     """
     keep_freed_memory()
     if activation:
         task["gpt"]["activation"] = activation
-    inductor.cpp.enable_kernel_profile = True  # or the profiler could not tell compiled kernels apart
+    # without it the profiler could not tell compiled kernels apart
+    inductor.cpp.enable_kernel_profile = True
     engine = build(bench_run(task, **options), SingleConfig())
     return Contender(lambda batch: engine.train_step(batch, LR).loss, engine)
 
 
 def with_epilogues(task: dict[str, Any]) -> Contender:
-    """Ours, compiled, with GELU inside the products of the MLP: a candidate for the model, put into it here only."""
+    """Build ours, compiled, with GELU inside the products of the MLP: a candidate for the model, put into it here only."""
 
     def forward(module: MLP, x: Tensor) -> Tensor:
         fc, proj = module.fc, module.proj
@@ -91,19 +112,20 @@ def with_epilogues(task: dict[str, Any]) -> Contender:
         y = mlp(*(t.to(dtype) for t in (x, fc.weight, fc.bias, proj.weight, proj.bias)))
         return F.dropout(y, module.dropout, module.training)
 
-    MLP.forward = forward  # type: ignore[assignment, method-assign]  # this process has no other contender
+    # this process runs no other contender
+    MLP.forward = forward  # type: ignore[assignment, method-assign]
     return ours(task, compile=True)
 
 
 def initial(run: Run) -> GPT:
-    """The weights that all contenders start from, on the CPU."""
+    """Return the model with the weights that all contenders start from, on the CPU."""
     return materialise(meta_gpt(run), run, torch.device("cpu"))
 
 
 def handout(task: dict[str, Any]) -> Contender:
-    """The exercise's baseline: transformers' model with its mask and cache, shifted copies of whole logits, plain AdamW.
+    """Build the exercise's baseline: transformers' model with its mask and cache, copies of whole logits, plain AdamW.
 
-    Its dropout is 0, and its optimizer has our betas and decay; both are values, not work.
+    Its dropout is 0, and its optimizer has our betas and decay. Both are values, not work.
     """
     run = bench_run(task)
     device = run.world.device
@@ -114,7 +136,7 @@ def handout(task: dict[str, Any]) -> Contender:
     def step(batch: Batch) -> Tensor:
         optimizer.zero_grad()
         with autocast(run.config.precision, device):
-            loss = handout_loss(model, batch.inputs, use_cache=True)
+            loss = handout_loss(model, batch.inputs)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
@@ -122,10 +144,21 @@ def handout(task: dict[str, Any]) -> Contender:
     return Contender(step)
 
 
-def handout_best(task: dict[str, Any]) -> Contender:
-    """The same model as well as one can run it unchanged: fused attention, no mask, no cache, compiled whole, fused AdamW.
+def handout_loss(model: Any, ids: Tensor) -> Tensor:
+    """Return the exercise's loss: a mask of ones, the cache on, and copies of whole logits and ids, shifted by one.
 
-    The targets come shifted, so that no logits are copied; it clips, as the others do.
+    ids: (batch, seq). The loss is a mean over (batch, seq - 1) targets.
+    """
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)[0]
+    shifted, labels = logits[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
+    return F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1))
+
+
+def handout_best(task: dict[str, Any]) -> Contender:
+    """Build the same model as well as one can run it unchanged.
+
+    It has fused attention, no mask, no cache, fused AdamW, and is compiled whole. The targets come shifted, so that no logits
+    are copied. It clips, as the others do.
     """
     run = bench_run(task)
     device = run.world.device
@@ -149,7 +182,7 @@ def handout_best(task: dict[str, Any]) -> Contender:
 
 
 def minimal(task: dict[str, Any], *, compile: bool = False) -> Contender:
-    """A hundred lines by hand (minimal_gpt.py); on CUDA with a table of whole tiles, as such scripts have it."""
+    """Build the hundred lines by hand of minimal_gpt.py, on CUDA with a table of whole tiles, as such scripts have it."""
     run = bench_run(task)
     gpt, device = run.gpt, run.world.device
     shape = {f: getattr(gpt, f) for f in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")}
@@ -169,49 +202,47 @@ def minimal(task: dict[str, Any], *, compile: bool = False) -> Contender:
 
 @torch.no_grad()
 def take_weights(model: MinimalGPT, gpt: GPT) -> None:
-    """Fill the hand-written model with ours; its rows of query, key and value are in transformers' order."""
-    ours, theirs = dict(gpt.named_parameters()), dict(model.named_parameters())
+    """Fill the hand-written model with our weights; its rows of query, key and value are in transformers' order."""
+    sources, targets = dict(gpt.named_parameters()), dict(model.named_parameters())
     names = {"attn.qkv": "c_attn", "attn.proj": "attn_proj", "mlp.fc": "c_fc", "mlp.proj": "mlp_proj"}
     for name, _, _ in name_pairs(gpt.config.n_layer):
-        own = name.replace("blocks.", "h.")
+        minimal_name = name.replace("blocks.", "h.")
         for long, short in names.items():
-            own = own.replace(long, short)
-        value = qkv_to_hf(ours[name], gpt.config.n_head) if "qkv" in name else ours[name]
-        theirs[own].copy_(value[: len(theirs[own])])
+            minimal_name = minimal_name.replace(long, short)
+        value = qkv_to_hf(sources[name], gpt.config.n_head) if "qkv" in name else sources[name]
+        target = targets[minimal_name]
+        target.copy_(value[: len(target)])
 
 
-OURS: dict[str, Callable[[dict[str, Any]], Contender]] = {
+CONTENDERS: dict[str, Callable[[dict[str, Any]], Contender]] = {
     "single": ours,
     "single_gelu": partial(ours, activation="custom-tanh"),
     "single_compiled": partial(ours, compile=True),
     "single_gelu_compiled": partial(ours, compile=True, activation="custom-tanh"),
-}
-OTHERS: dict[str, Callable[[dict[str, Any]], Contender]] = {
+    "single_autotuned": partial(ours, compile=True, compile_mode="max-autotune-no-cudagraphs"),
+    "single_graphs": partial(ours, compile=True, compile_mode="reduce-overhead"),
+    "single_epilogues": with_epilogues,
+    "single_fp8": partial(ours, compile=True, precision="fp8"),
     "handout": handout,
     "handout_best": handout_best,
     "minimal": minimal,
     "minimal_compiled": partial(minimal, compile=True),
 }
-ON_CUDA: dict[str, Callable[[dict[str, Any]], Contender]] = {
-    "single_autotuned": partial(ours, compile=True, compile_mode="max-autotune-no-cudagraphs"),
-    "single_graphs": partial(ours, compile=True, compile_mode="reduce-overhead"),
-    "single_epilogues": with_epilogues,
-    "single_fp8": partial(ours, compile=True, precision="fp8"),
-}
-CONTENDERS = OURS | ON_CUDA | OTHERS
-CEILINGS = "ceilings"
 
 
 def timed_steps(
     step: Callable[[Batch], Tensor], data: Prefetcher, task: dict[str, Any], device: torch.device
 ) -> dict[str, Any]:
-    """Warm-up, then seconds of each whole step, waiting for its batch included; the loss of every one.
+    """Take the task's steps and return the seconds of each, the wait for its batch included, and the losses.
 
-    peak_gib: over all of them, the warm-up too, since steps replayed from a CUDA graph allocate nothing.
+    Steps of the warm-up have losses and no seconds. peak_gib is the peak over all steps, the warm-up too, since steps replayed
+    from a CUDA graph allocate nothing.
     """
-    times_s, losses, warm = [], [], task["warmup_steps"]
+    n_warmup, n_steps = task["warmup_steps"], task["steps"]
+    times_s: list[float] = []
+    losses: list[Tensor] = []
     reset_peak_memory(device)
-    for i in range(warm + task["steps"]):
+    for i in range(n_warmup + n_steps):
         began = time.perf_counter()
         losses.append(step(data.get(i)))
         synchronize(device)
@@ -219,46 +250,47 @@ def timed_steps(
     memory = peak_memory(device)
     gpu: dict[str, Any] = {}
     if device.type == "cuda":
-        step(data.get(warm + task["steps"]))
-        gpu = gpu_state(device)  # while that step is under way
+        # clocks and power while one more step is under way
+        step(data.get(n_warmup + n_steps))
+        gpu = gpu_state(device)
         synchronize(device)
     peak_gib = memory.rss_gib if memory.allocated_gib is None else memory.allocated_gib
     losses_nats = [loss.item() for loss in losses]
-    return {"step_times_s": times_s[warm:], "losses": losses_nats, "peak_gib": peak_gib, "gpu": gpu}
+    return {"step_times_s": times_s[n_warmup:], "losses": losses_nats, "peak_gib": peak_gib, "gpu": gpu}
 
 
 def train(task: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """One turn of one contender; its parts too if the task says so."""
+    """Run one turn of one contender, and profile its parts if the task asks for it."""
     gpt = task["gpt"]
     data = {"random": "synthetic", "text": "stdlib"}[task["data"]]
     source = open_source(data, vocab_size=gpt["vocab_size"], seed=1)
     batches = BatchesShiftedWithin(source, seq_len=gpt["block_size"], global_batch_size=task["batch_size"], seed=1)
     step, engine = CONTENDERS[task["contender"]](task)
     with Prefetcher(batches, device) as reader:
-        found = timed_steps(step, reader, task, device)
+        turn = timed_steps(step, reader, task, device)
         if task["profile"] and engine is not None:
             annotate(engine)
             later = count(task["warmup_steps"] + task["steps"] + 1)
-            found["parts"] = where_time_goes([lambda: step(reader.get(next(later)))] * 2, device)
-    return found
+            turn["parts"] = where_time_goes([lambda: step(reader.get(next(later)))] * 2, device)
+    return turn
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
-    """One turn; `status` is ok or oom."""
+    """Run one turn of a contender or of the ceilings; the result's `status` is ok or oom."""
     torch.manual_seed(0)
     torch.set_num_threads(task["threads"])
     device = torch.device(task["device"])
     try:
         if task["contender"] == CEILINGS:
             run = bench_run(task)
-            found = model_ceilings.measure(run.gpt, run.tokens_per_step, DTYPES[run.config.precision], device)
+            turn = model_ceilings.measure(run.gpt, run.tokens_per_step, DTYPES[run.config.precision], device)
         else:
-            found = train(task, device)
+            turn = train(task, device)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         return {"status": "oom"}
-    return {"status": "ok", **found}
+    return {"status": "ok", **turn}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ratios that `gptscale bench model --floors` must reach: `make bench-check`. Ratios travel between machines, seconds do not."""
+"""Ratios that `gptscale bench model --floors` must reach, as `make bench-check` asks: ratios travel between machines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class Floor(NamedTuple):
 
 
 def read_floors(path: Path, names: Sequence[str]) -> list[Floor]:
-    """The rows of a CSV with columns `name` and `floor`; ConfigError unless each is a ratio of one of the contenders `names`."""
-    known = [*SHARES, *(f"over_{name}" for name in names)]
+    """Return the rows of a CSV with columns `name` and `floor`.
+
+    ConfigError unless each is a ratio that is measured of the contenders `names`.
+    """
+    measured = [*SHARES, *(f"over_{name}" for name in names)]
     try:
         with path.open(newline="") as file:
             rows = [Floor(row["name"], float(row["floor"])) for row in csv.DictReader(file)]
@@ -30,17 +33,19 @@ def read_floors(path: Path, names: Sequence[str]) -> list[Floor]:
         what = f"{path} is no CSV with columns name and floor ({type(error).__name__})"
         raise ConfigError(what, "in --floors", "see docs/measurements/bench_model.md") from None
     for row in rows:
-        if row.name not in known:
-            raise ConfigError(f"no ratio {row.name!r} is measured", f"in {path}", "use one of: " + " ".join(known))
+        if row.name not in measured:
+            raise ConfigError(f"no ratio {row.name!r} is measured", f"in {path}", "use one of: " + " ".join(measured))
     return rows
 
 
-def check_floors(found: Mapping[str, float], wanted: Sequence[Floor]) -> int:
-    """Say how each stands; exit status 1 if one is not reached, or not there because its contender failed."""
-    missed = 0
-    for name, least in wanted:
-        ratio = found.get(name, math.nan)
-        reached = ratio >= least
-        missed += not reached
-        print(f"{name} {ratio:.3f}, floor {least:.3f}: {'reached' if reached else 'NOT REACHED'}")
-    return int(missed > 0)
+def check_floors(ratios: Mapping[str, float], floors: Sequence[Floor]) -> int:
+    """Print how each ratio stands, and return exit status 1 if one misses its floor or its contender failed."""
+    status = 0
+    for name, least in floors:
+        ratio = ratios.get(name, math.nan)
+        verdict = "reached"
+        # a comparison with NaN is false
+        if not ratio >= least:
+            verdict, status = "NOT REACHED", 1
+        print(f"{name} {ratio:.3f}, floor {least:.3f}: {verdict}")
+    return status

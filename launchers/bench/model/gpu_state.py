@@ -1,4 +1,4 @@
-"""A GPU as it is found: name, clocks, power, temperature, through NVML."""
+"""The state of a GPU while it works: name, clocks, power, temperature, through NVML."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from gptscale.common.measure.devices import nvml_handle
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
-    """What the driver says now; empty on a CPU. Clocks in MHz, power in W, temperature in degrees C.
+    """Return what the driver says now, nothing on a CPU; clocks in MHz, power in W, temperature in degrees C.
 
-    None where the driver does not say, as of power under MIG; nothing but the name where NVML does not know the device.
+    A figure is None where the driver does not say, as of power under MIG. There is nothing but the name where NVML does not
+    know the device.
     """
     if device.type != "cuda":
         return {}
     import pynvml
 
-    found: dict[str, Any] = {"name": torch.cuda.get_device_name(device)}
+    state: dict[str, Any] = {"name": torch.cuda.get_device_name(device)}
     try:
         handle = nvml_handle(device)
     except pynvml.NVMLError:
-        return found
+        return state
     queries: dict[str, Callable[[], Any]] = {
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
         "sm_clock_max_mhz": lambda: pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
@@ -35,7 +36,7 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
     }
     for figure, ask in queries.items():
         try:
-            found[figure] = ask()
+            state[figure] = ask()
         except pynvml.NVMLError:
-            found[figure] = None
-    return found
+            state[figure] = None
+    return state

@@ -1,7 +1,8 @@
-"""GPT-2 and its training step in a hundred lines: what one writes by hand who wants speed and nothing else.
+"""GPT-2 and its training step in a hundred lines, as someone writes them by hand who wants speed and nothing else.
 
-`gptscale bench model` holds the package to it. Nothing here is the package's: plain modules, PyTorch's attention, whole logits,
-PyTorch's cross entropy and clipping, fused AdamW, and torch.compile over the whole model where it is asked for.
+`gptscale bench model` compares the package with it. Nothing here is the package's: there are plain modules, PyTorch's
+attention, whole logits, PyTorch's cross entropy and clipping, fused AdamW, and torch.compile over the whole model where it is
+asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
+class MinimalBlock(nn.Module):
     """Attention and MLP, each behind a LayerNorm and beside a residual."""
 
     def __init__(self, n_embd: int, n_head: int) -> None:
@@ -25,7 +26,7 @@ class Block(nn.Module):
         self.c_fc, self.mlp_proj = nn.Linear(n_embd, 4 * n_embd), nn.Linear(4 * n_embd, n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq, n_embd) to the same."""
+        """Return the block's output for `x`, both (batch, seq, n_embd)."""
         batch, seq, n_embd = x.shape
         q, k, v = self.c_attn(self.ln_1(x)).split(n_embd, dim=2)
         q, k, v = (t.view(batch, seq, self.n_head, -1).transpose(1, 2) for t in (q, k, v))
@@ -36,9 +37,9 @@ class Block(nn.Module):
 
 
 class MinimalGPT(nn.Module):
-    """Tables, blocks, final norm, tied head.
+    """A GPT of two tables, blocks, a final norm and a tied head.
 
-    table_rows: rows of the token table, `vocab_size` or some more to make the head's matrix product fit tensor cores.
+    table_rows: rows of the token table, `vocab_size` or some more, so that the head's matrix product fits tensor cores.
     """
 
     def __init__(
@@ -47,13 +48,16 @@ class MinimalGPT(nn.Module):
         super().__init__()
         self.vocab_size = vocab_size
         self.wte, self.wpe = nn.Embedding(table_rows, n_embd), nn.Embedding(block_size, n_embd)
-        self.h = nn.ModuleList(Block(n_embd, n_head) for _ in range(n_layer))
+        self.h = nn.ModuleList(MinimalBlock(n_embd, n_head) for _ in range(n_layer))
         self.ln_f = nn.LayerNorm(n_embd)
         self.lm_head = nn.Linear(n_embd, table_rows, bias=False)
         self.lm_head.weight = self.wte.weight
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss, a scalar, of `targets` (batch, seq) after `inputs` (batch, seq); a target of -100 counts nothing."""
+        """Return the mean loss, a scalar, of `targets` after `inputs`, both (batch, seq).
+
+        A target of -100 counts nothing.
+        """
         x = self.wte(inputs) + self.wpe(torch.arange(inputs.shape[1], device=inputs.device))
         for block in self.h:
             x = block(x)
@@ -64,7 +68,7 @@ class MinimalGPT(nn.Module):
 def make_step(
     model: MinimalGPT, *, lr: float, clip_grad_norm: float, compile: bool, dtype: torch.dtype, device: torch.device
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """One optimizer step on (inputs, targets); the loss before it."""
+    """Return a function that takes one optimizer step on (inputs, targets) and returns the loss before it."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]

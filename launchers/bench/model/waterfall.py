@@ -1,7 +1,7 @@
 """Where a step's time goes, by torch's profiler: matrix products, attention, elementwise work, loss, optimizer, gaps.
 
-On a CPU an operator's own time counts, on CUDA that of the kernels it launched; what neither is, the host's own work and a
-device that waits for it, is the gap between their sum and the wall time.
+On a CPU an operator's own time counts, on CUDA that of the kernels that it launched. The gap between their sum and the wall time
+is the host's own work and the time in which a device waits for it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.measure.speed import synchronize
 from gptscale.launchers.bench.model.ceilings import PARTS
 
-RANGES = {
-    "gptscale bench: loss": "loss",
-    "gptscale bench: optimizer": "optimizer",
-}  # our own in a trace, and their part
-OPERATOR = re.compile(
-    r"aten::|mkldnn::|gptscale::|triton|.*cpp_fused"
-)  # anything else in a trace of a CPU is the host's
+# the ranges that `annotate` adds to a trace, and their part
+RANGES = {"gptscale bench: loss": "loss", "gptscale bench: optimizer": "optimizer"}
+# operators in a trace of a CPU; anything else there is the host's own work
+OPERATOR = re.compile(r"aten::|mkldnn::|gptscale::|triton|.*cpp_fused")
 
-# Names of operators and kernels, searched in lower case; the first that fits. Products of the head are products, though
-# they are computed inside the loss, and attention's own products are attention.
+# Names of operators and kernels, searched in lower case, of which the first that fits counts. Products of the head are products,
+# though they are computed inside the loss, and attention's own products are attention.
 NAMES = (
     ("attention", re.compile(r"scaled_dot_product|flash|fmha|attention|sdpa")),
     (
@@ -40,7 +37,7 @@ NAMES = (
     ),
     ("optimizer", re.compile(r"adam|multi_tensor|foreach")),
 )
-# Kernels launched from Python, inside none of torch's operators, and their part.
+# kernels launched from Python, inside none of torch's operators, and their part
 FROM_PYTHON = {"_cross_entropy_kernel": "loss"}
 
 
@@ -63,7 +60,7 @@ def _marked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def part_of(names: Sequence[str], ranges: Sequence[str]) -> str | None:
-    """The part that work belongs to; None if it is the host's own.
+    """Return the part that an operator or kernel belongs to, or None for the host's own work.
 
     names: of the operator and, on CUDA, of its kernel. ranges: those of RANGES around it, the innermost first.
     """
@@ -77,7 +74,7 @@ def part_of(names: Sequence[str], ranges: Sequence[str]) -> str | None:
 
 
 def where_time_goes(steps: Sequence[Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Seconds per step of each of PARTS; their sum is the wall time."""
+    """Run the steps and return the seconds per step of each of PARTS, whose sum is the wall time."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -96,30 +93,33 @@ def where_time_goes(steps: Sequence[Callable[[], object]], device: torch.device)
 
 
 def work(events: Sequence[Any], device: torch.device) -> Iterator[tuple[str, float]]:
-    """(part, microseconds) of every operator or kernel in a trace."""
+    """Yield (part, microseconds) of every operator or kernel in a trace."""
     launched = {k.name for event in events if event.device_type == DeviceType.CPU for k in event.kernels}
     for event in events:
         if event.device_type != DeviceType.CPU:
-            # kernels are met again at the operator that launched them, whose surroundings are known
+            # A kernel is counted at the operator that launched it, where its ranges are known.
             if event.name in FROM_PYTHON and event.name not in launched:
                 yield FROM_PYTHON[event.name], float(event.time_range.elapsed_us())
             continue
         ranges = ranges_around(event)
-        done: list[tuple[tuple[str, ...], float]] = []
+        timings: list[tuple[tuple[str, ...], float]] = []
         if device.type == "cpu":
-            done.append(((event.name,), event.self_cpu_time_total))
+            timings.append(((event.name,), event.self_cpu_time_total))
         else:
-            done += [((event.name, kernel.name), kernel.duration) for kernel in event.kernels]
-        for names, microseconds in done:
+            timings += [((event.name, kernel.name), kernel.duration) for kernel in event.kernels]
+        for names, microseconds in timings:
             if (part := part_of(names, ranges)) is not None:
                 yield part, float(microseconds)
 
 
 def ranges_around(event: Any) -> list[str]:
-    """Those of RANGES around an operator, itself among them (a kernel that no operator launched hangs at it), innermost first."""
-    found, parent = [], event
+    """Return those of RANGES around an operator, the innermost first.
+
+    A range counts as around itself, because a kernel that no operator launched hangs at it.
+    """
+    ranges, parent = [], event
     while parent is not None:
         if parent.name in RANGES:
-            found.append(parent.name)
+            ranges.append(parent.name)
         parent = parent.cpu_parent
-    return found
+    return ranges

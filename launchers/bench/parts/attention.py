@@ -1,4 +1,4 @@
-"""Attention for `gptscale bench parts`: every kernel, with heads as they are and padded in each place that they could be."""
+"""Attention for `gptscale bench parts`: every kernel, with heads as they are and padded wherever they could be."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torch.nn.attention import sdpa_kernel
 
 from gptscale.common.model.attention import BACKENDS
 from gptscale.common.model.gpt import causal_attention
-from gptscale.launchers.bench.parts.ways import Part, Shape, differentiated
+from gptscale.launchers.bench.parts.ways import StepPart, StepShape, differentiated
 
 
-def attention(shape: Shape, heads: int) -> Part:
-    """From the projection's output to the next one's input, so that copies count: heads as they are, or padded.
+def attention(shape: StepShape, heads: int) -> StepPart:
+    """Return attention with `heads` heads, as they are and padded, by every kernel that could run here.
 
-    `wide`: as if the projections themselves had padded heads, which costs matrix products that are not in here.
+    It goes from the projection's output to the next one's input, so that copies count. The ways called `wide` are as if the
+    projections themselves had padded heads, which costs matrix products that are not in here.
     """
     gpt = shape.gpt
     head_dim = gpt.n_embd // heads
@@ -43,27 +44,30 @@ def attention(shape: Shape, heads: int) -> Part:
             way = differentiated(f"{name}, {to} wide", partial(by_kernel, name, scaled), [wide], grad_wide)
             ways.append(way._replace(result=partial(cut, way.run, heads, head_dim)))
     moved = (4 + 8) * shape.rows * gpt.n_embd * shape.dtype.itemsize
-    return Part(f"attention {heads} x {head_dim}", moved, 6.0 * shape.rows * gpt.n_embd * gpt.block_size, ways)
+    return StepPart(f"attention {heads} x {head_dim}", moved, 6.0 * shape.rows * gpt.n_embd * gpt.block_size, ways)
 
 
 def wide_attention(qkv: Tensor, scale: float) -> Tensor:
-    """As causal_attention, of heads whose padding is the caller's, and stays."""
+    """Return attention as causal_attention does, of heads that the caller has padded, and keep their padding.
+
+    qkv: (batch, seq, heads, 3, padded head_dim). Returns (batch, seq, heads x padded head_dim).
+    """
     q, k, v = qkv.permute(3, 0, 2, 1, 4)
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2).flatten(2)
 
 
 def cut(run: Callable[[], Sequence[Tensor]], heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Output and gradient of `wide_attention` without the padding."""
+    """Run `wide_attention` and its backward, and return output and gradient without the padding."""
     y, grad = run()
     return y.unflatten(2, (heads, -1))[..., :head_dim].flatten(2), grad[..., :head_dim]
 
 
 def by_kernel(name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """`function` with attention by the kernel called `name`."""
+    """Call `function` with attention by the kernel called `name`."""
     with sdpa_kernel(BACKENDS[name]) if name != "auto" else nullcontext():
         return function(*inputs)
 
 
-def kernels(shape: Shape) -> list[str]:
-    """Of attention, the fused ones that could run here; whether one takes a shape it says itself."""
+def kernels(shape: StepShape) -> list[str]:
+    """Return the fused kernels of attention that could run here; a kernel itself refuses a shape that it does not take."""
     return ["auto"] if shape.device.type == "cpu" else ["auto", "flash", "cudnn", "efficient"]

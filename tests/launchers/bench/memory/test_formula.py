@@ -18,7 +18,7 @@ from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.settings.run_config import MOMENT_BYTES
 from gptscale.launchers.bench.memory import formula as memory_formula
-from gptscale.launchers.bench.memory.formula import RECIPES, Need, Step, Way, kept_per_token, need
+from gptscale.launchers.bench.memory.formula import RECIPES, Need, Step, WayToFit, kept_per_token, need
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
@@ -71,7 +71,7 @@ def test_the_peak_of_a_step_is_the_predicted_one(shape, mode, state, precision, 
     words = ["--micro-batch-size", "8", "--global-batch-size", "8", "--activation-checkpointing", mode]
     words += ["--optimizer-state", state, "--precision", precision]
     measured, run = peak_bytes([*shape, *words], tmp_path)
-    predicted = need(Step(run.gpt, 8 * run.seq_len, precision, "cpu"), Way("single", mode, state))
+    predicted = need(Step(run.gpt, 8 * run.seq_len, precision, "cpu"), WayToFit("single", mode, state))
     assert predicted.device == pytest.approx(measured, rel=TOLERANCE)
     assert (predicted.host, predicted.disk) == (0, 0)
 
@@ -117,7 +117,8 @@ def test_sixteen_bits_throughout_is_korthikantis_count_without_masks_and_the_att
 def test_state_is_sixteen_bytes_per_parameter_and_smaller_moments_take_less():
     n = GPT.n_params_in_memory
     state = {
-        m: need(Step(GPT, 0, "fp32", "cuda"), Way("single", "full", m)).device / n for m in ("fp32", "bf16", "8bit")
+        m: need(Step(GPT, 0, "fp32", "cuda"), WayToFit("single", "full", m)).device / n
+        for m in ("fp32", "bf16", "8bit")
     }
     extra = 16 * init_tensor("wte.weight", (1, 1), GPT, 0).itemsize / 4  # of the table's second gradient, and a block's
     assert 16 <= state["fp32"] <= 16 + extra / 16
@@ -129,7 +130,7 @@ def test_state_is_sixteen_bytes_per_parameter_and_smaller_moments_take_less():
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
 def test_need_grows_with_the_batch_and_checkpointing_takes_less(recipe, mode):
     def device(tokens, mode=mode):
-        return need(Step(GPT, tokens, "bf16", "cuda"), Way(recipe, mode)).device
+        return need(Step(GPT, tokens, "bf16", "cuda"), WayToFit(recipe, mode)).device
 
     sizes = [device(1024 * batch) for batch in (0, 1, 8, 64, 512)]
     assert sizes == sorted(sizes)
@@ -140,16 +141,16 @@ def test_need_grows_with_the_batch_and_checkpointing_takes_less(recipe, mode):
 def test_what_is_offloaded_lies_on_the_host_and_pinned_memory_is_rounded():
     n, h = GPT.n_params_in_memory, GPT.n_embd
     step, on_cpu = Step(GPT, 1024, "bf16", "cuda"), Step(GPT, 1024, "bf16", "cpu")
-    offload = need(step, Way("zero_offload"))
+    offload = need(step, WayToFit("zero_offload"))
     # two vectors of fp32 and one of 16 bits, each a power of two (6.2 GB in 8 GiB, 3.1 in 4), and the moments as they are
     matrices = 2 * 8 * 2**30 + 4 * 2**30
     assert offload.host == pytest.approx(matrices + 8 * n, rel=0.01)
-    assert need(on_cpu, Way("zero_offload")).host == pytest.approx((4 + 4 + 2 + 8) * n, rel=0.01)
-    assert offload.device < 0.6 * need(step, Way("single")).device
-    sharded = need(step, Way("fsdp_offload"))
+    assert need(on_cpu, WayToFit("zero_offload")).host == pytest.approx((4 + 4 + 2 + 8) * n, rel=0.01)
+    assert offload.device < 0.6 * need(step, WayToFit("single")).device
+    sharded = need(step, WayToFit("fsdp_offload"))
     fc = 4 * 4 * h * h
     assert 2 ** (fc - 1).bit_length() > fc  # else this shape would show nothing
     assert 16 * n < sharded.host < 24 * n
-    assert need(on_cpu, Way("fsdp_offload")).host == pytest.approx(16 * n)
-    assert need(step, Way("zero_infinity")).disk == (12 + 4 + 2) * n
-    assert need(step, Way("single"))[1:] == Need(0, 0.0, 0.0)[1:]
+    assert need(on_cpu, WayToFit("fsdp_offload")).host == pytest.approx(16 * n)
+    assert need(step, WayToFit("zero_infinity")).disk == (12 + 4 + 2) * n
+    assert need(step, WayToFit("single"))[1:] == Need(0, 0.0, 0.0)[1:]

@@ -7,20 +7,16 @@ import pandas as pd
 import pytest
 import torch
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
-from gptscale.common.process.ending import OUT_OF_MEMORY_SIGNS, report
-from gptscale.launchers.bench.memory import command as bench_memory
-from gptscale.launchers.bench.memory import trial as memory_try
-from gptscale.launchers.bench.memory.command import MemoryOptions, search, ways_of
-from gptscale.launchers.bench.memory.formula import Way
-from gptscale.launchers.bench.memory.ladder import read_rows
-from gptscale.launchers.bench.memory.search import GIB, Limits, limits, most_that, next_batch, resident
-from gptscale.launchers.bench.memory.trial import COLUMNS, Job, judge, run_try
+from gptscale.launchers.bench.memory import trial as memory_trial
+from gptscale.launchers.bench.memory.command import MemoryLadderOptions, search, ways_of
+from gptscale.launchers.bench.memory.formula import WayToFit
+from gptscale.launchers.bench.memory.search import GIB, largest_batch, limits, resident
+from gptscale.launchers.bench.memory.trial import COLUMNS, Job, run_try
 from gptscale.launchers.cli import main
 
 WORDS = ["bench", "memory", "--device", "cpu", "--models", "tiny", "--seq-len", "64", "--memory-gib", "1.0"]
-JOB = Job("tiny", Way("single"), 64, "fp32", False, "cpu", "cpu: none", 3)
+JOB = Job("tiny", WayToFit("single"), 64, "fp32", False, "cpu", "cpu: none", 3)
 
 
 @pytest.fixture
@@ -33,32 +29,10 @@ def runs(monkeypatch):
         status = "failed" if batch in settings["fail"] else "oom" if batch >= settings["oom"] else "ok"
         peak = resident(job.need(batch), job.way.recipe) * settings["error"] / GIB
         left = {"peak_rss_gib": str(peak), "tokens_per_s": str(1000.0 + batch)} if status == "ok" else {}
-        return memory_try.row(job, batch, left, status, "" if status == "ok" else f"made to be {status}")
+        return memory_trial.make_row(job, batch, left, status, "" if status == "ok" else f"made to be {status}")
 
-    monkeypatch.setattr(bench_memory, "run_try", fake)
+    monkeypatch.setattr(memory_trial, "run_try", fake)
     return settings
-
-
-@pytest.mark.parametrize("predicted", [1, 7, 60, 100, 1000])
-@pytest.mark.parametrize("true", [0, 1, 5, 64, 90, 700])
-def test_the_search_ends_within_a_sixteenth_of_the_largest(predicted, true):
-    """Where every try beyond it runs out of memory and tells nothing else."""
-    known = {}
-    while (batch := next_batch(known, predicted, 10**5)) is not None:
-        assert batch not in known
-        known[batch] = batch <= true
-        assert len(known) <= 16
-    found = max((b for b, fitted in known.items() if fitted), default=0)
-    assert true - max(1, true // 16) < found <= true or found == true
-    assert true > 0 or min(known) == 1
-
-
-def test_nothing_beyond_what_the_machine_has_is_tried():
-    assert next_batch({}, 100, 40) == 40
-    assert next_batch({40: True}, 100, 40) is None
-    assert next_batch({}, 100, 0) is None
-    assert most_that(lambda batch: batch <= 37) == 37
-    assert most_that(lambda batch: False) == 0
 
 
 @pytest.mark.parametrize("error", [0.9, 1.0, 1.2])
@@ -149,46 +123,30 @@ def test_a_dry_run_predicts_for_a_device_that_is_not_here(runs, capsys):
     assert "gpt3-6.7b single/full/8bit" not in said
 
 
-def test_limits_are_the_machines_and_the_budget_is_the_users(tmp_path):
-    given = limits("cpu", 2.0, 8.0, 5.0, tmp_path / "not yet")
-    assert (given.budget, given.host, given.disk) == (2 * GIB, 8 * GIB, 5 * GIB)
-    mine = limits("cpu", None, None, None, tmp_path)
-    assert mine.host > 0
-    assert mine.disk > 0
-    assert mine.physical().budget == mine.host
-    row = {"status": "ok", "peak_rss_gib": 1.5, "peak_mem_reserved_gib": None}
-    assert given.fits(row)
-    assert not given.fits(row | {"peak_rss_gib": 2.5})
-    assert not given.fits(row | {"status": "oom"})
-    gpu = Limits("cuda", 2.0 * GIB, 8.0 * GIB, 0)
-    assert not gpu.fits(row)
-    assert gpu.fits(row | {"peak_mem_reserved_gib": 1.9})
-
-
 def test_a_batch_that_would_endanger_the_machine_is_not_tried(runs, capsys):
     words = [*WORDS[:-1], "50", "--host-memory-gib", "0.8", "--ways", "single/full/fp32"]
     assert main(words) == 0
-    largest = most_that(lambda batch: resident(JOB.need(batch), "single") <= 0.8 * GIB)
+    largest = largest_batch(lambda batch: resident(JOB.need(batch), "single") <= 0.8 * GIB)
     assert runs["tried"] == [("tiny single/full/fp32", largest)]
     assert f"nothing beyond {largest} was tried" in capsys.readouterr().out
 
 
 def test_the_search_looks_at_the_clock_before_each_try(runs, tmp_path):
     limit = limits("cpu", 1.0, None, None, tmp_path)
-    found = bench_memory.look(JOB, limit, [])
+    job_search = JOB.search(limit, [])
     times = iter([0.0, 0.0, 61.0])
-    search([found], limit, 1.0, lambda: None, lambda: next(times))
+    search([job_search], limit, 1.0, lambda: None, lambda: next(times))
     assert len(runs["tried"]) == 1
-    assert found.why == "not finished: time was up"
+    assert job_search.why == "not finished: time was up"
 
 
 def test_ways_are_words_and_what_is_left_out_means_all():
     assert len(ways_of("single")) == 9
-    assert ways_of("zero_offload/full") == [Way("zero_offload", "full", "fp32")]
+    assert ways_of("zero_offload/full") == [WayToFit("zero_offload", "full", "fp32")]
     assert [way.optimizer_state for way in ways_of("fsdp_offload/full")] == ["fp32", "bf16", "8bit"]
-    default = MemoryOptions().chosen()
+    default = MemoryLadderOptions().chosen()
     assert len(default) == 12
-    assert len(MemoryOptions(ways="single/full,single").chosen()) == 9
+    assert len(MemoryLadderOptions(ways="single/full,single").chosen()) == 9
 
 
 @pytest.mark.parametrize(
@@ -214,43 +172,12 @@ def test_bad_input_is_one_line(words, said, capsys, runs):
     assert runs["tried"] == []
 
 
-def test_another_csv_is_refused(tmp_path):
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="other columns"):
-        read_rows(tmp_path / "x.csv")
-
-
-@pytest.mark.parametrize(
-    ("code", "stderr", "verdict"),
-    [
-        (0, "", ("ok", "")),
-        (1, "noise\ngptscale: error: rank 0: out of memory (x), on this device, lower\n", "oom"),
-        (7, "gptscale: error: rank 0 was killed by SIGKILL, the others were ended\n", "oom"),
-        (2, "gptscale: error: cpu_adam is not compiled, here, gptscale prepare\n", "failed"),
-        (1, "", "failed"),
-    ],
-)
-def test_how_a_run_ended_is_read_from_its_status_and_last_words(code, stderr, verdict):
-    status, why = judge(subprocess.CompletedProcess([], code, "", stderr))
-    assert (status, why) == verdict if code == 0 else status == verdict and why
-
-
-@pytest.mark.parametrize("sign", OUT_OF_MEMORY_SIGNS)
-def test_a_library_without_memory_is_out_of_memory(sign, capsys):
-    """From what the worker meets, by the line it prints, to what the try is called."""
-    noted, status = report(RuntimeError(f"{sign} when calling `cublasCreate(handle)`"), rank=0)
-    status, why = judge(subprocess.CompletedProcess([], status, "", capsys.readouterr().err))
-    assert status == "oom"
-    assert str(noted) in why
-    assert sign in why
-
-
 def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch, tmp_path, capsys):
     def hang(command, **options):
         raise subprocess.TimeoutExpired(command, options["timeout"])
 
     with monkeypatch.context() as patch:
-        patch.setattr(memory_try, "LIMIT_S", 480.0)
+        patch.setattr(memory_trial, "LIMIT_S", 480.0)
         patch.setattr(subprocess, "run", hang)
         row = run_try(replace(JOB, device=device_name(torch.device("cpu"))), 3)
     assert (row["status"], row["why"], row["peak_rss_gib"]) == ("timeout", "took more than 480 s", None)
@@ -260,15 +187,3 @@ def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch,
     assert not runs["tried"]
     assert pd.read_csv(tmp_path / "m.csv").status.tolist() == ["timeout"]
     assert "took more than 480 s" in capsys.readouterr().out
-
-
-def test_a_try_is_a_run_of_the_product(monkeypatch):
-    """As a user would type it, in a process of its own."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    row = run_try(JOB, 2)
-    assert (row["status"], row["why"], row["micro_batch_size"]) == ("ok", "", 2)
-    assert row["tokens_per_s"] > 0
-    assert 0.2 < row["peak_rss_gib"] < 2
-    assert row["peak_mem_reserved_gib"] is None
-    assert all(row[k] == v for k, v in JOB.key().items())
-    assert set(row) == set(COLUMNS) - {"largest"}

@@ -6,13 +6,14 @@ import pandas as pd
 import pytest
 import torch
 
-from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
-from gptscale.launchers.bench.model import ceilings as model_ceilings
+from gptscale.common.process import begin
+from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.launchers.bench import timing
 from gptscale.launchers.bench.parts import attention as parts_attention
 from gptscale.launchers.bench.parts import cases as parts_cases
 from gptscale.launchers.bench.parts import command as bench_parts
-from gptscale.launchers.bench.parts.command import PartsOptions, apart, compare, first_line, peak_gib, resolve
-from gptscale.launchers.bench.parts.ways import Shape, Way
+from gptscale.launchers.bench.parts import measure as parts_measure
+from gptscale.launchers.bench.parts.command import PartsOptions, resolve
 from gptscale.launchers.cli import main
 
 CPU = torch.device("cpu")
@@ -23,9 +24,9 @@ SHAPE = (
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(model_ceilings, "ROUND_S", 1e-4)
-    monkeypatch.setitem(bench_parts.COPY_BYTES, "cpu", 2**20)
-    monkeypatch.setattr(bench_parts, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(timing, "ROUND_S", 1e-4)
+    monkeypatch.setitem(timing.COPY_BYTES, "cpu", 2**20)
+    monkeypatch.setattr(begin, "keep_freed_memory", lambda: None)
     # the compiler's front end, without its back end's minutes of C++
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     yield
@@ -60,7 +61,7 @@ def test_every_way_of_every_part_computes_the_same(dtype, tmp_path, capsys):
     moved = frame[frame.part == "GELU"]
     size = 4 if dtype == "fp32" else 2
     assert (moved.gb_per_s * moved.both_ms * 1e6).tolist() == pytest.approx([5 * 32 * 4 * 128 * size] * len(moved))
-    assert (frame.error <= bench_parts.TOLERANCE[{"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]]).all()
+    assert (frame.error <= parts_measure.TOLERANCE[{"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]]).all()
     said = capsys.readouterr().out
     for word in ("copy ", "of product", "auto, 8 wide", "8bit moments"):
         assert word in said
@@ -80,42 +81,6 @@ def test_a_way_that_computes_something_else_is_an_error_behind_the_table(monkeyp
     assert frame.both_ms.isna()["auto, padded to 8"]
 
 
-def test_a_kernel_that_takes_no_such_shape_and_one_without_memory_are_rows():
-    def refuse():
-        raise RuntimeError("No available kernel. Aborting execution.\nbecause")
-
-    def full():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-
-    one = [torch.ones(3)]
-
-    class OutOfResources(Exception):  # noqa: N818  # as Triton's, which is no RuntimeError
-        pass
-
-    def too_much():
-        raise OutOfResources("out of resource: shared memory, Required: 2, Hardware limit: 1")
-
-    def library():
-        raise RuntimeError("Triton Error [CUDA]: out of memory")
-
-    ways = [
-        Way("triton", too_much),
-        Way("launch", library),
-        Way("cudnn", refuse),
-        Way("math", full),
-        Way("flash", lambda: one),
-        Way("other", lambda: [torch.full((3,), torch.nan)]),
-    ]
-    failures, errors = compare(ways, 1e-4, CPU)
-    assert failures["cudnn"] == "No available kernel. Aborting execution."
-    assert failures["math"] == failures["launch"] == "out of memory"
-    assert failures["triton"] == "OutOfResources: out of resource: shared memory, Required: 2, Hardware limit: 1"
-    assert failures["flash"] == ""
-    assert failures["other"].startswith("differs by nan")
-    assert set(errors) == {"flash", "other"}
-    assert apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == 0.5
-
-
 def test_a_run_that_is_cut_short_leaves_its_whole_parts(monkeypatch, tmp_path):
     def end(shape):
         raise KeyboardInterrupt
@@ -128,20 +93,6 @@ def test_a_run_that_is_cut_short_leaves_its_whole_parts(monkeypatch, tmp_path):
     assert frame.way.tolist() == ["torch", "custom"]
     assert (frame.both_ms > 0).all()
     assert (frame.copy_gb_per_s > 0).all()
-
-
-def test_an_error_without_words_is_still_a_failure():
-    assert first_line(RuntimeError()).startswith("RuntimeError")
-
-
-def test_peak_memory_is_what_lives_at_once():
-    def run():
-        for _ in range(3):
-            a = torch.ones(2**20)
-            a = a + 1
-        return [a]
-
-    assert peak_gib(run, CPU) == pytest.approx(2 * 2**22 / 2**30, rel=0.01)
 
 
 def test_kernels_and_shapes_on_a_gpu(monkeypatch):
@@ -157,16 +108,6 @@ def test_kernels_and_shapes_on_a_gpu(monkeypatch):
     assert len(set(names)) == len(names) > 3
     with pytest.raises(Exception, match="whose module flash_attn_interface is not installed, in --attention"):
         resolve(PartsOptions(flash3=True))
-
-
-def test_heads_of_50_are_padded_to_56_and_64():
-    gpt = GPTConfig(n_layer=1, n_head=2, n_embd=100, block_size=4, vocab_size=11)
-    part = parts_attention.attention(Shape(gpt, 1, torch.float32, CPU, False), gpt.n_head)
-    names = ["auto, as is", "math, as is", "auto, padded to 56", "auto, 56 wide", "auto, padded to 64", "auto, 64 wide"]
-    assert [way.name for way in part.ways] == names
-    assert part.flops == 6 * 4 * 100 * 4
-    failures, _ = compare(part.ways, 1e-5, CPU)
-    assert not any(failures.values())
 
 
 REFUSED = {

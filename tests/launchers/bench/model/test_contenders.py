@@ -1,0 +1,47 @@
+"""Contenders of `gptscale bench model` one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gptscale.common.errors import GptscaleError
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.launchers.bench.model import contenders as model_contenders
+from gptscale.launchers.bench.model.options import ContenderResult, ModelBenchOptions, check_losses, resolve
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=301)
+
+
+def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypatch):
+    """On a CPU, where torch's operations stand for them; an operator that is not the MLP is seen."""
+    monkeypatch.setattr(model_contenders.MLP, "forward", model_contenders.MLP.forward)
+    options = ModelBenchOptions(device="cpu", dtype="bf16", steps=3, threads=1, batch_size=2)
+    bench = dataclasses.replace(resolve(options), gpt=TINY)
+
+    def run(name):
+        torch._dynamo.reset()  # as in a process of its own
+        found = ContenderResult(name)
+        found.add_turn(in_process("gptscale.launchers.bench.model.contenders", bench.task(name, profile=True)))
+        assert found.parts["matrix products"] > 0
+        return found
+
+    single = run("single_compiled")
+    check_losses([single, run("single_epilogues")], 3e-3)
+    right = model_contenders.mlp
+    monkeypatch.setattr(model_contenders, "mlp", lambda *args: -20 * right(*args))
+    with pytest.raises(GptscaleError, match="in single_epilogues and"):
+        check_losses([single, run("single_epilogues")], 3e-3)
+
+
+def test_the_peak_is_that_of_the_warm_up_too(monkeypatch):
+    """A step that is replayed from a CUDA graph allocates nothing."""
+    done = []
+    monkeypatch.setattr(model_contenders, "reset_peak_memory", lambda device: done.append("reset"))
+    data = SimpleNamespace(get=lambda i: done.append(i) or torch.zeros(()))
+    found = model_contenders.timed_steps(lambda loss: loss, data, {"warmup_steps": 2, "steps": 3}, torch.device("cpu"))
+    assert done == ["reset", 0, 1, 2, 3, 4]
+    assert (len(found["step_times_s"]), len(found["losses"])) == (3, 5)

@@ -1,0 +1,31 @@
+"""Both contenders of a case compute the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gptscale.launchers.bench.ops import cases as ops_cases
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops_cases, "POOLED", ((2, 16, 12, 12),))
+    monkeypatch.setattr(ops_cases, "CONVOLVED", ((2, 1, 12, 8, 5, 1, 2, 1), (2, 4, 12, 4, 3, 2, 1, 4)))
+
+
+@pytest.mark.usefixtures("_small")
+def test_contenders_compute_the_same() -> None:
+    seen = set()
+    for case in ops_cases.cases(ops_cases.OPERATORS, ["fp32"], 4, 1.0, CPU):
+        ours, theirs = (found if isinstance(found, tuple) else (found,) for found in (case.ours(), case.torchs()))
+        seen.add((case.operator, case.what.split()[-1]))
+        if case.what.startswith("sigmoid") or (case.operator == "bias_gelu" and len(theirs) != len(ours)):
+            continue  # PyTorch has no sigmoid form; its bias gradient alone is compared in tests/ops
+        for mine, its in zip(ours[:1], theirs[:1], strict=True):
+            torch.testing.assert_close(mine, its, rtol=2e-4, atol=2e-5)
+    assert seen == {(name, way) for name in ops_cases.OPERATORS[:3] for way in ("forward", "backward")} | {
+        ("conv_bias_relu", "forward"), ("conv_bias_relu", "both")
+    }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,31 +11,36 @@ from gptscale.common.engine import Engine
 from gptscale.common.errors import StorageError
 from gptscale.common.settings.run import workload
 from gptscale.launchers.run.preflight import Plan, check_same_work
+from gptscale.results.record.files import warn
 
 # A full disk may get free space while training goes on, so the first failed saves only warn.
 SAVE_MISSES_MAX = 3
 
 
 def resume(plan: Plan, engine: Engine) -> int:
-    """Load the checkpoint that --resume means, the same one on every rank; the step to go on from, 0 without."""
+    """Load the checkpoint that --resume means, the same on every rank, and return the step to go on from.
+
+    Without --resume that is step 0.
+    """
     if plan.resume is None:
         return 0
     if is_deepspeeds_own(plan.resume):
         from gptscale.common.engines.zero.optimizer import load_own
 
         return load_own(engine, plan.resume)
-    reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.run.world.is_main)
+    reader = agreed(plan.resume, lambda reader: check_same_work(reader, plan), is_main=plan.run.world.is_main)
     reader.load_into(engine)
     if plan.run.world.is_main:
-        print(
-            f"resumed from {reader.path}, saved by {reader.manifest['recipe']} on {reader.manifest['world_size']}",
-            flush=True,
-        )
+        origin = f"{reader.manifest['recipe']} on {reader.manifest['world_size']}"
+        print(f"resumed from {reader.path}, saved by {origin}", flush=True)
     return reader.step
 
 
 class Saver:
-    """Saves when it is due; a disk that is full now and then costs a checkpoint, not the run."""
+    """The saving of checkpoints when they are due.
+
+    A disk that is full now and then costs a checkpoint, not the run.
+    """
 
     def __init__(self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None]) -> None:
         self.plan, self.engine, self.folder, self.before, self.misses = plan, engine, folder, before, 0
@@ -46,7 +50,8 @@ class Saver:
         every = run.config.save_every
         if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
             return
-        self.before()  # rows up to this step reach the disk first, so that a resumed CSV has no gap
+        # Rows up to this step reach the disk first, so that a resumed CSV has no gap.
+        self.before()
         facts = {
             "recipe": run.recipe,
             "world_size": run.world.world_size,
@@ -62,8 +67,4 @@ class Saver:
             if last or self.misses >= SAVE_MISSES_MAX:
                 raise
             if run.world.is_main:
-                print(
-                    f"gptscale: warning: {error} (missed {self.misses} of {SAVE_MISSES_MAX})",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                warn(f"{error} (missed {self.misses} of {SAVE_MISSES_MAX})")

@@ -16,18 +16,17 @@ T = TypeVar("T")
 
 
 def parse_run(recipe: str, argv: Sequence[str]) -> tuple[RunConfig, RecipeConfig]:
-    """The run's and the recipe's options from a command line; ConfigError for anything that is not one of them."""
+    """Return the run's and the recipe's options from a command line; ConfigError for a word that is neither."""
     run, recipe_config, _ = parse_launch(recipe, argv, None)
     return run, recipe_config
 
 
 def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tuple[RunConfig, RecipeConfig, T | None]:
-    """As `parse_run`, with the launcher's own options (a dataclass) beside them."""
-    row = get(recipe)
-    config_type: type[RecipeConfig] = getattr(row.load(), row.config)
+    """Do as `parse_run`, and return the launcher's own options, a dataclass, beside them."""
+    row, default = get(recipe), default_recipe_config(recipe)
     fields: list[tuple[str, Any, Any]] = [
         ("run", RunConfig, dataclasses.field(default_factory=RunConfig)),
-        ("recipe", config_type, dataclasses.field(default_factory=lambda: config_type(**row.preset))),
+        ("recipe", type(default), dataclasses.field(default_factory=lambda: default)),
     ]
     if launch is not None:
         fields.append(("launch", launch, dataclasses.field(default_factory=launch)))
@@ -43,8 +42,17 @@ def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tu
     return parsed.run, parsed.recipe, getattr(parsed, "launch", None)
 
 
+def default_recipe_config(recipe: str) -> RecipeConfig:
+    """Return a recipe's options as they are without a command line: their defaults, and what its row fixes.
+
+    Raises ConfigError if its engine is not installed.
+    """
+    row = get(recipe)
+    config: RecipeConfig = getattr(row.load(), row.config)(**row.preset)
+    return config
+
+
 def option_words(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
-    """The words that `parse_run` makes these two configurations of: an option for each field that is not its default."""
-    return changed_options(config, RunConfig()) + changed_options(
-        recipe_config, type(recipe_config)(**get(recipe).preset)
-    )
+    """Return the words that `parse_run` makes these two of: an option for each field that is not its default."""
+    default = type(recipe_config)(**get(recipe).preset)
+    return changed_options(config, RunConfig()) + changed_options(recipe_config, default)

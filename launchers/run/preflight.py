@@ -1,8 +1,9 @@
-"""Everything that can be found wrong before a run starts: no process group, no GPU work, no file created."""
+"""The checks before a run starts, which need no process group, do no GPU work and create no file."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,18 +24,22 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.run import Run, workload
 from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
-from gptscale.recipes import Recipe, get, unsupported
+from gptscale.launchers.run.options import default_recipe_config
+from gptscale.recipes import get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS
 from gptscale.results.record.files import csv_line
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 from gptscale.results.record.wandb_board import check_wandb
 
+# What a run that continues may not change.
+FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
+
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that may start: resolved, and its data open.
+    """A run that may start, with everything resolved and its data open.
 
-    resume: the checkpoint folder to continue from, or the run folder whose newest valid one is meant; None to begin.
+    resume: the checkpoint to continue from, or the folder whose newest valid checkpoint is meant; None to begin.
     """
 
     run: Run
@@ -45,7 +50,7 @@ class Plan:
     resume: Path | None
 
     def batches(self, source: TokenSource, data_rank: int, data_size: int) -> Batches:
-        """The global batches of `source`, as one data rank sees them."""
+        """Return the global batches of `source`, as one data rank sees them."""
         run = self.run
         return Batches(
             source,
@@ -57,7 +62,7 @@ class Plan:
         )
 
     def describe(self) -> list[str]:
-        """What will run, a line each."""
+        """Say what will run, in a few lines."""
         run, gpt = self.run, self.run.gpt
         gflop = model_flops_per_token(gpt, run.seq_len) / 1e9
         return [
@@ -75,85 +80,88 @@ class Plan:
 
 
 def _state_bytes(run: Run) -> float:
-    """Weights and gradients, 4 bytes each, and what a parameter's two moments take."""
+    """Return the bytes of weights and gradients, 4 per parameter each, and of the two moments of each parameter."""
     return (8 + MOMENT_BYTES[run.config.optimizer_state]) * run.gpt.n_params
 
 
 def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
-    """Check a run and resolve it; every GptscaleError is found here or is not the user's to prevent."""
-    row = get(recipe)
-    config = _with_axes(recipe, row, config, world)
-    if row.needs_cuda and world.device.type != "cuda":
-        raise ConfigError(
-            f"{recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
-        )
+    """Resolve a run and check it, so that errors which the user can prevent are found before anything starts."""
+    config = _with_axes(recipe, config, world)
     run = Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, world), world)
-    for check in (check_precision, check_attention, check_compile):
+    for check in (
+        _check_device,
+        check_precision,
+        check_attention,
+        check_compile,
+        _check_wandb,
+        functools.partial(_check_recipe, recipe_config),
+        check_shapes,
+        _check_results_folder,
+        recipe_config.check,
+    ):
         check(run)
-    if config.wandb:
-        check_wandb()
-    unsupported.check(recipe, config, recipe_config)
-    row.check_imports()
-    if lacking := recipe_config.lacks():
-        raise lacking
-    check_shapes(run)
-    check_results_folder(
-        config.out, config.run_name, "summary.csv", csv_line(SUMMARY_COLUMNS), resumes=config.resume is not None
-    )
-    recipe_config.check(run)
     source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
     plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config))
-    plan.batches(train, 0, run.batch.dp_size)  # its own checks: long enough for one sequence, batch divisible
+    # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
+    plan.batches(train, 0, run.batch.dp_size)
     if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
         check_same_work(Reader(plan.resume).verify(), plan)
     return plan
 
 
 def why_not_here(recipe: str, *, cuda: bool = True) -> str | None:
-    """Why a recipe cannot run on this machine (without `cuda`: on its CPUs), or None if it can."""
+    """Return why a recipe cannot run on this machine (without `cuda`: on its CPUs), or None if it can."""
     row = get(recipe)
     try:
-        lacking = getattr(row.load(), row.config)(**row.preset).lacks()
+        lack = default_recipe_config(recipe).lacks()
         row.check_imports()
     except ConfigError as error:
         return str(error)
     if row.needs_cuda and not (cuda and torch.cuda.is_available()):
         return "needs a CUDA device"
-    return str(lacking) if lacking else None
+    return str(lack) if lack else None
 
 
-def _with_axes(recipe: str, row: Recipe, config: RunConfig, world: World) -> RunConfig:
-    """The run's options with tp_size and pp_size resolved: as said, else 1, else (a recipe's first axis) what is left."""
-    world_size = world.world_size
-    if not row.axes and world_size > 1:
+def _with_axes(recipe: str, config: RunConfig, world: World) -> RunConfig:
+    """Return the run's options with tp_size and pp_size resolved.
+
+    Each is what the user asked for. An axis without a size gets 1, except a recipe's first axis, which gets all processes
+    that remain.
+    """
+    axes, world_size = get(recipe).axes, world.world_size
+    if not axes and world_size > 1:
         raise ConfigError(
             f"{recipe} is one process, not {world_size}", "in --nproc", "use --nproc 1, or recipe ddp or fsdp"
         )
     sizes = {"tp": config.tp_size, "pp": config.pp_size}
     for axis, size in sizes.items():
-        if size is not None and size > 1 and axis not in row.axes:
+        if size is not None and size > 1 and axis not in axes:
             raise ConfigError(
                 f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1"
             )
-    said = math.prod(size or 1 for size in sizes.values())
-    if world_size % said:
-        below, above = world_size // said * said, -(-world_size // said) * said
+    model_size = math.prod(size or 1 for size in sizes.values())
+    if world_size % model_size:
+        below = world_size // model_size * model_size
+        above = below + model_size
         fits = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(f"world {world_size} is not divisible by tp*pp={said}", "in --nproc", f"use nproc {fits}")
-    if row.axes and sizes.get(row.axes[0], 1) is None:
-        sizes[row.axes[0]], said = world_size // said, world_size
-    if world_size > said and "dp" not in row.axes:
         raise ConfigError(
-            f"{recipe} has no dp axis for {world_size // said} times {' x '.join(f'{a} {s or 1}' for a, s in sizes.items())}",
+            f"world {world_size} is not divisible by tp*pp={model_size}", "in --nproc", f"use nproc {fits}"
+        )
+    if axes and sizes.get(axes[0], 1) is None:
+        sizes[axes[0]], model_size = world_size // model_size, world_size
+    if world_size > model_size and "dp" not in axes:
+        mesh = " x ".join(f"{axis} {size or 1}" for axis, size in sizes.items())
+        raise ConfigError(
+            f"{recipe} has no dp axis for {world_size // model_size} times {mesh}",
             "in --nproc",
-            f"use --nproc {said}, or recipe hybrid_3d",
+            f"use --nproc {model_size}, or recipe hybrid_3d",
         )
     return dataclasses.replace(config, tp_size=sizes["tp"] or 1, pp_size=sizes["pp"] or 1)
 
 
 def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, world: World) -> BatchPlan:
-    """The batch arithmetic; a pipeline wants micro-batches where nothing is said of them."""
+    """Return the batch arithmetic, in which a pipeline gets several micro-batches unless the options give their number."""
     pp_size = config.pp_size or 1
     dp_size = world.world_size // ((config.tp_size or 1) * pp_size)
     global_batch_size, accumulation = config.global_batch_size, config.grad_accum_steps
@@ -167,6 +175,32 @@ def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, world: World) ->
         micro_batch_size=config.micro_batch_size,
         grad_accum_steps=accumulation,
     )
+
+
+def _check_device(run: Run) -> None:
+    if get(run.recipe).needs_cuda and run.world.device.type != "cuda":
+        raise ConfigError(
+            f"{run.recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
+        )
+
+
+def _check_wandb(run: Run) -> None:
+    if run.config.wandb:
+        check_wandb()
+
+
+def _check_recipe(recipe_config: RecipeConfig, run: Run) -> None:
+    """Raise ConfigError if the recipe does not work with the run's options, or its engine is not here."""
+    unsupported.check(run.recipe, run.config, recipe_config)
+    get(run.recipe).check_imports()
+    if lack := recipe_config.lacks():
+        raise lack
+
+
+def _check_results_folder(run: Run) -> None:
+    out, name = run.config.out, run.config.run_name
+    resumes = run.config.resume is not None
+    check_results_folder(out, name, "summary.csv", csv_line(SUMMARY_COLUMNS), resumes=resumes)
 
 
 def _resume_path(config: RunConfig) -> Path | None:
@@ -186,20 +220,12 @@ def _resume_path(config: RunConfig) -> Path | None:
 
 
 def check_same_work(reader: Reader, plan: Plan) -> None:
-    """CheckpointError unless the saved run had this model, optimizer, seed and data; steps and rates may change."""
-    saved, ours = reader.manifest["workload"], workload(plan.run, plan.fingerprint)
-    fixed = [
-        "n_layer",
-        "n_head",
-        "n_embd",
-        "vocab_size",
-        "activation",
-        "optimizer",
-        "seed",
-        "seq_len",
-        "global_batch_size",
-    ]
-    if different := [f"{k} {saved.get(k)} there, {ours[k]} here" for k in fixed if saved.get(k) != ours[k]]:
+    """Raise CheckpointError unless the saved run had this model, optimizer, seed and data.
+
+    Steps and learning rates may change.
+    """
+    saved, current = reader.manifest["workload"], workload(plan.run, plan.fingerprint)
+    if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
     if saved.get("data_fingerprint") != plan.fingerprint and not plan.run.config.allow_data_change:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What a run leaves beside its steps: run.json at its start, one summary row and status.json at its end, whatever the end."""
+"""The record of a run beside its steps: run.json at its start, one summary row and status.json at its end."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fa
 
 
 def new_run_id(recipe: str) -> str:
-    """A name for a run that was given none: recipe, UTC time, and four digits against twins."""
+    """Return a name for a run that was given none: recipe, UTC time, and four random digits against twins."""
     return f"{recipe}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
 
 
 class RunRecord:
-    """The folder of a run, held by this run alone while it lasts; rank 0 writes.
+    """The folder of a run, locked by this run while it lasts, into which rank 0 writes.
 
-    recorder: set once it exists, so that even a failed run's row holds what was measured before. offload,
-    bubble: after the last step.
+    recorder: set once it exists, so that even the row of a failed run holds what was measured before. offload, bubble: set
+    after the last step.
     """
 
     def __init__(self, plan: Plan, run_id: str) -> None:
@@ -59,7 +59,8 @@ class RunRecord:
             write_json(self.folder / "run.json", run_json(self.plan, self.run_id))
             for line in emulation(self.plan.run):
                 print(line, flush=True)
-        gather_objects(None)  # the folder exists before any other rank goes on
+        # The folder must exist before any other rank goes on.
+        gather_objects(None)
         return self
 
     def __exit__(
@@ -68,16 +69,18 @@ class RunRecord:
         self._stack.close()
 
     def finish(self, status: str, error: BaseException | str = "") -> None:
-        """Leave the row; after a failure this rank's own memory must do, since its peers may be gone."""
+        """Write the row, the status and the closing lines.
+
+        After a failure they hold this rank's figures only, since its peers may be gone.
+        """
         run = self.plan.run
-        mine = peak_memory(run.world.device)
+        own = (peak_memory(run.world.device), self.offload, self.bubble)
         together = status in ("ok", "interrupted")
-        seen = (mine, self.offload, self.bubble)
-        told = gather_objects(seen) if together else [seen]
+        of_ranks = gather_objects(own) if together else [own]
         if not run.world.is_main:
             return
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        memories, offloads, bubbles = zip(*told, strict=True)
+        memories, offloads, bubbles = zip(*of_ranks, strict=True)
         row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         row |= bubble_figures(bubbles, self.recorder) if together else {}
         path = append_summary(run.config.out, row)
@@ -88,34 +91,42 @@ class RunRecord:
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:
-    """Bytes: the most of any rank; rates: the slowest's; waiting: the most of any rank, as a share of the timed steps."""
-    known = [o for o in offloads if o is not None]
-    if not known or recorder is None:
+    """Return the columns on offload.
+
+    Bytes are the most of any rank, rates the slowest rank's, and waiting is the most of any rank as a share of the timed
+    steps.
+    """
+    measured = [o for o in offloads if o is not None]
+    if not measured or recorder is None:
         return {}
     n, total_s = len(recorder.step_times_s), sum(recorder.step_times_s)
-    reads = [o.read_bytes_per_s for o in known if o.read_bytes_per_s]
-    writes = [o.write_bytes_per_s for o in known if o.write_bytes_per_s]
+    reads = [o.read_bytes_per_s for o in measured if o.read_bytes_per_s]
+    writes = [o.write_bytes_per_s for o in measured if o.write_bytes_per_s]
     return {
-        "offload_cpu_gib": max(o.cpu_bytes for o in known) / 2**30,
-        "offload_disk_gib": max(o.disk_bytes for o in known) / 2**30,
+        "offload_cpu_gib": max(o.cpu_bytes for o in measured) / 2**30,
+        "offload_disk_gib": max(o.disk_bytes for o in measured) / 2**30,
         "offload_read_gib_per_s": min(reads) / 2**30 if reads else None,
         "offload_write_gib_per_s": min(writes) / 2**30 if writes else None,
-        "offload_wait_fraction": max(sum(o.waits_s[-n:]) for o in known) / total_s if n else None,
+        "offload_wait_fraction": max(sum(o.waits_s[-n:]) for o in measured) / total_s if n else None,
     }
 
 
 def bubble_figures(bubbles: Sequence[Bubble | None], recorder: Recorder | None) -> dict[str, Any]:
-    """Share of the timed steps' schedules in which a rank computed nothing, over all ranks; and the schedule's own."""
-    known = [b for b in bubbles if b is not None]
-    if not known or recorder is None:
+    """Return the columns on the pipeline bubble.
+
+    That is the share of the timed steps in which ranks computed nothing, over all ranks, and the same by the schedule alone.
+    """
+    measured = [b for b in bubbles if b is not None]
+    if not measured or recorder is None:
         return {}
     n = len(recorder.step_times_s)
-    busy_s, span_s = (sum(sum(getattr(b, field)[-n:]) for b in known) for field in ("busy_s", "span_s"))
-    return {"bubble_fraction": 1 - busy_s / span_s if n else None, "bubble_fraction_theory": known[0].theory}
+    busy_s = sum(sum(b.busy_s[-n:]) for b in measured)
+    span_s = sum(sum(b.span_s[-n:]) for b in measured)
+    return {"bubble_fraction": 1 - busy_s / span_s if n else None, "bubble_fraction_theory": measured[0].theory}
 
 
 def identity(plan: Plan, run_id: str) -> dict[str, Any]:
-    """The columns that are known before the first step."""
+    """Return the columns that are known before the first step."""
     run = plan.run
     config, world = run.config, run.world
     engine = get(run.recipe).engine
@@ -157,14 +168,14 @@ def identity(plan: Plan, run_id: str) -> dict[str, Any]:
 
 
 def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
-    """The measured columns; empty if the run ended before its first step."""
+    """Return the measured columns, none if the run ended before its first step."""
     if recorder is None:
         return {}
     return {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last} | dataclasses.asdict(recorder.speed())
 
 
 def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
-    """The resolved configuration and the environment, for whoever wants to repeat the run."""
+    """Return the resolved configuration and the environment, for whoever wants to repeat the run."""
     run = plan.run
     work = workload(run, plan.fingerprint)
     options = option_words(run.recipe, run.config, plan.recipe_config)
@@ -185,13 +196,13 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "device": device_name(run.world.device),
-            "packages": {n: v for n in PACKAGES if (v := version(n))},
+            "packages": {name: installed for name in PACKAGES if (installed := version(name))},
         },
     }
 
 
 def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
-    """The block that ends a run."""
+    """Print the block of lines that ends a run."""
 
     def shown(key: str, form: str, unit: str = "") -> str:
         value = row.get(key)
@@ -208,24 +219,24 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
             speed += f"fp8 {rate} TFLOP/s per device as bf16 counts, mixed peak {share}"
         else:
             speed += f"{shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
-    also = ""
+    optional = ""
     if row.get("offload_cpu_gib") is not None:
-        also = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+        optional = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
         if row["offload_disk_gib"]:
-            also += (
+            optional += (
                 f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
                 f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
             )
-        also += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
+        optional += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
     if row.get("bubble_fraction") is not None:
         idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
-        also += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
+        optional += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
         f"  speed   {speed}\n"
         f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
         f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
-        f"{also}"
+        f"{optional}"
         f"  files   {folder}\n"
         f"  row     {csv}    (gptscale compare {csv.parent})",
         flush=True,

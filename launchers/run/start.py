@@ -1,4 +1,4 @@
-"""From resolved options to finished processes on this machine: plan, name, launch, and never a run without a row."""
+"""Starting a run on this machine: check it, name it, launch its processes, and never leave it without a row."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from gptscale.results.record.launch_with_row import launch_with_row
 
 
 def default_nproc(recipe: str, config: RunConfig) -> int:
-    """One process per visible GPU, one on a CPU, one for a recipe that splits nothing."""
+    """Return one process per visible GPU, but one on a CPU and one for a recipe that splits nothing."""
     return torch.cuda.device_count() if uses_cuda(config) and get(recipe).axes else 1
 
 
 def uses_cuda(config: RunConfig) -> bool:
-    """Whether a run with these options goes to GPUs."""
+    """Return whether a run with these options uses GPUs."""
     return config.device != "cpu" and torch.cuda.is_available()
 
 
 def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:
-    """Everything that can be checked before processes start."""
+    """Resolve and check a run of `nproc` local processes before they start."""
     return preflight(recipe, config, recipe_config, world_of(config.device, config.dist_timeout_s, nproc))
 
 
 def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> int:
-    """Check, launch, wait; the run's exit status. A run whose rank 0 was killed gets its row from here."""
+    """Check a run, launch it, wait for it, and return its exit status.
+
+    A run whose rank 0 was killed gets its row from here.
+    """
     plan_run(recipe, config, recipe_config, nproc)
     name = config.run_name or new_run_id(recipe)
     command = worker_command(recipe, dataclasses.replace(config, run_name=name), recipe_config)
@@ -42,13 +45,13 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
 
 
 def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
-    """What each rank executes."""
+    """Return the command that each rank executes."""
     python = environments.python(get(recipe).environment)
     return [python, "-u", "-m", "gptscale.recipes", recipe, *option_words(recipe, config, recipe_config)]
 
 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:
-    """The same run by hand, under torchrun."""
+    """Return the command that starts the same run by hand, under torchrun."""
     row = get(recipe)
     starter = ["torchrun", "--standalone", "--nproc-per-node", str(nproc)] if row.axes else ["python"]
     if not environments.is_inside(row.environment):

@@ -1,4 +1,4 @@
-"""The worker: what every process of a run does, from its command line to its exit status."""
+"""The worker, which every process of a run executes, from its command line to its exit status."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     except GptscaleError as error:
         if rank == 0:
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)  # whatever its kind: nothing ran, nothing was created
+        # 2 for every kind of error, since nothing ran and nothing was created.
+        sys.exit(2)
     share_cores()
     status = work(plan)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Everything is on disk. The interpreter's own teardown would only add ways to hang on a peer that is gone, or to abort
-    # in a library's thread that is still alive (seen with gloo, now and then, as "terminate called without ...").
+    # Everything is on disk. The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's
+    # thread that is still alive, which happens now and then with gloo ("terminate called without ...").
     os._exit(status)
 
 
 def work(plan: Plan) -> int:
-    """Train as planned, leave the row and the files; returns the exit status."""
+    """Train as planned, leave the row and the files, and return the exit status."""
     world = plan.run.world
     keep_freed_memory()
     record: RunRecord | None = None
@@ -60,16 +61,18 @@ def work(plan: Plan) -> int:
             stopped = _train(plan, record)
             record.finish("interrupted" if stopped else "ok")
             return PREEMPTED_EXIT_STATUS if stopped else 0
-        except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
-            noted, status = report(error, world.rank)
+        except BaseException as error:
+            # Whatever the error was, the row must be left. Nothing is swallowed.
+            reason, status = report(error, world.rank)
             if record is not None:
-                record.finish("oom" if is_out_of_memory(error) else "failed", noted)
-            stack.pop_all()  # after a failure nothing is torn down, see process_group
+                record.finish("oom" if is_out_of_memory(error) else "failed", reason)
+            # After a failure nothing is torn down, see process_group.
+            stack.pop_all()
             return status
 
 
 def check_same_options(plan: Plan) -> None:
-    """ConfigError if a rank was started with other options or data than rank 0."""
+    """Raise ConfigError if a rank was started with other options or data than rank 0."""
     hashes = gather_objects(workload_hash(workload(plan.run, plan.fingerprint)))
     if others := [rank for rank, h in enumerate(hashes) if h != hashes[0]]:
         raise ConfigError(
@@ -78,12 +81,11 @@ def check_same_options(plan: Plan) -> None:
 
 
 def _train(plan: Plan, record: RunRecord) -> bool:
-    """Build, resume, run the loop; whether it stopped early because it was asked to."""
+    """Build the engine, resume, run the loop, and return whether it stopped early because it was asked to."""
     run = plan.run
     with ExitStack() as stack:
-        stop = stack.enter_context(
-            StopRequest()
-        )  # before the engine: what it puts on disk must be deleted whenever it ends
+        # Before the engine, because what the engine puts on disk must be deleted whenever the run ends.
+        stop = stack.enter_context(StopRequest())
         engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
         stack.callback(engine.close)
         return _train_with(engine, plan, record, stop)
@@ -118,5 +120,6 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             stop_requested=stop,
         )
     record.offload, record.bubble = engine.offload(), engine.bubble()
-    gather_objects(None)  # nobody closes, and deletes files, while another still counts them
+    # No rank closes its engine, which may delete files, while another still counts them.
+    gather_objects(None)
     return last < run.config.steps

@@ -59,7 +59,7 @@ def collect(rows: Iterable[Mapping[str, Any]], csv: Path | None, **shared: Any) 
 
 
 def write_csv(frame: pd.DataFrame, csv: Path | None) -> None:
-    """Write the frame to the file, whole or not at all; do nothing without a file."""
+    """Write the frame to the file, whole or not at all, and do nothing without a file."""
     from gptscale.results.record.files import replace_file
 
     if csv is not None:

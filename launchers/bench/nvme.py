@@ -12,22 +12,25 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero.swap_folder import check_folder
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.launchers.bench.timing import matmul_rate
 
-FILE_BYTES = 2**28  # one file; several, so that a cache in the disk does not decide
+# bytes of one file; there are several, so that a cache in the disk does not decide
+FILE_BYTES = 2**28
 N_FILES = 4
-WEIGHT_BYTES = 2  # of the weights computed with, in bf16
+# bytes of a weight that is computed with, in bf16
+WEIGHT_BYTES = 2
 
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    """GiB/s through DeepSpeed's aio_handle, O_DIRECT where the file system has it."""
+    """The GiB/s through DeepSpeed's aio_handle, with O_DIRECT where the file system has it."""
 
     read_gib_per_s: float
     write_gib_per_s: float
 
 
 def measure(folder: Path) -> DiskSpeed:
-    """Write and read 1 GiB in files that are deleted again.
+    """Write and read 1 GiB in files that are deleted again, and return the speed of both.
 
     Raises ConfigError for a folder that is missing, not writable or too full, or when async_io is not compiled.
     """
@@ -38,7 +41,8 @@ def measure(folder: Path) -> DiskSpeed:
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     module = AsyncIOBuilder().load()
-    handle = module.aio_handle(2**20, 32, False, True, 4)  # block size, queue depth, single submit, overlap, threads
+    # block size, queue depth, single submit, overlap, threads
+    handle = module.aio_handle(2**20, 32, False, True, 4)
     buffer = handle.new_cpu_locked_tensor(FILE_BYTES, torch.empty(0, dtype=torch.uint8))
     buffer.random_(0, 255)
     files = [folder / f".gptscale-doctor-{i}.tmp" for i in range(N_FILES)]
@@ -58,25 +62,16 @@ def measure(folder: Path) -> DiskSpeed:
     return DiskSpeed(gib / read_s, gib / written_s)
 
 
-def gemm_tflops(device: torch.device, seconds: float = 1.0) -> float:
-    """What the device's matrix products reach in bf16 (fp32 on a CPU), measured for about `seconds`."""
-    n, dtype = (4096, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
-    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    (a @ b).sum().item()
-    runs, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        for _ in range(10):
-            a @ b
-        (a @ b).sum().item()
-        runs += 11
-    return 2 * n**3 * runs / (time.perf_counter() - began) / 1e12
+def gemm_tflops(device: torch.device) -> float:
+    """Return the TFLOP/s of a matrix product in bf16, on a CPU in fp32."""
+    return matmul_rate(torch.bfloat16 if device.type == "cuda" else torch.float32, device) / 1e3
 
 
 def verdict(gpt: GPTConfig, disk: DiskSpeed, tflops: float) -> str:
-    """How many tokens an optimizer step needs on this machine before the disk is not what it waits for.
+    """Return in words how many tokens an optimizer step needs on this machine so that it does not wait for the disk.
 
-    A step reads optimizer state, gradients and twice the weights, (12 + 4 + 2b) N bytes, and writes them once,
-    (12 + 4 + b) N (ZeRO-Infinity, arXiv 2104.07857, section 4, with one micro-batch).
+    With b bytes of a weight, a step reads optimizer state, gradients and twice the weights, (12 + 4 + 2b) N bytes, and writes
+    them once, (12 + 4 + b) N bytes (ZeRO-Infinity, arXiv 2104.07857, section 4, with one micro-batch).
     """
     n = gpt.n_params_in_memory
     read_s = (16 + 2 * WEIGHT_BYTES) * n / 2**30 / disk.read_gib_per_s

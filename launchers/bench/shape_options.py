@@ -1,4 +1,4 @@
-"""The options by which a bench gets a model's shape and a device; `bench model` and `bench parts` add their own."""
+"""The options by which a bench gets a model's shape and a device, to which a bench adds its own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ShapeOptions:
         check_ranges(self, {name: (1, self.HIGHEST.get(name, 10**6)) for name in numbers})
 
     def on_cuda(self) -> bool:
-        """Return whether to measure on CUDA; ConfigError if it was asked for and is not there."""
+        """Return whether to measure on CUDA, or raise ConfigError if it was asked for and is not there."""
         import torch
 
         is_available = torch.cuda.is_available()
@@ -72,7 +72,7 @@ class ShapeOptions:
 
 
 def check_bf16(dtype: str, cuda: bool, instead: str) -> None:
-    """Raise ConfigError for bf16 on a GPU that emulates it; `instead` is the dtype to use there."""
+    """Raise ConfigError for bf16 on a GPU that emulates it, with the advice to use the dtype `instead`."""
     import torch
 
     from gptscale.common.measure.devices import supports_bf16

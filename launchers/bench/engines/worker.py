@@ -88,7 +88,7 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
 
 
 def main(task: str) -> None:
-    """Compare the loops of a task in JSON; rank 0 leaves its row in the task's folder."""
+    """Compare the loops of a task in JSON, whose folder rank 0 leaves its row in."""
     name, rounds, model, n_embd, folder = json.loads(task)
     row = compare(name, rounds, model, n_embd, Path(folder))
     if os.environ["RANK"] == "0":

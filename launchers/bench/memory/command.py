@@ -92,7 +92,7 @@ class MemoryLadderOptions:
                 raise ConfigError(f"{path} is no folder", f"in {option}", "make it first")
 
     def chosen(self) -> list[WayToFit]:
-        """Return the ways, each once; ConfigError for a word that is none."""
+        """Return the ways, each once, or raise ConfigError for a word that is none."""
         return list(dict.fromkeys(way for word in self.ways.split(",") for way in ways_of(word)))
 
 
@@ -167,7 +167,7 @@ def search(
     save: Callable[[], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Try batches until each job's largest is known, or one fails, or time is up; call `save` after each try."""
+    """Try batches until each job's largest is known, or a try fails, or time is up, and call `save` after each."""
     from gptscale.launchers.bench.memory.trial import run_try
 
     began = clock()

@@ -47,7 +47,7 @@ class WayToFit(NamedTuple):
 
 
 class Need(NamedTuple):
-    """Peak bytes of one process; device and host are one memory on a CPU."""
+    """Peak bytes of one process, whose device and host are one memory on a CPU."""
 
     device: float
     host: float
@@ -104,7 +104,7 @@ class RecipeBytes:
 
 
 def need(step: Step, way: WayToFit) -> Need:
-    """Return the peak bytes of `step` done in `way`; KeyError for a recipe that is not in RECIPES.
+    """Return the peak bytes of `step` done in `way`, or raise KeyError for a recipe that is not in RECIPES.
 
     Besides the building of the engine, the peak is the highest of five moments: inside the loss, when backward begins, in the
     last block's backward, in the first block's, and when the table's two gradients are added. Between the last and the first

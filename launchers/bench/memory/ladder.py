@@ -1,4 +1,4 @@
-"""The figures of the memory ladder: the line of each job, the largest model of each way, Markdown, and a frame of all tries."""
+"""The figures of the memory ladder: a line for each job, the largest model of each way, and all tries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ LEFT = ("model", "recipe", "checkpointing", "moments", "fits")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the tries in a CSV that an earlier call wrote, none if it does not exist; ConfigError for another file."""
+    """Return the tries in a CSV that an earlier call wrote, none if it does not exist.
+
+    Raise ConfigError for another file.
+    """
     if not path.exists():
         return []
     frame = pd.read_csv(
@@ -33,13 +36,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def rows_of_other_jobs(rows: Sequence[Mapping[str, Any]], jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """Return the rows of another model, way, device or version than those of the jobs; they stay in the file."""
+    """Return the rows of another model, way, device or version than the jobs', which stay in the file."""
     return [dict(row) for row in rows if not any(job.owns(row) for job in jobs)]
 
 
 @dataclass
 class Ladder:
-    """All searches within `limit`; others: rows of the same file that belong to none of them."""
+    """All searches within `limit`.
+
+    others: rows of the same file that belong to none of them.
+    """
 
     searches: Sequence[JobSearch]
     limit: Limits
@@ -116,7 +122,7 @@ class Ladder:
         return text
 
     def frame(self) -> pd.DataFrame:
-        """Return all tries; the column `largest` marks each job's largest batch that fitted."""
+        """Return all tries, where the column `largest` marks each job's largest batch that fitted."""
         rows = list(self.others)
         for search in self.searches:
             best = search.best(self.limit)

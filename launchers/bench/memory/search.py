@@ -40,7 +40,7 @@ class Limits:
     disk: float
 
     def lack(self, need: Need, recipe: str) -> str:
-        """Return which memory is too small for `need`, and by how much; empty if all of it fits."""
+        """Return which memory is too small for `need`, and by how much, or nothing if all of it fits."""
         if self.device_type == "cpu":
             needs = {"memory": (resident(need, recipe), min(self.budget, self.host))}
         else:
@@ -94,7 +94,10 @@ def measured_gib(row: Mapping[str, Any], device_type: str) -> float | None:
 def limits(
     device_type: str, memory_gib: float | None, host_memory_gib: float | None, disk_gib: float | None, files: Path
 ) -> Limits:
-    """Return this machine's limits, or what the user says of them; `files`: the folder that zero_infinity would use."""
+    """Return this machine's limits, or what the user says of them.
+
+    files: the folder that zero_infinity would use.
+    """
     memory = psutil.virtual_memory()
     host = memory.available if host_memory_gib is None else host_memory_gib * GIB
     if memory_gib is not None:
@@ -109,7 +112,10 @@ def limits(
 
 
 def largest_batch(fits: Callable[[int], bool]) -> int:
-    """Return the largest batch for which `fits` holds, which must hold for all smaller ones; 0 if none."""
+    """Return the largest batch for which `fits` holds, or 0 if there is none.
+
+    It must hold for all smaller batches too.
+    """
     low, high = 0, BATCH_MOST + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -43,7 +43,10 @@ COLUMNS = [*KEY, "micro_batch_size", "status", "why", "largest", *FIGURES, "pred
 
 @dataclass(frozen=True)
 class Job:
-    """A model and a way to train it, which is what its tries have in common; device: the name of the device they run on."""
+    """A model and a way to train it, which is what its tries have in common.
+
+    device: the name of the device that they run on.
+    """
 
     model: str
     way: WayToFit
@@ -65,7 +68,7 @@ class Job:
         return RunConfig(model=self.model, seq_len=self.seq_len).gpt()
 
     def need(self, batch: int) -> Need:
-        """Return the predicted bytes of a step of `batch` sequences; 0 leaves what does not depend on the batch."""
+        """Return the predicted bytes of a step of `batch` sequences, where 0 leaves what does not depend on them."""
         return need(Step(self.gpt, batch * self.seq_len, self.precision, self.device_type), self.way)
 
     def key(self) -> dict[str, Any]:
@@ -123,7 +126,7 @@ class JobSearch:
 
     @property
     def failure(self) -> str:
-        """Return why a try failed for another reason than memory; empty if none did."""
+        """Return why a try failed for another reason than memory, empty if none did."""
         return next((row["why"] or "failed" for row in self.tries if row["status"] in UNKNOWN), "")
 
     def fitted(self, limit: Limits) -> dict[int, bool]:
@@ -136,13 +139,13 @@ class JobSearch:
         return largest_batch(lambda batch: not physical.lack(self.job.need(batch), recipe))
 
     def next_batch(self, limit: Limits) -> int | None:
-        """Return the batch to try next; None once the largest is found or a try failed."""
+        """Return the batch to try next, or None once the largest is found or a try failed."""
         if self.failure:
             return None
         return next_batch(self.fitted(limit), self.predicted, self.most(limit), self.aim(limit))
 
     def aim(self, limit: Limits) -> int | None:
-        """Return the batch whose measured peak should meet the budget; None without any measured peak.
+        """Return the batch whose measured peak should meet the budget, or None without any measured peak.
 
         Between two peaks it lies on a straight line. With peaks on one side only, the prediction is moved by its error there.
         """
@@ -168,7 +171,7 @@ class JobSearch:
 
 
 def engine_version(recipe: str) -> str:
-    """Return the version of the engine installed for a recipe; empty if none is, which the run itself will say."""
+    """Return the version of the engine installed for a recipe, empty if none is, as the run itself will say."""
     try:
         return importlib.metadata.version(get(recipe).engine)
     except importlib.metadata.PackageNotFoundError:
@@ -219,7 +222,7 @@ def last_row(summary: Path) -> dict[str, str]:
 
 
 def make_row(job: Job, batch: int, summary: Mapping[str, str], status: str, why: str) -> dict[str, Any]:
-    """Return the row of a try; `summary`: the row that the run itself left."""
+    """Return the row of a try, made from `summary`, the row that the run itself left."""
     figures = {name: float(summary[name]) if summary.get(name) else None for name in FIGURES}
     predicted = {"predicted_gib": predicted_gib(job.need(batch), job.way.recipe, job.device_type)}
     cells = {"micro_batch_size": batch, "status": status, "why": why[:300], "steps": job.steps}

@@ -54,7 +54,10 @@ BETAS = (0.9, 0.95)
 
 
 class Contender(NamedTuple):
-    """A function that takes one optimizer step on a batch and returns its loss; engine: the package's own, if it has one."""
+    """A function that takes one optimizer step on a batch and returns its loss.
+
+    engine: the package's own, if the contender has one.
+    """
 
     step: Callable[[Batch], Tensor]
     engine: TorchEngine | None = None
@@ -202,7 +205,10 @@ def minimal(task: dict[str, Any], *, compile: bool = False) -> Contender:
 
 @torch.no_grad()
 def take_weights(model: MinimalGPT, gpt: GPT) -> None:
-    """Fill the hand-written model with our weights; its rows of query, key and value are in transformers' order."""
+    """Fill the hand-written model with our weights.
+
+    Its rows of query, key and value are in transformers' order.
+    """
     sources, targets = dict(gpt.named_parameters()), dict(model.named_parameters())
     names = {"attn.qkv": "c_attn", "attn.proj": "attn_proj", "mlp.fc": "c_fc", "mlp.proj": "mlp_proj"}
     for name, _, _ in name_pairs(gpt.config.n_layer):
@@ -276,7 +282,7 @@ def train(task: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
-    """Run one turn of a contender or of the ceilings; the result's `status` is ok or oom."""
+    """Run one turn of a contender or of the ceilings, and return its result, whose `status` is ok or oom."""
     torch.manual_seed(0)
     torch.set_num_threads(task["threads"])
     device = torch.device(task["device"])

@@ -11,7 +11,7 @@ from gptscale.common.measure.devices import nvml_handle
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
-    """Return what the driver says now, nothing on a CPU; clocks in MHz, power in W, temperature in degrees C.
+    """Return what the driver says now: clocks in MHz, power in W, temperature in degrees C, and nothing on a CPU.
 
     A figure is None where the driver does not say, as of power under MIG. There is nothing but the name where NVML does not
     know the device.

@@ -148,7 +148,7 @@ class ContenderResult:
 
 
 def resolve(options: ModelBenchOptions) -> Bench:
-    """Return the options with this machine's defaults; ConfigError for what this machine cannot do."""
+    """Return the options with this machine's defaults, or raise ConfigError for what it cannot do."""
     cuda, gpt = options.on_cuda(), options.gpt()
     precision = options.dtype or ("bf16" if cuda else "fp32")
     check_bf16(precision, cuda, "fp32")

@@ -131,7 +131,7 @@ class Report:
         }
 
     def utilisation(self, name: str, step_s: float) -> dict[str, float | None]:
-        """Return the TFLOP/s of the model's count and their share of a peak; fp8 has columns of its own.
+        """Return the TFLOP/s of the model's count and their share of a peak, in columns of their own for fp8.
 
         These are the columns of a run's results. fp8_tflops: as if all were bf16. fp8_mixed_utilisation: the time that the
         operations take at the peaks of both precisions, over the step's.
@@ -147,7 +147,7 @@ class Report:
         return {**cells, "tflops": tflops, "of_gemm_rate": of_gemm_rate, "mfu": None if peak is None else tflops / peak}
 
     def frame(self) -> pd.DataFrame:
-        """Return every figure, a row each; the column `kind` says what the row is of."""
+        """Return every figure, a row each, whose column `kind` says what it is of."""
         rows: list[dict[str, Any]] = [self.row(result) for result in self.results]
         rows += [{"kind": "failed", "name": name, "failure": failure} for name, failure in self.failures.items()]
         for p in products(self.bench.gpt, self.bench.tokens):

@@ -1,4 +1,4 @@
-"""The figures of `gptscale bench model --scale seq|layers`: how the time of a token grows with the sequence, or with the layers.
+"""The figures of `gptscale bench model --scale`: how the time of a token grows with the sequence or the layers.
 
 Every point trains the same number of tokens per step, in a process of its own. A straight line is fitted to the time per token:
 what grows with the sequence is attention alone, what grows with the layers is everything but tables, head and loss.
@@ -27,7 +27,10 @@ AXIS = {"seq": "seq_len", "layers": "layers"}
 
 
 class ScalingLine(NamedTuple):
-    """Microseconds per token = base + slope x; worst: the largest relative distance of a point from it."""
+    """A straight line of microseconds per token = base + slope x.
+
+    worst: the largest relative distance of a point from it.
+    """
 
     base: float
     slope: float
@@ -98,7 +101,7 @@ def point_row(point: Bench, name: str, turn: dict[str, Any], ceilings: dict[str,
 
 
 def fit(frame: pd.DataFrame, kind: str) -> ScalingLine | None:
-    """Return the straight line nearest to the points that ran, by relative distance; None for fewer than three."""
+    """Return the straight line nearest to the points that ran, by relative distance, or None for fewer than three."""
     ran = frame[frame.status == "ok"]
     if len(ran) < 3:
         return None

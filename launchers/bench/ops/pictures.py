@@ -29,7 +29,7 @@ def draw(frame: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def over_size(frame: pd.DataFrame) -> Figure:
-    """Draw bytes per second over size, a panel per direction, type and number of threads; copying is the roof."""
+    """Draw bytes per second over size, under the roof of copying, a panel per direction, type and threads."""
     runs = frame[["dtype", "threads"]].drop_duplicates().itertuples(index=False)
     panels = [(dtype, threads, way) for dtype, threads in runs for way in ("forward", "backward")]
     n_rows = -(-len(panels) // 2)

@@ -69,5 +69,8 @@ def by_kernel(name: str, function: Callable[..., Tensor], *inputs: Tensor) -> Te
 
 
 def kernels(shape: StepShape) -> list[str]:
-    """Return the fused kernels of attention that could run here; a kernel itself refuses a shape that it does not take."""
+    """Return the fused kernels of attention that could run here.
+
+    A kernel itself refuses a shape that it does not take.
+    """
     return ["auto"] if shape.device.type == "cpu" else ["auto", "flash", "cudnn", "efficient"]

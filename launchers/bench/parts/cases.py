@@ -1,4 +1,4 @@
-"""The parts of a step that `gptscale bench parts` measures; attention.py and mlp.py hold the two that are not here."""
+"""The parts of a step that `gptscale bench parts` measures, but for two in attention.py and mlp.py."""
 
 from __future__ import annotations
 

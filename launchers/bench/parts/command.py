@@ -63,7 +63,7 @@ class PartsOptions(ShapeOptions):
 
 
 def resolve(options: PartsOptions) -> StepShape:
-    """Return the shape with this machine's defaults; ConfigError for what this machine cannot do."""
+    """Return the shape with this machine's defaults, or raise ConfigError for what it cannot do."""
     import torch
 
     from gptscale.common.model.attention import check_attention_on
@@ -88,7 +88,7 @@ def has_other_heads(gpt: GPTConfig) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print, write, and return 0; GptscaleError at the end if two ways did not compute the same."""
+    """Measure, print, write, and return 0, or raise GptscaleError if two ways did not compute the same."""
     about = "Attention, loss, GELU, LayerNorm and optimizer at a model's shapes, by every way there is."
     options = parse(PartsOptions, argv, prog="gptscale bench parts", about=about)
     shape = resolve(options)
@@ -104,7 +104,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(options: PartsOptions, shape: StepShape, command: str) -> pd.DataFrame:
-    """Measure the ceilings and every way of the chosen parts; a row for each way, written to the CSV as it comes."""
+    """Measure the ceilings and every way of the chosen parts, and return a row for each way.
+
+    Rows are written to the CSV as they come.
+    """
     import torch
 
     from gptscale.common.measure.devices import device_name

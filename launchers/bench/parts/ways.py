@@ -38,7 +38,10 @@ class StepPart(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """The shape of the step whose parts are measured; compiled: whether to measure what torch.compile makes, too."""
+    """The shape of the step whose parts are measured.
+
+    compiled: whether to measure what torch.compile makes, too.
+    """
 
     gpt: GPTConfig
     batch_size: int

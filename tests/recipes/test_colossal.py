@@ -1,4 +1,4 @@
-"""Colossal-AI's recipes, in their own environment, against one process in this one; and the two environments' meeting points."""
+"""Colossal-AI's recipes in their own environment, compared with one process in this one, and what passes between the two."""
 
 import csv
 import json
@@ -86,7 +86,7 @@ def one_process(tmp_path_factory):
 @needs_colossalai
 @pytest.mark.parametrize("split", SPLITS)
 def test_computes_what_one_process_computes(split, one_process, tmp_path):
-    """20 steps of SGD, accumulation and clipping at work: losses, gradient norms, final weights; and the row is like any."""
+    """Compare losses, gradient norms and final weights of 20 steps of SGD with accumulation and clipping, and the row."""
     recipe, nproc, options = SPLITS[split]
     ok("run", recipe, "--nproc", nproc, *WORK, *options, "--out", tmp_path, "--run-name", "r")
     found, one = steps(tmp_path / "runs" / "r"), steps(one_process)
@@ -112,7 +112,7 @@ LONG = "--steps 8 --save-every 4 --dropout 0.1 --data synthetic --grad-accum-ste
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Runs of 8 steps with dropout, checkpoints at 4 and 8: of one process, and of tp 2 x pp 2."""
+    """Run 8 steps with dropout and checkpoints at 4 and 8, in one process and in tp 2 x pp 2."""
     out = tmp_path_factory.mktemp("saved")
     ok("run", "single", *LONG, "--out", out, "--run-name", "single")
     ok("run", "colossal_pipeline", "--nproc", 4, "--tp-size", 2, *LONG, "--out", out, "--run-name", "colossal")
@@ -141,7 +141,10 @@ MOVES = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("split", MOVES)
 def test_state_comes_in_and_goes_out_without_a_changed_bit(split, saved, tmp_path):
-    """From one process into each split and out again; streams of dropout; bytes held; a sick step moves nothing."""
+    """Load one process's state into each split and save it again.
+
+    Streams of dropout and bytes of state are checked too, and that a step that is not finite changes nothing.
+    """
     recipe, nproc, options = MOVES[split]
     source = saved / "single" / "checkpoints" / "step-4"
     script("world_colossal.py", "colossalai", nproc, recipe, tmp_path, source, *options)
@@ -163,7 +166,10 @@ def test_state_comes_in_and_goes_out_without_a_changed_bit(split, saved, tmp_pat
 
 
 def parameters_of(gpt, tp, pp, stage):
-    """What a rank holds: its blocks' matrices over t, biases of column-cut ones too, the rest whole; the table on both ends."""
+    """Count a rank's parameters.
+
+    Matrices of its blocks and biases of column-cut ones are cut over t, the rest is whole, and the table is on both ends.
+    """
     h = gpt.n_embd
     block = (12 * h * h + 7 * h) // tp + 6 * h
     ends = gpt.padded_vocab_size * h // tp
@@ -181,7 +187,7 @@ def test_state_goes_on_in_one_process(saved, tmp_path):
 
 @needs_colossalai
 def test_both_environments_start_from_the_same_weights(tmp_path):
-    """Bit for bit: a step at rate 0 leaves them as they were made."""
+    """Compare them bit for bit after a step at rate 0, which leaves weights as they were made."""
     work = ["--steps", 1, "--lr", 0, "--optimizer", "sgd", "--save-last", "--out", tmp_path]
     ok("run", "single", *work, "--run-name", "one")
     ok("run", "colossal_tensor", "--nproc", 2, *work, "--run-name", "two")

@@ -51,7 +51,7 @@ def test_one_node(tmp_path, free_port):
 
 
 def test_two_nodes_by_hostfile(tmp_path, free_port):
-    """Each node started by itself (--no_ssh), both of them this machine."""
+    """Start each of two nodes by itself (--no_ssh), both on this machine."""
     (tmp_path / "hostfile").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
     nodes = [
         deepspeed(
@@ -84,7 +84,7 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
 
 @pytest.mark.parametrize("recipe", ["zero1", "zero3"])
 def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp_path):
-    """Saved by DeepSpeed's save_checkpoint after 3 steps; the next three are those of a run that never stopped."""
+    """Go on for 3 steps from what save_checkpoint left after 3 steps, and compare with a run that never stopped."""
     script = [sys.executable, str(WORLDS / "world_deepspeeds_own.py"), recipe, str(tmp_path)]
     assert launch(script, 2, environment={"OMP_NUM_THREADS": "1"}) == 0
     command = [

@@ -1,4 +1,4 @@
-"""Every row on the GPUs of this machine, where there are any: the losses of one GPU, and a resume that changes no bit."""
+"""Every row on the GPUs of this machine, if it has any: the losses of one GPU, and a resume that changes no bit."""
 
 import subprocess
 import sys

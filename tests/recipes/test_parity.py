@@ -1,4 +1,7 @@
-"""Every recipe against one process, in real worlds of gloo processes. Beside test_worlds.py, so that the two run at a time."""
+"""Every recipe compared with one process, in real worlds of gloo processes.
+
+It is a file apart from test_worlds.py, so that the two can run at the same time.
+"""
 
 import csv
 import os
@@ -32,7 +35,7 @@ HERE_TOO = [name for name, recipe in RECIPES.items() if name not in ELSEWHERE an
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("nproc", [2, 4])
 def test_parity_with_one_process(nproc, tmp_path):
-    """20 steps, accumulation 2, clipping at work, AdamW and SGD: loss, gradient norm and (SGD) final weights within 1e-5."""
+    """Compare losses, gradient norms and (SGD) final weights of 20 steps with accumulation and clipping, to 1e-5."""
     names = [name for name in HERE_TOO if not why_not_here(name)]
     ok("parity", "--recipes", ",".join(names), "--nproc", nproc, "--out", tmp_path, timeout=1480)
     with (tmp_path / "parity.csv").open() as file:
@@ -79,7 +82,7 @@ def test_knobs_change_no_number(variant, one_process, tmp_path):
 
 @pytest.mark.timeout(900)
 def test_parity_in_bf16(tmp_path):
-    """Against one process in bf16, within each row's own tolerance."""
+    """Compare with one process in bf16, within each row's own tolerance."""
     names = [n for n in (*HERE_TOO, "tensor_parallel", "hybrid_3d") if not why_not_here(n)]
     words = ["--precision", "bf16", "--optimizers", "adamw", "--recipes", ",".join(names), "--out", tmp_path]
     ok("parity", *words, timeout=880)

@@ -1,4 +1,4 @@
-"""Each row holds what its docstring says: bytes of every live tensor against the formula, on two ranks."""
+"""The memory formula of each recipe's docstring, compared with the bytes of every live tensor on two ranks."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, for
 
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
 def test_a_stage_holds_its_layers_and_both_ends_the_table(schedule, tmp_path):
-    """16 bytes x the parameters of its stages, and torch's buffers for what it receives."""
+    """Expect 16 bytes for each parameter of its stages, and torch's buffers for what it receives."""
     found = measured("pipeline", ["--schedule", schedule, "--grad-accum-steps", "8"], "fp32", tmp_path)
     block, table, positions, norm = 12 * WIDTH**2 + 13 * WIDTH, 384 * WIDTH, 128 * WIDTH, 2 * WIDTH
     held = [2 * block + table + positions, 2 * block + table + norm]
@@ -88,7 +88,10 @@ def test_stage_2_shards_gradients_during_accumulation_and_stage_1_does_not(tmp_p
 
 
 def test_zero_infinity_keeps_on_disk_what_it_says_and_deletes_it(tmp_path):
-    """12 N of fp32 weights and AdamW state; of weights and gradients what is 1 MiB or more on a rank: matrices but two."""
+    """Expect 12 N bytes of fp32 weights and AdamW state in files, and of weights and gradients what is 1 MiB or more.
+
+    On a rank those are all matrices but two.
+    """
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)
     found = measured("zero_infinity", [], "fp32", tmp_path)[0]
@@ -101,7 +104,7 @@ def test_zero_infinity_keeps_on_disk_what_it_says_and_deletes_it(tmp_path):
 
 
 def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
-    """The docstring's claim: optimizer.zero_grad() leaves the buckets behind, with and without a tied head."""
+    """Check that optimizer.zero_grad() leaves the buckets behind, as the docstring says, with and without a tied head."""
     script = [sys.executable, str(WORLDS / "world_fairscale.py"), str(tmp_path)]
     assert launch(script, D, environment={"OMP_NUM_THREADS": "1"}) == 0
     loss = json.loads((tmp_path / "losses.json").read_text())

@@ -16,8 +16,11 @@ TOLERANCE = 1e-5
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("nproc", "n_layer"), [(2, 4), (4, 8)])
 def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_layer, tmp_path):
-    """Losses and norms of 20 steps of AdamW, losses, norms and final weights of 5 of SGD, accumulation and clipping at
-    work, an evaluation; and no two ranks of a world draw the same dropout, each the same again for the same step."""
+    """Compare 20 steps of AdamW and 5 of SGD with one process, in every way of splitting.
+
+    Compared are losses and norms, under SGD final weights too, with accumulation and clipping, and an evaluation. No two
+    ranks of a world draw the same dropout, and each draws the same again for the same step.
+    """
     script = [sys.executable, str(WORLDS / "world_split.py"), str(tmp_path), str(n_layer)]
     assert launch(script, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0
     expected = {" ".join([r, *way]) for r in ("tensor_parallel", "pipeline", "hybrid_3d") for way in ways(r, nproc)}
@@ -31,7 +34,7 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_laye
 
 @pytest.mark.parametrize("recipe", ["tensor_parallel", "pipeline"])
 def test_no_rank_ever_has_the_whole_model(recipe, tmp_path):
-    """gpt2 on two ranks: the resident set grows by a rank's own weights and, at most, a block of those being drawn."""
+    """Build gpt2 on two ranks: the resident set grows by a rank's own weights and at most one block being drawn."""
     script = [
         sys.executable,
         str(WORLDS / "world_rss.py"),

@@ -1,4 +1,4 @@
-"""The contract of a recipe module, over the whole table."""
+"""The contract of a recipe module, checked for every row of the table."""
 
 import ast
 import dataclasses
@@ -34,7 +34,7 @@ def test_row_points_at_a_module_with_its_config_and_build(name):
 
 @pytest.mark.parametrize("module_name", MODULES)
 def test_module_reads_like_its_siblings(module_name):
-    """Docstring that says what, what is sent, how much memory, when it wins and loses, source; 40 to 150 lines."""
+    """Check that the docstring has every heading, that the module has 35 to 150 lines, and the order of its parts."""
     module = pytest.importorskip(module_name)
     for heading in ("What is sharded", "What is communicated", "Memory per device", "Wins", "Loses", "Source"):
         assert heading in module.__doc__, heading
@@ -46,7 +46,7 @@ def test_module_reads_like_its_siblings(module_name):
 
 
 def test_importing_the_table_and_every_recipe_loads_no_engine():
-    """A wrong option is then refused before torch is imported, which takes seconds."""
+    """Check that a wrong option can be refused before torch is imported, which takes seconds."""
     engines = ("torch", "numpy", "deepspeed", "fairscale", "accelerate", "lightning_fabric", "colossalai")
     code = f"""
 import sys
@@ -103,7 +103,7 @@ def test_the_contract_stays_small():
 
 @pytest.mark.parametrize("module_name", MODULES)
 def test_shard_needs_nothing_of_gptscale(module_name):
-    """What a reader copies into another project: the function imports all it needs, of torch or the engine only."""
+    """Check that a reader can copy the function into another project: it imports all it needs, and nothing of ours."""
     module = pytest.importorskip(module_name)
     if not hasattr(module, "shard"):
         pytest.skip("splits nothing")

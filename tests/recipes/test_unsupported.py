@@ -1,4 +1,4 @@
-"""The pairs that do not work: refused, and the same table in the docs."""
+"""The pairs that do not work are refused, and the docs have the same table."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_the_docs_have_the_same_table():
 
 
 class Config:
-    """Options of a recipe as the condition of a pair sees them."""
+    """The options of a recipe that a pair's condition asks for."""
 
     def __init__(self, **options):
         self.__dict__.update(options)

@@ -1,4 +1,7 @@
-"""Recipes in real worlds of gloo processes. Starting a world costs most, so each test asserts all that one shows."""
+"""Recipes in real worlds of gloo processes.
+
+Starting a world costs most, so that each test asserts all that a world shows.
+"""
 
 import csv
 import os
@@ -33,7 +36,7 @@ def ok(*words, timeout=150):
 
 
 def script(name, nproc, *words):
-    """One of the world_*.py beside this file, as ranks."""
+    """Run one of tests/worlds/world_*.py as ranks."""
     status = launch([sys.executable, str(WORLDS / name), *map(str, words)], nproc, environment={"OMP_NUM_THREADS": "1"})
     assert status == 0
 
@@ -63,7 +66,7 @@ LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synt
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A run of 8 steps of each recipe, checkpoints at 4 and 8, dropout on."""
+    """Run 8 steps of each recipe with dropout and checkpoints at 4 and 8."""
     out = tmp_path_factory.mktemp("saved")
     for recipe, nproc in SAVED.items():
         ok("run", recipe, "--nproc", nproc, *MESH.get(recipe, []), *LONG, "--out", out, "--run-name", recipe)
@@ -73,7 +76,7 @@ def saved(tmp_path_factory):
 @pytest.mark.timeout(1200)  # the first one to ask makes the saved runs of all recipes
 @pytest.mark.parametrize("recipe", SAVED)
 def test_resume_is_bit_identical(recipe, saved, tmp_path):
-    """Losses, gradient norms, final weights and optimizer state of a resumed run are those of one that never stopped."""
+    """Compare losses, norms, final weights and optimizer state of a resumed run with one that never stopped."""
     said = ok(
         "run",
         recipe,
@@ -138,7 +141,7 @@ WIDE = ["--n-embd", "512", "--global-batch-size", "4", "--seq-len", "64"]  # so 
     ],
 )
 def test_a_run_goes_on_in_another_recipe(begun, nproc, continued, options, tmp_path):
-    """Begun by one recipe and continued by others, optimizer state included: ten losses as if never stopped, to 1e-5."""
+    """Continue one recipe's run with others, optimizer state included: ten losses as if it never stopped, to 1e-5."""
     work = [
         "--steps",
         "14",
@@ -177,7 +180,7 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
 
 
 def begun(out, recipe="ddp"):
-    """A run on two ranks that would last minutes; returned once it has saved, with its ranks' process ids."""
+    """Start a run on two ranks that would last minutes, and return it once it has saved, with its ranks' process ids."""
     command = [
         sys.executable,
         "-m",
@@ -290,7 +293,7 @@ def test_torchrun_by_hand(module, tmp_path):
 
 
 def test_offload_is_in_the_row(tmp_path):
-    """Bytes on the host and on disk, bandwidth, waiting; nothing of it where nothing is offloaded."""
+    """Check the columns of bytes, bandwidth and waiting, which are empty where nothing is offloaded."""
     work = ["--nproc", 2, "--steps", 6, "--n-embd", 256, "--out", tmp_path]
     for recipe in ("ddp", "fsdp_offload", "zero_offload", "zero_infinity"):
         if not why_not_here(recipe):

@@ -97,7 +97,7 @@ def test_the_standard_library_is_python_files_by_sorted_path(tmp_path: Path, mon
 
 
 class Counted:
-    """A tokenizer that counts how often it was asked."""
+    """A tokenizer that counts how often it encodes."""
 
     def __init__(self, folder: str) -> None:
         self.inner, self.calls = get_tokenizer(folder), 0

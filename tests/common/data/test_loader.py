@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def counting(n: int) -> Array:
-    """Token i is i: a batch shows where it was read."""
+    """Return a source whose token i is i, so that a batch shows where it was read."""
     return Array(np.arange(n, dtype=np.uint16), 65536, "counting")
 
 
@@ -105,7 +105,7 @@ def test_a_batch_of_mapped_tokens_takes_well_under_a_millisecond(tmp_path: Path)
 
 
 class Scripted(Batches):
-    """Batches whose reading is watched, and can fail or wait."""
+    """Batches that record what is read, and that can fail or wait."""
 
     def __init__(self, before: Callable[[int], None] = lambda step: None) -> None:
         super().__init__(counting(1000), seq_len=16, global_batch_size=4, seed=1)

@@ -17,7 +17,7 @@ from gptscale.common.errors import ConfigError, DataError
 
 @pytest.fixture(params=["synthetic", "stdlib", "text", "nanogpt", "llmc"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> TokenSource:
-    """One source of every kind."""
+    """Return one source of every kind."""
     data = request.param
     if data == "text":
         data = str(tmp_path / "a.txt")

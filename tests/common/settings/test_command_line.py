@@ -14,7 +14,7 @@ from gptscale.common.settings.command_line import bare_resume, changed_options, 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """A run's."""
+    """The options of a run."""
 
     steps: int = 5
     """Steps."""

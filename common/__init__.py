@@ -1,1 +1,1 @@
-"""What all recipes share: model, data, loss, schedule, FLOP counts, metrics, the engine contract, the loop, checkpoints."""
+"""What all recipes share: settings, data, model, optimizers, engines, the training loop, checkpoints, measures."""

@@ -1,4 +1,7 @@
-"""The errors a user can cause or must act on: what happened, where, and how to mend it, in one line."""
+"""The errors that a user can cause or must act on.
+
+Each says in one line what happened, where, and how to mend it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ class GptscaleError(Exception):
     """An error that ends a run with one line and an exit status instead of a traceback.
 
     what: the fault in a few words, with the offending value.
-    where: the option, file or step it was found in.
-    fix: what the user can do; always something that works if typed or done literally.
+    where: the option, file or step at fault.
+    fix: what the user can do, and it works if typed or done literally.
     """
 
     exit_status = 1
@@ -18,13 +21,13 @@ class GptscaleError(Exception):
         self.what, self.where, self.fix = what, where, fix
 
     def __str__(self) -> str:
-        # User-supplied text may hold newlines or escape sequences: one line, printable, always.
+        # Text from the user may hold newlines or escape sequences, but the message must be one printable line.
         line = f"{self.what}, {self.where}, {self.fix}"
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 class ConfigError(GptscaleError):
-    """A bad option or combination of options; also everything found before a run starts."""
+    """A bad option or combination of options, or anything else that is found before a run starts."""
 
     exit_status = 2
 
@@ -59,4 +62,5 @@ class PeerError(GptscaleError):
     exit_status = 7
 
 
-PREEMPTED_EXIT_STATUS = 75  # SIGTERM arrived; if the run saves at all, the same command with --resume continues
+# SIGTERM arrived. If the run saves checkpoints, the same command with --resume continues it.
+PREEMPTED_EXIT_STATUS = 75

@@ -20,14 +20,14 @@ class RecipeConfig:
         return "none"
 
     def lacks(self) -> ConfigError | None:
-        """Return what this machine lacks for these options, whatever the run is; None if nothing."""
+        """Return what this machine lacks for these options, whatever the run is, or None if nothing."""
         return None
 
     def check(self, run: Run) -> None:
         """Raise ConfigError if these options cannot work in this run, in this world, with these folders."""
 
     def grad_accum_steps(self, sequences: int, pp_size: int) -> int | None:
-        """Return how many micro-batches a data rank's `sequences` become by default; None leaves it to the arithmetic."""
+        """Return into how many micro-batches to cut a data rank's `sequences`, or None to leave it to the arithmetic."""
         return None
 
     @classmethod

@@ -58,7 +58,7 @@ class Recipe(NamedTuple):
         return self.engine != "torch"
 
     def load(self) -> ModuleType:
-        """Import the module, which imports no engine; ConfigError, with the pip line, if the engine is missing or another."""
+        """Import the module, which imports no engine, once the engine is known to be installed."""
         self.check_installed()
         return import_module(self.module)
 
@@ -82,7 +82,10 @@ class Recipe(NamedTuple):
             )
 
     def check_imports(self) -> None:
-        """Import the engine; ConfigError if that fails. An engine in another environment is left to the workers there."""
+        """Import the engine, or raise ConfigError if that fails.
+
+        An engine in another environment is left to the workers there.
+        """
         if self.environment:
             return
         try:
@@ -238,7 +241,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def get(name: str) -> Recipe:
-    """Return the row of `name`; ConfigError with the nearest name if there is none."""
+    """Return the row of `name`, or raise ConfigError with the nearest name if there is none."""
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}", "on the command line", did_you_mean(name, RECIPES))
     return RECIPES[name]

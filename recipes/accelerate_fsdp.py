@@ -41,7 +41,7 @@ def shard(
     compute_dtype: torch.dtype,
     **options: Any,
 ) -> tuple[Accelerator, nn.Module, Any]:
-    """Let Accelerate cut `model` and `optimizer`, with each `block_class` as a unit; `options` are Accelerator's."""
+    """Let Accelerate cut `model` and `optimizer`, with each `block_class` as a unit and Accelerator's own `options`."""
     import torch
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy

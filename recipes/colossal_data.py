@@ -46,7 +46,7 @@ class ColossalZeroConfig(RecipeConfig):
 
 @dataclass(frozen=True)
 class ColossalGeminiConfig(RecipeConfig):
-    """Options of Colossal-AI's GeminiPlugin, in its own spelling; the placement_policy is static."""
+    """Options of Colossal-AI's GeminiPlugin with a static placement_policy, in its own spelling."""
 
     shard_param_frac: float = 1.0
     """Fraction of the weights that is cut: 1 as ZeRO 3, 0 as ZeRO 2."""
@@ -77,7 +77,7 @@ class ColossalGeminiConfig(RecipeConfig):
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, gemini: bool, **options: Any) -> tuple[Any, Any]:
-    """Let Colossal-AI cut `model` and `optimizer` and return both; `options` are the plugin's own."""
+    """Let Colossal-AI cut `model` and `optimizer`, by the plugin's own `options`, and return both."""
     from colossalai.booster import Booster
     from colossalai.booster.plugin import GeminiPlugin, LowLevelZeroPlugin
 

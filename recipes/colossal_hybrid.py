@@ -1,4 +1,4 @@
-"""Tensor and pipeline parallelism by Colossal-AI: one plugin cuts transformers' GPT2LMHeadModel in width, in depth, over data.
+"""Tensor, pipeline and data parallelism by Colossal-AI: one plugin cuts transformers' GPT2LMHeadModel in all three ways.
 
 What is sharded        colossal_tensor: the matrices of each block by heads and by hidden units, the token table and the logits by
                        vocabulary, over t tensor ranks; colossal_pipeline: the blocks over p stages too. The d data ranks, which

@@ -54,7 +54,7 @@ def shard(model: nn.Module, config: DDPConfig) -> DistributedDataParallel:
 
 
 def build(run: Run, config: DDPConfig) -> TorchEngine:
-    """Build the whole model on each device; gradients are averaged in the last micro-batch of a step."""
+    """Build the whole model on each device and average gradients in the last micro-batch of each step."""
     import torch.distributed as dist
 
     from gptscale.common.engines.torch_engine import TorchEngine

@@ -36,9 +36,9 @@ class LightningFabricConfig(RecipeConfig):
 
 
 def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_size: int, **options: Any) -> Fabric:
-    """Return a Fabric whose `setup_module` splits a model by the strategy named; `options` are Fabric's own.
+    """Return a Fabric whose `setup_module` splits a model by the strategy that `config` names.
 
-    The processes run already, so that Fabric takes its rank from torchrun's environment.
+    options: Fabric's own. The processes run already, so that Fabric takes its rank from torchrun's environment.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.environments import TorchElasticEnvironment

@@ -44,7 +44,7 @@ class FairscaleFSDPConfig(RecipeConfig):
 def shard(
     model: nn.Module, block_class: type[nn.Module], config: FairscaleFSDPConfig, compute_dtype: torch.dtype
 ) -> FullyShardedDataParallel:
-    """Cut each `block_class` in `model`, then what remains; parameters become flat shards in place."""
+    """Cut each `block_class` in `model`, then what remains, so that parameters become flat shards in place."""
     import torch
     from fairscale.nn.data_parallel import FullyShardedDataParallel
 

@@ -67,7 +67,10 @@ class FSDPConfig(RecipeConfig):
 def shard(
     model: nn.Module, block_class: type[nn.Module], config: FSDPConfig, mesh: DeviceMesh, compute_dtype: torch.dtype
 ) -> FSDPModule:
-    """Cut each `block_class` in `model`, then what remains, over `mesh`; a 2-D mesh replicates over its first axis (HSDP)."""
+    """Cut each `block_class` in `model`, then what remains, over `mesh`.
+
+    A 2-D mesh replicates over its first axis (HSDP).
+    """
     import torch
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 

@@ -80,7 +80,7 @@ class HybridConfig(PipelineConfig):
 
 
 def shard(part: nn.Module, block_class: type[nn.Module], mesh: DeviceMesh, compute_dtype: torch.dtype) -> FSDPModule:
-    """Cut each block of a stage, then what remains, over the data ranks: `mesh` is 1-D (FSDP) or 2-D (replicas x 1: DDP)."""
+    """Cut each block of a stage, then what remains, over `mesh`: 1-D for FSDP, 2-D of replicas x 1 for DDP."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PipelineConfig(RecipeConfig):
-    """Options of the pipeline; schedules have the names of torch.distributed.pipelining."""
+    """Options of the pipeline, whose schedules have the names of torch.distributed.pipelining."""
 
     schedule: Schedule = "1F1B"
     """GPipe | 1F1B | Interleaved1F1B | LoopedBFS | InterleavedZeroBubble | ZBVZeroBubble | DualPipeV."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorParallelConfig(RecipeConfig):
-    """Options of the tensor-parallel recipe; the number of ranks is --tp-size."""
+    """Options of the tensor-parallel recipe beside the number of ranks, which is --tp-size."""
 
     async_tp: bool = False
     """Overlap each product with its transfer (torch's symmetric memory; CUDA with NVLink, and --compile)."""
@@ -48,7 +48,10 @@ class TensorParallelConfig(RecipeConfig):
 
 
 def shard(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> nn.Module:
-    """Cut the modules that `plan` names over the 1-D `mesh`; on the meta device nothing is copied or sent."""
+    """Cut the modules that `plan` names over the 1-D `mesh`.
+
+    On the meta device nothing is copied or sent.
+    """
     from torch.distributed.tensor.parallel import parallelize_module
 
     present = {name for name, _ in model.named_modules()}

@@ -64,7 +64,7 @@ def has_stages(row: Recipe) -> bool:
 
 
 def hides_loss_scale(row: Recipe) -> bool:
-    """Return whether the library scales the loss and steps without telling; Colossal-AI has lines of its own."""
+    """Return whether a library other than Colossal-AI, which has pairs of its own, keeps the loss scale to itself."""
     return row.engine not in ("torch", "deepspeed", "colossalai")
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ZeroConfig(DeepSpeedConfig):
-    """Options of DeepSpeed's ZeRO: stage and offload; everything else is DeepSpeed's own JSON (--ds-config)."""
+    """Options of DeepSpeed's ZeRO: stage and offload, because all else is in DeepSpeed's own JSON (--ds-config)."""
 
     def json(self, run: Run) -> dict[str, Any]:
         """Return DeepSpeed's JSON for `run`."""
@@ -46,7 +46,7 @@ class ZeroConfig(DeepSpeedConfig):
 
 
 def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for this run; no other place writes it."""
+    """Return DeepSpeed's JSON for this run, which no other place writes."""
     # DeepSpeed's own default is 5e8 elements, 2 GB at once whatever the model.
     zero: dict[str, Any] = {"stage": config.stage, "reduce_bucket_size": min(50_000_000, run.gpt.n_params // 8)}
     if config.offload != "none":
@@ -80,7 +80,7 @@ def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> DeepSpeedEngine:
-    """Let DeepSpeed cut `model` and `optimizer`; for stage 3 build the model under `deepspeed.zero.Init`."""
+    """Let DeepSpeed cut `model` and `optimizer`, where a model for stage 3 was built under `deepspeed.zero.Init`."""
     import deepspeed
 
     return deepspeed.initialize(model=model, optimizer=optimizer, config=json, dist_init_required=False)[0]
@@ -94,7 +94,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
 
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.engines.zero import operators as deepspeed_ops
-    from gptscale.common.engines.zero.optimizer import ZeroOptimizer
+    from gptscale.common.engines.zero.optimizer import ZeroOptimizer, full_shape
     from gptscale.common.engines.zero.swap_folder import SwapFolder
     from gptscale.common.model.build import materialise, meta_gpt
     from gptscale.common.optim.fused import decay_groups
@@ -112,7 +112,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     else:
         model = materialise(meta_gpt(run), run, run.world.device)
     names = dict(model.named_parameters())
-    groups = decay_groups(names.values(), run.config.weight_decay)
+    groups = decay_groups(names.values(), run.config.weight_decay, full_shape)
     kind, options = torch_optimizer(run.config)
     if kind is torch.optim.AdamW and config.offload != "none":
         kind = deepspeed.ops.adam.DeepSpeedCPUAdam

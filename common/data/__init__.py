@@ -1,1 +1,1 @@
-"""From text to batches: sources, tokenizers, files, order, loader."""
+"""The way from text to batches: sources, tokenizers, files of ids, the order of sequences, the loader."""

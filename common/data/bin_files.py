@@ -1,4 +1,7 @@
-"""Files of 16-bit token ids, in nanoGPT's layout and in llm.c's. docs/guides/data.md has the offsets."""
+"""Files of 16-bit token ids, in nanoGPT's layout and in llm.c's.
+
+docs/guides/data.md has the offsets.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from gptscale.common.errors import DataError, StorageError
 Layout = Literal["nanogpt", "llmc"]
 LLMC_MAGIC, LLMC_VERSION, LLMC_HEADER_BYTES = 20240520, 1, 1024
 # llm.c's magics are dates. A nanoGPT file would have to begin with an id of 54928 or more to look like one, and GPT-2 has
-# none that large: the two layouts cannot be mistaken for each other.
+# no id that large, so that the two layouts cannot be mistaken for each other.
 LLMC_MAGICS = range(20240000, 20250001)
 FIX = "check the file, or make it anew with `gptscale tokenize`"
 
 
 def map_ids(path: Path) -> np.ndarray:
-    """The ids (uint16) of a .bin, memory-mapped read-only.
+    """Return the ids (uint16) of a .bin file, memory-mapped read-only.
 
     Raises DataError with expected and actual bytes if the file is cut, grown, or of another magic or version.
     """
@@ -48,9 +51,10 @@ def map_ids(path: Path) -> np.ndarray:
 
 
 def write_bin(path: Path, parts: Iterable[np.ndarray], layout: Layout = "nanogpt") -> int:
-    """Stream ids (uint16) to `path` and return their number; the file appears whole, or not at all.
+    """Stream ids (uint16) to `path` and return their number.
 
-    Raises StorageError if it cannot be written, or holds more tokens than llm.c's 32-bit count can say.
+    The file appears with all of them or not at all. Raises StorageError if it cannot be written, or would hold more tokens
+    than llm.c's 32-bit count can tell.
     """
     count = 0
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

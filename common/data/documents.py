@@ -1,6 +1,6 @@
-"""Text to train on, as documents: the standard library, files, Hugging Face datasets; and their token ids.
+"""Text to train on as documents (the standard library, files, Hugging Face datasets), and their token ids.
 
-A document is a sequence of pieces of text, so that one of any size can be encoded in little memory.
+A document is a sequence of pieces of text, so that a document of any size can be encoded in little memory.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from gptscale.common.errors import ConfigError, DataError
 
 Document = Iterable[str]
 PIECE_BYTES = 2**20
-TEXT_CHARS_MAX = 2**30  # more than this would be read and encoded at every start, by every process
+# Every process reads and encodes text at every start. More than this is refused, to be encoded once into a file.
+TEXT_CHARS_MAX = 2**30
 HOW = "give synthetic, stdlib, a text or .bin file, or hf:NAME_OR_PATH:SPLIT:COLUMN"
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 def open_documents(data: str, where: str = "in --data") -> Iterable[Document]:
-    """The documents that `stdlib`, `hf:...` or a text file's path names; read only when iterated.
+    """Return the documents that `stdlib`, `hf:...` or a text file's path names, to be read only when iterated.
 
-    Raises DataError now if there is nothing to read, and on iteration if a file is not UTF-8.
+    Raises DataError at once if there is nothing to read, and on iteration if a file is not UTF-8.
     """
     if data == "stdlib":
         return standard_library()
@@ -39,7 +40,7 @@ def open_documents(data: str, where: str = "in --data") -> Iterable[Document]:
 
 
 def existing_file(path: Path, where: str) -> Path:
-    """`path` if it is a file with something in it that this user may read; DataError if not."""
+    """Return `path` if it is a file with something in it that this user may read, or raise DataError."""
     if not path.exists():
         raise DataError(f"data file {path} does not exist", where, HOW)
     if not path.is_file():
@@ -52,15 +53,18 @@ def existing_file(path: Path, where: str) -> Path:
 
 
 def standard_library() -> Iterable[Document]:
-    """The running Python's own modules, a document each, by sorted path, without tests and installed packages."""
+    """Return the running Python's own modules as documents, by sorted path, without tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = (p for p in root.rglob("*.py") if not NOT_LIBRARY.intersection(p.relative_to(root).parts))
-    # PEP 263 lets a module have another encoding: a few U+FFFD are no reason to refuse the source.
+    # PEP 263 lets a module have another encoding. A few U+FFFD are no reason to refuse the source.
     return (read_pieces(path, errors="replace") for path in sorted(paths))
 
 
 def hugging_face(name: str, where: str) -> Iterable[Document]:
-    """Rows of NAME_OR_PATH[:SPLIT[:COLUMN]], a document each: a folder of `save_to_disk`, or a dataset of the hub."""
+    """Return the rows of NAME_OR_PATH[:SPLIT[:COLUMN]] as documents.
+
+    A path is a folder of `save_to_disk`, a name is a dataset of the hub. SPLIT is train and COLUMN is text by default.
+    """
     try:
         import datasets
     except ImportError as error:
@@ -75,13 +79,13 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
         fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
         check_hub(f"dataset {path!r}", where, fix)
     try:
-        found = datasets.load_from_disk(path) if local else datasets.load_dataset(path)
+        dataset = datasets.load_from_disk(path) if local else datasets.load_dataset(path)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise DataError(f"dataset {path!r} cannot be read ({first})", where, HOW) from None
-    if isinstance(found, dict) and split not in found:
-        raise DataError(f"dataset {path!r} has no split {split!r}", where, f"use one of: {' '.join(map(str, found))}")
-    rows = found[split] if isinstance(found, dict) else found
+    if isinstance(dataset, dict) and split not in dataset:
+        raise DataError(f"dataset {path!r} has no split {split!r}", where, f"use one of: {' '.join(map(str, dataset))}")
+    rows = dataset[split] if isinstance(dataset, dict) else dataset
     if column not in rows.column_names:
         raise DataError(
             f"dataset {path!r} has no column {column!r}", where, f"use one of: {' '.join(rows.column_names)}"
@@ -92,11 +96,12 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
 
 
 def read_pieces(path: Path, errors: str = "strict") -> Iterator[str]:
-    """The text of a UTF-8 file in pieces of about a MiB, cut only where a byte-pair encoding is cut as well.
+    """Yield the text of a UTF-8 file in pieces of about a MiB, cut only where a byte-pair encoding is cut as well.
 
-    Raises DataError with the file's byte offset of what is not UTF-8.
+    Raises DataError with the offset of the first byte that is not UTF-8.
     """
-    decoder, position, text = codecs.getincrementaldecoder("utf-8")(errors), 0, ""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    position, text = 0, ""
     with path.open("rb") as file:
         more = True
         while more:
@@ -105,7 +110,8 @@ def read_pieces(path: Path, errors: str = "strict") -> Iterator[str]:
             try:
                 text += decoder.decode(raw, final=not more)
             except UnicodeDecodeError as error:
-                offset = position + error.start - (len(error.object) - len(raw))  # it holds bytes of the piece before
+                # The decoder's buffer begins with bytes of the piece before.
+                offset = position + error.start - (len(error.object) - len(raw))
                 fix = "convert it to UTF-8, for instance with iconv"
                 raise DataError(f"byte {offset} is not UTF-8 text ({error.reason})", f"in {path}", fix) from None
             position += len(raw)
@@ -116,10 +122,10 @@ def read_pieces(path: Path, errors: str = "strict") -> Iterator[str]:
 
 
 def _last_boundary(text: str) -> int:
-    """Behind the last newline that stands between two visible characters; 0 without one.
+    """Return the place behind the last newline that stands between two visible characters, or 0 without one.
 
-    GPT-2's pre-tokeniser ends a word there whatever follows (its `encoder.py`), so the ids of the pieces are the ids of
-    the whole. Behind other newlines it is not so: white space is grouped by what comes after it.
+    GPT-2's pre-tokeniser ends a word there whatever follows (its `encoder.py`), so that the ids of the pieces are the ids
+    of the whole text. Other newlines are no such place: white space is grouped by what comes after it.
     """
     cut = text.rfind("\n", 1, len(text) - 1)
     while cut > 0 and (text[cut - 1].isspace() or text[cut + 1].isspace()):
@@ -128,7 +134,7 @@ def _last_boundary(text: str) -> int:
 
 
 def encode(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Ids (uint16) of all documents one after another, in parts; each document is ended by the end-of-text id."""
+    """Yield the ids (uint16) of all documents one after another, in parts, with the end-of-text id behind each."""
     end = np.array([tokenizer.end_of_text], dtype=np.uint16)
     for document in documents:
         for piece in document:
@@ -137,7 +143,7 @@ def encode(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[np.n
 
 
 def load_ids(data: str, tokenizer: Tokenizer) -> np.ndarray:
-    """Ids (uint16) of the text that `data` names; what took long to encode is kept in the user's cache folder.
+    """Return the ids (uint16) of the text that `data` names, from the user's cache folder where encoding takes long.
 
     Raises DataError as `open_documents` does, and for more text than should be encoded at every start.
     """
@@ -151,7 +157,7 @@ def load_ids(data: str, tokenizer: Tokenizer) -> np.ndarray:
         digest.update("".join(text).encode("utf-8", errors="surrogatepass"))
     cached = folder / f"{digest.hexdigest()[:32]}.bin"
     if not cached.exists():
-        write_bin(cached, encode(texts, tokenizer), "llmc")  # the layout whose length can be verified
+        write_bin(cached, encode(texts, tokenizer), "llmc")  # the length of this layout can be verified
     return map_ids(cached)
 
 
@@ -169,12 +175,16 @@ def _bounded(documents: Iterable[Document], data: str) -> Iterator[list[str]]:
 
 
 def cache_folder() -> Path | None:
-    """Where encoded text is kept: gptscale/ in XDG_CACHE_HOME or ~/.cache, made if need be; None where it cannot be."""
+    """Return the folder that keeps encoded text, or None if it can be neither found nor made.
+
+    It is gptscale/ in XDG_CACHE_HOME or ~/.cache.
+    """
     folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "gptscale"
-    if not folder.is_absolute():  # the XDG specification has such a value ignored; and some users have no home
+    # The XDG specification has a relative value ignored, and some users have no home.
+    if not folder.is_absolute():
         return None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # a cache saves time; a user who has no place for one can train all the same
+    except OSError:  # a cache only saves time, so that a user who has no place for one can train all the same
         return None
     return folder if os.access(folder, os.W_OK | os.X_OK) else None

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub answers, asked before its own client is, which goes on trying for minutes."""
+"""A quick question to the Hugging Face hub, because its own client tries for minutes to reach a hub that is not there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WAIT_S_MAX = 3.0
 
 
 def check_hub(what: str, where: str, fix: str) -> None:
-    """DataError within seconds if `what` would have to come from a hub that cannot be reached.
+    """Raise DataError within seconds if `what` would have to come from a hub that cannot be reached.
 
-    With HF_HUB_OFFLINE set the hub's client looks at its cache alone, and there is nothing to reach.
+    With HF_HUB_OFFLINE set the hub's client reads its cache alone, and nothing has to be reached.
     """
     from huggingface_hub import constants
 

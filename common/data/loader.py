@@ -1,4 +1,4 @@
-"""From tokens to batches on the device: cut, ordered by common/data/order.py, and read ahead so that no step waits."""
+"""Batches on the device: tokens cut into sequences, ordered by common/data/order.py, and read ahead so that no step waits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from gptscale.common.data.order import sequence_indices
-from gptscale.common.data.sources import Span, TokenSource
+from gptscale.common.data.sources import SourceSpan, TokenSource
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError, DataError
 
-WAIT_S_MAX = 120.0  # a read that takes longer is a dead disk, and an error beats a hang
+WAIT_S_MAX = 120.0  # a read that takes longer means a dead disk, and an error is better than a hang
 
 
 def split(source: TokenSource, *, seq_len: int, eval_fraction: float = 0.05) -> tuple[TokenSource, TokenSource]:
-    """Training part and held-out part: the last `eval_fraction` of the tokens, at least one sequence.
+    """Return the part to train on and the part to hold out.
 
-    DataError if there are not two sequences.
+    The latter is the last `eval_fraction` of the tokens, at least one sequence. DataError if there are not two sequences.
     """
     n_tokens, needed = len(source), 2 * (seq_len + 1)
     if n_tokens < needed:
@@ -30,13 +30,13 @@ def split(source: TokenSource, *, seq_len: int, eval_fraction: float = 0.05) -> 
         fix = f"use --seq-len {n_tokens // 2 - 1} or more text" if n_tokens >= 4 else "give more text"
         raise DataError(what, f"in {source.name}", fix)
     held_out = max(seq_len + 1, int(n_tokens * eval_fraction))
-    return Span(source, 0, n_tokens - held_out), Span(source, n_tokens - held_out, n_tokens)
+    return SourceSpan(source, 0, n_tokens - held_out), SourceSpan(source, n_tokens - held_out, n_tokens)
 
 
 class Batches:
     """One data rank's share of each global batch of a source.
 
-    Sequence i reads tokens [i T, i T + T], T = seq_len, one more than it trains on: targets are inputs shifted by one.
+    Sequence i reads tokens [i T, i T + T] with T = seq_len, one more than it trains on: targets are inputs shifted by one.
     Raises ConfigError for a batch that does not divide, DataError for a source shorter than one sequence.
     """
 
@@ -62,7 +62,7 @@ class Batches:
             raise ConfigError(what, "in --global-batch-size", f"use {below} or {above}" if below else f"use {above}")
 
     def sequences(self, step: int, data_rank: int) -> tuple[int, ...]:
-        """Which sequences any rank trains on in 0-based `step`."""
+        """Return the indices of the sequences that a rank, this one or another, trains on in 0-based `step`."""
         return sequence_indices(
             step,
             seed=self.seed,
@@ -73,7 +73,7 @@ class Batches:
         )
 
     def batch(self, step: int) -> Batch:
-        """This rank's share of the global batch of 0-based `step`: CPU int64 (sequences_per_rank, seq_len)."""
+        """Return this rank's share of the global batch of 0-based `step`, CPU int64 (sequences_per_rank, seq_len)."""
         sequences = self.sequences(step, self.data_rank)
         rows = np.stack([self.source.read(i * self.seq_len, self.seq_len + 1) for i in sequences])
         tokens = torch.from_numpy(rows)
@@ -81,23 +81,23 @@ class Batches:
 
 
 class Prefetcher:
-    """Batches on the device, read by one thread `depth` steps ahead of the loop; a context manager.
+    """Batches on the device, which one thread reads `depth` steps ahead of the loop.
 
-    On CUDA the thread also pins them, so that the host queues the copy and goes on.
+    It is a context manager. On CUDA the thread also pins the batches, so that the host queues the copy and goes on.
     """
 
     def __init__(self, batches: Batches, device: torch.device, *, depth: int = 2) -> None:
         self.batches, self.device, self.depth = batches, device, depth
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
-        self._asked: SimpleQueue[tuple[int, Future[Batch]] | None] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[int, Future[Batch]] | None] = SimpleQueue()
         self._closed = False
-        # A daemon, unlike an executor's threads: Python must not wait at exit for a read that hangs.
+        # A daemon, which an executor's threads are not: Python must not wait at exit for a read that hangs.
         Thread(target=self._work, name="gptscale-data", daemon=True).start()
 
     def get(self, step: int) -> Batch:
-        """The batch of 0-based `step`; what went wrong in reading it is raised here, and only here.
+        """Return the batch of 0-based `step`, or raise here what went wrong in reading it.
 
-        Steps come in turn; any other one starts the reading ahead anew. DataError after two minutes without data.
+        Steps are asked for in turn. Any other step starts the reading ahead anew. DataError after two minutes without data.
         """
         if self._closed:
             raise RuntimeError("get() after close()")
@@ -113,7 +113,7 @@ class Prefetcher:
             what = f"step {step + 1} waited {WAIT_S_MAX:g} s for its batch"
             raise DataError(what, f"in {self.batches.source.name}", "check the disk it lies on") from None
         batch = batch.to(self.device)
-        # Asked for only now: a reader woken earlier would take Python's lock from the very wait it is there to shorten.
+        # Ask for the next batches only now: a reader woken earlier would hold Python's lock while this thread waits for it.
         newest = self._ahead[-1][0] if self._ahead else step
         for following in range(newest + 1, step + 1 + self.depth):
             self._ask(following)
@@ -123,7 +123,7 @@ class Prefetcher:
         """Stop reading ahead, without waiting for the read under way."""
         self._closed = True
         self._forget()
-        self._asked.put(None)
+        self._requests.put(None)
 
     def _forget(self) -> None:
         for _, future in self._ahead:
@@ -133,23 +133,23 @@ class Prefetcher:
     def _ask(self, step: int) -> None:
         future: Future[Batch] = Future()
         self._ahead.append((step, future))
-        self._asked.put((step, future))
+        self._requests.put((step, future))
 
     def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            step, future = asked
+        while (request := self._requests.get()) is not None:
+            step, future = request
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(self._read(step))
-            except BaseException as error:  # handed to get(), which raises it where it can be acted on
+            except BaseException as error:  # get() raises it, where it can be acted on
                 future.set_exception(error)
 
     def _read(self, step: int) -> Batch:
         batch = self.batches.batch(step)
         if self.device.type != "cuda":
             return batch
-        with torch.cuda.device(self.device):  # a new thread's current device is GPU 0, on every rank
+        with torch.cuda.device(self.device):  # a new thread's current device is GPU 0 on every rank
             return Batch(step, batch.inputs.pin_memory(), batch.targets.pin_memory(), batch.sequences)
 
     def __enter__(self) -> Prefetcher:

@@ -1,6 +1,6 @@
-"""Token sources: everything a model can train on, behind one small interface.
+"""Token sources: everything that a model can train on, behind one small interface.
 
-Opening a source checks it, so that a run never meets a bad file half way.
+Opening a source checks it, so that a run does not meet a bad file half way.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from gptscale.common.data.documents import existing_file, load_ids
 from gptscale.common.data.tokenizers import get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
 
-SCAN_BYTES_MAX = 2**30  # a larger file is sampled at the start, and its ids are checked read by read
+# A larger file is sampled when it is opened, and its ids are checked read by read.
+SCAN_BYTES_MAX = 2**30
 PIECE_TOKENS = 2**23
 
 
 class TokenSource(Protocol):
     """A sequence of token ids.
 
-    name: what `--data` said, to name it in an error. vocab_size: every id that `read` returns is below it.
+    name: the value of `--data`, for errors. vocab_size: every id that `read` returns is below it.
     fingerprint: 16 hex digits that change when the content does.
     """
 
@@ -32,14 +33,14 @@ class TokenSource(Protocol):
     fingerprint: str
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens [start, start + count) as int64; IndexError if some of them do not exist."""
+        """Return tokens [start, start + count) as int64, or raise IndexError if some of them do not exist."""
 
 
 class Synthetic:
-    """Random ids, each a pure function of seed and position: any place of an endless text costs the same."""
+    """Random ids, each a pure function of seed and position, so that every place of a long text costs the same."""
 
     def __init__(self, vocab_size: int, seed: int, length: int = 2**31) -> None:
         self.name, self.vocab_size, self.seed, self.length = "synthetic", vocab_size, seed, length
@@ -49,11 +50,10 @@ class Synthetic:
         return self.length
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """SplitMix64 (Steele et al. 2014) of the position, reduced to the vocabulary by its high bits."""
-        _check_range(self, start, count)
-        x = np.arange(start, start + count, dtype=np.uint64) + np.uint64(
-            self.seed << 32
-        )  # no two seeds share a position
+        """Return SplitMix64 (Steele et al. 2014) of each position, reduced to the vocabulary by its high bits."""
+        _check_exists(self, start, count)
+        # The shift keeps the positions of two seeds apart.
+        x = np.arange(start, start + count, dtype=np.uint64) + np.uint64(self.seed << 32)
         x = (x + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -62,7 +62,10 @@ class Synthetic:
 
 
 class Array:
-    """Ids (uint16) in memory or memory-mapped, checked when opened: DataError for one outside the vocabulary."""
+    """Ids (uint16) in memory or memory-mapped.
+
+    They are checked when the source is opened: DataError for an id outside the vocabulary.
+    """
 
     def __init__(self, ids: np.ndarray, vocab_size: int, name: str) -> None:
         self.ids, self.vocab_size, self.name = ids, vocab_size, name
@@ -75,8 +78,8 @@ class Array:
         return len(self.ids)
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens as int64; checked again, for files too large to be scanned at the start."""
-        _check_range(self, start, count)
+        """Return tokens as int64, checked again because a large file is not scanned when it is opened."""
+        _check_exists(self, start, count)
         ids = self.ids[start : start + count]
         self._check(ids, start)
         return ids.astype(np.int64)
@@ -91,8 +94,8 @@ class Array:
             )
 
 
-class Span:
-    """Part [start, stop) of another source."""
+class SourceSpan:
+    """The part [start, stop) of another source."""
 
     def __init__(self, source: TokenSource, start: int, stop: int) -> None:
         self.source, self.start, self.stop = source, start, stop
@@ -102,20 +105,20 @@ class Span:
         return self.stop - self.start
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Tokens counted from the span's start; never one beyond it, which may be held out."""
-        _check_range(self, start, count)
+        """Return tokens counted from the span's start, and never one beyond its end, which may be held out."""
+        _check_exists(self, start, count)
         return self.source.read(self.start + start, count)
 
 
-def _check_range(source: TokenSource, start: int, count: int) -> None:
+def _check_exists(source: TokenSource, start: int, count: int) -> None:
     if not 0 <= start <= start + count <= len(source):
         raise IndexError(f"tokens {start} to {start + count} of {source.name}, which has {len(source)}")
 
 
 def fingerprint(ids: np.ndarray) -> str:
-    """16 hex digits of SHA-256 over the number of ids and the ids, whatever file layout they came in.
+    """Return 16 hex digits of SHA-256 over the number of ids and the ids, whatever file layout they came in.
 
-    Beyond 1 GiB over 64 evenly spaced MiB, ends included, so that opening stays a matter of seconds.
+    Of more than 1 GiB only 64 evenly spaced MiB are hashed, both ends among them, so that opening takes seconds.
     """
     digest = hashlib.sha256(str(len(ids)).encode())
     if ids.nbytes <= SCAN_BYTES_MAX:
@@ -128,9 +131,10 @@ def fingerprint(ids: np.ndarray) -> str:
 
 
 def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: int = 0) -> TokenSource:
-    """The source that `--data` names, checked; its ids fit `vocab_size`. Writes nothing but a cache of encoded text.
+    """Open and check the source that `--data` names, whose ids fit `vocab_size`.
 
-    Raises DataError (file, expected and actual) or ConfigError (a tokenizer whose ids the model does not have).
+    It writes nothing but a cache of encoded text. Raises DataError (file, expected and actual) or ConfigError (a tokenizer
+    whose ids the model does not have).
     """
     if data == "synthetic":
         return Synthetic(vocab_size, seed)

@@ -1,4 +1,4 @@
-"""Text to ids and back: bytes, which need nothing, and GPT-2's byte-pair encoding through transformers."""
+"""Tokenizers: bytes, which need nothing, and GPT-2's byte-pair encoding through transformers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back; text that looks like a control token is text all the same.
+    """The way from text to ids and back, on which text that looks like a control token stays text.
 
-    vocab_size: ids are below it. end_of_text: the id that ends a document, made from no text.
-    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading one.
+    vocab_size: ids are below it. end_of_text: the id that ends a document; no text encodes to it.
+    fingerprint: names the vocabulary in a cache of ids; None where encoding is as fast as reading a cache.
     """
 
     vocab_size: int
@@ -28,24 +28,24 @@ class Tokenizer(Protocol):
     fingerprint: str | None
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids (uint16) of `text`."""
+        """Return the ids (uint16) of `text`."""
 
     def decode(self, ids: np.ndarray) -> str:
-        """Text of ids; end of text is left out."""
+        """Return the text of `ids`, without the end of text."""
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as ids 0 to 255, and 256 for the end of a text."""
+    """The tokenizer whose ids are UTF-8 bytes, 0 to 255, and 256 for the end of a text."""
 
     vocab_size, end_of_text = 257, 256
     fingerprint: str | None = None
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
+        """Return the ids (uint16) of `text`, in which half of a surrogate pair becomes a question mark."""
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
-        """Text of ids; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `ids`, in which bytes that are not UTF-8 become U+FFFD."""
         return np.asarray(ids)[np.asarray(ids) < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
@@ -68,20 +68,21 @@ class GPT2Tokenizer:
         self.fingerprint: str | None = hashlib.sha256(self._bpe.backend_tokenizer.to_str().encode()).hexdigest()
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids (uint16) of `text`; half of a surrogate pair becomes a question mark."""
+        """Return the ids (uint16) of `text`, in which half of a surrogate pair becomes a question mark."""
         clean = text.encode("utf-8", errors="replace").decode("utf-8")
         ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         return np.asarray(ids, dtype=np.uint16)
 
     def decode(self, ids: np.ndarray) -> str:
-        """Text of ids."""
+        """Return the text of `ids`, without the end of text."""
         text_ids = [int(i) for i in ids if i != self.end_of_text]
         return str(self._bpe.decode(text_ids, clean_up_tokenization_spaces=False))
 
 
 def get_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, `gpt2` (the hub or its cache), or a folder with vocab.json and merges.txt.
+    """Return the tokenizer called `bytes` or `gpt2` (from the hub or its cache), or that of a folder with its two files.
 
+    The files are vocab.json and merges.txt.
     Raises ConfigError for another name or without transformers, DataError for files that are missing or unusable.
     """
     if name == "bytes":
@@ -96,7 +97,7 @@ def get_tokenizer(name: str) -> Tokenizer:
 
 
 def _hub_folder(repository: str) -> Path:
-    """The folder of the hub's cache with the files of a byte-pair encoding, downloaded if they are not there."""
+    """Return the folder of the hub's cache with the files of a byte-pair encoding, downloaded if they are missing."""
     _tokenizer_class()
     import huggingface_hub as hub
 

@@ -1,7 +1,6 @@
-"""Activation checkpointing, which activations of a block are kept for backward and which computed again, and compilation.
+"""Activation checkpointing: which activations of a block are kept for backward, and which are computed again.
 
-Chen et al. 2016, arXiv 1604.06174. Both `apply_` functions change `block.forward` in place, so parameter names stay canonical
-and hooks that a strategy puts around the block (FSDP) are not recomputed.
+Chen et al. 2016, arXiv 1604.06174.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from gptscale.common.model import float8
 
 aten = torch.ops.aten
-# Selective: keep what is expensive per byte, matrix products and attention, by whichever kernel (math: products); recompute
-# norms, GELU, adds, dropout.
+# The mode `selective` keeps what costs much time for the bytes it takes: matrix products, and attention by any kernel (the kernel
+# `math` consists of products). LayerNorm, GELU, additions and dropout are computed again.
 KEPT_OPERATORS = [
     aten.mm.default,
     aten.addmm.default,
@@ -32,9 +30,17 @@ KEPT_OPERATORS = [
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> None:
-    """`none`, `full` (keep only each block's input) or `selective` (keep the outputs of `KEPT_OPERATORS`)."""
+    """Change the forward of each block in place, so that it keeps fewer activations for backward.
+
+    mode: `none` changes nothing, `full` keeps only the input of the block, `selective` also the outputs of `KEPT_OPERATORS`.
+
+    `block.forward` is replaced, and the block is not wrapped. Parameter names stay as they are, and the hooks that a strategy
+    puts around the block (FSDP) do not run again in the recomputation.
+    """
     if mode == "none":
         return
+    from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
     options: dict[str, Any] = {}
     if mode == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT_OPERATORS)

@@ -1,4 +1,4 @@
-"""The activation between an MLP's two matrices, by name: PyTorch's own, or the package's operators of the same function."""
+"""The activation function between the two matrices of an MLP, chosen by name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from torch import Tensor
 
 
 def gelu_sigmoid(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x), in PyTorch's own operations."""
+    """Return x sigmoid(1.702 x), the sigmoid form of GELU, in PyTorch's own operations."""
     return x * torch.sigmoid(1.702 * x)
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """The function called `name`, one of model_config.ACTIVATIONS; custom-* are compiled here if they are not yet."""
+    """Return the activation called `name`, one of ACTIVATIONS in common/settings/gpt_config.py.
+
+    gelu_* are PyTorch's functions. custom-* are the operators of gptscale.ops, which are compiled here if they are not yet.
+    """
     if name.startswith("custom-"):
-        from gptscale.ops import registry as library
+        from gptscale.ops import registry
         from gptscale.ops.gelu import gelu
 
-        library.ready()
+        registry.ready()
         return partial(gelu, approximate=name.removeprefix("custom-"))  # type: ignore[arg-type]
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu_tanh": partial(F.gelu, approximate="tanh"),

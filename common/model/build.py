@@ -1,4 +1,4 @@
-"""From a run to its GPT in two moves that every torch recipe makes: a shape without memory, then weights in its shards."""
+"""The two steps by which a torch recipe builds its GPT: the shape without memory, then the weights of its own shards."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def meta_gpt(run: Run, under: AbstractContextManager[object] | None = None) -> GPT:
-    """The run's GPT on the meta device (no memory), or as `under` makes its parameters, ready to be sharded.
+    """Build the GPT of a run on the meta device, where it takes no memory and can be sharded.
 
-    Its products in float8, kernel of attention, activation checkpointing and compilation are in place.
+    float8, the kernel of attention, activation checkpointing and compilation are applied to its blocks as the run asks.
+    under: a context that creates the parameters in another way than on the meta device.
     """
     with under or torch.device("meta"):
         model = GPT(run.gpt)
@@ -37,7 +38,10 @@ def meta_gpt(run: Run, under: AbstractContextManager[object] | None = None) -> G
 
 
 def materialise(model: M, run: Run, device: torch.device) -> M:
-    """Give what this process holds of a GPT or a stage its memory on `device`, and the initial weights of the run's seed."""
+    """Allocate the parameters that this process holds on `device`, and fill them with the initial weights of the run.
+
+    model: a GPT or a stage of one, on the meta device. Its parameters may be DTensors.
+    """
     model.to_empty(device=device)
-    init_weights((shard_of(f"model/{n}", p) for n, p in model.named_parameters()), run.gpt, run.config.seed)
+    init_weights((shard_of(f"model/{name}", p) for name, p in model.named_parameters()), run.gpt, run.config.seed)
     return model

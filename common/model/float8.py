@@ -1,41 +1,50 @@
-"""The products of a block's four Linears in float8, each tensor with one scale that is found anew every time.
+"""Matrix products in float8 for the four Linears of a block.
 
-Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 (3 bits of mantissa, up to 448) for activations and weights, which want
-precision, e5m2 (2 bits, up to 57344) for gradients of outputs, which want range. Sums are fp32, outputs bf16, and what
-the optimizer sees, the gradient of the weight, has the weight's own type.
+Two formats, as in Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 (3 bits of mantissa, up to 448) for activations and weights,
+which need precision, and e5m2 (2 bits, up to 57344) for gradients of outputs, which need range. Sums are fp32 and outputs bf16.
+The gradient of a weight, which the optimizer reads, has the type of the weight.
 
-A scale is the format's largest number over the tensor's largest, in fp32, on the device: the host waits for nothing. It is
-no power of two: a float is as precise at any scale, so rounding the scale down would gain nothing (its own product rounds by
-2^-24, the format by 2^-4 or 2^-3) and leave up to half of the range empty, at whose lower end entries become zero.
+Each tensor has one scale, computed anew every time it is cast: the largest number of the format divided by the largest entry of
+the tensor. It is computed in fp32 on the device, so the host does not wait. It is not rounded to a power of two, because that
+would gain nothing and lose range. A float is equally precise at any scale: multiplying by the scale rounds by 2^-24, the format
+by 2^-4 or 2^-3. Rounding the scale down would leave up to half of the range empty, and at its lower end more entries would
+become zero.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import register_flop_formula
 
 from gptscale.common.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gptscale.common.settings.run import Run
+from gptscale.common.settings.run import Run
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-TILE = 16  # every length that torch._scaled_mm sees must be a multiple of it on CUDA
-AMAX_MIN = 2.0**-100  # for zeros and what is next to them: neither the scale nor its inverse may leave fp32
+# On CUDA every length that torch._scaled_mm is given must be a multiple of this.
+TILE = 16
+# The smallest value that a tensor's largest entry counts as. For zeros and numbers next to zero, the scale or its inverse would
+# otherwise leave the range of fp32.
+AMAX_MIN = 2.0**-100
 
 
 def scale_of(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `x` must be multiplied by to fill the range of `dtype`, (), fp32. NaN and Inf in `x` make it NaN or 0."""
+    """Return the factor, (), fp32, that makes `x` fill the range of `dtype`.
+
+    A NaN in `x` makes it NaN, an Inf makes it 0.
+    """
     return torch.finfo(dtype).max / x.abs().amax().float().clamp(min=AMAX_MIN)
 
 
 def cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` times `scale` in `dtype`. Nothing finite is clipped, and Inf times the scale of 0 that it has made is NaN."""
+    """Return `x` times `scale` in `dtype`.
+
+    Nothing finite is clipped. An Inf in `x` becomes NaN, since it has made the scale 0.
+    """
     return (x.float() * scale).to(dtype)
 
 
@@ -49,9 +58,10 @@ def product(
     bias: Tensor | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """a (m, k) times the transpose of b (n, k), both cast with their scales, plus bias (n), in `out_dtype`: (m, n).
+    """Return a (m, k) times the transpose of b (n, k), plus bias (n), as (m, n) in `out_dtype`.
 
-    Both are read along k, so that a transposed operand costs a copy of one byte per entry.
+    a and b are float8, cast with `scale_a` and `scale_b`. Both are read along k, so an operand that is given transposed is
+    copied, at one byte per entry. use_fast_accum: as in torch._scaled_mm.
     """
     inverses = scale_a.reciprocal(), scale_b.reciprocal()
     bias = None if bias is None else bias.to(torch.bfloat16)
@@ -71,10 +81,11 @@ def product(
 def emulated_product(
     a: Tensor, inverse_a: Tensor, b: Tensor, inverse_b: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """`product` by fp32's, of what the casts have left. An operator, so that no compiler takes a rounding out.
+    """Compute `product` on a CPU by an fp32 product of the float8 numbers.
 
-    Not torch._scaled_mm, whose kernel for a CPU depends on the processor: with AMX it is oneDNN's reference loop, 2000 times
-    slower than this, and its scales leave the range of fp32 (torch 2.11).
+    It is an operator of its own so that no compiler removes a rounding. torch._scaled_mm is not used, because its kernel for a
+    CPU depends on the processor: with AMX it is the reference loop of oneDNN, which is 2000 times slower than this and whose
+    scales leave the range of fp32 (torch 2.11).
     """
     y = (a.float() * inverse_a) @ (b.float() * inverse_b).t()
     return (y if bias is None else y + bias).to(out_dtype)
@@ -87,21 +98,25 @@ def _shape(
     return a.new_empty(len(a), len(b), dtype=dtype)
 
 
-@register_flop_formula(torch.ops.gptscale.float8_product)
-def _flops(a: torch.Size, inverse_a: torch.Size, b: torch.Size, *rest: Any, **options: Any) -> int:
-    """Of the product, from the shapes of its arguments."""
-    return 2 * a[0] * a[1] * b[0]
+@functools.cache
+def _register_flops() -> None:
+    """Tell torch's FlopCounterMode what `emulated_product` costs; imported here, since it brings Triton with it."""
+    from torch.utils.flop_counter import register_flop_formula
+
+    @register_flop_formula(torch.ops.gptscale.float8_product)
+    def flops(a: torch.Size, inverse_a: torch.Size, b: torch.Size, *rest: Any, **options: Any) -> int:
+        return 2 * a[0] * a[1] * b[0]
 
 
 OPERATORS = torch.ops.aten._scaled_mm.default, torch.ops.gptscale.float8_product.default
 
 
 class Float8Product(torch.autograd.Function):
-    """x (rows, k) times the transpose of weight (n, k), plus bias (n), in bf16: (rows, n).
+    """The product of x (rows, k) and the transpose of weight (n, k), plus bias (n), in bf16: (rows, n).
 
-    Kept for backward are the cast activations, a byte each, and the weight itself, which is there anyway (or, sharded, is
-    gathered again: a cast copy would stay whole on every device). It is cast once per forward, by the same scale once
-    more in backward, and so again for every micro-batch.
+    Backward needs the cast activations, one byte each, and the weight itself. The weight is not kept in float8: it is in memory
+    anyway, or, if it is sharded, it is gathered again, while a cast copy would stay unsharded on every device. So the weight is
+    cast in forward and, with the same scale, once more in backward, for every micro-batch.
     """
 
     @staticmethod
@@ -110,7 +125,8 @@ class Float8Product(torch.autograd.Function):
         x8, w8 = cast(x, x_scale, E4M3), cast(weight, w_scale, E4M3)
         ctx.save_for_backward(x8, x_scale, weight, w_scale)
         ctx.dtypes = x.dtype, bias.dtype
-        # Hopper's fast accumulation adds in fewer bits: good enough for outputs that are rounded to 8, not for gradients
+        # The fast accumulation of Hopper adds in fewer bits. That is enough for outputs that are rounded to the 8 bits of bf16,
+        # and not enough for gradients.
         return product(x8, x_scale, w8, w_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     @staticmethod
@@ -125,22 +141,25 @@ class Float8Product(torch.autograd.Function):
 
 
 class Float8Linear(nn.Linear):
-    """A Linear whose three products are float8's; its parameters are those of the Linear that it was."""
+    """A Linear that computes its product and both products of its backward in float8, with the same parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) to (..., out_features), bf16 as under autocast."""
-        with torch.autocast(x.device.type, enabled=False):  # else a CPU's kernel rounds its sums to bf16 on the way
+        """Map (..., in_features) to (..., out_features), in bf16 as under autocast."""
+        # Under autocast the fp32 product of a CPU would round its sums to bf16.
+        with torch.autocast(x.device.type, enabled=False):
             rows = Float8Product.apply(x.flatten(0, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
         y: Tensor = rows.unflatten(0, x.shape[:-1])
         return y
 
 
 def apply_float8(blocks: Iterable[nn.Module]) -> None:
-    """Make every Linear of `blocks` (attn.qkv, attn.proj, mlp.fc, mlp.proj) a Float8Linear in place, names and all.
+    """Turn every Linear of `blocks` (attn.qkv, attn.proj, mlp.fc, mlp.proj) into a Float8Linear in place.
 
-    Before checkpointing and compilation, which wrap what a block's forward is by then. Without compilation casts and
-    searches for the largest entry are passes over memory of their own, and take back what the products gain.
+    Parameter names stay as they are. Call it before activation checkpointing and compilation, which wrap the forward that a block
+    has by then. Without compilation, each cast and each search for the largest entry is a pass over memory of its own, and these
+    passes take back what the products gain.
     """
+    _register_flops()
     for block in blocks:
         for module in block.modules():
             if type(module) is nn.Linear:
@@ -148,13 +167,14 @@ def apply_float8(blocks: Iterable[nn.Module]) -> None:
 
 
 def emulation(run: Run) -> list[str]:
-    """What must be said of a run in fp8 on a CPU, a line; nothing of any other."""
-    emulated = run.config.precision == "fp8" and run.world.device.type == "cpu"
-    return ["fp8      emulated by the CPU: right, and slow; no time of this run says anything of fp8"] * emulated
+    """Return the line to print for a run that emulates fp8 on a CPU, or no line for any other run."""
+    if run.config.precision == "fp8" and run.world.device.type == "cpu":
+        return ["fp8      emulated by the CPU: right, and slow; no time of this run says anything of fp8"]
+    return []
 
 
 def check_shapes(run: Run) -> None:
-    """ConfigError if a run in fp8 has a length that is no multiple of `TILE`: hidden size, or rows of a micro-batch."""
+    """Raise ConfigError if a run in fp8 has a hidden size, or rows of a micro-batch, that are no multiple of `TILE`."""
     if run.config.precision != "fp8":
         return
     if run.gpt.n_embd % TILE:

@@ -1,8 +1,9 @@
-"""The GPT that every recipe trains: GPT-2's architecture in plain PyTorch. It knows nothing of ranks.
+"""The GPT that every recipe trains: the architecture of GPT-2 in plain PyTorch.
 
-Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": pre-norm blocks, learned positions, GELU in its
-tanh form, an output head tied to the token table. The head is no module of its own: it is `wte.weight` used twice, so
-that every engine sees one parameter.
+Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": pre-norm blocks, learned positions, the tanh form of
+GELU by default, and an output head that shares the weight of the token table.
+
+The model knows nothing of ranks or of parallelism. Strategies change it from outside, after it is built.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from gptscale.common.model.activations import activation_function
 from gptscale.common.model.loss import LinearCrossEntropy
 from gptscale.common.settings.gpt_config import GPTConfig
 
-# What attention's kernels want of head_dim there: cuDNN's takes nothing else, for others torch pads q, k and v each by itself.
+# What head_dim must be a multiple of on a device. cuDNN's attention accepts nothing else, and for the other kernels of CUDA torch
+# would pad q, k and v in three separate copies.
 HEAD_DIM_MULTIPLE = {"cuda": 8}
 
 
 def causal_attention(qkv: Tensor, dropout: float = 0.0, multiple: int = 1) -> Tensor:
-    """Attention of (batch, seq, n_head, 3, head_dim), to (batch, seq, n_head * head_dim).
+    """Attend from each position to itself and to those before it.
 
-    multiple: head_dim is padded to one of it with zeros, which add nothing to q k and come out of v as zeros, to be cut: exact.
-    The three are padded at once, where they lie side by side; under torch.compile that and the split are one kernel.
+    qkv: (batch, seq, n_head, 3, head_dim). Returns (batch, seq, n_head * head_dim).
+
+    multiple: heads are padded with zeros until head_dim is a multiple of it. The result is the same: the zeros add nothing to the
+    products of q and k, and in v they give zeros that are cut off. Padding all three at once, where they lie side by side, costs
+    one copy. Under torch.compile the padding and the split are one kernel.
     """
     head_dim = qkv.shape[-1]
     if head_dim % multiple:
@@ -38,10 +43,12 @@ def causal_attention(qkv: Tensor, dropout: float = 0.0, multiple: int = 1) -> Te
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention; one matrix makes query, key and value.
+    """Causal self-attention with several heads.
 
-    Its rows are (n_head, 3, head_dim): whatever cuts them into equal parts cuts between heads, and the code below serves a
-    part as it serves the whole. backend: the kernel that must compute it; None leaves the choice to torch.
+    One matrix computes query, key and value. Its rows are ordered (n_head, 3, head_dim), so that a cut into equal parts falls
+    between heads, and `forward` works on the part of a tensor-parallel rank as it does on the whole.
+
+    backend: the kernel that must compute attention, or None to leave the choice to torch.
     """
 
     backend: SDPBackend | None = None
@@ -53,16 +60,16 @@ class Attention(nn.Module):
         self.proj = nn.Linear(gpt.n_embd, gpt.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq, n_embd) to the same."""
+        """Map (batch, seq, n_embd) to the same shape."""
         qkv = self.qkv(x).unflatten(2, (-1, 3, self.head_dim))  # (batch, seq, n_head, 3, head_dim)
+        dropout = self.dropout if self.training else 0.0
         with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
-            multiple = HEAD_DIM_MULTIPLE.get(x.device.type, 1)
-            y = causal_attention(qkv, self.dropout if self.training else 0.0, multiple)
+            y = causal_attention(qkv, dropout, HEAD_DIM_MULTIPLE.get(x.device.type, 1))
         return F.dropout(self.proj(y), self.dropout, self.training)
 
 
 class MLP(nn.Module):
-    """Two matrices with a GELU between them, four times as wide inside."""
+    """Two matrices with an activation between them, where the hidden size is four times as wide."""
 
     def __init__(self, gpt: GPTConfig) -> None:
         super().__init__()
@@ -71,13 +78,13 @@ class MLP(nn.Module):
         self.proj = nn.Linear(4 * gpt.n_embd, gpt.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq, n_embd) to the same."""
+        """Map (batch, seq, n_embd) to the same shape."""
         y = self.proj(self.activation(self.fc(x)))
         return F.dropout(y, self.dropout, self.training)
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each behind a LayerNorm, each added to the residual stream."""
+    """One layer: attention and an MLP, each behind a LayerNorm and each added to the residual stream."""
 
     def __init__(self, gpt: GPTConfig) -> None:
         super().__init__()
@@ -87,17 +94,19 @@ class Block(nn.Module):
         self.mlp = MLP(gpt)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq, n_embd) to the same."""
+        """Map (batch, seq, n_embd) to the same shape."""
         x = x + self.attn(self.ln_1(x))
         x = x + self.mlp(self.ln_2(x))
         return x
 
 
 class GPT(nn.Module):
-    """Token and position tables, blocks, final norm, tied head.
+    """The whole model: token and position tables, blocks, a final LayerNorm and the head.
 
-    Build it under `torch.device("meta")` and fill it with `init_weights`, so that no rank ever needs the whole model in
-    memory before it is sharded.
+    The head is not a module. It is `wte.weight` used a second time, so that every strategy sees one parameter.
+
+    Build the model under `torch.device("meta")` and fill it with `init_weights` (common/model/initial_weights.py) once it is
+    sharded. Then no rank ever needs memory for the whole model.
     """
 
     def __init__(self, gpt: GPTConfig) -> None:
@@ -110,15 +119,18 @@ class GPT(nn.Module):
         self.loss = LinearCrossEntropy(gpt.vocab_size)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """(batch, seq) token ids to (batch, seq, n_embd): what the first block reads."""
+        """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
         positions = torch.arange(inputs.shape[1], device=inputs.device)
         return F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (batch, seq, vocab_size) of `inputs` (batch, seq); with `targets` (batch, seq) the summed loss, a scalar.
+        """Return the logits, or the summed loss if `targets` are given.
 
-        The loss is computed here, not by the caller, so that a wrapper which gathers weights around `forward` (FSDP)
-        still has the head's weight at hand. Targets of -100 count nothing.
+        inputs, targets: token ids, (batch, seq). A target of -100 is not counted. Logits are (batch, seq, vocab_size), the loss
+        is a scalar.
+
+        The model computes the loss itself, because a wrapper that gathers weights only around `forward` (FSDP) then still has the
+        weight of the head.
         """
         x = self.embed(inputs)
         for block in self.blocks:

@@ -1,6 +1,7 @@
-"""Weights to and from transformers' GPT2LMHeadModel: the same numbers under its names.
+"""Conversion of weights to and from GPT2LMHeadModel of Hugging Face's transformers.
 
-Transposed where it transposes; our rows of query, key and value are (n_head, 3, head_dim), its are (3, n_head, head_dim).
+The numbers are the same under other names. Two layouts differ. transformers stores the matrices of a block as (in, out), this
+package as (out, in). And the rows of query, key and value are (3, n_head, head_dim) there and (n_head, 3, head_dim) here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gptscale.common.settings.gpt_config import GPTConfig
 if TYPE_CHECKING:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-# ours: theirs; their Conv1D holds matrices as (in, out), ours are (out, in).
+# Modules of a block: the name here, then the name in transformers.
 BLOCK_NAMES = {
     "ln_1": "ln_1",
     "attn.qkv": "attn.c_attn",
@@ -26,36 +27,40 @@ BLOCK_NAMES = {
     "mlp.fc": "mlp.c_fc",
     "mlp.proj": "mlp.c_proj",
 }
+# Activations: the name here, then the name in transformers.
 ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu_erf": "gelu", "gelu_sigmoid": "quick_gelu"}
 
 
 def name_pairs(n_layer: int) -> Iterator[tuple[str, str, bool]]:
-    """(our parameter, theirs, whether the matrix is transposed) for the whole model."""
+    """Yield each parameter's name here, its name in transformers, and whether its matrix is transposed there."""
     yield "wte.weight", "transformer.wte.weight", False
     yield "wpe.weight", "transformer.wpe.weight", False
     for i in range(n_layer):
-        for ours, theirs in BLOCK_NAMES.items():
+        for module, hf_module in BLOCK_NAMES.items():
             for kind in ("weight", "bias"):
-                transposed = kind == "weight" and not ours.startswith("ln")
-                yield f"blocks.{i}.{ours}.{kind}", f"transformer.h.{i}.{theirs}.{kind}", transposed
+                transposed = kind == "weight" and not module.startswith("ln")
+                yield f"blocks.{i}.{module}.{kind}", f"transformer.h.{i}.{hf_module}.{kind}", transposed
     yield "ln_f.weight", "transformer.ln_f.weight", False
     yield "ln_f.bias", "transformer.ln_f.bias", False
 
 
 def qkv_to_hf(value: Tensor, n_head: int) -> Tensor:
-    """Rows of our `attn.qkv`, (n_head, 3, head_dim) in dim 0, in transformers' order."""
-    turned: Tensor = value.unflatten(0, (n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
-    return turned
+    """Bring the rows of `attn.qkv`, (n_head, 3, head_dim) in dim 0, into the order of transformers."""
+    reordered: Tensor = value.unflatten(0, (n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
+    return reordered
 
 
 def qkv_from_hf(value: Tensor, n_head: int) -> Tensor:
-    """The inverse of `qkv_to_hf`."""
-    turned: Tensor = value.unflatten(0, (3, n_head, -1)).transpose(0, 1).flatten(0, 2)
-    return turned
+    """Bring rows in the order of transformers into that of `attn.qkv`, the inverse of `qkv_to_hf`."""
+    reordered: Tensor = value.unflatten(0, (3, n_head, -1)).transpose(0, 1).flatten(0, 2)
+    return reordered
 
 
 def hf_config(gpt: GPTConfig, vocab_size: int) -> GPT2Config:
-    """transformers' configuration of the same shape with a table of `vocab_size` rows; dropout is ours in all three places."""
+    """Return the configuration of transformers for the same shape, with a token table of `vocab_size` rows.
+
+    All three dropout rates of transformers are set to `gpt.dropout`.
+    """
     from transformers import GPT2Config
 
     return GPT2Config(
@@ -75,30 +80,37 @@ def hf_config(gpt: GPTConfig, vocab_size: int) -> GPT2Config:
 
 @torch.no_grad()
 def to_hf(model: GPT) -> GPT2LMHeadModel:
-    """A GPT2LMHeadModel with this model's weights (unsharded, fp32) and equal logits; padding rows are left behind.
+    """Return a GPT2LMHeadModel with the weights of `model` (unsharded, fp32) and the same logits.
 
-    Dropout is the model's, in all three places (transformers' default of 0.1 is not taken). Needs `transformers`.
+    The padding rows of the token table are left out. Dropout is that of the model in all three places, not the default of 0.1 of
+    transformers. Needs the package `transformers`.
     """
     from transformers import GPT2LMHeadModel
 
     gpt = model.config
     hf = GPT2LMHeadModel(hf_config(gpt, gpt.vocab_size))
-    ours, theirs = dict(model.named_parameters()), dict(hf.named_parameters())
-    for our_name, their_name, transposed in name_pairs(gpt.n_layer):
-        value = qkv_to_hf(ours[our_name], gpt.n_head) if "qkv" in our_name else ours[our_name]
-        value = value.t() if transposed else value
-        theirs[their_name].copy_(value[: gpt.vocab_size] if our_name == "wte.weight" else value)
+    parameters, hf_parameters = dict(model.named_parameters()), dict(hf.named_parameters())
+    for name, hf_name, transposed in name_pairs(gpt.n_layer):
+        value: Tensor = parameters[name]
+        if "qkv" in name:
+            value = qkv_to_hf(value, gpt.n_head)
+        if transposed:
+            value = value.t()
+        if name == "wte.weight":
+            value = value[: gpt.vocab_size]
+        hf_parameters[hf_name].copy_(value)
     return hf
 
 
 @torch.no_grad()
 def from_hf(hf: GPT2LMHeadModel) -> GPT:
-    """A GPT (CPU, fp32) with the weights of a GPT2LMHeadModel and equal logits.
+    """Return a GPT (CPU, fp32) with the weights of a GPT2LMHeadModel and the same logits.
 
-    ValueError for a variant that this model does not have (an untied head, another activation, an odd inner width).
+    Raises ValueError for a variant that this model does not have: an untied head, another activation, or an inner width other
+    than 4 n_embd.
     """
     c = hf.config
-    activations = {theirs: ours for ours, theirs in ACTIVATIONS.items()}
+    activations = {hf_name: name for name, hf_name in ACTIVATIONS.items()}
     tied = hf.lm_head.weight is hf.transformer.wte.weight
     if not tied or c.activation_function not in activations or c.n_inner not in (None, 4 * c.n_embd):
         raise ValueError(
@@ -115,14 +127,17 @@ def from_hf(hf: GPT2LMHeadModel) -> GPT:
         activation=activations[c.activation_function],
     )
     model = GPT(gpt)
-    ours: dict[str, Tensor] = dict(model.named_parameters())
-    theirs = dict(hf.named_parameters())
-    for our_name, their_name, transposed in name_pairs(gpt.n_layer):
-        value = theirs[their_name].t() if transposed else theirs[their_name]
-        value = qkv_from_hf(value, gpt.n_head) if "qkv" in our_name else value
-        if our_name == "wte.weight":
-            ours[our_name].zero_()  # the padding rows
-            ours[our_name][: gpt.vocab_size].copy_(value)
+    hf_parameters = dict(hf.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    for name, hf_name, transposed in name_pairs(gpt.n_layer):
+        value: Tensor = hf_parameters[hf_name]
+        if transposed:
+            value = value.t()
+        if "qkv" in name:
+            value = qkv_from_hf(value, gpt.n_head)
+        if name == "wte.weight":
+            parameters[name][gpt.vocab_size :] = 0
+            parameters[name][: gpt.vocab_size].copy_(value)
         else:
-            ours[our_name].copy_(value)
+            parameters[name].copy_(value)
     return model

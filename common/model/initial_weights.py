@@ -1,4 +1,8 @@
-"""The initial weights of a GPT: a pure function of the parameter's name, its shape and the seed."""
+"""The initial weights of a GPT.
+
+A parameter is a pure function of its name, its shape and the seed. Every recipe therefore starts from the same weights, however
+it cuts them, and each rank draws only the rows that it holds.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ INIT_BLOCK = 2**20  # elements drawn at once
 
 
 def init_tensor(name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int) -> Tensor:
-    """The initial value (fp32, CPU) of the parameter `name`: a pure function of name, shape and seed.
+    """Return the initial value of the parameter `name`, fp32 on the CPU.
 
-    So every recipe starts from the same weights however it cuts them. GPT-2's scheme: N(0, 0.02), projections into the
-    residual stream scaled by 1/sqrt(2 n_layer), biases 0, norms 1, and 0 for the table's padding rows.
+    The scheme is that of GPT-2: weights from N(0, 0.02), those of projections into the residual stream divided by
+    sqrt(2 n_layer), biases 0, norms 1. The padding rows of the token table are 0.
     """
     return torch.cat([rows for _, rows in init_rows(name, shape, gpt, seed, 0, shape[0])])
 
@@ -27,29 +31,33 @@ def init_tensor(name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int) ->
 def init_rows(
     name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int, begin: int, end: int
 ) -> Iterator[tuple[int, Tensor]]:
-    """Rows `begin` to `end` of `init_tensor`, a block of at most `INIT_BLOCK` elements (or one row) at a time, each with
-    the index of its first row. Every block is drawn by itself, so that a shard costs what it holds and nothing more.
+    """Yield rows `begin` to `end` of `init_tensor`, a block at a time, each with the index of its first row.
+
+    A block has at most `INIT_BLOCK` elements, or is one row. Each block has a seed of its own, so that a rank which needs a few
+    rows draws only the blocks that they lie in.
     """
     if name.endswith("bias") or "ln_" in name:
-        yield begin, torch.full((end - begin, *shape[1:]), float(not name.endswith("bias")))
+        value = 0.0 if name.endswith("bias") else 1.0
+        yield begin, torch.full((end - begin, *shape[1:]), value)
         return
     std = 0.02 / math.sqrt(2 * gpt.n_layer) if name.endswith("proj.weight") else 0.02
     block = max(1, INIT_BLOCK // math.prod(shape[1:]))
     for first in range(begin // block * block, end, block):
         last = min(first + block, shape[0])
-        # torch's CPU generator takes 32 bits of a seed and drops the rest: hash all into them
+        # The CPU generator of torch uses 32 bits of its seed and drops the rest. A hash brings name, seed and row into them.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name} {first}".encode()))
-        value = torch.empty(last - first, *shape[1:]).normal_(std=std, generator=generator)
+        rows = torch.empty(last - first, *shape[1:]).normal_(std=std, generator=generator)
         if name == "wte.weight":
-            value[max(0, gpt.vocab_size - first) :] = 0
-        yield max(begin, first), value[max(begin, first) - first : min(end, last) - first]
+            rows[max(0, gpt.vocab_size - first) :] = 0
+        yield max(begin, first), rows[max(begin, first) - first : min(end, last) - first]
 
 
 def init_weights(shards: Iterable[Shard], gpt: GPTConfig, seed: int) -> None:
-    """Fill the boxes `model/<name>` with their part of the initial weights."""
+    """Fill each of `shards`, whose names are `model/<parameter>`, with its part of the initial weights."""
     with torch.no_grad():
         for shard in shards:
-            rows, *rest = shard.box
+            row_range, *other_dims = shard.box
             name = shard.name.removeprefix("model/")
-            for begin, value in init_rows(name, shard.shape, gpt, seed, rows.start, rows.stop):
-                shard.tensor[begin - rows.start :][: len(value)].copy_(value[(slice(None), *rest)])
+            for first, rows in init_rows(name, shard.shape, gpt, seed, row_range.start, row_range.stop):
+                destination = shard.tensor[first - row_range.start :][: len(rows)]
+                destination.copy_(rows[(slice(None), *other_dims)])

@@ -1,12 +1,12 @@
-"""The optimizer step that the torch recipes share: one global norm, one clip, one guard, then a fused update.
+"""The optimizer step that torch's own recipes share: one global norm, clipping, a guard against NaN, then a fused update.
 
-Clipping and loss scaling cost no pass over the gradients of their own: torch's fused kernels divide by `grad_scale` as they
-read, and do nothing at all when `found_inf` is set. The host never waits for either.
+Clipping and loss scaling need no extra pass over the gradients. The fused kernels of torch divide each gradient by `grad_scale`
+as they read it, and change nothing if `found_inf` is set. The host never waits for either of the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,12 @@ ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 
 
 class FusedOptimizer(Stepper):
-    """AdamW (moments in config.optimizer_state) or SGD over named fp32 parameters, which may be DTensors.
+    """The Stepper with AdamW (moments in config.optimizer_state) or SGD over named fp32 parameters, which may be DTensors.
 
-    shards: the processes that hold the other shards; None when every process holds all of every gradient. offloaded: the
-    parameters were put into host memory, though the device is another, and this step is waited for there. copies: parameters
-    that this many of `shards` hold alike, beside what their DTensor says (a tied table on the first and last stage).
+    shards: the processes that hold the other shards, or None if every process holds all of every gradient.
+    offloaded: the parameters lie in host memory although the model computes on another device, so the host waits for this step.
+    copies: for some parameters, how many of `shards` hold the same one, beyond what their DTensors say. The tied table on the
+    first and last pipeline stage is such a parameter.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class FusedOptimizer(Stepper):
         self.offloaded = offloaded
         self.device = device
         self.loss_scale = LossScale(config.precision, self.device)
-        # Sticky: after one non-finite step no later step may touch the weights, however late the host finds out.
+        # Once set it stays set: after one step that was not finite, no later step may change the weights. The host may notice it
+        # only many steps later.
         self.poisoned = torch.tensor(False, device=self.device)
         self.waits_s: list[float] = []
         groups = decay_groups(parameters.values(), config.weight_decay)
@@ -65,7 +67,7 @@ class FusedOptimizer(Stepper):
         self.meter = StepMeter(self.torch)
 
     def _create_state(self) -> None:
-        """Zeroed AdamW state now, not at the first step, so that a checkpoint can be loaded in place before it."""
+        """Create zeroed AdamW state before the first step, so that a checkpoint can be loaded into it in place."""
         for p in self.parameters.values():
             state = self.torch.state[p]
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
@@ -74,24 +76,25 @@ class FusedOptimizer(Stepper):
 
     @property
     def scale(self) -> Tensor:
-        """What the loss must be multiplied by before backward, ()."""
+        """The factor of the loss before backward, ()."""
         return self.loss_scale.value
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Apply the gradients (scaled by the loss scale) at rate `lr`, zero them, return their global norm before clipping.
+        """Apply the gradients at rate `lr` and clear them; return their global norm before clipping, ().
 
-        `loss`: the global loss; if it or the norm is not finite, the weights stay as they are.
+        The gradients come from a loss that was multiplied by `scale`. The norm is that of the gradients divided by it. loss: the
+        global loss. If it or the norm is not finite, no weight changes.
         """
         scale = self.loss_scale.value
         sum_partial_gradients(self.parameters.values())
         norm = self._grad_norm() / scale
         overflowed = ~torch.isfinite(norm)
-        lost = ~torch.isfinite(loss.to(self.device))
-        self.poisoned |= lost if self.loss_scale.dynamic else lost | overflowed
-        too_long = (
-            (norm + 1e-6) / self.clip if self.clip else torch.zeros_like(norm)
-        )  # 1e-6 as in torch's clip_grad_norm_
-        self.torch.grad_scale = torch.clamp(too_long, min=1.0) * scale  # type: ignore[attr-defined]
+        bad_loss = ~torch.isfinite(loss.to(self.device))
+        # With a dynamic loss scale an overflow of the gradients is no fault: the step is skipped and the scale falls.
+        self.poisoned |= bad_loss if self.loss_scale.dynamic else bad_loss | overflowed
+        # 1e-6 as in torch's clip_grad_norm_
+        excess = (norm + 1e-6) / self.clip if self.clip else torch.zeros_like(norm)
+        self.torch.grad_scale = torch.clamp(excess, min=1.0) * scale  # type: ignore[attr-defined]
         self.torch.found_inf = (self.poisoned | overflowed).float()  # type: ignore[attr-defined]
         for group in self.torch.param_groups:
             group["lr"] = lr
@@ -103,7 +106,10 @@ class FusedOptimizer(Stepper):
         return norm
 
     def _grad_norm(self) -> Tensor:
-        """2-norm over all parameters and ranks, (): squares of the local shards, each counted once, summed over ranks."""
+        """Return the 2-norm of the gradient over all parameters and ranks, ().
+
+        It is the root of the squares of all local shards, summed over the ranks. A shard that n ranks hold counts 1/n on each.
+        """
         by_replicas: dict[int, list[Tensor]] = {}
         for name, p in self.parameters.items():
             assert p.grad is not None, "every parameter of the model takes part in every step"
@@ -115,9 +121,10 @@ class FusedOptimizer(Stepper):
         return total.sqrt()
 
     def state(self) -> Iterator[Shard]:
-        """Weights, then AdamW's moments, as named boxes, all fp32.
+        """Yield the weights, then the moments of AdamW, as named boxes in fp32.
 
-        A moment that is stored otherwise is live only until the next box is asked for: then what is in it is stored again.
+        A moment that is stored in another precision is unpacked for its box. When the next box is asked for, the contents of the
+        box are packed and stored again, so that a checkpoint can be loaded into it.
         """
         for name, p in self.parameters.items():
             yield shard_of(f"model/{name}", p)
@@ -132,7 +139,7 @@ class FusedOptimizer(Stepper):
                     yield shard_of(box, self.torch.state[p][key])
 
     def counters(self) -> dict[str, float]:
-        """Steps applied (skipped ones not counted), and the loss scale with its run of good steps."""
+        """Return the steps applied, without skipped ones, the loss scale, and the good steps since it last changed."""
         steps = [state["step"] for state in self.torch.state.values()]
         return {
             "optimizer_steps": steps[0].item() if steps else 0.0,
@@ -149,21 +156,22 @@ class FusedOptimizer(Stepper):
             self.loss_scale.good_steps.fill_(counters["loss_scale_good_steps"])
 
     def nbytes(self) -> int:
-        """What weights and optimizer state take here, in bytes."""
+        """Return the bytes of the weights and the optimizer state of this process."""
         tensors = [t for state in self.torch.state.values() for key, t in state.items() if key != "step"]
         return sum(local(t).nbytes for t in (*self.parameters.values(), *tensors))
 
     def offload(self) -> Offload | None:
-        """Weights and optimizer state when they are on the host and the work is not, as under fsdp_offload."""
+        """Return what weights and optimizer state take in host memory under offload (fsdp_offload), else None."""
         if not self.offloaded:
             return None
         return Offload(cpu_bytes=self.nbytes(), waits_s=tuple(self.waits_s))
 
 
 def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Finish gradients that are each rank's sum over its own tokens, as sequence parallelism leaves those of norms.
+    """Sum over ranks the gradients in which each rank has counted only its own tokens.
 
-    All of them in one all-reduce, where DTensor would make one for each as it is used.
+    Sequence parallelism leaves the gradients of LayerNorms so. All of them go into one all-reduce, where DTensor would start one
+    for each gradient as it is used.
     """
     partial = []
     for p in parameters:
@@ -181,19 +189,29 @@ def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
         p.grad = DTensor.from_local(grad, mesh, [Replicate()], run_check=False)
 
 
-def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """The two groups that every optimizer here is given: matrices decay, vectors (norms, biases) do not."""
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": w} for w in (weight_decay, 0.0)]
+def decay_groups(
+    parameters: Iterable[nn.Parameter],
+    weight_decay: float,
+    shape_of: Callable[[nn.Parameter], Sequence[int]] = lambda parameter: parameter.shape,
+) -> list[dict[str, Any]]:
+    """Sort parameters into the two groups of every optimizer here: matrices decay, vectors (norms, biases) do not.
+
+    shape_of: returns the shape of a parameter, for a library whose parameters do not have it in `shape`.
+    """
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for p in parameters:
-        shape = getattr(p, "ds_shape", p.shape)  # under ZeRO 3 a parameter looks empty and has its shape there
-        groups[len(shape) < 2]["params"].append(p)
-    return groups
+        if len(shape_of(p)) > 1:
+            matrices.append(p)
+        else:
+            vectors.append(p)
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
 
 
 class PlainSGD(torch.optim.Optimizer):
-    """w -= lr (g / grad_scale + weight_decay w), unless found_inf; on local shards.
+    """SGD without momentum on local shards: w -= lr (g / grad_scale + weight_decay w), unless found_inf is set.
 
-    torch's own fused SGD has no rule for DTensors (2.11), and its other forms ignore grad_scale and found_inf.
+    The fused SGD of torch has no rule for DTensors (2.11), and its other forms ignore grad_scale and found_inf.
     """
 
     grad_scale: Tensor
@@ -201,7 +219,7 @@ class PlainSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
+        """Update every parameter from its gradient."""
         for group in self.param_groups:
             for p in group["params"]:
                 weight = local(p)

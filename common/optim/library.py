@@ -1,4 +1,4 @@
-"""A library's own optimizer and clipping behind the engine's small contract (OSS, Accelerate, Lightning Fabric)."""
+"""The Stepper of libraries that bring an optimizer and clipping of their own (OSS, Accelerate, Lightning Fabric)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ from gptscale.common.state import Shard, shard_of
 
 
 def torch_optimizer(config: RunConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class of torch's optimizer that a run asks for, and its options, for a library to build or wrap."""
+    """Return the class of torch's optimizer that a run asks for, and its options, for a library to build or wrap."""
     if config.optimizer == "sgd":
         return torch.optim.SGD, {"lr": config.peak_lr}
     return torch.optim.AdamW, {"lr": config.peak_lr, "betas": (config.beta1, config.beta2), "fused": True}
 
 
 def make_torch_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
-    """That optimizer over the parameters of `model`."""
+    """Build the optimizer of `torch_optimizer` over the parameters of `model`."""
     kind, options = torch_optimizer(config)
     return kind(decay_groups(model.parameters(), config.weight_decay), **options)
 
 
 class LibraryOptimizer(Stepper):
-    """The Stepper over `optimizer`, whatever its library made of it.
+    """The Stepper over an optimizer that a library has wrapped.
 
-    inner: torch's optimizer inside, which holds the state, perhaps of this rank's share of the parameters only.
-    parameters: by canonical name, those with weights here. clip(max_norm): scales the gradients, returns their global norm.
-    zero_grad(): the library's way of it. boxes(name, tensor): where a local tensor lies in the whole one.
+    optimizer: what the library returned.
+    inner: the optimizer of torch inside it. It holds the state, in some libraries only for this rank's share of the parameters.
+    parameters: the parameters whose weights this process holds, by canonical name.
+    clip(max_norm): the library's function that scales the gradients and returns their global norm.
+    zero_grad(): the library's function that clears the gradients.
+    boxes(name, tensor): returns the boxes that a local tensor fills in the whole tensor.
     """
 
     def __init__(
@@ -55,15 +58,24 @@ class LibraryOptimizer(Stepper):
         self.state_keys = ADAMW_STATE if config.optimizer == "adamw" else ()
         names = {parameter: name for name, parameter in parameters.items()}
         self.owned = {names[p]: p for group in inner.param_groups for p in group["params"]}
-        for p in self.owned.values() if self.state_keys else ():  # now, so that a checkpoint can be loaded in place
-            inner.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-            inner.state[p].update({key: torch.zeros_like(p) for key in self.state_keys})
+        if self.state_keys:
+            self._create_state()
+
+    def _create_state(self) -> None:
+        """Create zeroed AdamW state before the first step, so that a checkpoint can be loaded into it in place."""
+        for p in self.owned.values():
+            self.inner.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+            self.inner.state[p].update({key: torch.zeros_like(p) for key in self.state_keys})
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Clip, step, zero. The host looks at loss and norm first: a library's step cannot be told to do nothing."""
+        """Clip the gradients, step, clear them, and return their global norm before clipping, ().
+
+        The host waits for loss and norm first, because the step of a library cannot be told to do nothing.
+        """
         norm = self.clip(self.max_norm)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & torch.isfinite(norm))  # sticky
+        # Once set it stays set: after one bad step no later step may change the weights.
+        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & torch.isfinite(norm))
         if not self.poisoned:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -72,7 +84,7 @@ class LibraryOptimizer(Stepper):
         return norm
 
     def state(self) -> Iterator[Shard]:
-        """Weights, then the state of the parameters whose owner this rank is."""
+        """Yield the weights, then the optimizer state of the parameters that this rank owns."""
         for name, p in self.parameters.items():
             yield from self.boxes(f"model/{name}", p)
         for name, p in self.owned.items():
@@ -80,15 +92,15 @@ class LibraryOptimizer(Stepper):
                 yield from self.boxes(f"adamw.{key}/{name}", self.inner.state[p][key])
 
     def counters(self) -> dict[str, float]:
-        """Steps applied; there is no loss scale of ours."""
+        """Return the number of steps applied, and a loss scale of 1, since any other is kept by the library."""
         steps = [float(state["step"]) for state in self.inner.state.values()]
         return {"optimizer_steps": max(steps, default=0.0), "loss_scale": 1.0, "loss_scale_good_steps": 0.0}
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Restore `counters()`, and publish the weights that were loaded before."""
+        """Restore `counters()`, and publish the weights that were loaded before the call."""
         for state in self.inner.state.values():
             state["step"].fill_(counters["optimizer_steps"])
         self.publish()
 
     def publish(self) -> None:
-        """Where a library computes with copies of the weights, make these follow; here there are none."""
+        """Copy the weights to where the library computes with them; does nothing for a library that keeps no copies."""

@@ -1,4 +1,4 @@
-"""Batch arithmetic: global_batch_size = micro_batch_size x grad_accum_steps x dp_size, solved from what the user gave."""
+"""Batch arithmetic: global_batch_size = micro_batch_size x grad_accum_steps x dp_size, solved for what the user left out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BatchPlan:
         return self.micro_batch_size * self.grad_accum_steps
 
     def describe(self) -> str:
-        """The arithmetic, spelled out."""
+        """Return the arithmetic in words."""
         return (
             f"global batch {self.global_batch_size} = micro-batch {self.micro_batch_size} "
             f"x accumulation {self.grad_accum_steps} x data ranks {self.dp_size}"
@@ -38,8 +38,9 @@ def plan_batch(
 ) -> BatchPlan:
     """Solve the equation above for what is None.
 
-    Nothing given: 8 sequences (or one per data rank where 8 does not divide), no accumulation. Only the global batch: no
-    accumulation. ConfigError, with the nearest global batches that work, when the numbers contradict each other.
+    If all is None, the global batch is 8 sequences (or one per data rank where 8 does not divide), without accumulation.
+    If only the global batch is known, there is no accumulation either. Raises ConfigError, with the nearest global batches
+    that work, if the numbers contradict each other.
     """
     if global_batch_size is None:
         if micro_batch_size is None and grad_accum_steps is None:
@@ -49,16 +50,16 @@ def plan_batch(
         micro, accumulation = micro_batch_size or 1, grad_accum_steps or 1
         return BatchPlan(micro, accumulation, dp_size, micro * accumulation * dp_size)
     unit = (micro_batch_size or 1) * (grad_accum_steps or 1) * dp_size
-    settled = micro_batch_size is not None and grad_accum_steps is not None
-    if global_batch_size % unit or (settled and global_batch_size != unit):
+    unit_is_all = micro_batch_size is not None and grad_accum_steps is not None
+    if global_batch_size % unit or (unit_is_all and global_batch_size != unit):
         raise ConfigError(
-            f"global batch {global_batch_size} is not {'' if settled else 'a multiple of '}{unit} "
+            f"global batch {global_batch_size} is not {'' if unit_is_all else 'a multiple of '}{unit} "
             f"(micro-batch {micro_batch_size or 'free'} x accumulation {grad_accum_steps or 'free'} x data ranks {dp_size})",
             "in --global-batch-size",
-            f"use {unit}" if settled else f"use {_nearest_multiples(global_batch_size, unit)}",
+            f"use {unit}" if unit_is_all else f"use {_nearest_multiples(global_batch_size, unit)}",
         )
-    rest = global_batch_size // unit
-    micro = micro_batch_size or (rest if grad_accum_steps is not None else global_batch_size // dp_size)
+    units = global_batch_size // unit
+    micro = micro_batch_size or (units if grad_accum_steps is not None else global_batch_size // dp_size)
     accumulation = grad_accum_steps or global_batch_size // (micro * dp_size)
     return BatchPlan(micro, accumulation, dp_size, global_batch_size)
 

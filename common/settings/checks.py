@@ -1,4 +1,7 @@
-"""Checks of options that many commands share, each of which raises a ConfigError that says what to type instead."""
+"""Checks of options that many commands share.
+
+Each raises a ConfigError that says what to type instead.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError
 
-RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # never a path, an option or a hidden file
+# It never reads as a path, an option or a hidden file.
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 def option_of(field: str) -> str:
@@ -29,13 +33,13 @@ def check_range(value: float | None, low: float, high: float, field: str, fix: s
 
 
 def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Raise ConfigError for the first field of `options` that is out of its range; `ranges` maps field to (low, high)."""
+    """Raise ConfigError for the first field of `options` that is out of its range (low, high) in `ranges`."""
     for field, (low, high) in ranges.items():
         check_range(getattr(options, field), low, high, field)
 
 
 def check_output_file(file: Path | None, option: str, problem: str | None = None) -> None:
-    """Raise ConfigError if `file` is a folder or lies in a folder that does not exist; None is fine.
+    """Raise ConfigError if `file` is a folder or lies in a folder that does not exist.
 
     option: as the user types it, `--csv`. problem: words in place of those that say which of the two it is.
     """
@@ -58,7 +62,10 @@ def parse_names(text: str, known: Collection[str], kind: str, option: str, fix: 
 
 
 def parse_whole_numbers(text: str, option: str, fix: str, *, least: int = 1) -> list[int]:
-    """Return the whole numbers in `text`, which has commas between them; ConfigError if one is below `least` or is none."""
+    """Return the whole numbers in `text`, which has commas between them.
+
+    ConfigError if a word is no whole number or one below `least`.
+    """
     words = text.split(",")
     if not all(word.isdecimal() and int(word) >= least for word in words):
         raise ConfigError(f"{text!r} is no list of numbers", f"in {option}", fix)

@@ -1,4 +1,4 @@
-"""The command line, made from dataclasses of options; a mistake in it is one line, never a page."""
+"""The command line, made from dataclasses of options, where a mistake is told in one line and never in a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape of a GPT and the presets that recipes train; imports nothing heavy, so that planning stays fast."""
+"""The shape of a GPT, and the presets that recipes train."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
 
-# f(x) = x P(x) with P the normal distribution or one of its approximations (ops/gelu.py has the formulas); custom-* are
-# the package's own operators for the same three.
+# f(x) = x P(x) with P the normal distribution or one of its approximations (ops/gelu.py has the formulas). custom-* are
+# the package's own operators for the same three functions.
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_sigmoid", "custom-tanh", "custom-erf", "custom-sigmoid")
-VOCAB_MULTIPLE = 128  # rows of the embedding table in memory: whole GEMM tiles, and divisible by 2..128 tensor ranks
+# The embedding table has a multiple of this many rows in memory: whole GEMM tiles, and divisible by 2..128 tensor ranks.
+VOCAB_MULTIPLE = 128
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shape of a GPT-2 style decoder (pre-norm, learned positions, tied head).
+    """The shape of a GPT-2 style decoder (pre-norm, learned positions, tied head).
 
-    vocab_size counts the ids that exist; the table in memory has `padded_vocab_size` rows, whose padding never wins.
-    lr: AdamW learning rate that suits the shape. activation: one of ACTIVATIONS; GPT-2's is gelu_tanh.
+    vocab_size: the number of ids that exist. The table in memory has `padded_vocab_size` rows, and no padding row is ever
+    predicted. lr: AdamW learning rate that suits the shape. activation: one of ACTIVATIONS; GPT-2's is gelu_tanh.
     """
 
     n_layer: int
@@ -58,27 +59,28 @@ class GPTConfig:
 
     @property
     def n_params_in_memory(self) -> int:
-        """With the table's padding rows: what optimizer state and traffic are made of."""
+        """Return the number of parameters with the table's padding rows, of which state and traffic are made."""
         return self.n_params + (self.padded_vocab_size - self.vocab_size) * self.n_embd
 
     @property
     def n_params(self) -> int:
-        """Parameters that exist: tied head once, padded rows not counted (1,557,611,200 for `1.6b`)."""
+        """Return the number of parameters, with the tied head once and no padding rows (1,557,611,200 for `1.6b`)."""
         h = self.n_embd
-        per_block = 12 * h * h + 13 * h  # qkv 3h^2+3h, proj h^2+h, mlp 8h^2+5h, two LayerNorms 4h
+        # qkv 3h^2+3h, proj h^2+h, mlp 8h^2+5h, two LayerNorms 4h
+        per_block = 12 * h * h + 13 * h
         return self.n_layer * per_block + (self.vocab_size + self.block_size) * h + 2 * h
 
     @property
     def n_matmul_params(self) -> int:
-        """Parameters that a token is multiplied with: blocks and the tied head once; no positions, norms, biases."""
+        """Return the number of parameters that a token is multiplied with: blocks' matrices and the tied head."""
         return 12 * self.n_layer * self.n_embd**2 + self.vocab_size * self.n_embd
 
 
-# Byte vocabulary (256 bytes + end of text), so that `tiny` spends its time in blocks and runs anywhere.
+# The vocabulary is of bytes (256 and end of text), so that `tiny` spends its time in blocks and runs anywhere.
 TINY = GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=128, vocab_size=257, lr=1e-3)
 
-# gpt2*: Radford et al. 2019, table 2. 1.6b: the exercise's shape (32 heads of 50).
-# gpt3-*: Brown et al. 2020, table 2.1, for planning (heads x head_dim as there; block 2048).
+# gpt2*: Radford et al. 2019, table 2. 1.6b: gpt2-xl with 32 heads of 50 instead of 25 of 64.
+# gpt3-*: Brown et al. 2020, table 2.1, for planning (the same heads x head_dim, block 2048).
 PRESETS: dict[str, GPTConfig] = {
     "tiny": TINY,
     "gpt2": GPTConfig(n_layer=12, n_head=12, n_embd=768, lr=6e-4),
@@ -93,7 +95,7 @@ PRESETS: dict[str, GPTConfig] = {
 }
 
 
-def nearest_divisor(number: int, wanted: int) -> int:
-    """The divisor of `number` nearest to `wanted`; the smaller one of two equally near."""
+def nearest_divisor(number: int, target: int) -> int:
+    """Return the divisor of `number` nearest to `target`, and of two equally near ones the smaller."""
     divisors = (d for d in range(1, number + 1) if number % d == 0)
-    return min(divisors, key=lambda d: (abs(d - wanted), d))
+    return min(divisors, key=lambda d: (abs(d - target), d))

@@ -1,4 +1,4 @@
-"""A run, resolved: its options, model, batch arithmetic and place in the world, as `build` of every recipe receives it."""
+"""A resolved run, as `build` of every recipe receives it: its options, model, batch arithmetic and place in the world."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Run:
         return self.batch.global_batch_size * self.seq_len
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of 0-based `step`."""
+        """Return the learning rate of 0-based `step`."""
         c = self.config
         return learning_rate(
             step,
@@ -56,7 +56,10 @@ class Run:
 
 
 def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
-    """What two runs must share for their speed and loss to be comparable; everything else is the strategy's business."""
+    """Return what two runs must share for their speed and loss to be comparable.
+
+    Everything else is a matter of the strategy.
+    """
     c, gpt = run.config, run.gpt
     return {
         "model": c.model,
@@ -79,12 +82,13 @@ def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
         "min_lr_ratio": c.min_lr_ratio,
         "weight_decay": c.weight_decay,
         "betas": [c.beta1, c.beta2],
-        "data": c.data if c.data in ("synthetic", "stdlib") else "content",  # a path says nothing, its content does
+        # A path does not tell the data, the fingerprint of its content does.
+        "data": c.data if c.data in ("synthetic", "stdlib") else "content",
         "data_fingerprint": data_fingerprint,
         "seed": c.seed,
     }
 
 
 def workload_hash(work: dict[str, Any]) -> str:
-    """16 hex digits of the SHA-256 of a workload."""
+    """Return 16 hex digits of the SHA-256 of a workload."""
     return hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:16]

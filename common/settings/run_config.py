@@ -1,4 +1,7 @@
-"""The options every recipe shares, validated once; a recipe adds only the knobs its own strategy has."""
+"""The options that every recipe shares, validated once.
+
+A recipe adds only the options of its own strategy.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What a run trains, on what, for how long, and what it leaves; the same options in every recipe."""
+    """The options that every recipe has: what a run trains, on which data, for how long, and what it leaves behind."""
 
     model: str = "tiny"
     """Preset: tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 1.6b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, gpt3-175b."""
@@ -135,10 +138,11 @@ class RunConfig:
                 "in --optimizer-state",
                 "leave it out, or use --optimizer adamw",
             )
-        self.gpt()  # its own checks: heads, sizes
+        self.gpt()  # which checks heads and sizes
 
     def _check_ranges(self) -> None:
-        whole = {  # field: (lowest, highest); the highest are far beyond any sense and catch typing errors
+        # field: (lowest, highest). The highest values are far beyond any use and catch typing errors.
+        integers = {
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
             "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
@@ -146,15 +150,15 @@ class RunConfig:
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),
             "vocab_size": (2, 2**31),
         }  # fmt: skip
-        real = {
+        reals = {
             "lr": (0.0, 100.0), "weight_decay": (0.0, 100.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0),
             "min_lr_ratio": (0.0, 1.0), "clip_grad_norm": (0.0, 1e9), "dropout": (0.0, 0.999),
             "dist_timeout_s": (1.0, 86400.0),
         }  # fmt: skip
-        check_ranges(self, whole | real)
+        check_ranges(self, integers | reals)
 
     def gpt(self) -> GPTConfig:
-        """The model's shape: the preset with this run's overrides."""
+        """Return the model's shape: the preset with this run's overrides."""
         preset = PRESETS[self.model]
         changes = {
             f: v

@@ -9,12 +9,16 @@ from pathlib import Path
 import tyro
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import check_output_file
 from gptscale.common.settings.command_line import parse
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What to compare, and where else the table goes; with no file it is only printed."""
+    """What to compare, and where else the table goes.
+
+    With no file it is only printed.
+    """
 
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Results folders, summary.csv files, or folders of single runs."""
@@ -29,14 +33,11 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         for name in ("csv", "md", "png", "html"):
-            file = getattr(self, name)
-            if file is not None and (file.is_dir() or not file.parent.is_dir()):
-                problem = "is a folder" if file.is_dir() else "is in a folder that does not exist"
-                raise ConfigError(f"{file} {problem}", f"in --{name}", "name a file in a folder that exists")
+            check_output_file(getattr(self, name), f"--{name}")
 
 
 def main(argv: Sequence[str]) -> int:
-    """gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]"""
+    """Rank the runs, print the table and write the files that the options name."""
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")

@@ -1,4 +1,4 @@
-"""Checkpoints of vision runs: saved when they are due, and loaded alike on every rank."""
+"""Checkpoints of vision runs: saving them when they are due, and resuming from the same one on every rank."""
 
 from __future__ import annotations
 
@@ -14,32 +14,39 @@ from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
 
 
 class VisionSaver:
-    """Saves when it is due: every `save_every` epochs, at the end, and when the run is asked to stop."""
+    """Saves a checkpoint every `save_every` epochs, at the end, and when the run is asked to stop."""
 
     def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
         self.plan, self.engine, self.recorder, self.folder = plan, engine, recorder, folder
 
-    def __call__(self, step: int, epochs: int) -> None:
-        """After 1-based `step`. epochs: how many are complete, -1 before stopping within one."""
+    def __call__(self, step: int, complete_epochs: int | None) -> None:
+        """Save after 1-based `step` if a checkpoint is due.
+
+        complete_epochs: None before the run stops on request, when a checkpoint is always due.
+        """
         every = self.plan.config.save_every
-        if not every or (epochs >= 0 and epochs % every and step != self.plan.steps):
+        if not every:
             return
-        self.recorder.sync()  # rows up to this step reach the disk first, so that a resumed CSV has no gap
+        if complete_epochs is not None and complete_epochs % every and step != self.plan.steps:
+            return
+        # Rows up to this step reach the disk first, so that a resumed CSV has no gap.
+        self.recorder.sync()
         facts = {
             "recipe": "lenet",
             "world_size": self.plan.world.world_size,
             "workload": self.plan.work,
             "past": dataclasses.asdict(self.recorder.past),
         }
-        engine: Any = self.engine  # has what the writer asks of an Engine: state and counters
+        # A vision engine has what the writer asks of an Engine: state and counters.
+        engine: Any = self.engine
         save(engine, self.folder, step, facts, keep=self.plan.config.keep_checkpoints)
 
 
 def resume(plan: VisionPlan, engine: VisionEngine) -> tuple[int, EarlierProgress]:
-    """Load the checkpoint that --resume means, the same on every rank; the step to go on from, and what is known of the past."""
+    """Load the checkpoint that --resume means, and return the step to continue from and the totals of the earlier steps."""
     if plan.resume is None:
         return 0, EarlierProgress()
-    reader = agreed(plan.resume, lambda found: check_same_work(found, plan), is_main=plan.world.is_main)
+    reader = agreed(plan.resume, lambda reader: check_same_work(reader, plan), is_main=plan.world.is_main)
     state: Any = engine
     reader.load_into(state)
     if plan.world.is_main:

@@ -1,4 +1,4 @@
-"""What vision runs leave: the columns of lenet.csv, steps.csv and epochs.csv, and the row that ends a run."""
+"""The columns of lenet.csv, steps.csv and epochs.csv, and reading and appending rows of lenet.csv."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.results.record.columns import STATUSES
 from gptscale.results.record.files import LOCK_WAIT_S, StepLog
 
-SCHEMA_VERSION = 2  # 1 lacks backend, loss_scale, skipped_steps and the columns of the sampler
+# Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler.
+SCHEMA_VERSION = 2
 SUMMARY_NAME = "lenet.csv"
 
-# class_accuracy: fractions with blanks between, in the order of the classes, `-` for a class without test images.
+# class_accuracy holds fractions with blanks between, in the order of the classes, and `-` for a class without test images.
 SUMMARY_COLUMNS = (
     "schema_version run_id timestamp status error study variant model operators gelu n_params batch_norm data n_train "
     "n_test image_size augment loader num_workers strategy backend precision amp loss_scale channels_last world_size batch_size "
@@ -38,9 +39,10 @@ TEXT = (
 
 
 def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
-    """Append one row to `out`/lenet.csv, under a lock and by one write; a torn last line is cut off first.
+    """Append one row to `out`/lenet.csv, under a lock and by one write, after cutting off a torn last line.
 
-    What the row lacks stays empty; what is no column is a ValueError. Raises StorageError as results/record/files.py does.
+    Columns that the row does not have stay empty. Raises ValueError for a key that is no column, and StorageError as
+    results/record/files.py does.
     """
     if unknown := set(row) - set(SUMMARY_COLUMNS):
         raise ValueError(f"not columns of {SUMMARY_NAME}: {sorted(unknown)}")
@@ -48,28 +50,26 @@ def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
         raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
     path = out / SUMMARY_NAME
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    whole = {column: row.get(column) for column in SUMMARY_COLUMNS} | {"schema_version": SCHEMA_VERSION}
+    full_row = {column: row.get(column) for column in SUMMARY_COLUMNS} | {"schema_version": SCHEMA_VERSION}
     try:
         with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
-            log = StepLog(
-                path, SUMMARY_COLUMNS, after_step=SCHEMA_VERSION
-            )  # the first column is the version: all rows stay
-            log.append(whole)
+            # StepLog discards rows whose first column is above `after_step`. Here that column is the version, so all rows stay.
+            log = StepLog(path, SUMMARY_COLUMNS, after_step=SCHEMA_VERSION)
+            log.append(full_row)
             log.close()
     except Timeout:
-        raise StorageError(
-            f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "in --out", "end the process that holds it"
-        ) from None
+        what = f"{path} stayed locked for {LOCK_WAIT_S:.0f} s"
+        raise StorageError(what, "in --out", "end the process that holds it") from None
     return path
 
 
 def header() -> bytes:
-    """The first line of lenet.csv."""
+    """Return the first line of lenet.csv."""
     return (",".join(SUMMARY_COLUMNS) + "\n").encode()
 
 
 def read_summary(path: Path) -> pd.DataFrame:
-    """All rows of a lenet.csv, numbers as numbers; ConfigError for another file. A last line that is torn is left out."""
+    """Return all complete rows of a lenet.csv, with numbers as numbers, or raise ConfigError for another file."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist", "in the results", "run `gptscale lenet train` first")
     text = path.read_text()
@@ -86,5 +86,5 @@ def read_summary(path: Path) -> pd.DataFrame:
 
 
 def fractions(values: list[float | None]) -> str:
-    """Per-class accuracies as one cell."""
+    """Return per-class accuracies as one cell."""
     return " ".join("-" if v is None else f"{v:.4f}" for v in values)

@@ -23,6 +23,11 @@ from gptscale.lenet.run.strategy import distribute
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def weight_dtype(config: VisionConfig) -> torch.dtype:
+    """Return the type of weights and images: that of the precision without autocast, fp32 with it."""
+    return torch.float32 if config.amp else DTYPES[config.precision]
+
+
 @dataclass(frozen=True)
 class Score:
     """The result of an evaluation.
@@ -56,9 +61,8 @@ class VisionEngine:
         model = build_model(
             config.model, shape, gelu=config.gelu, custom=config.operators == "custom", seed=config.seed
         )
-        dtype = torch.float32 if config.amp else DTYPES[config.precision]
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
-        self.module = model.to(world.device, dtype, memory_format=layout)  # type: ignore[call-overload]
+        self.module = model.to(world.device, weight_dtype(config), memory_format=layout)  # type: ignore[call-overload]
         if config.batch_norm == "sync" and world.world_size > 1:
             self.module = synced(self.module)
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in model.modules())
@@ -93,8 +97,8 @@ class VisionEngine:
         return loss.detach()
 
     def _note_overflow(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # GradScaler tells a fused optimizer about an overflow, and the optimizer then changes neither weights nor state. All ranks
-        # agree, because they have the same gradients.
+        # GradScaler tells a fused optimizer about an overflow, and the optimizer then changes neither weights nor state. All
+        # ranks agree, because they have the same gradients.
         self.skipped = optimizer.found_inf  # type: ignore[attr-defined]
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Everything that can be found wrong before a vision run starts: no process group, no model, no file created."""
+"""The checks of a vision run before it starts, without a process group, a model or a new file, and the plan they return."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from gptscale.lenet.models import SIDES
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.columns import SUMMARY_NAME, header
 from gptscale.lenet.run.config import VisionConfig, work_of
+from gptscale.lenet.run.engine import weight_dtype
 from gptscale.lenet.run.schedule import rate
 from gptscale.lenet.run.strategy import backend_of, check_strategy
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 
-FIXED = (  # what a run that continues may not change
+# What must be the same in a run and in its continuation.
+FIXED = (
     "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
 ).split()
 
 
 @dataclass(frozen=True)
 class VisionPlan:
-    """A vision run that may start: resolved, and its images in memory."""
+    """A vision run that has passed all checks, with its options resolved and its images in memory."""
 
     config: VisionConfig
     world: World
@@ -45,12 +47,12 @@ class VisionPlan:
 
     @property
     def planned_steps(self) -> int:
-        """Steps of all epochs, which the learning rate is planned for."""
+        """The number of steps of all epochs, for which the learning rate is planned."""
         return self.config.epochs * self.batch_order.steps_per_epoch
 
     @property
     def steps(self) -> int:
-        """Steps that are taken."""
+        """The number of steps that are taken."""
         return min(self.planned_steps, self.config.max_steps or self.planned_steps)
 
     @property
@@ -62,18 +64,16 @@ class VisionPlan:
         return workload_hash(self.work)
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of 0-based `step`."""
+        """Return the learning rate of 0-based `step`."""
         return rate(self.config.lr_schedule, step, peak=self.config.lr, total_steps=self.planned_steps)
 
     def normalise(self) -> Normalise:
-        """From uint8 to what the model takes."""
-        dtype = (
-            torch.float32 if self.config.amp else {"bf16": torch.bfloat16, "fp16": torch.float16}[self.config.precision]
-        )
-        return Normalise(self.world.device, dtype, "channels_last" if self.config.channels_last else "channels_first")
+        """Return the function that makes the model's input of uint8 images."""
+        layout = "channels_last" if self.config.channels_last else "channels_first"
+        return Normalise(self.world.device, weight_dtype(self.config), layout)
 
     def loader(self) -> Loader:
-        """This rank's training batches."""
+        """Return the loader of this rank's training batches."""
         if self.config.loader == "fast":
             return FastLoader(self.data.train, self.batch_order, self.normalise(), self.config.augment)
         return PilLoader(
@@ -82,13 +82,17 @@ class VisionPlan:
 
 
 def make_plan(config: VisionConfig, world: World) -> VisionPlan:
-    """Check a run and resolve it; every GptscaleError is found here or is not the user's to prevent."""
+    """Check a run and resolve it.
+
+    Every GptscaleError that a user can prevent is raised here.
+    """
     check_vision_precision(config, world.device)
     check_strategy(config, world)
     backend_of(config, world)
     check_results_folder(config.out, config.run_name, SUMMARY_NAME, header(), resumes=config.resume is not None)
+    # The transforms need torchvision.
     if config.loader == "dataloader":
-        pil_transform(config.augment, SIDES[0])  # torchvision must be there
+        pil_transform(config.augment, SIDES[0])
     data = open_data(config.data, root=config.data_dir, image_size=config.image_size, download=config.download)
     if data.side not in SIDES:
         raise ConfigError(f"{data.name} has images of {data.side} pixels", "in --data", "add --image-size 32")
@@ -100,33 +104,35 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
 
 
 def world_from_environment(config: VisionConfig) -> World:
-    """As World.from_environment, for a vision run."""
+    """Return the world of a vision run in this process, from what the launcher set in the environment."""
     return World.from_environment(config.device, config.dist_timeout_s)
 
 
 def local_world(config: VisionConfig, nproc: int) -> World:
-    """Return the world that `nproc` local processes will be; ConfigError if the GPUs are too few."""
+    """Return the world that `nproc` local processes will be, or raise ConfigError if there are too few GPUs."""
     return world_of(config.device, config.dist_timeout_s, nproc)
 
 
 def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
-    """ConfigError for a precision that the device has no fast or no correct arithmetic for."""
+    """Raise ConfigError for a precision for which the device has no fast or no correct arithmetic."""
     if config.precision == "tf32":
-        if device.type != "cuda" or not supports_bf16(
-            torch.cuda.get_device_capability(device)
-        ):  # both came with Ampere
+        # tf32 came with Ampere, as bf16 did.
+        if device.type != "cuda" or not supports_bf16(torch.cuda.get_device_capability(device)):
             raise ConfigError("tf32 needs a GPU of Ampere (8.0) or newer", "in --precision", "use fp32")
         return
-    # A CPU has everything that these models need in fp16, though it is slow without instructions of its own. It lacks what
-    # the GPT's attention and loss need.
+    # A CPU can compute these models in fp16, though slowly without fp16 instructions. It cannot compute the GPT's attention and
+    # loss in fp16.
     if device.type == "cuda":
         check_gpu_precision(config.precision, device)
 
 
 def check_same_work(reader: Reader, plan: VisionPlan) -> None:
-    """CheckpointError unless the saved run was this one so far; epochs and rates may change."""
-    saved, ours = reader.manifest["workload"], plan.work
-    if different := [f"{k} {saved.get(k)} there, {ours[k]} here" for k in FIXED if saved.get(k) != ours[k]]:
+    """Raise CheckpointError unless the saved run is an earlier part of this one, whose epochs and learning rates may differ.
+
+    Raises ConfigError if all steps of this run are saved already.
+    """
+    saved, here = reader.manifest["workload"], plan.work
+    if different := [f"{key} {saved.get(key)} there, {here[key]} here" for key in FIXED if saved.get(key) != here[key]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
     if reader.step >= plan.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --epochs", f"train more than {reader.step} steps")

@@ -1,4 +1,4 @@
-"""What a vision run leaves beside its steps: run.json at its start, one row of lenet.csv and status.json at its end."""
+"""The record of a vision run beside its steps: run.json at its start, a row of lenet.csv and status.json at its end."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ from gptscale.lenet.run.usage import Usage, over_ranks
 from gptscale.results.record.facts import git_commit, highest
 from gptscale.results.record.files import run_directory, write_json
 
-SAME = (  # columns that are options by the same name
+# Columns that are options of the same name.
+OPTION_COLUMNS = (
     "model operators gelu batch_norm augment loader num_workers precision amp channels_last batch_size epochs optimizer lr "
     "lr_schedule weight_decay label_smoothing seed study variant"
 ).split()
 
 
 def new_run_id(model: str) -> str:
-    """A name for a run that was given none: model, UTC time, and four digits against twins."""
+    """Return a name for a run without one: model, UTC time, and four hex digits that tell apart runs of the same second."""
     return f"lenet-{model}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
 
 
 class VisionRunRow:
-    """The folder and the row of a run; rank 0 writes. began: `time.perf_counter()` when the run began to load its data."""
+    """The folder and the row of a run, which rank 0 writes.
+
+    began: `time.perf_counter()` when the run began to load its data.
+    """
 
     def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:
         self.plan, self.began, self.data_time_s, self.quiet = plan, began, data_time_s, quiet
@@ -49,24 +53,28 @@ class VisionRunRow:
         return self.plan.config.out / "runs" / self.run_id
 
     def open(self, stack: ExitStack) -> None:
-        """Make and hold the folder; its name is rank 0's."""
+        """Create the run's folder, whose name rank 0 decides, and lock it until `stack` closes."""
         config = self.plan.config
         self.run_id = str(gather_objects(config.run_name or new_run_id(config.model))[0])
         if self.plan.world.is_main:
             stack.enter_context(run_directory(config.out, self.run_id))
-            write_json(self.folder / "run.json", self.noted())
-        gather_objects(None)  # the folder exists before any other rank goes on
+            write_json(self.folder / "run.json", self.description())
+        # The folder exists before any other rank goes on.
+        gather_objects(None)
 
     def finish(
         self, status: str, error: BaseException | None, recorder: VisionRecorder | None, usage: Usage
     ) -> dict[str, Any]:
-        """Leave the row and the status; after a failure this rank's own figures must do, since its peers may be gone."""
-        mine = (peak_memory(self.plan.world.device), usage)
-        told = gather_objects(mine) if status in ("ok", "interrupted") else [mine]
+        """Write the row and the status of a run that has ended, and return the row.
+
+        After a failure the row has the figures of this rank alone, since its peers may be gone.
+        """
+        figures = (peak_memory(self.plan.world.device), usage)
+        figures_of_ranks = gather_objects(figures) if status in ("ok", "interrupted") else [figures]
         row = self.identity() | {"status": status, "error": "" if error is None else str(error)}
         row |= recorder.figures() if recorder else {}
         row |= {"data_time_s": self.data_time_s, "total_time_s": time.perf_counter() - self.began}
-        row |= taken(told)
+        row |= resource_columns(figures_of_ranks)
         if self.plan.world.is_main and self.run_id:
             path = append_summary(self.plan.config.out, row)
             step = recorder.last_step if recorder else 0
@@ -76,10 +84,10 @@ class VisionRunRow:
         return row
 
     def identity(self) -> dict[str, Any]:
-        """The columns that are known before the first step."""
+        """Return the columns that are known before the first step."""
         plan = self.plan
         config, data, world = plan.config, plan.data, plan.world
-        return {name: getattr(config, name) for name in SAME} | {
+        return {name: getattr(config, name) for name in OPTION_COLUMNS} | {
             "run_id": self.run_id,
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "n_params": self.n_params,
@@ -100,8 +108,8 @@ class VisionRunRow:
             "workload_hash": plan.workload_hash,
         }
 
-    def noted(self) -> dict[str, Any]:
-        """What run.json holds, for whoever wants to repeat the run."""
+    def description(self) -> dict[str, Any]:
+        """Return the content of run.json, which is all that is needed to repeat the run."""
         return {
             "run_id": self.run_id,
             "config": dataclasses.asdict(self.plan.config),
@@ -112,14 +120,14 @@ class VisionRunRow:
         }
 
 
-def taken(told: Sequence[tuple[Memory, Usage]]) -> dict[str, float | None]:
-    """The columns on memory and utilisation, from what each rank tells."""
-    memories, usages = zip(*told, strict=True)
+def resource_columns(figures_of_ranks: Sequence[tuple[Memory, Usage]]) -> dict[str, float | None]:
+    """Return the columns for memory and utilisation, from the figures of each rank."""
+    memories, usages = zip(*figures_of_ranks, strict=True)
     return {f"peak_{kind}": value for kind, value in highest(memories).items()} | over_ranks(usages)
 
 
 def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
-    """The block that ends a run."""
+    """Print the block of lines that ends a run."""
 
     def shown(key: str, form: str, unit: str = "") -> str:
         value = row.get(key)

@@ -1,4 +1,4 @@
-"""What a vision run writes down as it goes: a row per step and per epoch, TensorBoard, and lines on standard output."""
+"""The recorder of a vision run: a row per step and per epoch, TensorBoard, and lines on standard output."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ from gptscale.results.record.console import Bar
 from gptscale.results.record.files import StepLog
 from gptscale.results.record.wandb_board import WandbBoard
 
-WARMUP_STEPS = 3  # left out of the means: caches, the allocator, the first choice of kernels
+# First steps that are left out of the means, because of caches, the allocator and the first choice of kernels.
+WARMUP_STEPS = 3
 
 
 class StepOnDevice(NamedTuple):
-    """A step whose loss is still on the device. skipped: 1 if fp16's gradients overflowed; None without a loss scale."""
+    """A step whose loss is still on the device.
+
+    skipped: 1 if the fp16 gradients overflowed, None without a loss scale.
+    """
 
     step: int
     epoch: int
@@ -40,9 +44,9 @@ class StepOnDevice(NamedTuple):
 
 @dataclass
 class EarlierProgress:
-    """What a continuing run must know of its past.
+    """The totals of the steps before this process, which a continuing run needs.
 
-    The sum of the losses of the epoch so far, the first loss, the best accuracy, and how many steps overflowed.
+    epoch_loss_sum: sum of the losses of the epoch so far, over epoch_steps. skipped_steps: steps that overflowed.
     """
 
     epoch_loss_sum: float = 0.0
@@ -53,8 +57,8 @@ class EarlierProgress:
 
 
 @dataclass
-class Totals:
-    """Sums over this process's part of the run; times in seconds."""
+class ProcessTotals:
+    """Sums over this process's part of the run, with times in seconds."""
 
     train_time_s: float = 0.0
     eval_time_s: float = 0.0
@@ -65,9 +69,10 @@ class Totals:
 
 
 class VisionRecorder:
-    """Observer of one run on one process; only rank 0 writes, every rank watches for losses that are none.
+    """The recorder of one run on one process.
 
-    folder: the run's; None writes no files. began: `time.perf_counter()` when the run began to load its data, for seconds_to.
+    Only rank 0 writes, and every rank raises NumericError for a loss that is not finite. folder: the run's folder, or None to
+    write no files. began: `time.perf_counter()` when the run began to load its data, from which seconds_to counts.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class VisionRecorder:
         quiet: bool = False,
     ) -> None:
         self.plan, self.folder, self.start_step, self.past, self.began = plan, folder, start_step, past, began
-        self.quiet, self.totals, self.last_step = quiet, Totals(), start_step
+        self.quiet, self.totals, self.last_step = quiet, ProcessTotals(), start_step
         self.loss_last: float | None = None
         self.score: Score | None = None
         self._pending: list[StepOnDevice] = []
@@ -89,7 +94,8 @@ class VisionRecorder:
         self._epochs: StepLog | None = None
         self._boards: list[Board | WandbBoard] = []
         self._bar: Bar | None = None
-        self._epoch_time_s, self._epoch_steps = 0.0, 0  # of this process: a resumed epoch has a past of its own
+        # Of this process alone. What a resumed epoch had before is in `past`.
+        self._epoch_time_s, self._epoch_steps = 0.0, 0
 
     def __enter__(self) -> VisionRecorder:
         if self.plan.world.is_main:
@@ -117,20 +123,20 @@ class VisionRecorder:
                 part.close()
 
     def begin_epoch(self) -> None:
-        """Starts the clock of an epoch; what was between two of them is not training."""
+        """Start the clock of an epoch, so that the time between two epochs does not count as training."""
         self._window_began = time.perf_counter()
         self._epoch_time_s, self._epoch_steps = 0.0, 0
 
-    def step(self, pending: StepOnDevice, *, last: bool) -> bool:
-        """Note a finished 1-based step; True when the host has waited for the device. `last`: the epoch ends with it."""
-        self._pending.append(pending)
-        self.last_step = pending.step
-        if last or pending.step % self.plan.config.log_every == 0:
+    def step(self, taken: StepOnDevice, *, ends_epoch: bool) -> bool:
+        """Record a finished 1-based step, and return whether the host has waited for the device."""
+        self._pending.append(taken)
+        self.last_step = taken.step
+        if ends_epoch or taken.step % self.plan.config.log_every == 0:
             self.read()
         return not self._pending
 
     def read(self) -> None:
-        """Wait for the device once, with one copy of all pending losses, then write these steps."""
+        """Wait for the device once, copy all pending losses at once, and write their steps."""
         if not self._pending:
             return
         window, self._pending = self._pending, []
@@ -139,17 +145,18 @@ class VisionRecorder:
             dist.all_reduce(losses)
             losses /= self.plan.world.world_size
         values = losses.tolist()
-        flags = [p.skipped for p in window if p.skipped is not None]  # of all steps, or of none
+        # Either all steps have a flag or none has.
+        flags = [p.skipped for p in window if p.skipped is not None]
         skipped = [int(flag) for flag in torch.stack(flags).tolist()] if flags else [None] * len(window)
         synchronize(self.plan.world.device)
         now = time.perf_counter()
         window_s, self._window_began = now - self._window_began, now
         self._epoch_time_s, self._epoch_steps = self._epoch_time_s + window_s, self._epoch_steps + len(window)
-        # On a GPU a step's work is queued, and only the window as a whole has a true time.
+        # On a GPU a step's work is queued, and only the time of the whole window is true.
         queued = self.plan.world.device.type == "cuda"
         share_s = max(0.0, window_s - sum(p.load_s for p in window)) / len(window)
-        for pending, loss, left_out in zip(window, values, skipped, strict=True):
-            self._write(pending, loss, share_s if queued else pending.update_s, left_out)
+        for step, loss, is_skipped in zip(window, values, skipped, strict=True):
+            self._write(step, loss, share_s if queued else step.update_s, is_skipped)
         if self._steps:
             self._steps.flush()
         if self._boards:
@@ -173,18 +180,18 @@ class VisionRecorder:
             row = {"step": p.step, "epoch": p.epoch, "loss": loss, "lr": p.lr, "load_s": p.load_s, "update_s": update_s}
             self._steps.append(row | {"skipped": skipped})
         if not math.isfinite(loss):
-            # every rank sees the same mean; the weights may be harmed, the last checkpoint is not
+            # Every rank sees the same mean. The weights may be damaged, but the last checkpoint is not.
             raise NumericError(f"loss {loss}", f"at step {p.step}", "lower --lr, or --resume from the last checkpoint")
 
     def end_epoch(self, epoch: int, step: int, score: Score | None, eval_time_s: float) -> None:
-        """Note a finished 1-based epoch, with its test if there was one."""
+        """Record a finished 1-based epoch, with its test if there was one."""
         totals, past = self.totals, self.past
         totals.train_time_s += self._epoch_time_s
         totals.eval_time_s += eval_time_s
         loss = past.epoch_loss_sum / past.epoch_steps
         rate = self._epoch_steps * self.plan.config.batch_size / self._epoch_time_s
         past.epoch_loss_sum, past.epoch_steps = 0.0, 0
-        said = f"epoch {epoch:>{len(str(self.plan.config.epochs))}}/{self.plan.config.epochs}  loss {loss:.4f}"
+        line = f"epoch {epoch:>{len(str(self.plan.config.epochs))}}/{self.plan.config.epochs}  loss {loss:.4f}"
         row: dict[str, Any] = dict.fromkeys(EPOCH_COLUMNS)
         row |= {
             "epoch": epoch,
@@ -197,18 +204,18 @@ class VisionRecorder:
             self._scored(score)
             row |= {"test_loss": score.loss, "test_accuracy": score.accuracy, "eval_time_s": eval_time_s}
             row["class_accuracy"] = fractions(score.class_accuracy)
-            said += f"  test loss {score.loss:.4f}  {score.accuracy:.2%}"
+            line += f"  test loss {score.loss:.4f}  {score.accuracy:.2%}"
         if self._epochs:
             self._epochs.append(row)
             self._epochs.flush()
         if self._boards:
             figures = {"epoch/train_loss": row["train_loss"], "epoch/test_loss": row["test_loss"]}
             figures |= {"epoch/test_accuracy": row["test_accuracy"], "epoch/images_per_s": rate}
-            known = {name: value for name, value in figures.items() if value is not None}
+            scalars = {name: value for name, value in figures.items() if value is not None}
             for board in self._boards:
-                board.scalars(step, known)
+                board.scalars(step, scalars)
         if self._bar:
-            self._bar.say(f"{said}  {self._epoch_time_s:.1f} s  {rate:,.0f} images/s")
+            self._bar.say(f"{line}  {self._epoch_time_s:.1f} s  {rate:,.0f} images/s")
 
     def _scored(self, score: Score) -> None:
         self.score = score
@@ -218,14 +225,14 @@ class VisionRecorder:
                 self.totals.seconds_to[level] = time.perf_counter() - self.began
 
     def sync(self) -> None:
-        """Rows so far to the disk; called before a checkpoint, so that a resumed run finds no gap."""
+        """Put all rows so far on the disk, so that a run resumed from the next checkpoint finds no gap."""
         self.read()
         for part in (self._steps, self._epochs, *self._boards):
             if part:
                 part.sync()
 
     def figures(self) -> dict[str, Any]:
-        """The measured columns of the summary row."""
+        """Return the measured columns of the summary row."""
         totals, config = self.totals, self.plan.config
         row: dict[str, Any] = {"loss_first": self.past.loss_first, "loss_last": self.loss_last}
         if config.resolved_loss_scale not in (None, "none"):
@@ -241,9 +248,8 @@ class VisionRecorder:
         if totals.updates_s:
             busy_s = sum(totals.loads_s) + sum(totals.updates_s)
             rate = len(totals.updates_s) * config.batch_size / busy_s
-            n = len(
-                totals.updates_s
-            )  # means: the fast loader makes several batches ready at once, and most wait for nothing
+            n = len(totals.updates_s)
+            # Means and not medians: the fast loader prepares several batches at once, and most steps wait for nothing.
             row |= {"load_s": sum(totals.loads_s) / n, "update_s": sum(totals.updates_s) / n}
             row |= {"load_fraction": sum(totals.loads_s) / busy_s, "images_per_s": rate}
             row |= {"images_per_s_per_device": rate / self.plan.world.world_size}

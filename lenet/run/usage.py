@@ -1,7 +1,7 @@
-"""What a run takes while it trains: memory, and how busy device and processor are, as nvidia-smi and top would show it.
+"""The memory that a run uses, and how busy its device and processor are, as nvidia-smi and top would show it.
 
-A thread asks ten times a second. Asked once per step, between two steps, the allocator would always answer at the moment when
-activations are freed, and the mean would be that of weights and optimizer state alone.
+A thread samples ten times a second. A sample once per step, between two steps, would always fall at the moment when activations
+are freed, and its mean would be that of weights and optimizer state alone.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Reader = Callable[[], float]
 
 @dataclass(frozen=True)
 class Usage:
-    """Means over the time of a UsageSampler, in the columns of lenet.csv; None where this machine has no such figure.
+    """Means over the time of a UsageSampler, in the columns of lenet.csv, None where this machine has no such figure.
 
-    avg_mem_gib: what tensors took on the GPU, or without one the resident set of this process. gpu_util_percent: share of the
-    time in which a kernel ran. gpu_mem_used_gib: of the whole GPU, other programs and the CUDA context included. power_w: of
-    the GPU. cpu_util_percent: this process's, without its workers; 100 is one core.
+    avg_mem_gib: memory of tensors on the GPU, or without a GPU the resident set of this process. gpu_util_percent: share of the
+    time in which a kernel ran. gpu_mem_used_gib: memory in use on the whole GPU, with other programs and the CUDA context.
+    power_w: power of the GPU. cpu_util_percent: processor time of this process without its workers, where 100 is one core.
     """
 
     avg_mem_gib: float | None = None
@@ -41,19 +41,19 @@ class Usage:
 
 
 def over_ranks(usages: Sequence[Usage]) -> dict[str, float | None]:
-    """One row of all ranks' figures: the highest avg_mem_gib, as the peaks are, and the means of the others."""
+    """Return one row of all ranks' figures: the highest avg_mem_gib, as with the peaks, and the means of the others."""
     row: dict[str, float | None] = {}
     for field in fields(Usage):
-        known = [value for usage in usages if (value := getattr(usage, field.name)) is not None]
-        together = (
-            max(known, default=None) if field.name == "avg_mem_gib" else sum(known) / len(known) if known else None
-        )
-        row[field.name] = together
+        values = [value for usage in usages if (value := getattr(usage, field.name)) is not None]
+        if not values:
+            row[field.name] = None
+        else:
+            row[field.name] = max(values) if field.name == "avg_mem_gib" else sum(values) / len(values)
     return row
 
 
 class UsageSampler:
-    """Samples from `with` to its end, and at both of them; `usage()` at any time."""
+    """Samples in a thread during a `with` block, and once at its start and at its end."""
 
     def __init__(self, device: torch.device, interval_s: float = INTERVAL_S) -> None:
         self.interval_s = interval_s
@@ -86,7 +86,8 @@ class UsageSampler:
         for name, read in list(self._readers.items()):
             try:
                 value = read()
-            except pynvml.NVMLError as error:  # not every GPU tells everything, its power for example
+            # Not every GPU reports everything, for example its power.
+            except pynvml.NVMLError as error:
                 warn(f"{name} is not sampled any more (NVML: {error})")
                 del self._readers[name]
                 continue
@@ -94,16 +95,16 @@ class UsageSampler:
             self._sums[name] = (total + value, n + 1)
 
     def usage(self) -> Usage:
-        """Means so far; what never was told is None."""
+        """Return the means so far, with None for a figure that was never reported."""
         means = {name: total / n for name, (total, n) in self._sums.items() if n}
         return Usage(**means, cpu_util_percent=self._cpu_util_percent)
 
 
 def memory_reader(device: torch.device) -> Reader:
-    """Reads what tensors take on a GPU as the allocator counts it, else the resident set; GiB.
+    """Return a reader of the memory of tensors on a GPU as the allocator counts it, or else of the resident set, in GiB.
 
-    The allocator counts when work is queued, which runs ahead of the GPU: while the host waits for the device, it has freed
-    the step's activations already, so that on a GPU that is the bottleneck the mean is a lower bound.
+    The allocator counts when the host queues work, and the host runs ahead of the GPU. While the host waits for the device, the
+    step's activations count as freed already. Where the GPU is the bottleneck, the mean is therefore a lower bound.
     """
     if device.type == "cuda":
         return lambda: torch.cuda.memory_allocated(device) / GIB
@@ -112,7 +113,10 @@ def memory_reader(device: torch.device) -> Reader:
 
 
 def nvml_readers(device: torch.device) -> dict[str, Reader]:
-    """What NVML tells of a GPU by column; nothing without one, and nothing but a warning where NVML cannot be asked."""
+    """Return readers of NVML's figures by column, or none without a GPU.
+
+    Where NVML does not work there are none either, and a warning is printed.
+    """
     if device.type != "cuda":
         return {}
     try:

@@ -1,4 +1,4 @@
-"""One vision run, as a command and as a function: `gptscale lenet train`, or `torchrun -m gptscale.lenet.run.worker`."""
+"""One vision run as a function, and as a process of `gptscale lenet train` or `torchrun -m gptscale.lenet.run.worker`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,25 @@ from typing import Any
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
-from gptscale.common.process.world import World, agree_any, gather_objects, process_group
+from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.command_line import bare_resume, parse
-from gptscale.lenet.data.loader import rank_part
 from gptscale.lenet.run.checkpoints import VisionSaver, resume
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.loop import train_epochs
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.run.record import VisionRunRow
-from gptscale.lenet.run.recorder import StepOnDevice, VisionRecorder
+from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
 from gptscale.lenet.run.usage import UsageSampler
-
-EVAL_BATCH_SIZE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended. row: what was appended to lenet.csv."""
+    """The end of a run.
+
+    row: the row that was appended to lenet.csv. folder: the run's folder.
+    """
 
     exit_status: int
     row: dict[str, Any]
@@ -39,10 +40,10 @@ class RunOutcome:
 
 
 def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutcome:
-    """Plan and run `config` in this process; the process group of a world of several is started and ended here.
+    """Train `config` in this process and return how it ended.
 
-    Raises GptscaleError for what is wrong before the run starts; whatever goes wrong later is in the outcome, and has left
-    its row.
+    The process group of a world of several is started and ended here. Raises GptscaleError for what is wrong before the run
+    starts. An error after that is in the outcome and in the run's row.
     """
     began = time.perf_counter()
     plan = make_plan(config, world)
@@ -60,14 +61,16 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
             run.row.open(stack)
             status = PREEMPTED_EXIT_STATUS if run.train() else 0
             return run.finish("interrupted" if status else "ok", None, status)
-        except BaseException as error:  # the row must be left whatever it was; nothing is swallowed
-            noted, status = report(error, world.rank)
-            stack.pop_all()  # after a failure nothing is torn down, see process_group
-            return run.finish("oom" if is_out_of_memory(error) else "failed", noted, status)
+        except BaseException as error:
+            # The row is written whatever the error was, and `report` prints the error.
+            row_error, status = report(error, world.rank)
+            # After a failure nothing is torn down, see process_group.
+            stack.pop_all()
+            return run.finish("oom" if is_out_of_memory(error) else "failed", row_error, status)
 
 
 def check_same_options(plan: VisionPlan) -> None:
-    """ConfigError if a rank was started with other options or data than rank 0."""
+    """Raise ConfigError if a rank was started with other options or data than rank 0."""
     hashes = gather_objects(plan.workload_hash)
     if others := [rank for rank, h in enumerate(hashes) if h != hashes[0]]:
         what = f"ranks {others} train something else than rank 0"
@@ -75,7 +78,7 @@ def check_same_options(plan: VisionPlan) -> None:
 
 
 class PlannedRun:
-    """A planned run: its row, and what was measured when it ended, however it did."""
+    """A planned run with its row and its measurements, which are there however the run ends."""
 
     def __init__(self, plan: VisionPlan, row: VisionRunRow) -> None:
         self.plan, self.row = plan, row
@@ -83,87 +86,29 @@ class PlannedRun:
         self.sampler = UsageSampler(plan.world.device)
 
     def train(self) -> bool:
-        """Build, resume, train, test; whether it stopped early because it was asked to."""
+        """Build the engine, resume, train and test, and return whether the run was asked to stop early."""
         plan, folder = self.plan, self.row.folder
         with StopRequest() as stop:
             engine = VisionEngine(plan.config, plan.shape, plan.world)
             self.row.n_params = sum(p.numel() for p in engine.module.parameters())
             start, past = resume(plan, engine)
-            recorder = VisionRecorder(
-                plan, folder, start_step=start, past=past, began=self.row.began, quiet=self.row.quiet
-            )
+            began, quiet = self.row.began, self.row.quiet
+            recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=began, quiet=quiet)
+            saver = VisionSaver(plan, engine, recorder, folder / "checkpoints")
             with recorder as self.recorder, self.sampler:
-                return train_epochs(
-                    plan, engine, recorder, start, VisionSaver(plan, engine, recorder, folder / "checkpoints"), stop
-                )
+                return train_epochs(plan, engine, recorder, start, saver, stop)
 
     def finish(self, status: str, error: BaseException | None, exit_status: int) -> RunOutcome:
-        """Leave the row."""
+        """Write the run's row and return how the run ended."""
         row = self.row.finish(status, error, self.recorder, self.sampler.usage())
         return RunOutcome(exit_status, row, self.row.folder)
 
 
-def train_epochs(
-    plan: VisionPlan,
-    engine: VisionEngine,
-    recorder: VisionRecorder,
-    start: int,
-    save_checkpoint: Callable[[int, int], None],
-    stop_requested: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Optimizer steps `start`+1 to the last, tests between; whether it stopped early because it was asked to.
-
-    save_checkpoint(step, epochs): after an epoch with how many are complete, or before stopping within one with -1.
-    """
-    config, per_epoch = plan.config, plan.batch_order.steps_per_epoch
-    loader, test = plan.loader(), TestSet(plan)
-    for epoch in range(start // per_epoch, config.epochs):
-        recorder.begin_epoch()
-        first = start % per_epoch if epoch == start // per_epoch else 0
-        step, asked = epoch * per_epoch + first, time.perf_counter()
-        for images, labels in loader.epoch(epoch, first):
-            got, lr = time.perf_counter(), plan.lr_at(step)
-            loss = engine.train_step(step, images, labels, lr)
-            step, now = step + 1, time.perf_counter()
-            ends = step % per_epoch == 0 or step == plan.steps
-            pending = StepOnDevice(
-                step, epoch + 1, lr, loss, load_s=got - asked, update_s=now - got, skipped=engine.skipped
-            )
-            if recorder.step(pending, last=ends) and not ends and agree_any(stop_requested()):
-                save_checkpoint(step, -1)
-                return True
-            asked = time.perf_counter()
-            if step == plan.steps:
-                break
-        tested, began = None, time.perf_counter()
-        if (epoch + 1) % config.eval_every == 0 or step == plan.steps:
-            engine.settle()
-            tested = engine.evaluate(test.batches())
-        recorder.end_epoch(epoch + 1, step, tested, time.perf_counter() - began)
-        stop = step < plan.steps and agree_any(stop_requested())
-        save_checkpoint(step, -1 if stop else epoch + 1)
-        if stop or step == plan.steps:
-            return stop
-    return False
-
-
-class TestSet:
-    """This rank's part of the test images on the device; the parts of all ranks are every image once."""
-
-    def __init__(self, plan: VisionPlan) -> None:
-        part, device = plan.data.test, plan.world.device
-        mine = rank_part(len(part), plan.world.rank, plan.world.world_size)
-        self.normalise = plan.normalise()
-        self.images, self.labels = part.images[mine].to(device), part.labels[mine].to(device)
-
-    def batches(self) -> Any:
-        """Pairs of images, normalised, and labels."""
-        for images, labels in zip(self.images.split(EVAL_BATCH_SIZE), self.labels.split(EVAL_BATCH_SIZE), strict=True):
-            yield self.normalise(images), labels
-
-
 def worker(argv: Sequence[str]) -> int:
-    """A rank of a run: parse, check, train; its exit status. What is wrong before the run starts is one line of rank 0."""
+    """Parse, check and train as one rank of a run, and return its exit status.
+
+    Rank 0 prints one line about anything that is wrong before the run starts.
+    """
     rank = int(os.environ.get("RANK", "0"))
     try:
         config = parse_vision(argv)
@@ -172,11 +117,12 @@ def worker(argv: Sequence[str]) -> int:
     except GptscaleError as error:
         if rank == 0:
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
-        return 2  # whatever its kind: nothing ran, nothing was created
+        # The same status for every kind of error, since no run began and no file was created.
+        return 2
 
 
 def parse_vision(argv: Sequence[str]) -> VisionConfig:
-    """The options of a run from a command line; ConfigError for anything that is not one of them."""
+    """Return the options of a run from a command line, or raise ConfigError for anything that is not one of them."""
     return parse(VisionConfig, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
 
 
@@ -185,4 +131,5 @@ if __name__ == "__main__":
     status = worker(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # everything is on disk, and the interpreter's teardown could only hang on a peer that is gone
+    # Everything is on disk. The interpreter's teardown could only hang on a peer that is gone.
+    os._exit(status)

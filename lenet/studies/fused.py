@@ -26,8 +26,8 @@ from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.models.registry import Convolutions, build_model
 from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.loop import TestSet
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.run.worker import TestSet
 from gptscale.lenet.studies.reference_figures import FUSED
 from gptscale.lenet.studies.study import StudyOptions, finish
 from gptscale.ops import registry as library

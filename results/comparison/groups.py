@@ -1,4 +1,4 @@
-"""Laying runs beside each other: rows of the same work are ranked, all others are shown with what makes them differ."""
+"""Rows of runs in groups: those of the same work are ranked, all others are shown with what makes their work different."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.results.record.columns import NEW_SINCE_1, SUMMARY_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What makes two rows repeats of one configuration.
 CONFIGURATION = (
@@ -31,7 +32,7 @@ NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
 
 @dataclass(eq=False)
 class Group:
-    """Runs of one configuration: repeats of each other.
+    """Runs of one configuration, which are repeats of each other.
 
     tied_with_faster: its spread reaches into that of the next faster group, so that their order means nothing.
     """
@@ -50,12 +51,12 @@ class Group:
         return str(self.rows.recipe.iloc[0])
 
     def median(self, column: str) -> float | None:
-        """Over the runs that succeeded; None if there is no figure."""
+        """Return the median over the runs that succeeded, None if there is no figure."""
         values = self.ok[column].dropna()
         return float(values.median()) if len(values) else None
 
     def spread(self) -> tuple[float, float] | None:
-        """Lowest and highest tokens/s: over repeats, or for one run those of its p90 and p10 step times."""
+        """Return the lowest and highest tokens/s of the repeats; those of its p90 and p10 step times if it is one run."""
         ok = self.ok.dropna(subset=["tokens_per_s"])
         if len(ok) == 0:
             return None
@@ -76,16 +77,20 @@ class Comparison:
 
     @property
     def baseline(self) -> Group | None:
-        """What speeds are relative to: `single`, else the slowest that ran."""
-        ran = [g for g in self.ranked if g.median("tokens_per_s") is not None]
-        return next((g for g in ran if g.recipe == "single"), ran[-1] if ran else None)
+        """Return the group that speeds are relative to: `single`, or else the slowest that ran."""
+        with_speed = [g for g in self.ranked if g.median("tokens_per_s") is not None]
+        slowest = with_speed[-1] if with_speed else None
+        return next((g for g in with_speed if g.recipe == "single"), slowest)
 
 
 def load(paths: Sequence[Path]) -> pd.DataFrame:
-    """All rows of results folders, summary files or single runs' folders; the column `folder` names the home of the runs.
+    """Read all rows of results folders, summary files or single runs' folders.
 
-    A run that was resumed, or repeated under its name, has several rows and counts as it ended last.
+    A run that was resumed, or repeated under its name, has several rows. Only the last counts.
+    The column `folder` is the results folder that the run is in.
     """
+    import pandas as pd
+
     rows = pd.concat([_read(path) for path in paths], ignore_index=True)
     if rows.empty:
         raise ConfigError("there are no rows", "in compare", "run `gptscale sweep` first")
@@ -93,6 +98,8 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
 
 
 def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
     is_run = path.absolute().parent.name == "runs"
     home = path.absolute().parent.parent if is_run else path
     file = home / "summary.csv" if home.is_dir() else home
@@ -100,10 +107,12 @@ def _read(path: Path) -> pd.DataFrame:
         raise ConfigError(f"{path} holds no summary.csv", "in compare", "give a results folder or a summary.csv")
     try:
         text = file.read_text()
-        whole = io.StringIO(text[: text.rfind("\n") + 1])  # a last line without an end is still being written, or torn
-        rows = pd.read_csv(whole, dtype=str, keep_default_na=False)
+        # A last line without a newline is still being written, or torn.
+        complete_lines = text[: text.rfind("\n") + 1]
+        rows = pd.read_csv(io.StringIO(complete_lines), dtype=str, keep_default_na=False)
         rows = rows.assign(**{column: "" for column in NEW_SINCE_1 if column not in rows})
-        rows["optimizer_state"] = rows["optimizer_state"].replace("", "fp32")  # all that versions 1 to 3 had
+        # fp32 is all that versions 1 to 3 had.
+        rows["optimizer_state"] = rows["optimizer_state"].replace("", "fp32")
         rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
         rows[TEXT] = rows[TEXT].map(lambda text: "".join(c if c.isprintable() else " " for c in text))
     except (ValueError, KeyError) as error:
@@ -115,15 +124,18 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
-    """Group repeats and rank the groups whose workload_hash is `work`; default that of most recipes, newest among equals."""
+    """Group repeats, and rank the groups whose workload_hash is `work`.
+
+    work: by default that of the most recipes, and among equals the newest.
+    """
     if work is None:
         works = frame.groupby("workload_hash").agg(recipes=("recipe", "nunique"), newest=("timestamp", "max"))
         work = str(works.sort_values(["recipes", "newest"], ascending=False).index[0])
     comparison = Comparison([], [], frame)
     reference = frame[frame.workload_hash == work].iloc[-1]
-    for (its_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
+    for (group_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
         group = Group(_name(rows.iloc[0]), rows)
-        if its_work == work:
+        if group_work == work:
             comparison.ranked.append(group)
         else:
             comparison.apart.append(group)
@@ -131,13 +143,13 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
         group.notes += [f"{r.status}: {r.error}"[:160] for r in rows.itertuples() if r.status != "ok"]
     comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
     for groups in (comparison.ranked, comparison.apart):
-        _tell_apart(groups)
+        _make_names_differ(groups)
     _mark_ties(comparison.ranked)
     return comparison
 
 
 def _name(row: Any) -> str:
-    """Recipe and what splits it, with only the options that are not usual."""
+    """Return the recipe and what splits it, with only those options that are not the usual ones."""
     name = f"{row.recipe} x{row.world_size}"
     for axis in ("tp", "pp"):
         name += f" {axis}{row[f'{axis}_size']}" if row[f"{axis}_size"] > 1 else ""
@@ -146,8 +158,10 @@ def _name(row: Any) -> str:
     return name + (" compiled" if row["compile"] == "true" else "")
 
 
-def _tell_apart(groups: list[Group]) -> None:
+def _make_names_differ(groups: list[Group]) -> None:
     """Add to equal names the options in which their groups differ."""
+    import pandas as pd
+
     for name in {group.name for group in groups}:
         twins = [group for group in groups if group.name == name]
         firsts = pd.DataFrame([group.rows.iloc[0] for group in twins])
@@ -159,33 +173,33 @@ def _tell_apart(groups: list[Group]) -> None:
             group.name += "".join(f" {option}" for option in columns + own)
 
 
-def _differences(ours: Any, theirs: Any) -> str:
-    """Which parts of the work differ: by what both runs noted in run.json, or else by their columns."""
-    a, b = _noted_work(ours), _noted_work(theirs)
+def _differences(reference: Any, row: Any) -> str:
+    """Name the parts of the work that differ, by run.json if both runs have it, or else by their columns."""
+    a, b = _work_of(reference), _work_of(row)
     if a is None or b is None:
-        a, b = ({column: row[column] for column in WORK} for row in (ours, theirs))
-    said = [f"{k} {b.get(k)} (ranked: {a.get(k)})" for k in {**a, **b} if a.get(k) != b.get(k)]
-    return "; ".join(said) or "in something that only run.json tells, which is gone"
+        a, b = ({column: each[column] for column in WORK} for each in (reference, row))
+    parts = [f"{k} {b.get(k)} (ranked: {a.get(k)})" for k in {**a, **b} if a.get(k) != b.get(k)]
+    return "; ".join(parts) or "in something that only run.json tells, which is gone"
 
 
-def _noted_work(row: Any) -> dict[str, Any] | None:
-    noted = _noted(row)
-    return dict(noted["workload"]) if noted else None
+def _work_of(row: Any) -> dict[str, Any] | None:
+    run_json = _run_json(row)
+    return dict(run_json["workload"]) if run_json else None
 
 
 def _recipe_options(row: Any) -> str:
-    """The recipe's own options, a line each, as run.json has them: runs that differ in one are no repeats."""
-    options = (_noted(row) or {}).get("recipe_config", {})
+    """Return the recipe's own options from run.json, a line each; runs that differ in one are no repeats."""
+    options = (_run_json(row) or {}).get("recipe_config", {})
     return "\n".join(f"{name}={value}" for name, value in sorted(options.items()))
 
 
-def _noted(row: Any) -> dict[str, Any] | None:
-    """What the run noted at its start; None if its folder is gone."""
+def _run_json(row: Any) -> dict[str, Any] | None:
+    """Read what the run wrote when it started, None if its folder is gone."""
     file = Path(row.folder) / "runs" / str(row.run_id) / "run.json"
     return dict(json.loads(file.read_bytes())) if file.is_file() else None
 
 
 def _mark_ties(ranked: list[Group]) -> None:
     for faster, slower in pairwise(ranked):
-        ours, theirs = slower.spread(), faster.spread()
-        slower.tied_with_faster = ours is not None and theirs is not None and ours[1] >= theirs[0]
+        slow, fast = slower.spread(), faster.spread()
+        slower.tied_with_faster = slow is not None and fast is not None and slow[1] >= fast[0]

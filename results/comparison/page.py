@@ -7,8 +7,6 @@ import json
 import shlex
 from pathlib import Path
 
-import jinja2
-
 from gptscale.results.comparison.groups import Comparison
 from gptscale.results.comparison.tables import cells, notes
 
@@ -55,7 +53,9 @@ PAGE = """<!doctype html>
 
 
 def page(comparison: Comparison, png: bytes) -> str:
-    """The page; text is escaped, nothing is fetched from anywhere."""
+    """Return the page as HTML, in which all text is escaped and nothing is fetched from anywhere."""
+    import jinja2
+
     row = comparison.ranked[0].rows.iloc[0]
     about = (
         f"{row.model}, {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, {row.steps} steps, "
@@ -75,19 +75,14 @@ def page(comparison: Comparison, png: bytes) -> str:
 
 
 def _runs(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Name, command and environment of every run whose run.json is still there."""
-    found = []
+    """Return name, command and environment of every run whose run.json is still there."""
+    runs = []
     for row in comparison.frame.itertuples():
         file = Path(str(row.folder)) / "runs" / str(row.run_id) / "run.json"
         if file.is_file():
-            noted = json.loads(file.read_bytes())
-            environment = noted["environment"]
+            run_json = json.loads(file.read_bytes())
+            environment = run_json["environment"]
             versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items())
-            found.append(
-                (
-                    str(row.run_id),
-                    shlex.join(noted["command"]),
-                    f"# Python {environment['python']}, {versions}, {environment['device']}",
-                )
-            )
-    return found
+            about = f"# Python {environment['python']}, {versions}, {environment['device']}"
+            runs.append((str(row.run_id), shlex.join(run_json["command"]), about))
+    return runs

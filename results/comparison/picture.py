@@ -1,4 +1,4 @@
-"""The picture of a comparison: loss curves that should lie on each other, how far they do not, speed and memory."""
+"""The picture of a comparison: loss curves, which should lie on each other, their deviation, speed and memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-# Okabe & Ito 2008: told apart by colour-blind readers too; dashes do the rest where curves cover each other.
+# Okabe & Ito 2008: colour-blind readers can tell these apart too. Dashes help where curves cover each other.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
-SMALL: dict[str, Any] = {"ncols": 2, "fontsize": 6.5, "loc": "upper right"}  # a legend of many
+# A legend of many curves.
+SMALL: dict[str, Any] = {"ncols": 2, "fontsize": 6.5, "loc": "upper right"}
 DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
 
 
 def steps_of(group: Group) -> pd.DataFrame | None:
-    """Read steps.csv of the group's newest run that has one."""
+    """Read the steps.csv of the group's newest run that has one, None if none has."""
     import pandas as pd
 
     for row in group.rows.iloc[::-1].itertuples():
@@ -35,7 +36,7 @@ def steps_of(group: Group) -> pd.DataFrame | None:
 
 
 def figure_png(comparison: Comparison) -> bytes:
-    """The picture as PNG bytes: the ranked groups, `single` first since it is what the others are measured against."""
+    """Draw the ranked groups as a PNG, `single` first because the others are measured against it."""
     groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")
     colours = {group.name: COLOURS[i % len(COLOURS)] for i, group in enumerate(groups)}
     height_in = max(7.5, 2 + 0.55 * len(groups))
@@ -64,7 +65,7 @@ def _losses(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[
     axis.set(title="training loss: the curves must lie on each other", xlabel="step", ylabel="loss (nats per token)")
     axis.grid(alpha=0.25)
     for i, (group, steps) in enumerate(curves):
-        # the first wide and pale: every later curve is seen on it, and a single visible line means that they agree
+        # The first curve is wide and pale, so that every later one is visible on it. A single visible line means that all agree.
         width, alpha = (5.0, 0.35) if i == 0 and len(curves) > 1 else (1.6, 1.0)
         style: dict[str, Any] = {
             "color": colours[group.name],
@@ -87,7 +88,8 @@ def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: d
     for i, (group, steps) in enumerate(curves[1:], start=1):
         both = base.merge(steps, on="step", suffixes=("_base", ""))
         deviation = (both.loss - both.loss_base).abs() / both.loss_base.abs()
-        shown = deviation.clip(lower=resolution / 2)  # equal losses have a place on a log axis too
+        # Equal losses get a place on the logarithmic axis too.
+        shown = deviation.clip(lower=resolution / 2)
         label, dashes = f"{group.name}: at most {deviation.max():.1e}", DASHES[i % len(DASHES)]
         axis.plot(both.step, shown, color=colours[group.name], linestyle=dashes, label=label)
     axis.axhline(resolution, color="grey", linewidth=0.8, label="resolution of float32")
@@ -98,7 +100,7 @@ def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: d
 
 
 def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str, title: str) -> None:
-    """One bar per group with its figure behind it, or in red what became of a group that has none."""
+    """Draw one bar per group with its figure behind it, or in red what became of a group that has none."""
     from matplotlib.ticker import StrMethodFormatter
 
     values = [group.median(column) for group in groups]
@@ -110,7 +112,7 @@ def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str,
             axis.plot(spread, (i, i), color="#555555", linewidth=1.5, marker="|")
         reach = max(value or 0.0, spread[1] if spread else 0.0)
         status = " ".join(sorted(set(group.rows.status) - {"ok"}))
-        text = status or "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+        text = status or "-" if value is None else _shown(value)
         colour = "#B00020" if value is None and status else "black"
         axis.annotate(text, (reach + 0.012 * top, i), va="center", fontsize=9, color=colour)
         top = max(top, reach)
@@ -120,6 +122,10 @@ def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str,
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.25)
     axis.set_axisbelow(True)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def _say_empty(axis: Axes, why: str) -> None:

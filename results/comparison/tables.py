@@ -1,4 +1,4 @@
-"""A comparison as a table: for the terminal, for Markdown, for the report, and with bare figures as CSV."""
+"""A comparison as a table: for the terminal, Markdown and the HTML page, and with bare figures as CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gptscale.results.render import markdown, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-LEFT = ("recipe", "status")  # columns of words; figures are flush right
+# Columns of words, which are flush left. Figures are flush right.
+LEFT = ("recipe", "status")
 IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
 FIGURES = (
     "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
@@ -23,7 +24,7 @@ FIGURES = (
 
 
 def cells(comparison: Comparison) -> list[dict[str, str]]:
-    """All groups' cells for people, ranked ones first."""
+    """Return a row of cells for people per group, with the titles as keys, ranked groups first."""
     baseline = comparison.baseline
     versus = "vs single" if baseline is None or baseline.recipe == "single" else "vs slowest"
     base = baseline.median("tokens_per_s") if baseline else None
@@ -55,13 +56,13 @@ def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0
 
 
 def _status(group: Group) -> str:
-    """Each status with its count if there are several runs: `ok`, `2 ok 1 oom`."""
+    """Return each status, with its count if the runs ended differently: `ok`, `2 ok 1 oom`."""
     counts = group.rows.status.value_counts()
     return " ".join(str(status) if len(group.rows) == n else f"{n} {status}" for status, n in counts.items())
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What must be said beside the table."""
+    """Return the sentences that stand below the table: ties, costs of offload, idle pipelines, errors."""
     chains: list[list[str]] = []
     for group in comparison.ranked:
         if group.tied_with_faster:
@@ -69,34 +70,32 @@ def notes(comparison: Comparison) -> list[str]:
         else:
             chains.append([group.name])
     ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
-    said = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
-    said += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
-    said += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
-    return said + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
+    lines = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
+    lines += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
+    lines += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
+    return lines + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
 
 
 def _offload(group: Group) -> str:
-    """Where state lives off the device and what that costs; empty if it does not."""
-    held = [(name, group.median(f"offload_{column}_gib")) for name, column in (("the host", "cpu"), ("disk", "disk"))]
+    """Say where state lives off the device and what that costs, or nothing if all is on the device."""
+    stores = [(name, group.median(f"offload_{column}_gib")) for name, column in (("the host", "cpu"), ("disk", "disk"))]
     waiting = group.median("offload_wait_fraction")
     if waiting is None:
         return ""
-    places = " and ".join(f"{gib:.3g} GiB on {name}" for name, gib in held if gib)
+    places = " and ".join(f"{gib:.3g} GiB on {name}" for name, gib in stores if gib)
     return f"keeps {places}, {waiting:.1%} of the step waiting for it"
 
 
 def _bubble(group: Group) -> str:
-    """How much of its time a pipeline computed nothing; empty without stages."""
+    """Say how much of its time a pipeline computed nothing, or nothing without stages."""
     measured, theory = group.median("bubble_fraction"), group.median("bubble_fraction_theory")
-    return (
-        ""
-        if measured is None
-        else f"pipeline idle {measured:.1%} of the time, its schedule alone would be {theory:.1%}"
-    )
+    if measured is None:
+        return ""
+    return f"pipeline idle {measured:.1%} of the time, its schedule alone would be {theory:.1%}"
 
 
 def show(comparison: Comparison, terminal: Console) -> None:
-    """Print the table and its notes; text from a CSV is printed as it is, never read as markup."""
+    """Print the table and its notes, where text from a CSV is never read as markup."""
     from rich.text import Text
 
     rows = cells(comparison)
@@ -118,7 +117,7 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def as_csv(comparison: Comparison) -> bytes:
-    """A line per group with bare figures: medians over the runs that succeeded, lowest and highest tokens/s."""
+    """Return a CSV line per group with bare figures: medians over the runs that succeeded, lowest and highest tokens/s."""
     base = comparison.baseline.median("tokens_per_s") if comparison.baseline else None
     titles = "name ranked runs status relative_speed tied_with_faster tokens_per_s_low tokens_per_s_high".split()
     lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]

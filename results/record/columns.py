@@ -1,4 +1,4 @@
-"""The columns of summary.csv and steps.csv, in order; docs/guides/metrics.md defines each."""
+"""The columns of summary.csv and steps.csv, in order. docs/guides/metrics.md defines each."""
 
 from __future__ import annotations
 
@@ -18,23 +18,20 @@ SUMMARY_COLUMNS = (
     "offload_wait_fraction bubble_fraction bubble_fraction_theory device device_peak_tflops host torch_version git_commit "
     "workload_hash"
 ).split()
-# Version 1 lacks the first, version 2 the second, version 3 the last two.
+# Version 1 lacks all of these, version 2 all but the first kind, version 3 the last two kinds.
 NEW_SINCE_1 = [c for c in SUMMARY_COLUMNS if c.startswith(("offload_", "bubble_", "fp8_", "optimizer_state"))]
 STEP_COLUMNS = "step tokens loss grad_norm lr step_time_s data_wait_s".split()
 STATUSES = ("ok", "oom", "failed", "interrupted")
 
-FORMULA_STARTS = (
-    "=",
-    "+",
-    "-",
-    "@",
-    "\t",
-    "\r",
-)  # what a spreadsheet runs as a formula (OWASP, CSV injection; CWE-1236)
+# What a spreadsheet runs as a formula (OWASP, CSV injection; CWE-1236).
+FORMULA_STARTS = tuple("=+-@\t\r")
 
 
 def cell(value: Any) -> str:
-    """One CSV cell: numbers so that they read back exactly, None as empty, text on one line and never a formula."""
+    """Write a value as a CSV cell.
+
+    Numbers read back exactly, None is empty, text is on one line and never a formula.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -42,14 +39,15 @@ def cell(value: Any) -> str:
     if isinstance(value, Integral):
         return str(int(value))
     if isinstance(value, Real):
-        return repr(float(value))  # the shortest digits that read back as the same float
+        # The shortest digits that read back as the same float.
+        return repr(float(value))
     text = "".join(c if c.isprintable() else " " for c in str(value))
     dangerous = str(value).startswith(FORMULA_STARTS) or text.lstrip().startswith(FORMULA_STARTS)
     return "'" + text if dangerous else text
 
 
 def summary_cells(row: Mapping[str, Any]) -> list[str]:
-    """The cells of a summary row; what it lacks stays empty, what the schema lacks is a ValueError."""
+    """Return the cells of a summary row, empty for columns that it lacks; ValueError for a key that is no column."""
     if unknown := set(row) - set(SUMMARY_COLUMNS):
         raise ValueError(f"not columns of the summary: {sorted(unknown)}")
     if row.get("status") not in STATUSES:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A progress bar on a terminal, with lines above it; in a log file only the lines.
+    """A progress bar on a terminal, with lines above it.
 
-    quiet: print neither.
+    In a log file there are only the lines. quiet: print neither.
     """
 
     def __init__(self, name: str, steps: int, quiet: bool = False) -> None:

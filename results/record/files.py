@@ -1,4 +1,4 @@
-"""Writing results so that nothing is lost and nothing is torn: whole rows, one lock, files private to the user."""
+"""Writing results so that nothing is lost or torn: whole rows, one lock, files private to the user."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.results.record.columns import STEP_COLUMNS, SUMMARY_COLUMNS, cell, summary_cells
 
 LOCK_WAIT_S = 60.0
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space on the disk, in the quota, in the file size limit
+# No space on the disk, in the quota, in the file size limit.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def csv_line(cells: Iterable[str]) -> bytes:
-    """One CSV line with its newline."""
+    """Return the cells as one CSV line with its newline."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(cells)
     return text.getvalue().encode()
 
 
 def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
-    """Append one row to `out`/summary.csv, under a lock and by one write; a torn last line is cut off first.
+    """Append one row to `out`/summary.csv and return the file's path.
 
-    Raises StorageError if the file is of another schema, the lock stays taken or the disk is full.
+    It is one write under a lock, and a torn last line is cut off first. Raises StorageError if the file has another schema,
+    the lock stays taken or the disk is full.
     """
     path, line, header = out / "summary.csv", csv_line(summary_cells(row)), csv_line(SUMMARY_COLUMNS)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,7 +50,7 @@ def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
                 raise StorageError(
                     f"{path} has other columns", "in --out", "point --out to another folder, or move the file"
                 )
-            _write_whole(descriptor, line, path)
+            _append(descriptor, line, path)
             os.fsync(descriptor)
     except Timeout:
         raise StorageError(
@@ -58,12 +60,12 @@ def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
 
 
 class StepLog:
-    """A CSV that one process appends to; rows are buffered, and on disk after `sync`.
+    """A CSV that one process appends to, whose rows are buffered until `flush` and safe on disk after `sync`.
 
-    after_step: when a run resumes from step N, rows beyond N (written before it died) move to *.discarded.csv, so that
-    the file has each step once.
-    While the disk is full rows are held in memory, with a warning, and written as soon as it has space; `close` raises
-    StorageError if it never had.
+    after_step: when a run resumes from step N, rows beyond N, which were written before it died, move to *.discarded.csv.
+    Thus the file has each step once.
+    While the disk is full, rows are held in memory with a warning, and written as soon as there is space. `close` raises
+    StorageError if there never was.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] = STEP_COLUMNS, *, after_step: int = 0) -> None:
@@ -74,45 +76,46 @@ class StepLog:
         self._pending = b"" if os.fstat(self._descriptor).st_size else csv_line(columns)
 
     def _discard(self, after_step: int) -> None:
-        """Keep rows up to `after_step`; those beyond are safe in the other file before they leave this one."""
+        """Move rows beyond `after_step` to the other file, where they are safe before they leave this one."""
         with _opened(self.path) as descriptor:
             _cut_torn_line(descriptor, self.path)
         header, *rows = self.path.read_bytes().splitlines(keepends=True) or [csv_line(self.columns)]
         if header != csv_line(self.columns):
             raise StorageError(f"{self.path} has other columns", "in the run's folder", "choose another --run-name")
-        beyond = [int(row.split(b",", 1)[0]) > after_step for row in rows]
-        if not any(beyond):
+        kept = [row for row in rows if _step_of(row) <= after_step]
+        beyond = [row for row in rows if _step_of(row) > after_step]
+        if not beyond:
             return
         discarded = self.path.with_name(f"{self.path.stem}.discarded.csv")
         with _opened(discarded) as descriptor:
-            _write_whole(descriptor, b"".join(row for row, gone in zip(rows, beyond, strict=True) if gone), discarded)
+            _append(descriptor, b"".join(beyond), discarded)
             os.fsync(descriptor)
-        replace_file(self.path, header + b"".join(row for row, gone in zip(rows, beyond, strict=True) if not gone))
+        replace_file(self.path, header + b"".join(kept))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Buffer one row."""
         self._pending += csv_line(cell(row[column]) for column in self.columns)
 
     def flush(self) -> None:
-        """Hand the rows to the operating system: they survive this process."""
+        """Give the rows to the operating system, where they survive this process."""
         if not self._pending:
             return
         try:
-            _write_whole(self._descriptor, self._pending, self.path)
+            _append(self._descriptor, self._pending, self.path)
         except StorageError as error:
             warn(f"{error}, {len(self._pending.splitlines())} rows are held in memory")
         else:
             self._pending = b""
 
     def sync(self) -> None:
-        """Put the rows on disk: they survive the machine."""
+        """Put the rows on disk, where they survive the machine."""
         self.flush()
         os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Put the rows on disk and close."""
         try:
-            _write_whole(self._descriptor, self._pending, self.path)
+            _append(self._descriptor, self._pending, self.path)
             os.fsync(self._descriptor)
         finally:
             os.close(self._descriptor)
@@ -120,16 +123,17 @@ class StepLog:
 
 @contextmanager
 def run_directory(out: Path, run_id: str) -> Iterator[Path]:
-    """Make and hold `out`/runs/<run_id>: ConfigError if another process holds it. A dead holder's lock is gone with it.
+    """Make the folder `out`/runs/<run_id>, and lock it for this process.
 
-    Raises StorageError if `runs` or the folder is a symbolic link: what is private to a run must not land elsewhere.
+    Raises ConfigError if another process has locked it. The lock of a process that died is gone with it. Raises StorageError
+    if `runs` or the folder is a symbolic link, because what is private to a run must not land elsewhere.
     """
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = out / "runs" / run_id
-    for made in (folder.parent, folder):
-        made.mkdir(mode=0o700, exist_ok=True)
-        if made.is_symlink():
-            raise StorageError(f"{made} is a symbolic link", "in --out", "remove it or choose another folder")
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+        if each.is_symlink():
+            raise StorageError(f"{each} is a symbolic link", "in --out", "remove it or choose another folder")
     with _opened(folder / ".lock") as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,13 +148,17 @@ def run_directory(out: Path, run_id: str) -> Iterator[Path]:
         yield folder
 
 
+def _step_of(row: bytes) -> int:
+    return int(row.split(b",", 1)[0])
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON in one move: readers see the old file or the new one."""
+    """Write JSON in one move, so that readers see the old file or the new one."""
     replace_file(path, json.dumps(value, indent=1, default=str).encode())
 
 
 def warn(message: str) -> None:
-    """One line on standard error, for what the user should know and the run survives."""
+    """Print one line to standard error about something that the user should know and that the run survives."""
     print(f"gptscale: warning: {message}", file=sys.stderr, flush=True)
 
 
@@ -174,8 +182,8 @@ def _opened(path: Path, flags: int = os.O_RDWR | os.O_APPEND) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
-    """Append all of `data` or none of it: StorageError if the disk is full."""
+def _append(descriptor: int, data: bytes, path: Path) -> None:
+    """Append all of `data`, or none of it and raise StorageError if the disk is full."""
     size = os.fstat(descriptor).st_size
     try:
         written = os.write(descriptor, data)
@@ -184,25 +192,29 @@ def _write_whole(descriptor: int, data: bytes, path: Path) -> None:
             raise
         written = 0
     if written != len(data):
-        os.ftruncate(descriptor, size)  # what did fit is a torn row
+        # The bytes that did fit are a torn row.
+        os.ftruncate(descriptor, size)
         raise StorageError(f"no space for {len(data)} bytes", f"in {path}", "free space or point --out elsewhere")
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """The file holds `data`, or after a crash what it held before. StorageError if the disk is full."""
+    """Replace the content of a file in one move, so that after a crash it is all old or all new.
+
+    Raises StorageError if the disk is full.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     with _opened(temporary, os.O_WRONLY | os.O_TRUNC) as descriptor:
-        _write_whole(descriptor, data, path)
+        _append(descriptor, data, path)
         os.fsync(descriptor)
     os.replace(temporary, path)
 
 
 def _cut_torn_line(descriptor: int, path: Path) -> None:
-    """Drop what follows the last newline, a row whose writer died, and say so."""
+    """Drop the row behind the last newline, whose writer died, with a warning."""
     size = os.fstat(descriptor).st_size
-    kept, piece = size, 2**16
+    kept = size
     while kept:
-        begin = max(0, kept - piece)
+        begin = max(0, kept - 2**16)
         newline = os.pread(descriptor, kept - begin, begin).rfind(b"\n")
         if newline >= 0:
             kept = begin + newline + 1

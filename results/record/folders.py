@@ -29,7 +29,10 @@ def check_results_folder(out: Path, run_name: str | None, summary: str, header: 
 
 
 def resume_folder(out: Path, run_name: str | None, resume: str) -> Path:
-    """Return the folder that `--resume` names, where `auto` means that of the run; CheckpointError if it is no folder."""
+    """Return the folder that `--resume` names, where `auto` means that of the run.
+
+    Raises CheckpointError if it is no folder.
+    """
     folder = out / "runs" / str(run_name) if resume == "auto" else Path(resume)
     if not folder.is_dir():
         fix = "give the path of a run or of its checkpoints/step-N"

@@ -1,4 +1,7 @@
-"""The loop's observer: times whole steps, and every `log_every` of them reads their results at once and writes them down."""
+"""The loop's observer, which times whole steps and writes them down.
+
+Every `log_every` steps it reads their results from the device, all at once.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ from gptscale.results.record.console import StepLines
 from gptscale.results.record.files import StepLog
 from gptscale.results.record.wandb_board import WandbBoard
 
-FP16_SKIPS_MAX = 30  # from 2**16 the scale is at its floor after 16; what still overflows then is no matter of scale
+# From 2**16 the loss scale is at its floor after 16 skipped steps. What still overflows then has another cause.
+FP16_SKIPS_MAX = 30
 
 
-class Pending(NamedTuple):
+class PendingStep(NamedTuple):
     """A step whose results are still on the device."""
 
     step: int
@@ -37,8 +41,8 @@ class Pending(NamedTuple):
     data_wait_s: float
 
 
-class Stopwatch:
-    """Seconds that pass while it is not paused."""
+class LapTimer:
+    """The seconds that pass while it is not paused."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._before_s = clock, 0.0
@@ -48,25 +52,27 @@ class Stopwatch:
         return 0.0 if self._since is None else self._clock() - self._since
 
     def lap(self) -> float:
-        """Seconds since the last lap; begins the next."""
+        """Return the seconds since the last lap, and begin the next."""
         elapsed_s = self._before_s + self._running_s()
         self._before_s, self._since = 0.0, None if self._since is None else self._clock()
         return elapsed_s
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leaves out what happens inside."""
+        """Leave out the time of what happens inside."""
         self._before_s, self._since = self._before_s + self._running_s(), None
         yield
         self._since = self._clock()
 
 
 class Recorder:
-    """Observer of one run on one process; only rank 0 writes, every rank watches for numbers that are none.
+    """Observer of one run on one process.
 
-    Between synchronisations steps run ahead of the host, so that only the window as a whole has a true time; its steps
-    share it equally. Writing is part of the time of the window after; what the loop does beside steps (saving,
-    evaluating) is `paused` and not timed, and a step that it follows ends a window, so that no pause waits for steps.
+    Only rank 0 writes. Every rank stops the run at a loss that is NaN or infinite.
+    The device runs behind the host between two synchronisations, so that only the window of steps between them has a true
+    time, which its steps share equally. Writing is part of the time of the next window. What the loop does beside steps
+    (saving, evaluating) is `paused` and not timed. The step before such a pause ends a window, so that no pause waits for
+    steps.
     sequences(step, rank): which sequences of the data a rank had in 0-based `step`, to name a bad batch.
     """
 
@@ -86,7 +92,7 @@ class Recorder:
         self.data_waits_s: list[float] = []
         self.loss_first: float | None = None
         self.loss_last: float | None = None
-        self._pending: list[Pending] = []
+        self._pending: list[PendingStep] = []
         self._waited_s = 0.0
         self._skipped = 0
         self._log: StepLog | None = None
@@ -109,7 +115,7 @@ class Recorder:
                 self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])
             )
         reset_peak_memory(self.run.world.device)
-        self._watch = Stopwatch(self.clock)
+        self._watch = LapTimer(self.clock)
         return self
 
     def __exit__(
@@ -125,18 +131,18 @@ class Recorder:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Times the wait for a batch."""
+        """Time the wait for a batch."""
         began = self.clock()
         yield
         self._waited_s = self.clock() - began
 
     def paused(self) -> AbstractContextManager[None]:
-        """Keeps what happens inside out of the step times."""
+        """Keep what happens inside out of the step times."""
         return self._watch.paused()
 
     def step(self, step: int, lr: float, result: StepResult) -> bool:
-        """Note a finished 1-based step; True when the window was read, that is when the host waited for the device."""
-        self._pending.append(Pending(step, lr, result, self._waited_s))
+        """Take a finished 1-based step, and return whether the host waited for the device and read the window."""
+        self._pending.append(PendingStep(step, lr, result, self._waited_s))
         self.last_step = step
         config = self.run.config
         ends = any(every and step % every == 0 for every in (config.log_every, config.eval_every, config.save_every))
@@ -145,7 +151,7 @@ class Recorder:
         return not self._pending
 
     def evaluated(self, step: int, loss: Tensor) -> None:
-        """Note the loss on held-out sequences after `step`."""
+        """Write the loss on held-out sequences after `step`."""
         value = loss.item()
         if self._evals:
             self._evals.append({"step": step, "loss": value})
@@ -156,14 +162,14 @@ class Recorder:
             self._console.say(f"step {step}/{self.run.config.steps}  eval loss {value:.4f}")
 
     def sync(self) -> None:
-        """Rows so far to the disk; called before a checkpoint, so that a resumed run finds no gap."""
+        """Put all rows so far on disk, before a checkpoint is saved, so that a resumed run finds no gap."""
         self._read_window()
         for part in (self._log, self._evals, *self._boards):
             if part:
                 part.sync()
 
     def speed(self) -> Speed:
-        """The speed columns over the timed steps."""
+        """Return the speed columns over the timed steps."""
         return self._speed(self.step_times_s, self.data_waits_s)
 
     def _speed(self, step_times_s: Sequence[float], data_waits_s: Sequence[float]) -> Speed:
@@ -181,11 +187,12 @@ class Recorder:
         )
 
     def _read_window(self) -> None:
-        """Wait for the device once, with one copy for all pending steps, then write these."""
+        """Wait for the device once, by one copy for all pending steps, then write them."""
         if not self._pending:
             return
         results = [p.result for p in self._pending]
-        device = results[0].loss.device  # under offload the norm may live elsewhere
+        # Under offload the gradient norm may live on another device.
+        device = results[0].loss.device
         rows = [torch.cat([r.loss.view(1), r.grad_norm.to(device).view(1), r.rank_losses.to(device)]) for r in results]
         values = torch.stack(rows).tolist()
         synchronize(self.run.world.device)
@@ -201,14 +208,14 @@ class Recorder:
         if self._log:
             self._log.flush()
 
-    def _note(self, pending: Pending, loss: float, step_time_s: float) -> None:
+    def _note(self, pending: PendingStep, loss: float, step_time_s: float) -> None:
         self.loss_first = loss if self.loss_first is None else self.loss_first
         self.loss_last = loss
         if pending.step - self.start_step > self.run.config.timing_warmup_steps:
             self.step_times_s.append(step_time_s)
             self.data_waits_s.append(pending.data_wait_s)
 
-    def _write(self, pending: Pending, loss: float, grad_norm: float, step_time_s: float, peak_gib: float) -> None:
+    def _write(self, pending: PendingStep, loss: float, grad_norm: float, step_time_s: float, peak_gib: float) -> None:
         step, figures = pending.step, {"loss": loss, "grad_norm": grad_norm, "lr": pending.lr}
         if self._log:
             times = {"step_time_s": step_time_s, "data_wait_s": pending.data_wait_s}
@@ -222,27 +229,26 @@ class Recorder:
             self._console.step(step, loss, step_time_s, peak_gib)
 
     def _check(self, step: int, loss: float, grad_norm: float, rank_losses: list[float]) -> None:
-        """Stop at numbers that are none; the engine has left the weights as they were before that step."""
+        """Raise NumericError for a NaN or infinite loss; the engine left the weights as they were before that step."""
         self._skipped = 0 if math.isfinite(grad_norm) else self._skipped + 1
-        scaled = self.run.config.precision == "fp16"  # a skipped step and a halved scale are its normal way
+        # In fp16 it is normal that a step is skipped and the scale halved.
+        scaled = self.run.config.precision == "fp16"
         if math.isfinite(loss) and (math.isfinite(grad_norm) or (scaled and self._skipped < FP16_SKIPS_MAX)):
             return
-        bad = [rank for rank, share in enumerate(rank_losses) if not math.isfinite(share)]
-        named = "; ".join(f"data rank {r}, sequences {list(self.sequences(step - 1, r))[:16]}" for r in bad)
-        what = (
-            f"loss {loss}, gradient norm {grad_norm}"
-            if not scaled
-            else f"loss {loss}, {self._skipped} fp16 steps overflowed in a row"
-        )
+        bad_ranks = [rank for rank, loss_of_rank in enumerate(rank_losses) if not math.isfinite(loss_of_rank)]
+        batches = "; ".join(f"data rank {r}, sequences {list(self.sequences(step - 1, r))[:16]}" for r in bad_ranks)
+        what = f"loss {loss}, gradient norm {grad_norm}"
+        if scaled:
+            what = f"loss {loss}, {self._skipped} fp16 steps overflowed in a row"
         raise NumericError(
             what,
-            f"at step {step}" + (f" ({named})" if named else ""),
+            f"at step {step}" + (f" ({batches})" if batches else ""),
             "lower --lr, or look at that batch; the weights are unharmed",
         )
 
 
 def _first_loss(steps: Path) -> float | None:
-    """Loss of step 1 as an earlier process of the same run wrote it; None if there was none."""
+    """Read the loss of step 1 that an earlier process of the same run wrote, None if there was none."""
     with steps.open(newline="") as file:
         row = next(csv.DictReader(file), None)
     return float(row["loss"]) if row and row["step"] == "1" else None

@@ -1,4 +1,4 @@
-"""Weights & Biases: what Board writes for TensorBoard, by a package that need not be there."""
+"""Weights & Biases: the scalars that Board writes for TensorBoard, by a package that need not be installed."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 from gptscale.common.errors import ConfigError
 from gptscale.results.record.files import warn
 
-OFF = ("offline", "disabled", "dryrun")  # words of WANDB_MODE that need no account
+# Words of WANDB_MODE that need no account.
+OFF = ("offline", "disabled", "dryrun")
 
 
 class WandbBoard:
-    """Scalars for Weights & Biases, whose files lie in `folder`/wandb; `check_wandb` was called before.
+    """Scalars for Weights & Biases, whose files lie in `folder`/wandb.
 
-    config: the run's options. start_step: as of Board; a run that resumes continues its own curves there, and what is logged
-    again is dropped. WANDB_MODE=offline keeps everything on this machine, for `wandb sync` later.
-    Raises ConfigError if it cannot start; what breaks later ends it with a warning, as with Board.
+    Call `check_wandb` before. config: the run's options. start_step: as of Board. A run that resumes continues its own curves
+    there, and steps that are logged again are dropped. WANDB_MODE=offline keeps everything on this machine, for `wandb sync`
+    later. Raises ConfigError if it cannot start. What breaks later ends it with a warning, as with Board.
     """
 
     def __init__(self, folder: Path, start_step: int, config: Mapping[str, Any]) -> None:
         import wandb
 
         self._errors = (OSError, wandb.Error)
-        noted = folder / "wandb_id"
-        if not (start_step and noted.exists()):
-            noted.write_text(uuid.uuid4().hex[:16])
+        id_file = folder / "wandb_id"
+        if not (start_step and id_file.exists()):
+            id_file.write_text(uuid.uuid4().hex[:16])
         try:
             self._run: Any = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "gptscale"),
                 name=folder.name,
-                id=noted.read_text(),
+                id=id_file.read_text(),
                 resume="allow",
                 dir=str(folder),
                 config={name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
-                settings=wandb.Settings(
-                    console="off", silent=True, save_code=False
-                ),  # the lines of a run are the run's
+                # What a run prints is the run's own, and is not sent.
+                settings=wandb.Settings(console="off", silent=True, save_code=False),
             )
         except wandb.Error as error:
             fix = "check the connection, or set WANDB_MODE=offline"
@@ -56,10 +56,10 @@ class WandbBoard:
             self._give_up(error)
 
     def sync(self) -> None:
-        """Nothing to do: a process of its own writes what it is given as it comes."""
+        """Do nothing, because a process of its own writes what it is given at once."""
 
     def close(self, failed: bool = False) -> None:
-        """Wait until everything is written, or sent; `failed` is how the run is marked there."""
+        """Wait until everything is written or sent, and mark the run there as failed or finished."""
         try:
             if self._run is not None:
                 self._run.finish(exit_code=int(failed))
@@ -72,12 +72,13 @@ class WandbBoard:
 
 
 def check_wandb() -> None:
-    """ConfigError if Weights & Biases is not installed, or would have to ask for an account."""
+    """Raise ConfigError if Weights & Biases is not installed, or would have to ask for an account."""
     try:
         import wandb
     except ImportError:
         wandb = None  # type: ignore[assignment]
-    if not hasattr(wandb, "init"):  # a folder `wandb` where Python was started imports too
+    # A folder `wandb` where Python was started can be imported too.
+    if not hasattr(wandb, "init"):
         fix = "pip install 'gptscale[wandb]'"
         raise ConfigError("Weights & Biases is not installed", "in --wandb", fix)
     if os.environ.get("WANDB_MODE") not in OFF and not wandb.login(prompt=False, verify=False):

@@ -15,8 +15,8 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.loop import TestSet
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.run.worker import TestSet
 
 STEPS, BATCH, SHAPE = 5, 16, ImageShape(1, 28, 10)
 TOLERANCE = 1e-5

@@ -57,6 +57,12 @@ def load_own(engine: Any, folder: Path) -> int:
     return optimizer.load_own(folder)
 
 
+def full_shape(parameter: Any) -> torch.Size:
+    """Return the shape of a parameter, which at ZeRO stage 3 looks empty and has its shape in `ds_shape`."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
+
+
 class Piece(NamedTuple):
     """A rank's part of one parameter: elements `begin` to `begin + numel` of it, at index `at` of flat vector `group`."""
 
@@ -238,7 +244,7 @@ class ZeroOptimizer(Stepper):
                 # The part of the last rank is padded.
                 numel = min(parameter.partition_numel(), parameter.ds_numel - begin)
                 if numel > 0:
-                    yield Piece(name, tuple(parameter.ds_shape), begin, group, at, numel)
+                    yield Piece(name, tuple(full_shape(parameter)), begin, group, at, numel)
             elif (mapping := parameter._hp_mapping) is not None:
                 lp, hp = mapping.lp_fragment_address, mapping.hp_fragment_address
                 yield Piece(name, tuple(parameter.shape), lp.start, mapping.param_group_index, hp.start, hp.numel)

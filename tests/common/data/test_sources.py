@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gptscale.common.data import sources as tokens
 from gptscale.common.data.bin_files import Layout, write_bin
-from gptscale.common.data.sources import Array, Span, Synthetic, TokenSource, fingerprint, open_source
+from gptscale.common.data.sources import Array, SourceSpan, Synthetic, TokenSource, fingerprint, open_source
 from gptscale.common.errors import ConfigError, DataError
 
 
@@ -102,7 +102,7 @@ def test_a_file_too_large_to_scan_is_checked_read_by_read(monkeypatch: pytest.Mo
     source = Array(ids, 257, "large.bin")
     assert source.read(1_000_000, 5).tolist() == [0] * 5
     with pytest.raises(DataError, match=r"token id 300 .* in large\.bin at token 1000005"):
-        Span(source, 1_000_000, 1_000_010).read(0, 10)
+        SourceSpan(source, 1_000_000, 1_000_010).read(0, 10)
 
 
 def test_a_hundred_megabytes_open_in_seconds(tmp_path: Path) -> None:

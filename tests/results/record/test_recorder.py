@@ -17,6 +17,7 @@ from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.results.record.board import masked_crc32c
 from gptscale.results.record.recorder import Recorder
 
 TAGS = {"train/loss", "train/grad_norm", "train/lr", "train/tokens_per_s", "train/peak_mem_gib"}
@@ -225,18 +226,19 @@ def test_truncated_events_cost_only_what_was_cut(tmp_path: Path) -> None:
     assert list(points(tmp_path, "train/loss")) == list(range(1, 11))
 
 
-def test_full_disk_ends_the_events_but_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_sum_of_an_event() -> None:
+    """The example of RFC 3720 for CRC-32C, 0xe3069283, masked."""
+    rotated = (0xE3069283 >> 15) | (0xE3069283 << 17)
+    assert masked_crc32c(b"123456789") == ((rotated + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def test_full_disk_ends_the_events_but_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 3))
-
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
         (board,) = recorder._boards
-        monkeypatch.setattr(board._writer, "add_summary", full)
+        board._file.close()
+        board._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
         record(recorder, clock, range(3, 11))
     assert len(pd.read_csv(tmp_path / "steps.csv")) == 10
     assert capsys.readouterr().err.count("TensorBoard events end here") == 1

@@ -1,4 +1,4 @@
-"""The loop with a fake engine: no processes, no model. It also proves that the contract can be met in a few lines."""
+"""The loop with a fake engine, without processes or a model. The fake also proves how little an engine must have."""
 
 import ast
 import inspect

@@ -1,3 +1,5 @@
+"""Checkpoints: they come back bit for bit in any layout, damage is found, and a failed save leaves nothing."""
+
 import json
 import os
 import shutil
@@ -13,7 +15,7 @@ from gptscale.common.state import Shard
 
 
 class Holder:
-    """As much of an engine as checkpoints need: named boxes and counters."""
+    """The part of an engine that checkpoints need: named boxes and counters."""
 
     def __init__(self, fill=None):
         generator = torch.Generator().manual_seed(0)
@@ -41,7 +43,7 @@ class Holder:
 
 
 class Part(Holder):
-    """Rows [begin, end) of every tensor: another layout of the same state."""
+    """Another layout of the same state: rows [begin, end) of every tensor."""
 
     def __init__(self, begin, end):
         super().__init__(fill=0.0)
@@ -81,7 +83,7 @@ def test_any_box_can_be_read(saved, begin, end):
 
 
 def test_boxes_of_several_files_are_joined(saved, tmp_path, monkeypatch):
-    """One file per tensor, and a tensor that was held in two boxes."""
+    """There are several small files, and each tensor was saved as two boxes."""
 
     class Halves(Holder):
         def state(self):
@@ -94,9 +96,9 @@ def test_boxes_of_several_files_are_joined(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_writer, "FILE_BYTES", 64)
     path = save(Halves(), tmp_path / "other", 1, FACTS)
     assert len(list(path.glob("*.safetensors"))) > 3
-    whole = Reader(path).verify()
+    reader = Reader(path).verify()
     for name, t in Holder().tensors.items():
-        assert torch.equal(t, whole.read(name))
+        assert torch.equal(t, reader.read(name))
 
 
 def test_keeps_the_newest(saved, tmp_path):
@@ -170,10 +172,10 @@ def test_damage_is_named_and_the_one_before_is_taken(saved, tmp_path, damage):
     harm(saved)
     with pytest.raises(CheckpointError, match=message.replace("'", ".")):
         Reader(saved).verify()
-    said = []
-    assert newest_valid(tmp_path, said.append).step == 2
-    assert len(said) == 1
-    assert "step-4" in said[0]
+    warnings = []
+    assert newest_valid(tmp_path, warnings.append).step == 2
+    assert len(warnings) == 1
+    assert "step-4" in warnings[0]
     assert (tmp_path / "step-4.corrupt").exists()  # set aside, never deleted
 
 

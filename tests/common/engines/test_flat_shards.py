@@ -1,4 +1,4 @@
-"""Ranges of flattened tensors as boxes: together they are the range, each lies where it says."""
+"""Ranges of flattened tensors as boxes: together the boxes cover the range, and each lies where it says."""
 
 import math
 
@@ -15,13 +15,13 @@ def test_boxes_tile_exactly_the_range_and_share_its_memory(data):
     n = math.prod(shape)
     begin = data.draw(st.integers(0, n - 1))
     end = data.draw(st.integers(begin + 1, n))
-    whole = torch.arange(n).view(shape)
-    flat = whole.flatten()[begin:end].clone()
+    full = torch.arange(n).view(shape)
+    flat = full.flatten()[begin:end].clone()
     boxes = list(shards_of_range("x", flat, shape, begin))
     assert len(boxes) <= 2 * len(shape) - 1
     covered = torch.zeros(shape, dtype=torch.int64)
     for box in boxes:
-        assert torch.equal(whole[box.box], box.tensor)
+        assert torch.equal(full[box.box], box.tensor)
         covered[box.box] += 1
     assert torch.equal(covered.flatten(), ((torch.arange(n) >= begin) & (torch.arange(n) < end)).long())
     for box in boxes:

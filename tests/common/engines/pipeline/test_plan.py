@@ -1,4 +1,4 @@
-"""How blocks are shared among stages, and which micro-batches a schedule takes: held against torch's own schedules."""
+"""How stages share the blocks, and which numbers of micro-batches the schedules of torch take."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,7 @@ from gptscale.common.engines.pipeline.plan import balanced, fits, head_cost, sta
 from gptscale.common.settings.gpt_config import PRESETS
 
 
-# no subnormals: what torch 2.5.1 compiles for a CPU is linked with -ffast-math, and loading it flushes them to zero
+# No subnormals: what torch 2.5.1 compiles for a CPU is linked with -ffast-math, and loading it flushes them to zero.
 @given(st.integers(1, 96), st.integers(1, 16), st.floats(0, 8, allow_subnormal=False))
 def test_the_heaviest_stage_is_as_light_as_can_be(n_layer, n_stages, head):
     if n_layer < max(1, n_stages - 1):

@@ -1,4 +1,4 @@
-"""Traffic through a handle: bytes by direction, spans from request to wait, and how long the caller was blocked."""
+"""The meter of a handle: bytes by direction, times from request to wait, and how long the caller was blocked."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A user's DeepSpeed JSON: what it may set is set, "auto" is ours, what contradicts is named."""
+"""A user's DeepSpeed JSON: its allowed keys win, "auto" keeps the run's value, and every contradiction is named."""
 
 import json
 
@@ -11,13 +11,13 @@ OURS = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_
 
 
 def test_free_keys_win_new_ones_are_added_and_auto_is_ours(tmp_path):
-    theirs = {
+    user_json = {
         "train_batch_size": "auto",
         "zero_optimization": {"stage": 2, "reduce_bucket_size": 7, "overlap_comm": True},
         "comms_logger": {"enabled": True},
     }
     file = tmp_path / "ds.json"
-    file.write_text(json.dumps(theirs))
+    file.write_text(json.dumps(user_json))
     assert merged(OURS, file) == {
         "train_batch_size": 8,
         "zero_optimization": {"stage": 2, "reduce_bucket_size": 7, "overlap_comm": True},

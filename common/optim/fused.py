@@ -12,14 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.precision import LossScale
 from gptscale.common.optim.compact_adamw import CompactAdamW
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.common.state import Shard, local, replicas, shard_of
+from gptscale.common.state import Shard, is_dtensor, local, replicas, shard_of
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq")
 
@@ -173,13 +172,14 @@ def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
     Sequence parallelism leaves the gradients of LayerNorms so. All of them go into one all-reduce, where DTensor would start one
     for each gradient as it is used.
     """
-    partial = []
-    for p in parameters:
-        if isinstance(p.grad, DTensor) and p.grad.placements != p.placements:  # type: ignore[attr-defined]
-            assert p.grad.placements == (Partial(),), f"a gradient in {p.grad.placements}"
-            partial.append(p)
+    partial = [p for p in parameters if is_dtensor(p.grad) and p.grad.placements != p.placements]  # type: ignore[attr-defined]
     if not partial:
         return
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    for p in partial:
+        placements = p.grad.placements  # type: ignore[union-attr]
+        assert placements == (Partial(),), f"a gradient in {placements}"
     grads = [p.grad.to_local() for p in partial]  # type: ignore[union-attr]
     flat = torch.cat([g.flatten() for g in grads])
     mesh = partial[0].grad.device_mesh  # type: ignore[union-attr]

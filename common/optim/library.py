@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.common.state import Shard, shard_of
+from gptscale.common.state import Shard, is_dtensor, shard_of
 
 
 def torch_optimizer(config: RunConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -73,7 +72,7 @@ class LibraryOptimizer(Stepper):
         The host waits for loss and norm first, because the step of a library cannot be told to do nothing.
         """
         norm = self.clip(self.max_norm)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = norm.full_tensor() if is_dtensor(norm) else norm
         # Once set it stays set: after one bad step no later step may change the weights.
         self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & torch.isfinite(norm))
         if not self.poisoned:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range, did_you_mean
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.config import VisionConfig, option_words
@@ -81,6 +82,8 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
 
     A run whose rank 0 is killed gets its row from here.
     """
+    begin_warm_parent(config.device, imports=["gptscale.lenet.run.worker"])
+    from gptscale.common.process.world import runs_on_cuda
     from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
     from gptscale.lenet.run.preflight import local_world, make_plan
     from gptscale.lenet.run.record import new_run_id
@@ -90,5 +93,6 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     make_plan(config, local_world(config, nproc))
     name = config.run_name or new_run_id(config.model)
     words = option_words(dataclasses.replace(config, run_name=name))
-    command = [sys.executable, "-u", "-m", "gptscale.lenet.run.worker", *words]
-    return launch_with_row(command, nproc, config.out / "runs" / name, config.out / SUMMARY_NAME, append_summary)
+    program = Program("gptscale.lenet.run.worker", tuple(words))
+    folder, summary = config.out / "runs" / name, config.out / SUMMARY_NAME
+    return launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))

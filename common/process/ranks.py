@@ -2,65 +2,58 @@
 
 torchrun does this too, and recipes run under it as well. This launcher differs where users of one machine feel it: it
 keeps the workers' exit status, listens on the loopback only, names the rank that died, and leaves no orphan when it is
-killed itself.
+killed itself. On CPUs it forks the ranks from a warm parent (warm_parent.py), which spares each the imports.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
+
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import Process, start_process
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL for peers of a dead rank
 PREEMPTION_GRACE_S = 30.0  # for a run that was asked to stop: time to save
-POLL_S = 0.05
-PR_SET_PDEATHSIG = 1
+POLL_S = 0.02
 PEER_EXIT_STATUS = 7
 
 
-def launch(command: Sequence[str], nproc: int, *, environment: dict[str, str] | None = None) -> int:
-    """Run `command` as `nproc` ranks; 0 when all ended well, else the exit status of the first that did not.
+def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | None = None, fork: bool = True) -> int:
+    """Run `program` as `nproc` ranks and return 0 when all ended well, else the exit status of the first that did not.
 
-    A rank killed by a signal gives 7. SIGTERM and SIGINT are passed on, and the ranks' own statuses returned.
+    environment: variables beside this process's own. fork: whether ranks may be forked from a warm parent, which ranks that
+    use CUDA may not. A rank killed by a signal gives 7. SIGTERM and SIGINT are passed on, and the ranks' own statuses
+    returned.
     """
-    from torch.distributed import TCPStore
-
-    # The rendezvous lives here, on a port the system chose: no race for a free port between runs.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    base = {**os.environ, **(environment or {})}
-    base |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks connect to that store instead of starting one
-        "TORCHELASTIC_RESTART_COUNT": "0",  # asked for by torch 2.5
-        "WORLD_SIZE": str(nproc),
-        "LOCAL_WORLD_SIZE": str(nproc),
-        "GLOO_SOCKET_IFNAME": base.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
-    ranks = [
-        subprocess.Popen(
-            list(command),
-            env={**base, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,
-        )
-        for rank in range(nproc)
-    ]
-    return _watch(ranks)
+    # The rendezvous lives here, on a port that the system chose: no race for a free port between runs.
+    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+        variables = {**os.environ, **(environment or {})}
+        variables |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(listener.getsockname()[1]),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks connect to that store instead of starting one
+            "TORCHELASTIC_RESTART_COUNT": "0",  # asked for by torch 2.5
+            "WORLD_SIZE": str(nproc),
+            "LOCAL_WORLD_SIZE": str(nproc),
+            "GLOO_SOCKET_IFNAME": variables.get("GLOO_SOCKET_IFNAME", "lo"),
+        }
+        ranks = [
+            start_process(program, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, fork=fork)
+            for rank in range(nproc)
+        ]
+        return _watch(ranks, listener)
 
 
-def die_with_parent() -> None:
-    """In the child, before exec: the kernel kills it when its parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _watch(ranks: list[subprocess.Popen[bytes]]) -> int:
+def _watch(ranks: Sequence[Process], listener: socket.socket) -> int:
+    """Serve the rendezvous and wait for the ranks; return what `launch` returns."""
     asked_at: float | None = None
+    store: object = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal asked_at
@@ -69,6 +62,7 @@ def _watch(ranks: list[subprocess.Popen[bytes]]) -> int:
 
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
+        store = _store(listener)
         while True:
             codes = [rank.poll() for rank in ranks]
             failed = [(i, code) for i, code in enumerate(codes) if code]
@@ -85,6 +79,18 @@ def _watch(ranks: list[subprocess.Popen[bytes]]) -> int:
         _end(ranks, 0.0)
         for number, handler in previous.items():
             signal.signal(number, handler)
+        del store
+
+
+def _store(listener: socket.socket) -> object:
+    """Return the rendezvous's server, on a socket that listens on the loopback.
+
+    Left to itself TCPStore listens on every interface, whatever the host that it is given.
+    """
+    from torch.distributed import TCPStore
+
+    port = listener.getsockname()[1]
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _first_cause(failed: list[tuple[int, int]]) -> tuple[int, int]:
@@ -103,13 +109,13 @@ def _status(code: int) -> int:
     return PEER_EXIT_STATUS if code < 0 else code
 
 
-def _signal(ranks: list[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+def _signal(ranks: Sequence[Process], number: signal.Signals) -> None:
     for rank in ranks:
         if rank.poll() is None:
             rank.send_signal(number)
 
 
-def _end(ranks: list[subprocess.Popen[bytes]], grace_s: float) -> None:
+def _end(ranks: Sequence[Process], grace_s: float) -> None:
     """SIGTERM, `grace_s` to go, SIGKILL; returns when all are gone."""
     if all(rank.poll() is not None for rank in ranks):
         return

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gptscale.common.errors import GptscaleError
-from gptscale.common.process.ranks import die_with_parent
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
 
 # launchers/bench/gpu.sh gives less: what hangs must be seen here, before the whole bench is ended from outside
 LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
@@ -25,11 +26,11 @@ def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
 
     What a worker that failed had said on stderr goes on to ours.
     """
-    command = [sys.executable, "-m", module, json.dumps(task)]
+    import torch
+
+    program = Program(module, (json.dumps(task),))
     try:
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, preexec_fn=die_with_parent
-        )
+        ended = run_captured(program, timeout=LIMIT_S, fork=not torch.cuda.is_available())
     except subprocess.TimeoutExpired as error:
         pass_on((error.stderr or b"").decode(errors="replace"))  # bytes, whatever `text` says
         what = f"{task['contender']} took more than {LIMIT_S:g} s"

@@ -71,6 +71,11 @@ class World:
         return self.rank == 0
 
 
+def runs_on_cuda(device: str) -> bool:
+    """Return whether a run with `--device device` goes to GPUs on this machine."""
+    return device != "cpu" and torch.cuda.is_available()
+
+
 def world_of(device: str, timeout_s: float | None, nproc: int) -> World:
     """Return the world that `nproc` processes on this machine will be, as rank 0 will see it.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
 from gptscale.launchers.run.options import parse_launch
 from gptscale.recipes import get
@@ -35,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
     get(recipe)
     config, recipe_config, options = parse_launch(recipe, argv[1:], LaunchOptions)
     assert options is not None
+    if not options.dry_run:
+        begin_warm_parent(config.device, imports=["gptscale.launchers.run.start"])
     # After the options are parsed, because it imports torch.
     from gptscale.launchers.run.start import command_line, default_nproc, plan_run, start
 

@@ -13,7 +13,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.record import new_run_id
-from gptscale.launchers.run.start import default_nproc, plan_run, start, uses_cuda
+from gptscale.launchers.run.start import default_nproc, plan_run, runs_on_cuda, start
 from gptscale.recipes import RECIPES, get
 from gptscale.results.comparison.write import write_comparison
 
@@ -78,7 +78,7 @@ def chosen(recipes: str, config: RunConfig) -> list[str]:
         return [get(name.strip()) and name.strip() for name in recipes.split(",")]
     names = []
     for name in RECIPES:
-        if reason := why_not_here(name, cuda=uses_cuda(config)):
+        if reason := why_not_here(name, cuda=runs_on_cuda(config.device)):
             print(f"leaving out {name}: {reason}", file=sys.stderr)
         else:
             names.append(name)
@@ -89,4 +89,4 @@ def workers(recipe: str, config: RunConfig, nproc: int | None) -> int:
     """How many processes a recipe gets: one if it splits nothing."""
     if not get(recipe).axes:
         return 1
-    return nproc or (default_nproc(recipe, config) if uses_cuda(config) else 2)
+    return nproc or (default_nproc(recipe, config) if runs_on_cuda(config.device) else 2)

@@ -14,8 +14,9 @@ from typing import Any
 from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
+from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
-from gptscale.common.process.world import world_of
+from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.settings.checks import did_you_mean, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
@@ -73,8 +74,8 @@ def main(argv: Sequence[str]) -> int:
             world_of(config.device, config.dist_timeout_s, options.trace.nproc),
         )
     config.out.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-u", "-m", "gptscale.launchers.commands.trace_pipeline", ",".join(names), *words]
-    if status := launch(command, options.trace.nproc):
+    program = Program("gptscale.launchers.commands.trace_pipeline", (",".join(names), *words))
+    if status := launch(program, options.trace.nproc, fork=not runs_on_cuda(config.device)):
         raise ConfigError(f"the pipeline ended with status {status}", "in trace", "see its own message above")
     rows = []
     for name in names:

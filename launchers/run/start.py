@@ -7,7 +7,8 @@ import dataclasses
 import torch
 
 from gptscale.common.process import environments
-from gptscale.common.process.world import world_of
+from gptscale.common.process.program import Program
+from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words
@@ -20,12 +21,7 @@ from gptscale.results.record.launch_with_row import launch_with_row
 
 def default_nproc(recipe: str, config: RunConfig) -> int:
     """Return one process per visible GPU, but one on a CPU and one for a recipe that splits nothing."""
-    return torch.cuda.device_count() if uses_cuda(config) and get(recipe).axes else 1
-
-
-def uses_cuda(config: RunConfig) -> bool:
-    """Return whether a run with these options uses GPUs."""
-    return config.device != "cpu" and torch.cuda.is_available()
+    return torch.cuda.device_count() if runs_on_cuda(config.device) and get(recipe).axes else 1
 
 
 def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:
@@ -40,14 +36,23 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     """
     plan_run(recipe, config, recipe_config, nproc)
     name = config.run_name or new_run_id(recipe)
-    command = worker_command(recipe, dataclasses.replace(config, run_name=name), recipe_config)
-    return launch_with_row(command, nproc, config.out / "runs" / name, config.out / "summary.csv", append_summary)
+    program = worker_program(recipe, dataclasses.replace(config, run_name=name), recipe_config)
+    folder, summary = config.out / "runs" / name, config.out / "summary.csv"
+    return launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))
 
 
-def worker_command(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> list[str]:
-    """Return the command that each rank executes."""
-    python = environments.python(get(recipe).environment)
-    return [python, "-u", "-m", "gptscale.recipes", recipe, *option_words(recipe, config, recipe_config)]
+def worker_program(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> Program:
+    """Return what each rank executes."""
+    row = get(recipe)
+    words = (recipe, *option_words(recipe, config, recipe_config))
+    return Program("gptscale.recipes", words, row.environment, imports=worker_imports(recipe))
+
+
+def worker_imports(recipe: str) -> tuple[str, ...]:
+    """Return the modules that each rank of a recipe imports: the worker, and the recipe's engine."""
+    row = get(recipe)
+    engine = () if row.engine == "torch" else (row.engine.replace("-", "_"),)
+    return ("gptscale.launchers.run.worker", row.module, *engine)
 
 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:

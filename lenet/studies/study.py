@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import statistics
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,6 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.world import runs_on_cuda
 from gptscale.lenet.run.columns import read_summary
 from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.lenet.run.preflight import local_world, make_plan
@@ -122,9 +123,9 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
 
 def _run(config: VisionConfig, cell: Cell) -> None:
     """One run by the command, in processes of its own, so that no run's memory or threads are another's."""
-    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", "--nproc", str(cell.nproc)]
-    words = [*command, *option_words(config)]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False, env=os.environ)
+    words = ("lenet", "train", "--nproc", str(cell.nproc), *option_words(config))
+    program = Program("gptscale.launchers.cli", words)
+    ended = run_captured(program, timeout=RUN_TIMEOUT_S, fork=not runs_on_cuda(config.device))
     if ended.returncode not in (0, *cell.accepts):
         last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
         raise GptscaleError(f"{cell.variant} failed ({last[:300]})", "in the study", "see the message of that run")

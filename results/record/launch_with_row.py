@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 
 
 def launch_with_row(
-    command: Sequence[str], nproc: int, folder: Path, summary: Path, append: Callable[[Path, Mapping[str, Any]], Any]
+    program: Program,
+    nproc: int,
+    folder: Path,
+    summary: Path,
+    append: Callable[[Path, Mapping[str, Any]], Any],
+    *,
+    fork: bool,
 ) -> int:
-    """Run `command` as `nproc` ranks, see to it that the run has its row, and return the exit status.
+    """Run `program` as `nproc` ranks, see to it that the run has its row, and return the exit status.
 
     folder: the run's folder. It is named as the run, and the ranks write run.json into it when they start.
     append: writes a row to the summary. It is called if the ranks failed and left no row of this run in `summary`.
+    fork: whether the ranks may be forked from a warm parent, which ranks that use CUDA may not.
     """
     before = rows_of(summary, folder.name)
-    status = launch(command, nproc)
+    status = launch(program, nproc, fork=fork)
     if status and (folder / "run.json").exists() and rows_of(summary, folder.name) == before:
         append(summary.parent, failed_row(folder, f"ended with status {status} before it could leave its own row"))
     return status

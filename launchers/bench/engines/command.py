@@ -7,7 +7,6 @@ both alike. Ours does all that a run does: tokens read ahead, engine, CSV, conso
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.program import Program
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import collect, print_written, tell
 from gptscale.results import render
@@ -60,12 +60,14 @@ def main(argv: Sequence[str]) -> int:
 def measure(names: Sequence[str], options: EnginesOptions) -> Iterator[dict[str, Any]]:
     """Launch a world for each engine, and yield the row that its rank 0 left."""
     from gptscale.common.process.ranks import launch
+    from gptscale.common.process.world import runs_on_cuda
 
     for name in names:
         tell(f"{name} ...")
         with tempfile.TemporaryDirectory() as folder:
             task = json.dumps([name, options.rounds, options.model, options.n_embd, folder])
-            if launch([sys.executable, "-m", "gptscale.launchers.bench.engines.worker", task], options.nproc):
+            program = Program("gptscale.launchers.bench.engines.worker", (task,))
+            if launch(program, options.nproc, fork=not runs_on_cuda("auto")):
                 raise ConfigError(f"{name} failed", "in bench engines", "see its own message above")
             yield {"recipe": name, **json.loads((Path(folder) / "row.json").read_text())}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.metadata
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,10 @@ from typing import Any
 
 import torch
 
-from gptscale.common.process.ranks import die_with_parent
+from gptscale.common.process.program import Program
 from gptscale.common.process.task import LIMIT_S
+from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.bench.memory.formula import Need, Step, WayToFit, need
@@ -96,8 +97,8 @@ class Job:
         tries = [dict(row) for row in rows if row["status"] != "failed" and self.owns(row)]
         return JobSearch(self, predicted, tries, limit.lack(self.need(0), recipe))
 
-    def command(self, batch: int, out: Path) -> list[str]:
-        """Return the command of the run, as a user would type it."""
+    def program(self, batch: int, out: Path) -> Program:
+        """Return the program of the run, as a user would type it."""
         words = f"--model {self.model} --seq-len {self.seq_len} --data synthetic --device {self.device_type}".split()
         words += ["--micro-batch-size", str(batch), "--global-batch-size", str(batch), "--precision", self.precision]
         words += ["--activation-checkpointing", self.way.activation_checkpointing]
@@ -108,7 +109,7 @@ class Job:
             words.append("--compile")
         if get(self.way.recipe).preset.get("offload") == "nvme" and self.nvme_path is not None:
             words += ["--nvme-path", str(self.nvme_path)]
-        return [sys.executable, "-m", "gptscale.launchers.cli", "run", self.way.recipe, *words]
+        return Program("gptscale.launchers.cli", ("run", self.way.recipe, *words))
 
 
 @dataclass
@@ -186,14 +187,7 @@ def run_try(job: Job, batch: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gptscale-memory-") as folder:
         out = (job.out or Path(folder)) / f"{job.model}-{'-'.join(job.way)}-{batch}"
         try:
-            ended = subprocess.run(
-                job.command(batch, out),
-                capture_output=True,
-                text=True,
-                timeout=LIMIT_S,
-                check=False,
-                preexec_fn=die_with_parent,
-            )
+            ended = run_captured(job.program(batch, out), timeout=LIMIT_S, fork=not runs_on_cuda(job.device_type))
         except subprocess.TimeoutExpired:
             # `failed` would be tried again
             return make_row(job, batch, {}, "timeout", f"took more than {LIMIT_S:g} s")

@@ -1,0 +1,173 @@
+"""The warm parent's own process: it waits for requests, forks a child for each, and reports how the child ended.
+
+It imports what its children need and does nothing else: no thread, no tensor, no CUDA call. So a child finds the memory of
+a process that has just imported its modules, and nothing that an earlier child did. The other side is warm_parent.py.
+
+A request is one JSON message; its file descriptors come with it. There are three kinds:
+  {"target", "words", "env", "cwd", "umask"} and stdin, stdout, stderr, report: run a program; the answer is its pid, and
+      its exit status is written to `report` when it ends.
+  {"signal", "pid"}: send a signal to a child that has not ended.
+  {"imports"} and a socket: fork another server that imports these modules and listens on that socket.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+MAX_MESSAGE = 1 << 20
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
+    """Import the modules, then answer requests until the other side closes the connection."""
+    # A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole group. The children act on them, the server outlives them.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    for name in imports:
+        importlib.import_module(name)
+    gc.freeze()  # children's collections do not touch, and so do not copy, the pages of what is imported here
+    awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    reports: dict[int, int] = {}
+    own = [connection.fileno(), awake, wake]
+    while True:
+        readable, _, _ = select.select([connection.fileno(), awake], [], [])
+        if awake in readable:
+            os.read(awake, 4096)
+            _report_ended(reports)
+        if connection.fileno() not in readable:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 4)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if "signal" in request:
+            if request["pid"] in reports:
+                os.kill(request["pid"], request["signal"])
+            continue
+        pid = _fork(request, descriptors, [*own, *reports.values()])
+        *others, last = descriptors
+        for descriptor in others:
+            os.close(descriptor)
+        if "target" in request:
+            reports[pid] = last
+        else:
+            os.close(last)
+        connection.send(json.dumps(pid).encode())
+
+
+def _report_ended(reports: dict[int, int]) -> None:
+    """Write the exit status of each child that has ended to its pipe."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in reports:  # not a server forked from here
+            report = reports.pop(pid)
+            with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+                os.write(report, json.dumps(os.waitstatus_to_exitcode(status)).encode())
+            os.close(report)
+
+
+def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> int:
+    """Fork a child that carries out the request; return its pid."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        die_with_parent()
+        if os.getppid() != parent:  # it ended before the kernel was asked
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        for descriptor in close:
+            os.close(descriptor)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if "imports" in request:
+            serve(socket.socket(fileno=descriptors[0]), request["imports"])
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.close(descriptors.pop())
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        status = run_program(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def run_program(request: dict[str, Any]) -> int:
+    """Run the program as the interpreter would run it; return its exit status."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    os.umask(request["umask"])
+    _set_threads(threads)
+    target = request["target"]
+    sys.argv = [target, *request["words"]]
+    is_file = target.endswith(".py")
+    sys.path[0] = os.path.dirname(os.path.abspath(target)) if is_file else request["cwd"]
+    status: object = 0
+    try:
+        if is_file:
+            runpy.run_path(target, run_name="__main__")
+        else:
+            if not hasattr(sys.modules.get(target), "__path__"):  # a package's __main__ is no module yet
+                sys.modules.pop(target, None)  # it runs under the name __main__, as after python -m
+            runpy.run_module(target, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as the interpreter does
+    atexit._run_exitfuncs()
+    if status is not None and not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return int(status or 0) & 0xFF
+
+
+def _set_threads(before: str | None) -> None:
+    """Give torch the number of threads that it would read from OMP_NUM_THREADS if it were loaded now."""
+    now = os.environ.get("OMP_NUM_THREADS")
+    if now != before and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(now) if now else len(os.sched_getaffinity(0)))
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

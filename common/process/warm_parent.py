@@ -1,0 +1,260 @@
+"""Ask a warm parent for processes: it has imported torch, so that a process of ours starts in milliseconds.
+
+Starting Python and importing torch takes some seconds of a core, in every rank of every run. A warm parent pays them once
+and then forks (fork_server.py). With CUDA this cannot be: a CUDA context does not survive a fork; ranks are started afresh.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Protocol
+
+from gptscale.common.process import environments
+from gptscale.common.process.fork_server import MAX_MESSAGE, die_with_parent, serve
+from gptscale.common.process.program import Program
+
+# Libraries read these when they are loaded: a program that has others than the warm parent is started afresh.
+READ_WHEN_LOADED = tuple(
+    "PYTHON LD_ GLIBC_ MALLOC_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ ONEDNN_ DNNL_ ATEN_ TORCH PYTORCH TRITON CUDA NVIDIA NCCL".split()
+)
+# But these are read when they are used, or told to torch in the child.
+READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_")
+# What nearly every program here imports; torch.optim imports Dynamo at its first step.
+COMMON_IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
+
+
+class Process(Protocol):
+    """What a process offers whoever started it, forked or not; as subprocess.Popen has it."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+
+
+class ForkedProcess:
+    """A process that a warm parent forked."""
+
+    def __init__(self, parent: WarmParent, pid: int, report: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._parent, self._report = parent, report
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal; None while the process runs."""
+        return self._read(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit status; subprocess.TimeoutExpired after `timeout` seconds."""
+        status = self._read(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to the process unless it has ended."""
+        if self.poll() is None:
+            self._parent.send_signal(self.pid, sig)
+
+    def _read(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
+            status = os.read(self._report, 64)
+            os.close(self._report)
+            self.returncode = (
+                json.loads(status) if status else -signal.SIGKILL
+            )  # the parent died, and its children with it
+        return self.returncode
+
+
+class WarmParent:
+    """A process that imports modules once and forks the programs asked of it. It ends with the process that made it."""
+
+    def __init__(
+        self, connection: socket.socket, environ: Mapping[str, str], made: subprocess.Popen[bytes] | None
+    ) -> None:
+        self._connection, self._environ, self._made = connection, dict(environ), made
+
+    @classmethod
+    def fork(cls) -> WarmParent:
+        """Fork one from this process, which must have no other thread and must not have used torch yet."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.fork() == 0:
+            try:
+                die_with_parent()
+                ours.close()
+                serve(its, COMMON_IMPORTS)
+            finally:
+                os._exit(1)
+        its.close()
+        return cls(ours, os.environ, None)
+
+    @classmethod
+    def start(cls, environment: str = "") -> WarmParent:
+        """Start one afresh, with the interpreter of `environment`."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [environments.python(environment), "-m", "gptscale.common.process.fork_server", str(its.fileno())]
+        made = subprocess.Popen([*command, *COMMON_IMPORTS], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+        its.close()
+        return cls(ours, os.environ, made)
+
+    def with_imports(self, imports: tuple[str, ...]) -> WarmParent:
+        """Fork a warm parent from this one that has imported more modules."""
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with its:
+            self._ask({"imports": imports}, [its.fileno()])
+        return WarmParent(ours, self._environ, None)
+
+    def fits(self, environ: Mapping[str, str]) -> bool:
+        """Whether a program with these environment variables may be forked: libraries have read the same ones."""
+        changed = {name for name, value in {*environ.items()} ^ {*self._environ.items()}}
+        return not any(name.startswith(READ_WHEN_LOADED) and not name.startswith(READ_LATER) for name in changed)
+
+    def run(
+        self, program: Program, environ: Mapping[str, str], stdout: int | None = None, stderr: int | None = None
+    ) -> ForkedProcess:
+        """Fork the program; stdin is empty, stdout and stderr are this process's unless given."""
+        report, its_report = os.pipe()
+        umask = os.umask(0)
+        os.umask(umask)
+        request = {
+            "target": program.target,
+            "words": program.words,
+            "env": dict(environ),
+            "cwd": os.getcwd(),
+            "umask": umask,
+        }
+        with open(os.devnull) as empty:
+            streams = [empty.fileno(), 1 if stdout is None else stdout, 2 if stderr is None else stderr]
+            try:
+                pid = self._ask(request, [*streams, its_report])
+            finally:
+                os.close(its_report)
+        return ForkedProcess(self, pid, report)
+
+    def send_signal(self, pid: int, number: int) -> None:
+        """Send a signal to a child; nothing happens if it has ended."""
+        self._send({"signal": int(number), "pid": pid}, [])
+
+    def close(self) -> None:
+        """End the warm parent and all that it forked."""
+        self._connection.close()
+        if self._made is not None:
+            self._made.wait()
+
+    def _ask(self, request: dict[str, object], descriptors: list[int]) -> int:
+        self._send(request, descriptors)
+        answer = self._connection.recv(MAX_MESSAGE)
+        if not answer:
+            raise ChildProcessError("the warm parent has ended")
+        return int(json.loads(answer))
+
+    def _send(self, request: dict[str, object], descriptors: list[int]) -> None:
+        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+
+
+_parents: dict[tuple[str, tuple[str, ...]], WarmParent] = {}
+
+
+def begin_warm_parent(device: str, imports: Sequence[str]) -> None:
+    """Import torch and the modules `imports`, and fork this process's warm parent before anything has used them.
+
+    For a command that will start ranks on CPUs: it and its ranks pay the imports once. Does nothing where the ranks will use
+    CUDA, or where torch has been imported already and may have been used: then the first program that is to be forked starts
+    a warm parent afresh.
+    """
+    if "torch" in sys.modules:
+        return
+    import torch
+
+    if device != "cpu" and torch.cuda.is_available():
+        return
+    for name in imports:
+        importlib.import_module(name)
+    _parents["", ()] = WarmParent.fork()
+
+
+def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent | None:
+    """Return the warm parent that has what the program needs, made if there is none; None if it cannot be forked."""
+    base = _parents.get((program.environment, ()))
+    if base is None:
+        base = _parents[program.environment, ()] = WarmParent.start(program.environment)
+    if not base.fits(environ):
+        return None
+    if not program.imports:
+        return base
+    if (program.environment, program.imports) not in _parents:
+        _parents[program.environment, program.imports] = base.with_imports(program.imports)
+    return _parents[program.environment, program.imports]
+
+
+def end_warm_parents() -> None:
+    """End all warm parents of this process."""
+    while _parents:
+        _parents.popitem()[1].close()
+
+
+def start_process(
+    program: Program,
+    environ: Mapping[str, str],
+    *,
+    fork: bool = True,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> Process:
+    """Start a program, forked from a warm parent if it may be and `fork` is set; it dies with this process."""
+    if fork and (parent := warm_parent_of(program, environ)) is not None:
+        return parent.run(program, environ, stdout, stderr)
+    return subprocess.Popen(
+        program.command,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        preexec_fn=die_with_parent,
+    )
+
+
+def run_captured(
+    program: Program, *, timeout: float, environ: Mapping[str, str] | None = None, fork: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return what it printed; as subprocess.run with capture_output and text.
+
+    Raises subprocess.TimeoutExpired, and ends the program, after `timeout` seconds.
+    """
+    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+    process = start_process(
+        program,
+        os.environ if environ is None else environ,
+        fork=fork,
+        **{name: end for name, (_, end) in pipes.items()},
+    )
+    for _, end in pipes.values():
+        os.close(end)
+    output: dict[str, bytes] = dict.fromkeys(pipes, b"")
+    streams: dict[IO[bytes], str] = {os.fdopen(begin, "rb", buffering=0): name for name, (begin, _) in pipes.items()}
+    deadline = time.monotonic() + timeout
+    while streams:
+        for stream in select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data = stream.read(1 << 16)
+            output[streams[stream]] += data
+            if not data:
+                del streams[stream]
+                stream.close()
+        if streams and time.monotonic() > deadline:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            raise subprocess.TimeoutExpired(program.command, timeout, output["stdout"], output["stderr"])
+    status = process.wait(max(0.0, deadline - time.monotonic()) + 10.0)
+    return subprocess.CompletedProcess(program.command, status, output["stdout"].decode(), output["stderr"].decode())

@@ -30,7 +30,14 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 MAX_MESSAGE = 1 << 20
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+_just_forked = False
+
+
+def is_just_forked() -> bool:
+    """Return whether this process was forked here: what it has imported, nothing has used before its program began."""
+    return _just_forked
 
 
 def die_with_parent() -> None:
@@ -125,6 +132,8 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
 
 def run_program(request: dict[str, Any]) -> int:
     """Run the program as the interpreter would run it; return its exit status."""
+    global _just_forked
+    _just_forked = True
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
     os.environ.update(request["env"])
@@ -132,6 +141,10 @@ def run_program(request: dict[str, Any]) -> int:
     os.umask(request["umask"])
     _set_threads(threads)
     target = request["target"]
+    # ps shows the command line of the parent for all its children, so each has a name: its rank, or its program.
+    rank = request["env"].get("RANK")
+    name = f"rank {rank}" if rank else target.rpartition(".")[2]
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
     sys.argv = [target, *request["words"]]
     is_file = target.endswith(".py")
     sys.path[0] = os.path.dirname(os.path.abspath(target)) if is_file else request["cwd"]

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Protocol
 
 from gptscale.common.process import environments
-from gptscale.common.process.fork_server import MAX_MESSAGE, die_with_parent, serve
+from gptscale.common.process.fork_server import MAX_MESSAGE, die_with_parent, is_just_forked, serve
 from gptscale.common.process.program import Program
 
 # Libraries read these when they are loaded: a program that has others than the warm parent is started afresh.
@@ -174,7 +174,7 @@ def begin_warm_parent(device: str, imports: Sequence[str]) -> None:
     CUDA, or where torch has been imported already and may have been used: then the first program that is to be forked starts
     a warm parent afresh.
     """
-    if "torch" in sys.modules:
+    if ("torch" in sys.modules and not is_just_forked()) or ("", ()) in _parents:
         return
     import torch
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from worlds import ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
-from gptscale.common.process.ranks import launch
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.launchers import cli
 from gptscale.launchers.commands.doctor import environment
@@ -36,15 +36,8 @@ def command(*words):
     return [sys.executable, "-m", "gptscale.launchers.cli", *map(str, words)]
 
 
-def ok(*words):
-    ended = subprocess.run(command(*words), env=ENVIRONMENT, capture_output=True, text=True, timeout=170, check=False)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    return ended
-
-
 def script(name, environment, nproc, *words):
-    words = [environments.python(environment), str(WORLDS / name), *map(str, words)]
-    assert launch(words, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0
+    ranks(name, nproc, *words, environment=environment)
 
 
 def steps(run):

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from gptscale.common.process.ranks import launch
+from worlds import ranks
 
 pytest.importorskip("deepspeed")
 WORLDS = Path(__file__).parents[1] / "worlds"
@@ -85,8 +84,7 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
 @pytest.mark.parametrize("recipe", ["zero1", "zero3"])
 def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp_path):
     """Go on for 3 steps from what save_checkpoint left after 3 steps, and compare with a run that never stopped."""
-    script = [sys.executable, str(WORLDS / "world_deepspeeds_own.py"), recipe, str(tmp_path)]
-    assert launch(script, 2, environment={"OMP_NUM_THREADS": "1"}) == 0
+    ranks("world_deepspeeds_own.py", 2, recipe, tmp_path)
     command = [
         sys.executable,
         "-m",

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from worlds import ranks
 
 from gptscale.common.engines.zero.swap_folder import abandoned
-from gptscale.common.process.ranks import launch
 from gptscale.launchers.run.preflight import why_not_here
 
 WORLDS = Path(__file__).parents[1] / "worlds"
@@ -47,8 +47,7 @@ FORMULAS = [
 
 
 def measured(recipe, options, precision, out):
-    command = [sys.executable, "-W", "ignore", str(WORLDS / "world_bytes.py"), recipe, str(out), "--n-embd", str(WIDTH)]
-    assert launch([*command, "--precision", precision, *options], D, environment={"OMP_NUM_THREADS": "1"}) == 0
+    ranks("world_bytes.py", D, recipe, out, "--n-embd", WIDTH, "--precision", precision, *options)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(D)]
 
 
@@ -105,8 +104,7 @@ def test_zero_infinity_keeps_on_disk_what_it_says_and_deletes_it(tmp_path):
 
 def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
     """Check that optimizer.zero_grad() leaves the buckets behind, as the docstring says, with and without a tied head."""
-    script = [sys.executable, str(WORLDS / "world_fairscale.py"), str(tmp_path)]
-    assert launch(script, D, environment={"OMP_NUM_THREADS": "1"}) == 0
+    ranks("world_fairscale.py", D, tmp_path)
     loss = json.loads((tmp_path / "losses.json").read_text())
     for tied in ("tied", "untied"):
         right = loss[f"{tied} ddp"]

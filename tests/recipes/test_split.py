@@ -1,12 +1,11 @@
 """Tensor, pipeline and hybrid parallelism in real worlds: the same numbers as one process, in every way of splitting."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from worlds import ranks
 
-from gptscale.common.process.ranks import launch
 from gptscale.launchers.commands.parity import ways
 
 WORLDS = Path(__file__).parents[1] / "worlds"
@@ -21,8 +20,7 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_laye
     Compared are losses and norms, under SGD final weights too, with accumulation and clipping, and an evaluation. No two
     ranks of a world draw the same dropout, and each draws the same again for the same step.
     """
-    script = [sys.executable, str(WORLDS / "world_split.py"), str(tmp_path), str(n_layer)]
-    assert launch(script, nproc, environment={"OMP_NUM_THREADS": "1"}) == 0
+    ranks("world_split.py", nproc, tmp_path, n_layer)
     expected = {" ".join([r, *way]) for r in ("tensor_parallel", "pipeline", "hybrid_3d") for way in ways(r, nproc)}
     for rank in range(nproc):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
@@ -35,17 +33,8 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, n_laye
 @pytest.mark.parametrize("recipe", ["tensor_parallel", "pipeline"])
 def test_no_rank_ever_has_the_whole_model(recipe, tmp_path):
     """Build gpt2 on two ranks: the resident set grows by a rank's own weights and at most one block being drawn."""
-    script = [
-        sys.executable,
-        str(WORLDS / "world_rss.py"),
-        recipe,
-        str(tmp_path),
-        "--model",
-        "gpt2",
-        "--optimizer",
-        "sgd",
-    ]
-    assert launch([*script, "--data", "synthetic"], 2, environment={"OMP_NUM_THREADS": "1"}) == 0
+    options = ["--model", "gpt2", "--optimizer", "sgd", "--data", "synthetic"]
+    ranks("world_rss.py", 2, recipe, tmp_path, *options)
     for rank in range(2):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert found["held"] < 0.8 * 4 * found["n"]  # of a pipeline both ends hold the table, 0.3 of gpt2

@@ -14,31 +14,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from worlds import ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
-from gptscale.common.process.ranks import launch
 from gptscale.launchers.run.preflight import why_not_here
 
 WORLDS = Path(__file__).parents[1] / "worlds"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 1e-5
-
-
-def gptscale(*words, timeout=150):
-    command = [sys.executable, "-m", "gptscale.launchers.cli", *map(str, words)]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False)
-
-
-def ok(*words, timeout=150):
-    ended = gptscale(*words, timeout=timeout)
-    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
-    return ended
-
-
-def script(name, nproc, *words):
-    """Run one of tests/worlds/world_*.py as ranks."""
-    status = launch([sys.executable, str(WORLDS / name), *map(str, words)], nproc, environment={"OMP_NUM_THREADS": "1"})
-    assert status == 0
 
 
 def steps(run):
@@ -121,7 +104,7 @@ def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recip
         else ("single", "fsdp", "zero2", "zero3", "zero_infinity", "hybrid_3d", "pipeline")
     )
     sources = [saved / name / "checkpoints" / "step-4" for name in names]
-    script("world_reload.py", nproc, recipe, tmp_path, *sources, *MESH.get(recipe, []))
+    ranks("world_reload.py", nproc, recipe, tmp_path, *sources, *MESH.get(recipe, []))
     for source in sources:
         assert_same_state(tmp_path / source.parents[1].name / "step-4", source)
 
@@ -169,7 +152,7 @@ def test_a_run_goes_on_in_another_recipe(begun, nproc, continued, options, tmp_p
     "recipe", ["ddp", "fsdp", "zero1", "zero3", "zero_infinity", "fairscale_sdp", "lightning_fabric"]
 )
 def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
-    script("world_nan.py", 2, recipe, tmp_path)
+    ranks("world_nan.py", 2, recipe, tmp_path)
     for rank in (0, 1):
         folder = tmp_path / f"rank{rank}"
         error, expected = (folder / "error").read_text(), (folder / "expected").read_text()

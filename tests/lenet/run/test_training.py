@@ -15,9 +15,9 @@ import pandas as pd
 import psutil
 import pytest
 import torch
+from worlds import ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
-from gptscale.common.process.ranks import launch
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
 from gptscale.lenet.run.config import VisionConfig, option_words
@@ -51,8 +51,7 @@ def assert_same_end(a: Path, b: Path) -> None:
 
 
 def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
-    command = [sys.executable, str(WORLDS / "world_vision_parity.py"), str(idx_folder)]
-    assert launch(command, 2, environment={"OMP_NUM_THREADS": "1"}) == 0
+    ranks("world_vision_parity.py", 2, idx_folder)
 
 
 @pytest.mark.parametrize("augmentation", ["none", "affine"])

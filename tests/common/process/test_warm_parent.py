@@ -1,0 +1,161 @@
+"""The warm parent: what a forked program sees, what it leaves behind, and what becomes of it when others end."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+from worlds import Started, gptscale, ok
+
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import WarmParent, run_captured, start_process
+
+
+def program(folder, code, *words):
+    (folder / "program.py").write_text(code)
+    return Program(str(folder / "program.py"), words)
+
+
+def outcome(folder, code, *words, timeout=60, **variables):
+    ended = run_captured(program(folder, code, *words), timeout=timeout, environ={**os.environ, **variables})
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def test_a_program_is_forked_with_torch_imported_and_its_own_words_folder_and_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import os, sys\n"
+        "print('torch' in sys.modules, sys.argv[1:], os.getcwd(), os.environ['MINE'], os.environ.get('HOME'), sys.stdin.read())\n"
+        "print(__name__, sys.path[0], file=sys.stderr)"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "HOME"} | {"MINE": "a b"}
+    ended = run_captured(program(tmp_path, code, "x", "y z"), timeout=60, environ=environ)
+    assert (ended.returncode, ended.stdout) == (0, f"True ['x', 'y z'] {tmp_path} a b None \n")
+    assert ended.stderr == f"__main__ {tmp_path}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "says"),
+    [
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('no such thing')", 1, "no such thing\n"),
+        ("import atexit, sys; atexit.register(lambda: print('last', file=sys.stderr))", 0, "last\n"),
+        ("import os; os._exit(9)", 9, ""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
+        ("raise KeyboardInterrupt", -signal.SIGINT, ""),
+    ],
+)
+def test_it_ends_as_under_an_interpreter_of_its_own(tmp_path, code, status, says):
+    assert outcome(tmp_path, code) == (status, "", says)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert alone.returncode == status
+    assert says in alone.stderr
+
+
+def test_an_exception_leaves_its_traceback(tmp_path):
+    status, _, err = outcome(tmp_path, "def f():\n    1 / 0\nf()")
+    assert status == 1
+    assert err.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_variables_that_libraries_read_when_loaded_start_a_program_afresh(tmp_path):
+    code = "import sys; print('torch' in sys.modules)"
+    assert outcome(tmp_path, code)[1] == "True\n"
+    assert outcome(tmp_path, code, KMP_BLOCKTIME="0")[1] == "False\n"
+    assert outcome(tmp_path, code, PYTHONWARNINGS="ignore")[1] == "False\n"
+
+
+def test_threads_are_those_of_the_programs_environment(tmp_path):
+    for threads in "13":
+        assert (
+            outcome(tmp_path, "import torch; print(torch.get_num_threads())", OMP_NUM_THREADS=threads)[1]
+            == f"{threads}\n"
+        )
+
+
+def test_a_program_that_hangs_is_killed(tmp_path):
+    with pytest.raises(subprocess.TimeoutExpired) as hung:
+        outcome(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)", timeout=5)
+    assert not psutil.pid_exists(int(hung.value.stdout))
+
+
+def test_a_program_that_crashes_hurts_neither_the_parent_nor_the_next_one(tmp_path):
+    for _ in range(3):
+        assert outcome(tmp_path, "import ctypes; ctypes.string_at(0)")[0] == -signal.SIGSEGV
+    assert outcome(tmp_path, "print(1)")[:2] == (0, "1\n")
+
+
+def test_nothing_is_left_for_the_next_program(tmp_path):
+    code = (
+        "import os, sys, torch, logging, warnings\n"
+        "state = [torch.initial_seed(), torch.get_default_dtype(), torch.is_grad_enabled(), len(sys.modules), 'LEFT' in os.environ,\n"
+        "         logging.getLogger().level, len(warnings.filters), len(os.listdir('/proc/self/fd'))]\n"
+        "print(state)\n"
+        "torch.manual_seed(5); torch.set_default_dtype(torch.float64); torch.set_grad_enabled(False); import wave\n"
+        "os.environ['LEFT'] = '1'; logging.getLogger().setLevel(10); warnings.simplefilter('ignore'); os.open('/dev/null', 0)"
+    )
+    first, second = outcome(tmp_path, code), outcome(tmp_path, code)
+    assert first[0] == 0
+    assert first == second
+
+
+def test_a_signal_reaches_the_program_and_comes_late_to_one_that_has_ended(tmp_path):
+    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *a: sys.exit(75)); print('up', flush=True); signal.pause()"
+    running = Started(program(tmp_path, code))
+    assert running.stdout.readline() == "up\n"
+    running.process.send_signal(signal.SIGTERM)
+    assert running.ended()[0] == 75
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.poll() == 75
+
+
+def test_forked_programs_die_with_their_parent(tmp_path):
+    parent = WarmParent.start()
+    process = parent.run(program(tmp_path, "import time; time.sleep(600)"), os.environ)
+    child = psutil.Process(process.pid)
+    parent.close()
+    assert psutil.wait_procs([child], timeout=60)[1] == []
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_ctrl_c_of_a_terminal_ends_the_program_and_not_its_parent(tmp_path):
+    parent = WarmParent.start()
+    process = parent.run(program(tmp_path, "import time; print('up', flush=True); time.sleep(600)"), os.environ)
+    os.kill(psutil.Process(process.pid).ppid(), signal.SIGINT)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == -signal.SIGINT
+    assert parent.run(program(tmp_path, "pass"), os.environ).wait(60) == 0
+    parent.close()
+
+
+def test_a_program_of_another_file_descriptor_cannot_hold_a_pipe_open(tmp_path):
+    """The second program inherits nothing of the first's output, so the first's end is seen while the second runs."""
+    holder = start_process(program(tmp_path, "import time; time.sleep(600)"), os.environ)
+    assert outcome(tmp_path, "print('done')")[1] == "done\n"
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(60)
+
+
+RUN = "run ddp --nproc 2 --steps 4 --dropout 0.1 --data synthetic --no-tensorboard --device cpu".split()
+
+
+def test_the_tenth_run_of_a_parent_has_the_bits_of_the_first(tmp_path):
+    """Between them runs of other recipes, and one that fails."""
+    others = [
+        ["run", name, "--steps", "2", "--device", "cpu", "--out", tmp_path] for name in ("single", "zero1", "fsdp")
+    ]
+    losses = set()
+    for number in range(10):
+        ok(*RUN, "--out", tmp_path, "--run-name", f"r{number}")
+        lines = (tmp_path / "runs" / f"r{number}" / "steps.csv").read_text().splitlines()
+        losses.add("\n".join(",".join(line.split(",")[:5]) for line in lines))
+        if number < len(others):
+            ok(*others[number])
+        if number == 4:
+            assert gptscale(*RUN, "--out", tmp_path, "--run-name", "r4").returncode == 2
+    assert len(losses) == 1
+    assert losses.pop().count("\n") == 4

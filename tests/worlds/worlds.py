@@ -1,0 +1,59 @@
+"""Run the gptscale command, and world scripts as ranks, forked from one warm parent of the whole test process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.process.program import Program
+from gptscale.common.process.ranks import launch
+from gptscale.common.process.warm_parent import Process, run_captured, start_process
+
+WORLDS = Path(__file__).parent
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+IMPORTS = ("gptscale.launchers.run.worker", "gptscale.launchers.run.start")
+
+
+def command(*words: Any) -> Program:
+    """Return the program that `gptscale words` is."""
+    return Program("gptscale.launchers.cli", tuple(map(str, words)), imports=IMPORTS)
+
+
+def gptscale(*words: Any, timeout: float = 150, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `gptscale words` and return how it ended and what it printed."""
+    return run_captured(command(*words), timeout=timeout, environ={**os.environ, **ENVIRONMENT, **variables})
+
+
+def ok(*words: Any, timeout: float = 150, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `gptscale words`, which must end well."""
+    ended = gptscale(*words, timeout=timeout, **variables)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+    return ended
+
+
+def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: int = 0) -> None:
+    """Run one of the world_*.py beside this file as ranks, which must end with `status`."""
+    imports = () if environment else IMPORTS
+    program = Program(str(WORLDS / script), tuple(map(str, words)), environment, imports)
+    assert launch(program, nproc, environment=ENVIRONMENT) == status
+
+
+class Started:
+    """A program that runs while the test goes on; its output is read from `stdout` and `stderr`."""
+
+    def __init__(self, program: Program, **variables: str) -> None:
+        out, its_out = os.pipe()
+        err, its_err = os.pipe()
+        environ = {**os.environ, **ENVIRONMENT, **variables}
+        self.process: Process = start_process(program, environ, stdout=its_out, stderr=its_err)
+        os.close(its_out)
+        os.close(its_err)
+        self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
+
+    def ended(self, timeout: float = 60) -> tuple[int, str, str]:
+        """Wait for the end; return the status and the rest of stdout and of stderr, each up to a pipe's size."""
+        status = self.process.wait(timeout)
+        with self.stdout, self.stderr:
+            return status, self.stdout.read(), self.stderr.read()

@@ -48,9 +48,9 @@ def test_few_tries_find_it_when_the_prediction_errs(runs, error, tmp_path, capsy
         return resident(JOB.need(batch), "single") * error / GIB
 
     assert peak(best) <= 1.0 < peak(best + max(1, best // 16))
-    said = capsys.readouterr().out
-    assert f"single/full/fp32: tiny, batch {best}" in said
-    assert f"{peak(best):.2f}" in said
+    printed = capsys.readouterr().out
+    assert f"single/full/fp32: tiny, batch {best}" in printed
+    assert f"{peak(best):.2f}" in printed
 
 
 def test_running_out_of_memory_is_an_answer_and_failing_is_not(runs, tmp_path, capsys):
@@ -72,8 +72,8 @@ def test_a_later_call_goes_on_where_time_was_up(runs, tmp_path, capsys):
     words = [*WORDS, "--ways", "single/full,single/none/fp32", "--csv", str(tmp_path / "m.csv")]
     assert main([*words, "--minutes", "0"]) == 0
     assert runs["tried"] == []
-    said = capsys.readouterr().out
-    assert said.count("not finished: time was up") == 4
+    printed = capsys.readouterr().out
+    assert printed.count("not finished: time was up") == 4
     assert main(words) == 0
     done = list(runs["tried"])
     frame = pd.read_csv(tmp_path / "m.csv")
@@ -115,12 +115,12 @@ def test_state_that_fits_nowhere_is_a_row_without_a_try(runs, tmp_path, capsys):
 def test_a_dry_run_predicts_for_a_device_that_is_not_here(runs, capsys):
     words = ["--device", "cuda", "--memory-gib", "139", "--host-memory-gib", "128", "--disk-gib", "64", "--dry-run"]
     assert main(["bench", "memory", *words]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert runs["tried"] == []
-    assert "gpt3-13b single/full/fp32: device lacks" in said
-    assert "gpt3-13b zero_offload/full/fp32: host lacks" in said
-    assert "gpt3-6.7b zero_infinity/full/fp32: disk lacks" in said
-    assert "gpt3-6.7b single/full/8bit" not in said
+    assert "gpt3-13b single/full/fp32: device lacks" in printed
+    assert "gpt3-13b zero_offload/full/fp32: host lacks" in printed
+    assert "gpt3-6.7b zero_infinity/full/fp32: disk lacks" in printed
+    assert "gpt3-6.7b single/full/8bit" not in printed
 
 
 def test_a_batch_that_would_endanger_the_machine_is_not_tried(runs, capsys):
@@ -150,7 +150,7 @@ def test_ways_are_words_and_what_is_left_out_means_all():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--models", "tinny"], "unknown model 'tinny', in --models, did you mean 'tiny'?"),
         (["--ways", "sinlge"], "unknown part 'sinlge' of 'sinlge', in --ways, did you mean 'single'?"),
@@ -164,11 +164,11 @@ def test_ways_are_words_and_what_is_left_out_means_all():
         (["--device", "cuda", "--dry-run"], "no CUDA device is visible"),
     ],
 )
-def test_bad_input_is_one_line(words, said, capsys, runs):
+def test_bad_input_is_one_line(words, message, capsys, runs):
     assert main(["bench", "memory", *words]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert said in lines[0]
+    assert message in lines[0]
     assert runs["tried"] == []
 
 

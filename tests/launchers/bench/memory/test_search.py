@@ -14,8 +14,8 @@ def test_the_search_ends_within_a_sixteenth_of_the_largest(predicted, true):
         assert batch not in known
         known[batch] = batch <= true
         assert len(known) <= 16
-    found = max((b for b, fitted in known.items() if fitted), default=0)
-    assert true - max(1, true // 16) < found <= true or found == true
+    largest = max((b for b, fitted in known.items() if fitted), default=0)
+    assert true - max(1, true // 16) < largest <= true or largest == true
     assert true > 0 or min(known) == 1
 
 
@@ -30,10 +30,10 @@ def test_nothing_beyond_what_the_machine_has_is_tried():
 def test_limits_are_the_machines_and_the_budget_is_the_users(tmp_path):
     given = limits("cpu", 2.0, 8.0, 5.0, tmp_path / "not yet")
     assert (given.budget, given.host, given.disk) == (2 * GIB, 8 * GIB, 5 * GIB)
-    mine = limits("cpu", None, None, None, tmp_path)
-    assert mine.host > 0
-    assert mine.disk > 0
-    assert mine.physical().budget == mine.host
+    of_machine = limits("cpu", None, None, None, tmp_path)
+    assert of_machine.host > 0
+    assert of_machine.disk > 0
+    assert of_machine.physical().budget == of_machine.host
     row = {"status": "ok", "peak_rss_gib": 1.5, "peak_mem_reserved_gib": None}
     assert given.fits(row)
     assert not given.fits(row | {"peak_rss_gib": 2.5})

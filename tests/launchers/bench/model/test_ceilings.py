@@ -20,17 +20,17 @@ def test_products_are_the_operations_of_a_step():
         calls = model_ceilings.routes(p, torch.float32, torch.device("cpu"))
         assert calls["mm"]().shape == (p.m, p.n)
         if "onednn" in calls:  # it computes the same, for a weight's gradient the transpose
-            found = calls["onednn"]()
+            result = calls["onednn"]()
             torch.testing.assert_close(
-                found.t() if p.how == "grad-weight" else found, calls["mm"](), rtol=1e-4, atol=1e-4
+                result.t() if p.how == "grad-weight" else result, calls["mm"](), rtol=1e-4, atol=1e-4
             )
 
 
 def test_floors_of_the_contractual_shape():
     """Against docs/measurements/bench_model.md: 790 TFLOP/s and 4.3 TB/s make 11.8 us of products per token."""
     gpt, rows = PRESETS["1.6b"], 33 * 1024
-    found = {f"{p.name} {p.how}": {"mm": p.flops / 790e12} for p in model_ceilings.products(gpt, rows)}
-    least = model_ceilings.floors(gpt, rows, {"products": found, "copy_bytes_per_s": 4.3e12}, torch.bfloat16)
+    product_s = {f"{p.name} {p.how}": {"mm": p.flops / 790e12} for p in model_ceilings.products(gpt, rows)}
+    least = model_ceilings.floors(gpt, rows, {"products": product_s, "copy_bytes_per_s": 4.3e12}, torch.bfloat16)
     us = {part: seconds / rows * 1e6 for part, seconds in least.items()}
     assert us["matrix products"] == pytest.approx(11.82, abs=0.01)
     assert us["attention"] == pytest.approx(0.60, abs=0.01)

@@ -29,18 +29,18 @@ def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_proc
     assert contenders.tokens_per_s.to_numpy() == pytest.approx((64 / contenders.seconds).to_numpy())
     ratios = frame[frame.kind == "ratio"].set_index("name").ratio
     assert contenders.over_ours.to_numpy() == pytest.approx([ratios[f"over_{name}"] for name in contenders.index])
-    mine = contenders.loc[list(model_options.OURS)]
-    assert ratios[f"over_{mine.seconds.idxmin()}"] == 1
+    our_rows = contenders.loc[list(model_options.OURS)]
+    assert ratios[f"over_{our_rows.seconds.idxmin()}"] == 1
     assert (frame[frame.kind.isin(["product", "ceiling"]) & (frame.name != "copy")].seconds > 0).all()
     parts = frame[frame.kind == "part"].set_index("name")
     for name in model_options.OURS:
-        found = parts[parts.index.str.startswith(f"{name}: ")]
-        assert found.us_per_token.sum() == pytest.approx(mine.seconds[name] / 64 * 1e6)
-        assert (found.us_per_token[:5] > 0).all()  # every part but the gaps has work in it
+        of_one = parts[parts.index.str.startswith(f"{name}: ")]
+        assert of_one.us_per_token.sum() == pytest.approx(our_rows.seconds[name] / 64 * 1e6)
+        assert (of_one.us_per_token[:5] > 0).all()  # every part but the gaps has work in it
     assert files["png"].read_bytes().startswith(b"\x89PNG")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in ("all products of a step", "handout_best", "of GEMM rate", "matrix products", "gaps"):
-        assert word in said
+        assert word in printed
 
 
 def test_as_a_user_types_it(tmp_path, monkeypatch):
@@ -72,15 +72,15 @@ def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, t
     if fault == "weights":
         monkeypatch.setattr(model_contenders, "take_weights", lambda model, gpt: None)
     assert main([*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == 2
-    found = capsys.readouterr()
-    said = found.err.splitlines()[-1]
-    assert "in minimal and" in said
-    assert "more than 0.0001 apart, in bench model" in said
+    result = capsys.readouterr()
+    printed = result.err.splitlines()[-1]
+    assert "in minimal and" in printed
+    assert "more than 0.0001 apart, in bench model" in printed
     rows = pd.read_csv(tmp_path / "b.csv").query("kind == 'contender'").set_index("name")
     assert (rows.tokens_per_s > 0).all()
     assert rows.failure.isna()["single"]
-    assert rows.failure["minimal"] in said
-    assert f"minimal: {rows.failure['minimal']}" in found.out
+    assert rows.failure["minimal"] in printed
+    assert f"minimal: {rows.failure['minimal']}" in result.out
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_a_contender_that_fails_is_a_row(error, status, failure, in_process, mon
     def run_worker(module, task):  # as bench.run_worker tells a worker's end
         try:
             return in_process(module, task)
-        except ValueError as said:
-            raise GptscaleError(f"{task['contender']} failed ({said})", "in bench", "see it") from None
+        except ValueError as error:
+            raise GptscaleError(f"{task['contender']} failed ({error})", "in bench", "see it") from None
 
     monkeypatch.setattr(bench_model, "run_worker", run_worker)
     monkeypatch.setitem(model_contenders.CONTENDERS, "minimal", fail)
@@ -143,9 +143,9 @@ def test_floors(floor, status, in_process, tmp_path, capsys):
     file = tmp_path / "floors.csv"
     file.write_text(f"name,floor\nover_minimal,{floor}\nshare_of_gemm_rate,0.0001\n")
     assert main([*WORDS, "--contenders", "single,minimal", "--floors", str(file)]) == status
-    said = capsys.readouterr().out
-    assert "share_of_gemm_rate" in said
-    assert said.count("NOT REACHED") == status
+    printed = capsys.readouterr().out
+    assert "share_of_gemm_rate" in printed
+    assert printed.count("NOT REACHED") == status
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_scaling(kind, column, sizes, in_process, monkeypatch, tmp_path, capsys)
     assert (frame.seq_len * frame.batch_size == 64).all()
     assert frame.tokens_per_s.to_numpy() == pytest.approx((1e6 / frame.us_per_token).to_numpy())
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
-    said = capsys.readouterr().out
-    assert "us per token = " in said
-    assert " 1 threads, fp32, single\n" in said
+    printed = capsys.readouterr().out
+    assert "us per token = " in printed
+    assert " 1 threads, fp32, single\n" in printed
 
 
 REFUSED = {
@@ -196,9 +196,9 @@ def test_refused_before_anything_runs(case, capsys, tmp_path, monkeypatch):
         pytest.skip("there is one")
     words, message = REFUSED[case]
     assert main(["bench", "model", *words]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -24,10 +24,10 @@ def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypat
 
     def run(name):
         torch._dynamo.reset()  # as in a process of its own
-        found = ContenderResult(name)
-        found.add_turn(in_process("gptscale.launchers.bench.model.contenders", bench.task(name, profile=True)))
-        assert found.parts["matrix products"] > 0
-        return found
+        result = ContenderResult(name)
+        result.add_turn(in_process("gptscale.launchers.bench.model.contenders", bench.task(name, profile=True)))
+        assert result.parts["matrix products"] > 0
+        return result
 
     single = run("single_compiled")
     check_losses([single, run("single_epilogues")], 3e-3)
@@ -42,6 +42,6 @@ def test_the_peak_is_that_of_the_warm_up_too(monkeypatch):
     done = []
     monkeypatch.setattr(model_contenders, "reset_peak_memory", lambda device: done.append("reset"))
     data = SimpleNamespace(get=lambda i: done.append(i) or torch.zeros(()))
-    found = model_contenders.timed_steps(lambda loss: loss, data, {"warmup_steps": 2, "steps": 3}, torch.device("cpu"))
+    result = model_contenders.timed_steps(lambda loss: loss, data, {"warmup_steps": 2, "steps": 3}, torch.device("cpu"))
     assert done == ["reset", 0, 1, 2, 3, 4]
-    assert (len(found["step_times_s"]), len(found["losses"])) == (3, 5)
+    assert (len(result["step_times_s"]), len(result["losses"])) == (3, 5)

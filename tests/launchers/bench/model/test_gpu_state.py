@@ -26,15 +26,15 @@ def test_a_gpu_as_it_is_found(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    found = gpu_state(torch.device("cuda"))
-    assert (found["name"], found["sm_clock_mhz"], found["memory_clock_mhz"]) == ("NVIDIA H200", 1755, 3201)
-    assert (found["power_w"], found["power_limit_w"], found["temperature_c"]) == (698.5, 700.0, 61)
+    state = gpu_state(torch.device("cuda"))
+    assert (state["name"], state["sm_clock_mhz"], state["memory_clock_mhz"]) == ("NVIDIA H200", 1755, 3201)
+    assert (state["power_w"], state["power_limit_w"], state["temperature_c"]) == (698.5, 700.0, 61)
     assert gpu_state(torch.device("cpu")) == {}
 
     def refuse(*_):
         raise OSError("Not Supported")
 
     nvml.nvmlDeviceGetPowerUsage = refuse
-    assert gpu_state(torch.device("cuda")) == found | {"power_w": None}
+    assert gpu_state(torch.device("cuda")) == state | {"power_w": None}
     nvml.nvmlDeviceGetHandleByUUID = refuse
     assert gpu_state(torch.device("cuda")) == {"name": "NVIDIA H200"}

@@ -70,8 +70,8 @@ def test_kernels_of_a_gpu_count_where_they_were_launched():
         event("nvjet_x", None, kind=DeviceType.CUDA),
         event("aten::add", None, SimpleNamespace(name="vectorized_elementwise_kernel", duration=3.0)),
     ]
-    found = list(work(trace, torch.device("cuda")))
-    assert found == [("matrix products", 70.0), ("loss", 5.0), ("elementwise", 3.0)]
+    result = list(work(trace, torch.device("cuda")))
+    assert result == [("matrix products", 70.0), ("loss", 5.0), ("elementwise", 3.0)]
     assert ranges_around(trace[0]) == ["gptscale bench: loss"]
 
 

@@ -18,14 +18,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_small")
 def test_contenders_compute_the_same() -> None:
-    seen = set()
+    compared = set()
     for case in ops_cases.cases(ops_cases.OPERATORS, ["fp32"], 4, 1.0, CPU):
-        ours, theirs = (found if isinstance(found, tuple) else (found,) for found in (case.ours(), case.torchs()))
-        seen.add((case.operator, case.what.split()[-1]))
-        if case.what.startswith("sigmoid") or (case.operator == "bias_gelu" and len(theirs) != len(ours)):
-            continue  # PyTorch has no sigmoid form; its bias gradient alone is compared in tests/ops
-        for mine, its in zip(ours[:1], theirs[:1], strict=True):
-            torch.testing.assert_close(mine, its, rtol=2e-4, atol=2e-5)
-    assert seen == {(name, way) for name in ops_cases.OPERATORS[:3] for way in ("forward", "backward")} | {
+        ours, torchs = (result if isinstance(result, tuple) else (result,) for result in (case.ours(), case.torchs()))
+        compared.add((case.operator, case.what.split()[-1]))
+        if case.what.startswith("sigmoid") or (case.operator == "bias_gelu" and len(torchs) != len(ours)):
+            continue  # PyTorch has no sigmoid form; torchs_y bias gradient alone is compared in tests/ops
+        for our_y, torchs_y in zip(ours[:1], torchs[:1], strict=True):
+            torch.testing.assert_close(our_y, torchs_y, rtol=2e-4, atol=2e-5)
+    assert compared == {(name, way) for name in ops_cases.OPERATORS[:3] for way in ("forward", "backward")} | {
         ("conv_bias_relu", "forward"), ("conv_bias_relu", "both")
     }  # fmt: skip

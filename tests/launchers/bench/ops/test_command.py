@@ -47,7 +47,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--operators", "gulu"], "unknown operator 'gulu', in --operators, did you mean 'gelu'?"),
         (["--dtypes", "fp8"], "unknown dtype 'fp8', in --dtypes"),
@@ -56,8 +56,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--device", "tpu"], "no device 'tpu' here, in --device"),
     ],
 )
-def test_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", *words]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1

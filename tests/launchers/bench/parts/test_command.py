@@ -62,9 +62,9 @@ def test_every_way_of_every_part_computes_the_same(dtype, tmp_path, capsys):
     size = 4 if dtype == "fp32" else 2
     assert (moved.gb_per_s * moved.both_ms * 1e6).tolist() == pytest.approx([5 * 32 * 4 * 128 * size] * len(moved))
     assert (frame.error <= parts_measure.TOLERANCE[{"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]]).all()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in ("copy ", "of product", "auto, 8 wide", "8bit moments"):
-        assert word in said
+        assert word in printed
 
 
 def test_a_way_that_computes_something_else_is_an_error_behind_the_table(monkeypatch, tmp_path, capsys):
@@ -73,9 +73,9 @@ def test_a_way_that_computes_something_else_is_an_error_behind_the_table(monkeyp
     )
     words = ["--parts", "attention,gelu", "--no-compiled", "--csv", str(tmp_path / "p.csv")]
     assert main(["bench", "parts", *SHAPE, *words]) == 2
-    said = capsys.readouterr()
-    assert "attention 32 x 4: math, as is" not in said.err
-    assert "attention 32 x 4: auto, padded to 8 differs by" in said.err.splitlines()[-1]
+    printed = capsys.readouterr()
+    assert "attention 32 x 4: math, as is" not in printed.err
+    assert "attention 32 x 4: auto, padded to 8 differs by" in printed.err.splitlines()[-1]
     frame = pd.read_csv(tmp_path / "p.csv").set_index("way")
     assert frame.both_ms.notna()[["auto, as is", "torch"]].all()
     assert frame.both_ms.isna()["auto, padded to 8"]
@@ -128,7 +128,7 @@ def test_refused_before_anything_runs(case, capsys, tmp_path, monkeypatch):
         pytest.skip("there is one")
     words, message = REFUSED[case]
     assert main(["bench", "parts", *words]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
     assert not list(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.ops.build import kernels as extension
 from gptscale.recipes import RECIPES
+from gptscale.results.record.facts import version
 from gptscale.results.render import console, table
 
 PACKAGES = (
@@ -39,13 +39,15 @@ PACKAGES = (
     "accelerate",
     "lightning-fabric",
 )
-BESIDE = {"colossalai": ("colossalai", "torch", "transformers")}  # environment: what is worth knowing of it
-SHARED_MEMORY_GIB_MIN = 1.0  # NCCL's and data workers' rings; containers often give 64 MiB
+# Environments beside this one, and the packages whose versions matter there.
+BESIDE = {"colossalai": ("colossalai", "torch", "transformers")}
+# NCCL and data workers keep their rings in shared memory. Containers often give 64 MiB.
+SHARED_MEMORY_GIB_MIN = 1.0
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """How to tell it."""
+    """The form of the report, and what else to measure."""
 
     json: bool = False
     """As JSON, for a script or a bug report."""
@@ -56,22 +58,22 @@ class DoctorOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Gather and show."""
+    """Gather all facts and print them."""
     options = parse(
         DoctorOptions, argv, prog="gptscale doctor", about="What is installed, what can run here, and why not the rest."
     )
-    found = gather()
+    facts = gather()
     if options.nvme_path is not None:
-        found["nvme"] = nvme(options.nvme_path, options.model)
+        facts["nvme"] = nvme(options.nvme_path, options.model)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(facts, indent=1))
     else:
-        show(found)
+        show(facts)
     return 0
 
 
 def gather() -> dict[str, Any]:
-    """All facts, as plain data."""
+    """Return all facts as plain data."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -91,53 +93,46 @@ def gather() -> dict[str, Any]:
 
 
 def nvme(folder: Path, model: str) -> dict[str, Any]:
-    """What the disk of `folder` does, and what that means for `model`."""
+    """Measure the disk of `folder`, and say what that means for training `model`."""
     if model not in PRESETS:
         raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, PRESETS))
     from gptscale.launchers.bench.nvme import gemm_tflops, measure, verdict
 
     disk = measure(folder)
     tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    said = verdict(PRESETS[model], disk, tflops)
     return {
         "folder": str(folder),
         "read_gib_per_s": disk.read_gib_per_s,
         "write_gib_per_s": disk.write_gib_per_s,
-        "verdict": said,
+        "verdict": verdict(PRESETS[model], disk, tflops),
     }
 
 
 def triton() -> str:
-    """What the package's operators use on a GPU."""
-    there = version("triton")
-    return f"Triton {there}" if there else "PyTorch's own operations: Triton is not installed (pip install triton)"
+    """Say what the package's operators use on a GPU."""
+    installed = version("triton")
+    return (
+        f"Triton {installed}" if installed else "PyTorch's own operations: Triton is not installed (pip install triton)"
+    )
 
 
 def operators() -> dict[str, str | None]:
-    """DeepSpeed's operators: None if compiled here, else why not and the line that changes it."""
+    """Return DeepSpeed's operators, each with None if it is compiled here, or why not and the line that changes it."""
     if version("deepspeed") is None:
         return {}
     return {op: str(lack) if (lack := deepspeed_ops.lack([op])) else None for op in deepspeed_ops.BUILDERS}
 
 
 def environment(name: str) -> dict[str, str | None]:
-    """An environment beside this one: its folder, and the versions in it; all None if it is not there."""
+    """Return the folder of an environment beside this one and the versions in it, None for what is not installed."""
     versions = {package: environments.installed(package, name) for package in BESIDE[name]}
     return {"folder": str(environments.folder(name)), **versions}
 
 
-def version(distribution: str) -> str | None:
-    """Version of an installed distribution."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def devices() -> list[dict[str, Any]]:
-    """The CPU and every GPU: name, memory, and the dense peak of each precision that the table knows."""
+    """Return the CPU and every GPU with name, memory, and the dense peak of each precision that the table has."""
     places = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    found = []
+    result = []
     for place in places:
         name = device_name(place)
         facts: dict[str, Any] = {"device": str(place), "name": name}
@@ -150,37 +145,37 @@ def devices() -> list[dict[str, Any]]:
         facts["peak_tflops"] = {
             p: peak for p in ("fp8", "bf16", "fp16", "fp32") if (peak := peak_tflops(name, p)) is not None
         }
-        found.append(facts)
-    return found
+        result.append(facts)
+    return result
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch.compile uses on a CPU, as it names itself."""
+    """Return the name that the C++ compiler gives itself, which torch.compile uses on a CPU; None if there is none."""
     path = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     if path is None:
         return None
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
-    return said.splitlines()[0] if said else path
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    return output.splitlines()[0] if output else path
 
 
 def free_gib(path: Path) -> float | None:
-    """Free space of the file system that holds `path`."""
+    """Return the free GiB of the file system that holds `path`, None if there is no such path."""
     return shutil.disk_usage(path).free / 2**30 if path.exists() else None
 
 
-def show(found: dict[str, Any]) -> None:
-    """For people: what works first, then what does not and how to change that."""
+def show(report: dict[str, Any]) -> None:
+    """Print the facts for people: what works first, then what does not and how to change that."""
     terminal = console()
-    installed = ", ".join(f"{name} {v}" for name, v in found["packages"].items() if v)
-    terminal.print(f"Python {found['python']}, {installed}", highlight=False, soft_wrap=True)
+    installed = ", ".join(f"{name} {v}" for name, v in report["packages"].items() if v)
+    terminal.print(f"Python {report['python']}, {installed}", highlight=False, soft_wrap=True)
     terminal.print(
-        f"{found['platform']}, {found['cpu_cores']} cores, backends {' '.join(found['backends'])}", highlight=False
+        f"{report['platform']}, {report['cpu_cores']} cores, backends {' '.join(report['backends'])}", highlight=False
     )
-    for name, facts in found["environments"].items():
-        there = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
-        said = f"{facts['folder']}: {there}" if facts[name] else f"no environment for {name}: make {name}"
-        terminal.print(said, highlight=False, soft_wrap=True)
-    for device in found["devices"]:
+    for name, facts in report["environments"].items():
+        packages = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
+        line = f"{facts['folder']}: {packages}" if facts[name] else f"no environment for {name}: make {name}"
+        terminal.print(line, highlight=False, soft_wrap=True)
+    for device in report["devices"]:
         memory = (
             f", {device['memory_gib']:.0f} GiB, capability {device['capability']}" if "memory_gib" in device else ""
         )
@@ -190,36 +185,36 @@ def show(found: dict[str, Any]) -> None:
         )
     rows = [
         (name, "[green]yes[/]" if reason is None else "[red]no[/]", reason or "")
-        for name, reason in found["recipes"].items()
+        for name, reason in report["recipes"].items()
     ]
     terminal.print(table(("recipe", "here", "why not"), rows))
-    own = found["own_operators"]
+    own = report["own_operators"]
     terminal.print(
         f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}", highlight=False, soft_wrap=True
     )
-    for op, reason in found["operators"].items():
+    for op, reason in report["operators"].items():
         terminal.print(f"DeepSpeed's {op}: {reason or 'compiled'}", highlight=False, soft_wrap=True)
-    if "nvme" in found:
-        disk = found["nvme"]
+    if "nvme" in report:
+        disk = report["nvme"]
         rates = f"read {disk['read_gib_per_s']:.2f} GiB/s, write {disk['write_gib_per_s']:.2f} GiB/s"
         terminal.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io", highlight=False, soft_wrap=True)
         terminal.print(disk["verdict"], highlight=False, soft_wrap=True)
-    for warning in warnings(found):
+    for warning in warnings(report):
         terminal.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
 
 
-def warnings(found: dict[str, Any]) -> list[str]:
-    """What will bite later, each with its cure."""
-    said = []
-    if found["cxx_compiler"] is None:
-        said.append("no C++ compiler: --compile will fail on the CPU; apt-get install g++")
-    shared = found["shared_memory_gib"]
+def warnings(report: dict[str, Any]) -> list[str]:
+    """Return what will cause errors later, each with its cure."""
+    lines = []
+    if report["cxx_compiler"] is None:
+        lines.append("no C++ compiler: --compile will fail on the CPU; apt-get install g++")
+    shared = report["shared_memory_gib"]
     if shared is not None and shared < SHARED_MEMORY_GIB_MIN:
-        said.append(
+        lines.append(
             f"/dev/shm has {shared:.2f} GiB free: NCCL and data workers may fail; start the container with --shm-size=8g"
         )
-    if found["free_disk_gib"] < 10:
-        said.append(
-            f"{found['free_disk_gib']:.1f} GiB of disk free: a checkpoint of 1.6b takes 17.4 GiB, and two are kept"
+    if report["free_disk_gib"] < 10:
+        lines.append(
+            f"{report['free_disk_gib']:.1f} GiB of disk free: a checkpoint of 1.6b takes 17.4 GiB, and two are kept"
         )
-    return said
+    return lines

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.settings.command_line import parse
-from gptscale.ops.build import kernels as extension
+from gptscale.launchers.run.options import default_recipe_config
+from gptscale.ops.build import kernels
 from gptscale.ops.build.cache import BuildError, CacheFolderError
 from gptscale.recipes import RECIPES, get
 from gptscale.results.render import console
@@ -16,41 +17,42 @@ from gptscale.results.render import console
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What for."""
+    """For which recipes to compile."""
 
     recipes: str = "all"
     """Names with commas between, or all."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile our own operators, and each of DeepSpeed's that the recipes named need.
+    """Compile our own operators, and those of DeepSpeed's that the recipes need.
 
-    Our own, and with `all` DeepSpeed's too, are left out where they cannot be compiled, and that is said.
+    Our own are left out with a message where they cannot be compiled, and with `all` DeepSpeed's too.
     """
     options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
     names = list(RECIPES) if options.recipes == "all" else [name.strip() for name in options.recipes.split(",")]
+    for name in names:
+        get(name)
     terminal = console(stderr=True)
     try:
         with terminal.status("the C++ operators"):
-            built = extension.prepare(print)
+            built = kernels.prepare(print)
         print(f"C++ operators {'compiled' if built else 'are there'}", flush=True)
     except CacheFolderError as error:
         raise StorageError(*error.args) from None
     except BuildError as error:
         print(f"leaving out the C++ operators, which will run in Python: {error}")
-    wanted: dict[str, str] = {}
+    recipe_of_op: dict[str, str] = {}
     for name in names:
-        recipe = get(name)
         try:
-            config = getattr(recipe.load(), recipe.config)(**recipe.preset)
+            config = default_recipe_config(name)
         except ConfigError as error:
             if options.recipes != "all":
                 raise
             print(f"leaving out {name}: {error}")
             continue
         for op in getattr(config, "ops", ()):
-            wanted.setdefault(op, name)
-    for op, name in wanted.items():
+            recipe_of_op.setdefault(op, name)
+    for op, name in recipe_of_op.items():
         try:
             with terminal.status(f"DeepSpeed's {op}"):
                 built = deepspeed_ops.prepare(op, print)
@@ -59,6 +61,6 @@ def main(argv: Sequence[str]) -> int:
             if options.recipes != "all":
                 raise
             print(f"leaving out {op}: {error}")
-    if wanted:
+    if recipe_of_op:
         print(f"DeepSpeed's operators are in {deepspeed_ops.ops_folder()}")
     return 0

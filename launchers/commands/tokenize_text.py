@@ -18,6 +18,7 @@ from gptscale.common.data.tokenizers import Tokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.command_line import parse
 
+# How many tokens are in memory at a time when a file is cut in two.
 PART_TOKENS = 2**22
 
 
@@ -52,7 +53,7 @@ class TokenizeOptions:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """A file that was written: its place, its number of tokens, and the vocabulary that a model needs for it."""
+    """A file that was written, its number of tokens, and the vocabulary size that a model needs for it."""
 
     path: Path
     n_tokens: int
@@ -65,20 +66,21 @@ class Tokenized:
 
 
 def tokenize_files(options: TokenizeOptions) -> list[Tokenized]:
-    """Write what the options ask for, in little memory whatever the text; a file appears whole or not at all.
+    """Write what the options ask for, and return the files.
 
+    It needs little memory, however long the text. A file appears whole or not at all.
     Raises ConfigError, DataError (a missing or unreadable input) or StorageError (a full disk).
     """
     if binary := [name for name in options.inputs if name.endswith(".bin")]:
         raise DataError(f"{binary[0]} holds tokens already", "in the inputs", "give it to --data as it is")
     tokenizer = get_tokenizer(options.tokenizer)
-    documents = [
-        open_documents(name, "in the inputs") for name in options.inputs
-    ]  # all checked before a byte is written
+    # All inputs are checked before a byte is written.
+    documents = [open_documents(name, "in the inputs") for name in options.inputs]
     ids = encode(chain.from_iterable(documents), tokenizer)
     if options.eval_out is None:
         return [_written(options.out, ids, options, tokenizer)]
-    whole = options.out.with_name(f".{options.out.name}.{os.getpid()}.whole")  # only its end shows what is last
+    # Only when all tokens are written is it known which are the last.
+    whole = options.out.with_name(f".{options.out.name}.{os.getpid()}.whole")
     try:
         n_tokens = write_bin(whole, ids)
         cut = n_tokens - int(n_tokens * options.eval_fraction)
@@ -97,13 +99,13 @@ def _written(path: Path, ids: Iterator[np.ndarray], options: TokenizeOptions, to
 
 
 def _parts(path: Path, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Tokens [start, stop) of a file in nanoGPT's layout; read, not mapped, so that memory stays small."""
+    """Yield the tokens [start, stop) of a file in nanoGPT's layout, read instead of mapped, so that memory stays small."""
     for first in range(start, stop, PART_TOKENS):
         yield np.fromfile(path, dtype="<u2", count=min(PART_TOKENS, stop - first), offset=2 * first)
 
 
 def _check_output(path: Path, where: str) -> None:
-    """ConfigError unless `path` names a .bin in a folder that can be written."""
+    """Raise ConfigError unless `path` names a .bin in a folder that can be written."""
     if path.suffix != ".bin":
         raise ConfigError(f"{path} does not end in .bin", where, f"use {path}.bin")
     if path.is_dir():
@@ -115,9 +117,8 @@ def _check_output(path: Path, where: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`gptscale tokenize`: a line for each file that was written."""
-    for written in tokenize_files(
-        parse(TokenizeOptions, argv, prog="gptscale tokenize", about=str(TokenizeOptions.__doc__))
-    ):
+    """Write the files and print a line for each."""
+    options = parse(TokenizeOptions, argv, prog="gptscale tokenize", about=str(TokenizeOptions.__doc__))
+    for written in tokenize_files(options):
         print(written)
     return 0

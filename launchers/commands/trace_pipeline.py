@@ -1,4 +1,4 @@
-"""`gptscale trace`: the timeline of a pipeline's schedules, from real steps: forward, backward, bubble, communication."""
+"""`gptscale trace`: timelines of pipeline schedules, from real steps: forward, backward, bubble, communication."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.world import runs_on_cuda, world_of
-from gptscale.common.settings.checks import did_you_mean, refuse_changed
+from gptscale.common.settings.checks import check_range, parse_names, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.run.options import option_words, parse_run
+from gptscale.launchers.run.options import default_recipe_config, option_words, parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.results.render import DPI, console, subplots, table
 
-STEPS = 6  # the last is drawn: buffers and caches are as they stay
+# The last step is drawn, when buffers and caches have the size that they keep.
+STEPS = 6
 WITHOUT_EFFECT = "steps eval_every log_every save_every save_last resume run_name wandb".split()
 
 
@@ -38,20 +40,17 @@ class TraceOptions:
     """Processes of the pipeline."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.nproc <= 1024:
-            raise ConfigError(f"nproc {self.nproc} is out of range", "in --nproc", "use 1 to 1024")
+        check_range(self.nproc, 1, 1024, "nproc")
 
     @property
     def names(self) -> list[str]:
-        names = list(SCHEDULES) if self.schedules == "all" else self.schedules.split(",")
-        for name in names:
-            if name not in SCHEDULES:
-                raise ConfigError(f"unknown schedule {name!r}", "in --schedules", did_you_mean(name, SCHEDULES))
-        return names
+        if self.schedules == "all":
+            return list(SCHEDULES)
+        return parse_names(self.schedules, SCHEDULES, "schedule", "--schedules")
 
 
 @dataclass(frozen=True)
-class Options:
+class RunAndTraceOptions:
     """A run's options and the trace's."""
 
     run: RunConfig = field(default_factory=lambda: RunConfig(n_layer=8, n_embd=256, out=Path("traces")))
@@ -59,15 +58,19 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run every schedule for a few steps in one world, draw the last step of each; 0 when all were drawn."""
-    options = parse(Options, argv, prog="gptscale trace", about="Timelines of pipeline schedules, from real steps.")
+    """Run every schedule for a few steps in one world, draw the last step of each, and return 0 if all were drawn."""
+    options = parse(
+        RunAndTraceOptions, argv, prog="gptscale trace", about="Timelines of pipeline schedules, from real steps."
+    )
     names, config = options.trace.names, dataclasses.replace(options.run, tensorboard=False)
     refuse_changed(options.run, WITHOUT_EFFECT, f"a trace is {STEPS} steps of each schedule and leaves no run")
     if config.grad_accum_steps is None and config.micro_batch_size is None:
-        m = 4 * options.trace.nproc
-        config = dataclasses.replace(config, grad_accum_steps=m, global_batch_size=config.global_batch_size or m)
-    words = option_words("pipeline", config, _pipeline_config())
-    for name in names:  # all are checked before the first runs
+        micro_batches = 4 * options.trace.nproc
+        global_batch_size = config.global_batch_size or micro_batches
+        config = dataclasses.replace(config, grad_accum_steps=micro_batches, global_batch_size=global_batch_size)
+    words = option_words("pipeline", config, default_recipe_config("pipeline"))
+    # All schedules are checked before the first runs.
+    for name in names:
         preflight(
             "pipeline",
             *parse_run("pipeline", [*words, "--schedule", name]),
@@ -81,25 +84,16 @@ def main(argv: Sequence[str]) -> int:
     for name in names:
         trace = json.loads((config.out / f"{name}.json").read_text())
         spans, between = read(trace)
-        picture = draw(trace, spans, between, config.out / f"{name}.png")
-        whole = sum(gap[2] - gap[1] for of_rank in between.values() for gap in of_rank)
-        waited = {kind: sum(e - b for r in between.values() for k, b, e in r if k == kind) for kind in KINDS[-2:]}
-        all_s = whole + sum(s.end - s.begin for of_rank in spans.values() for s in of_rank)
-        shares = (waited["bubble"] / all_s, trace["theory"], waited["communication"] / all_s)
-        rows.append((name, f"{1e3 * trace['step_s']:.1f}", *(f"{share:.1%}" for share in shares)))
-        print(f"wrote {picture}")
+        print(f"wrote {draw(trace, spans, between, config.out / f'{name}.png')}")
+        shares = _shares(spans, between)
+        figures = (shares["bubble"], trace["theory"], shares["communication"])
+        rows.append((name, f"{1e3 * trace['step_s']:.1f}", *(f"{share:.1%}" for share in figures)))
     console(100).print(table(("schedule", "step ms", "bubble", "in theory", "communication"), rows))
     return 0
 
 
-def _pipeline_config() -> Any:
-    from gptscale.recipes.pipeline import PipelineConfig
-
-    return PipelineConfig()
-
-
 def worker(names: str, words: Sequence[str]) -> None:
-    """A rank: each schedule in turn; rank 0 writes what all saw of the last step."""
+    """Run each schedule in turn as one rank; rank 0 writes what all ranks measured of the last step."""
     from gptscale.common.process.begin import share_cores
     from gptscale.common.process.world import World, gather_objects, process_group
     from gptscale.recipes import get
@@ -114,16 +108,17 @@ def worker(names: str, words: Sequence[str]) -> None:
             batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
             for step in range(STEPS):
                 engine.train_step(batches.batch(step).to(world.device), plan.run.lr_at(step))
-            seen = gather_objects(engine.bubble())
-            began = min(b.began_at for b in seen)
+            bubbles = gather_objects(engine.bubble())
+            began = min(b.began_at for b in bubbles)
             trace = {
                 "schedule": name,
-                "n_stages": max(span.stage for b in seen for span in b.spans) + 1,
+                "n_stages": max(span.stage for b in bubbles for span in b.spans) + 1,
                 "micro_batches": plan.run.batch.grad_accum_steps,
-                "theory": seen[0].theory,
-                "step_s": max(b.span_s[-1] for b in seen),
+                "theory": bubbles[0].theory,
+                "step_s": max(b.span_s[-1] for b in bubbles),
                 "ranks": [
-                    [(*s[:3], s.begin + b.began_at - began, s.end + b.began_at - began) for s in b.spans] for b in seen
+                    [(*s[:3], s.begin + b.began_at - began, s.end + b.began_at - began) for s in b.spans]
+                    for b in bubbles
                 ],
             }
             if world.is_main:
@@ -133,9 +128,19 @@ def worker(names: str, words: Sequence[str]) -> None:
 
 
 def read(trace: dict[str, Any]) -> tuple[dict[int, list[Span]], dict[int, list[tuple[str, float, float]]]]:
-    """Computations of each rank, and what was between them."""
+    """Return the computations of each rank, and what was between them."""
     spans = {rank: [Span(*span) for span in of_rank] for rank, of_rank in enumerate(trace["ranks"])}
     return spans, gaps(spans, trace["n_stages"])
+
+
+def _shares(spans: dict[int, list[Span]], between: dict[int, list[tuple[str, float, float]]]) -> dict[str, float]:
+    """Return the share of all ranks' time that each kind of waiting takes, 0 for a kind that did not occur."""
+    waited_s = dict.fromkeys(KINDS[-2:], 0.0)
+    for kind, begin, end in chain.from_iterable(between.values()):
+        waited_s[kind] += end - begin
+    computed_s = sum(span.end - span.begin for span in chain.from_iterable(spans.values()))
+    all_s = computed_s + sum(waited_s.values())
+    return {kind: seconds / all_s for kind, seconds in waited_s.items()}
 
 
 KINDS = ("forward", "backward", "backward of inputs", "backward of weights", "bubble", "communication")
@@ -149,7 +154,7 @@ def draw(
     between: dict[int, list[tuple[str, float, float]]],
     path: Path,
 ) -> Path:
-    """One row per rank, time to the right; the number in a box is the micro-batch, later stages of a rank are darker."""
+    """Draw a row per rank with time to the right, the micro-batch's number in each box, and return the path."""
     from matplotlib.patches import Patch
 
     figure, ((axes,),) = subplots(1, 1, (14, 1.4 + 0.7 * len(spans)))

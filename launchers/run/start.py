@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import torch
 
@@ -12,9 +13,9 @@ from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words
-from gptscale.launchers.run.preflight import Plan, preflight
+from gptscale.launchers.run.preflight import Plan, preflight, why_not_here
 from gptscale.launchers.run.record import new_run_id
-from gptscale.recipes import get
+from gptscale.recipes import RECIPES, get
 from gptscale.results.record.files import append_summary
 from gptscale.results.record.launch_with_row import launch_with_row
 
@@ -22,6 +23,32 @@ from gptscale.results.record.launch_with_row import launch_with_row
 def default_nproc(recipe: str, config: RunConfig) -> int:
     """Return one process per visible GPU, but one on a CPU and one for a recipe that splits nothing."""
     return torch.cuda.device_count() if runs_on_cuda(config.device) and get(recipe).axes else 1
+
+
+def recipes_named(names: str, config: RunConfig) -> list[str]:
+    """Return the recipes in `names`, which has commas between them; `all` are those that can run on the run's device.
+
+    The recipes that `all` leaves out are printed with the reason.
+    """
+    if names != "all":
+        recipes = [name.strip() for name in names.split(",")]
+        for name in recipes:
+            get(name)
+        return recipes
+    recipes = []
+    for name in RECIPES:
+        if reason := why_not_here(name, cuda=runs_on_cuda(config.device)):
+            print(f"leaving out {name}: {reason}", file=sys.stderr)
+        else:
+            recipes.append(name)
+    return recipes
+
+
+def nproc_of(recipe: str, config: RunConfig, nproc: int | None) -> int:
+    """Return how many processes a recipe gets when several recipes do the same work: one if it splits nothing."""
+    if not get(recipe).axes:
+        return 1
+    return nproc or (default_nproc(recipe, config) if runs_on_cuda(config.device) else 2)
 
 
 def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:

@@ -1,4 +1,7 @@
-"""One way to print a table, to write it as Markdown, and to draw a figure; libraries are imported when one is called."""
+"""One way to print a table, to write it as Markdown, and to make a figure.
+
+rich and matplotlib are imported when a function needs them.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ def table(
     no_wrap: Collection[str] = (),
     **options: Any,
 ) -> Table:
-    """Return a table, to be printed by a console; its `add_row` appends more rows.
+    """Return a table, to be printed by a console.
 
+    Its `add_row` appends more rows.
     left: titles of the columns of words, which are flush left; all others hold figures and are flush right. None: all are left.
     no_wrap: titles of columns whose text stays on one line. options: of rich's Table, such as title.
     """

@@ -150,7 +150,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def compiler() -> str | None:
-    """Return the name that the C++ compiler gives itself, which torch.compile uses on a CPU; None if there is none."""
+    """Return the name that the C++ compiler of torch.compile gives itself, None if there is no compiler."""
     path = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     if path is None:
         return None

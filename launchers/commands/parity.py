@@ -171,7 +171,7 @@ def enough_layers(names: Sequence[str], options: ParityOptions) -> int | None:
 
 
 def resolved(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) -> ParityRun:
-    """Return one run after checking it; ConfigError if it cannot start."""
+    """Return one run after checking it, or raise ConfigError if it cannot start."""
     name = "-".join([recipe, str(nproc), config.optimizer, *(word.strip("-") for word in words)])
     common_words = option_words(recipe, dataclasses.replace(config, run_name=name), default_recipe_config(recipe))
     config, recipe_config = parse_run(recipe, [*common_words, *words])
@@ -182,7 +182,7 @@ def resolved(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) -
 
 
 def trained(run: ParityRun) -> Path:
-    """Train to the end and return the run's folder; ConfigError if it failed, as there is nothing to compare then."""
+    """Train to the end and return the run's folder, or raise ConfigError if the run failed."""
     processes = f"{run.nproc} process{'es' if run.nproc > 1 else ''}"
     print(f"== {run.recipe} {run.words} on {processes}, {run.config.optimizer}", flush=True)
     status = start(run.recipe, run.config, run.recipe_config, run.nproc)

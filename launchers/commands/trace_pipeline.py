@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def worker(names: str, words: Sequence[str]) -> None:
-    """Run each schedule in turn as one rank; rank 0 writes what all ranks measured of the last step."""
+    """Run each schedule in turn as one rank, and on rank 0 write what all ranks measured of the last step."""
     from gptscale.common.process.begin import share_cores
     from gptscale.common.process.world import World, gather_objects, process_group
     from gptscale.recipes import get

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def parse_run(recipe: str, argv: Sequence[str]) -> tuple[RunConfig, RecipeConfig]:
-    """Return the run's and the recipe's options from a command line; ConfigError for a word that is neither."""
+    """Return the run's and the recipe's options from a command line, or raise ConfigError for a word that is neither."""
     run, recipe_config, _ = parse_launch(recipe, argv, None)
     return run, recipe_config
 

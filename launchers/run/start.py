@@ -26,9 +26,9 @@ def default_nproc(recipe: str, config: RunConfig) -> int:
 
 
 def recipes_named(names: str, config: RunConfig) -> list[str]:
-    """Return the recipes in `names`, which has commas between them; `all` are those that can run on the run's device.
+    """Return the recipes in `names`, which has commas between them.
 
-    The recipes that `all` leaves out are printed with the reason.
+    `all` means those that can run on the run's device. The others are printed with the reason.
     """
     if names != "all":
         recipes = [name.strip() for name in names.split(",")]

@@ -56,7 +56,7 @@ class Group:
         return float(values.median()) if len(values) else None
 
     def spread(self) -> tuple[float, float] | None:
-        """Return the lowest and highest tokens/s of the repeats; those of its p90 and p10 step times if it is one run."""
+        """Return the lowest and highest tokens/s of the repeats, or of one run those at its p90 and p10 step times."""
         ok = self.ok.dropna(subset=["tokens_per_s"])
         if len(ok) == 0:
             return None
@@ -188,7 +188,7 @@ def _work_of(row: Any) -> dict[str, Any] | None:
 
 
 def _recipe_options(row: Any) -> str:
-    """Return the recipe's own options from run.json, a line each; runs that differ in one are no repeats."""
+    """Return the recipe's own options from run.json, a line each, since runs that differ in one are no repeats."""
     options = (_run_json(row) or {}).get("recipe_config", {})
     return "\n".join(f"{name}={value}" for name, value in sorted(options.items()))
 

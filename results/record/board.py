@@ -45,7 +45,7 @@ class Board:
         """Do nothing, because each event is given to the operating system at once."""
 
     def close(self, failed: bool = False) -> None:
-        """Close the file; events have no word for a run that failed."""
+        """Close the file, in the same way whether the run failed or not, because events cannot say that."""
         if self._file is not None:
             self._file.close()
             self._file = None

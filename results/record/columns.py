@@ -47,7 +47,10 @@ def cell(value: Any) -> str:
 
 
 def summary_cells(row: Mapping[str, Any]) -> list[str]:
-    """Return the cells of a summary row, empty for columns that it lacks; ValueError for a key that is no column."""
+    """Return the cells of a summary row, empty for columns that it lacks.
+
+    Raises ValueError for a key that is no column, and for an unknown status.
+    """
     if unknown := set(row) - set(SUMMARY_COLUMNS):
         raise ValueError(f"not columns of the summary: {sorted(unknown)}")
     if row.get("status") not in STATUSES:

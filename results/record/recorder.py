@@ -229,7 +229,10 @@ class Recorder:
             self._console.step(step, loss, step_time_s, peak_gib)
 
     def _check(self, step: int, loss: float, grad_norm: float, rank_losses: list[float]) -> None:
-        """Raise NumericError for a NaN or infinite loss; the engine left the weights as they were before that step."""
+        """Raise NumericError for a NaN or infinite loss or gradient norm.
+
+        The engine has left the weights as they were before that step.
+        """
         self._skipped = 0 if math.isfinite(grad_norm) else self._skipped + 1
         # In fp16 it is normal that a step is skipped and the scale halved.
         scaled = self.run.config.precision == "fp16"

@@ -1,4 +1,4 @@
-"""Pipeline bubbles: what a schedule must waste in theory, and what a run wasted."""
+"""Pipeline bubbles: the time that a schedule must waste in theory, and the time that a run wasted."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"  # a whole backward is B; its halves are I and W
-COST = {FORWARD: 1.0, BACKWARD: 2.0, INPUT: 1.0, WEIGHT: 1.0}  # two matrix products in backward for one in forward
+# A backward that is not split is B. Its halves are I, the gradient of the input, and W, that of the weights.
+FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
+# Backward computes two matrix products for each one in forward.
+COST = {FORWARD: 1.0, BACKWARD: 2.0, INPUT: 1.0, WEIGHT: 1.0}
 
 
-class Span(NamedTuple):
-    """One computation of a stage for a micro-batch, in seconds (or, in theory, in units of a forward)."""
+class StageSpan(NamedTuple):
+    """One computation of a stage for a micro-batch, in seconds or, in a simulation, in units of a forward."""
 
     kind: str
     stage: int
@@ -26,62 +28,66 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Bubble:
-    """Of one process. theory: the schedule's bubble fraction with equal stages. busy_s, span_s: of each step so far.
+    """How busy one process was in the pipeline.
 
-    spans: of the last step, from its beginning, which was at `began_at` by the clock of the whole machine.
+    theory: the bubble fraction of the schedule if all stages took equally long.
+    busy_s, span_s: for each step so far, the seconds of computation and the seconds of the whole step.
+    spans: the computations of the last step. Their times count from its beginning.
+    began_at: when that step began, by a clock that all processes of the machine share.
     """
 
     theory: float
     busy_s: tuple[float, ...]
     span_s: tuple[float, ...]
-    spans: tuple[Span, ...] = ()
+    spans: tuple[StageSpan, ...] = ()
     began_at: float = 0.0
 
 
 Computation = tuple[str, int, int]  # kind, stage, micro-batch
 
 
-def simulate(order: Mapping[int, Sequence[Computation]], n_stages: int) -> dict[int, list[Span]]:
-    """Run a schedule (what each rank computes, in order) as fast as its dependencies allow, transfers taking no time.
+def simulate(order: Mapping[int, Sequence[Computation]], n_stages: int) -> dict[int, list[StageSpan]]:
+    """Run a schedule as fast as its dependencies allow, with transfers that take no time.
 
-    A forward needs the stage before, a backward the stage behind and its own forward, a weight half its input half.
+    order: what each rank computes, in order. A forward needs the stage before it. A backward needs the stage after it and its own
+    forward. The weight half of a backward needs the input half. Raises ValueError for a schedule that never ends.
     """
     queues = {rank: list(computations) for rank, computations in order.items()}
     done: dict[Computation, float] = {}
-    spans: dict[int, list[Span]] = {rank: [] for rank in queues}
+    spans: dict[int, list[StageSpan]] = {rank: [] for rank in queues}
     while any(queues.values()):
-        moved = False
+        progress = False
         for rank, queue in queues.items():
             while queue and all(need in done for need in _needs(*queue[0], n_stages)):
                 kind, stage, micro_batch = queue.pop(0)
                 free = spans[rank][-1].end if spans[rank] else 0.0
                 begin = max([free, *(done[need] for need in _needs(kind, stage, micro_batch, n_stages))])
                 end = begin + COST[kind]
-                spans[rank].append(Span(kind, stage, micro_batch, begin, end))
-                done[_gives(kind), stage, micro_batch] = end
-                moved = True
-        if not moved:
-            raise ValueError(
-                f"the schedule never ends: { ({rank: queue[0] for rank, queue in queues.items() if queue}) }"
-            )
+                spans[rank].append(StageSpan(kind, stage, micro_batch, begin, end))
+                done[_result(kind), stage, micro_batch] = end
+                progress = True
+        if not progress:
+            blocked = {rank: queue[0] for rank, queue in queues.items() if queue}
+            raise ValueError(f"the schedule never ends: {blocked}")
     return spans
 
 
-def bubble_fraction(spans: Mapping[int, Sequence[Span]]) -> float:
-    """Share of all ranks' time, from the first computation to the last, in which they compute nothing."""
-    everything = [span for of_rank in spans.values() for span in of_rank]
-    whole = max(s.end for s in everything) - min(s.begin for s in everything)
-    return 1 - sum(s.end - s.begin for s in everything) / (whole * len(spans))
+def bubble_fraction(spans: Mapping[int, Sequence[StageSpan]]) -> float:
+    """Return the share of all ranks' time in which they compute nothing, from the first computation to the last."""
+    all_spans = [span for of_rank in spans.values() for span in of_rank]
+    duration = max(s.end for s in all_spans) - min(s.begin for s in all_spans)
+    return 1 - sum(s.end - s.begin for s in all_spans) / (duration * len(spans))
 
 
 def order_of(schedule: Any, n_stages: int, n_microbatches: int) -> dict[int, list[Computation]]:
-    """What each rank computes under one of torch's schedule objects, in order."""
+    """Return what each rank computes, in order, under one of torch's schedule objects."""
     name = type(schedule).__name__
     if name not in ("ScheduleGPipe", "Schedule1F1B"):
         return {
             rank: [c for a in actions for c in _computations(a)] for rank, actions in schedule.pipeline_order.items()
         }
-    order = {}  # torch 2.11 states 1F1B's order for pictures only: its last rank begins with micro-batch 1
+    # torch 2.11 states the order of 1F1B for pictures only, and there its last rank begins with micro-batch 1.
+    order = {}
     for stage in range(n_stages):
         ahead = n_microbatches if name == "ScheduleGPipe" else min(n_microbatches, n_stages - stage)
         computations = [(FORWARD, stage, m) for m in range(ahead)]
@@ -94,59 +100,60 @@ def order_of(schedule: Any, n_stages: int, n_microbatches: int) -> dict[int, lis
 
 
 def _computations(action: Any) -> Iterator[Computation]:
-    """Of one of torch's actions: none, one, or the two of an overlapped pair."""
+    """Yield the computations of one of torch's actions: none, one, or the two of an overlapped pair."""
     if action is None:
         return
     if action.sub_actions is not None:
-        for part in action.sub_actions:
-            yield from _computations(part)
+        for sub_action in action.sub_actions:
+            yield from _computations(sub_action)
     elif (kind := action.computation_type.value) in COST:
         yield kind, action.stage_index, action.microbatch_index
 
 
-def _gives(kind: str) -> str:
-    """The result that others may wait for: the gradient of a stage's input comes from either kind of backward."""
+def _result(kind: str) -> str:
+    """Return the result that others wait for, which for both kinds of backward is the gradient of the stage's input."""
     return INPUT if kind == BACKWARD else kind
 
 
-def gaps(spans: Mapping[int, Sequence[Span]], n_stages: int) -> dict[int, list[tuple[str, float, float]]]:
-    """What each rank did between its computations, (what, begin, end), from a trace on one clock.
+def gaps(spans: Mapping[int, Sequence[StageSpan]], n_stages: int) -> dict[int, list[tuple[str, float, float]]]:
+    """Return what each rank did between its computations as (what, begin, end), from a trace on one clock.
 
-    Before a computation it waits: `bubble` until another rank has computed what is needed, `communication` from then on
-    (the transfer, and the runtime's own work). Behind the last computation, until all ranks are done: `bubble`.
+    Before a computation a rank waits. The wait is `bubble` until another rank has computed what is needed, and `communication`
+    from then on (the transfer, and work of the runtime). After its last computation, until all ranks are done, it is `bubble`.
     """
-    done = {(_gives(s.kind), s.stage, s.micro_batch): s.end for of_rank in spans.values() for s in of_rank}
+    done = {(_result(s.kind), s.stage, s.micro_batch): s.end for of_rank in spans.values() for s in of_rank}
     begin = min(s.begin for of_rank in spans.values() for s in of_rank)
     end = max(done.values())
-    found: dict[int, list[tuple[str, float, float]]] = {}
+    waits: dict[int, list[tuple[str, float, float]]] = {}
     for rank, of_rank in spans.items():
-        free, found[rank] = begin, []
+        free, waits[rank] = begin, []
         for span in of_rank:
             ready = max([free, *(done[need] for need in _needs(span.kind, span.stage, span.micro_batch, n_stages))])
             ready = min(ready, span.begin)
-            found[rank] += [("bubble", free, ready), ("communication", ready, span.begin)]
+            waits[rank] += [("bubble", free, ready), ("communication", ready, span.begin)]
             free = span.end
-        found[rank].append(("bubble", free, end))
-    return {rank: [gap for gap in of_rank if gap[2] > gap[1]] for rank, of_rank in found.items()}
+        waits[rank].append(("bubble", free, end))
+    return {rank: [wait for wait in of_rank if wait[2] > wait[1]] for rank, of_rank in waits.items()}
 
 
 def _needs(kind: str, stage: int, micro_batch: int, n_stages: int) -> list[Computation]:
+    """Return the results that a computation waits for."""
     if kind == FORWARD:
         return [(FORWARD, stage - 1, micro_batch)] if stage else []
     if kind == WEIGHT:
         return [(INPUT, stage, micro_batch)]
-    behind = [(INPUT, stage + 1, micro_batch)] if stage + 1 < n_stages else []
-    return [(FORWARD, stage, micro_batch), *behind]
+    next_stage = [(INPUT, stage + 1, micro_batch)] if stage + 1 < n_stages else []
+    return [(FORWARD, stage, micro_batch), *next_stage]
 
 
 class StageClock:
-    """Times the computations of this process's stages: on the host for a CPU, by events in the stream for a GPU."""
+    """A clock for the computations of this process's stages: the host's for a CPU, events in the stream for a GPU."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
         self.device, self.clock = device, clock
         self.busy_s: list[float] = []
         self.span_s: list[float] = []
-        self.spans: tuple[Span, ...] = ()
+        self.spans: tuple[StageSpan, ...] = ()
         self.began_at = 0.0
         self._open: list[tuple[str, int, int, Any, Any]] = []
         self._began: Any = None
@@ -160,7 +167,10 @@ class StageClock:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around a step; what the one before left on the device is read now, when it has long been done."""
+        """Time one training step.
+
+        The times of the step before are read from the device first, when that step has long been done.
+        """
         self.read()
         self._began, began_at = self._now(), self.clock()
         yield
@@ -169,23 +179,25 @@ class StageClock:
 
     @contextmanager
     def computing(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
-        """Around one computation."""
+        """Time one computation of a stage."""
         begin = self._now()
         yield
         self._open.append((kind, stage, micro_batch, begin, self._now()))
 
     def read(self) -> None:
-        """Turn the last step's marks into seconds."""
+        """Turn the time marks of the last step into seconds."""
         if not self._open:
             return
         if self.device.type == "cuda":
             self._open[-1][4].synchronize()
 
         def seconds(mark: Any) -> float:
-            since: float = self._began.elapsed_time(mark) / 1e3 if self.device.type == "cuda" else mark - self._began
-            return since
+            if self.device.type == "cuda":
+                return float(self._began.elapsed_time(mark)) / 1e3
+            return float(mark - self._began)
 
-        *computed, whole = [Span(k, s, m, seconds(begin), seconds(end)) for k, s, m, begin, end in self._open]
+        # The last entry is the step itself.
+        *computed, step = [StageSpan(k, s, m, seconds(begin), seconds(end)) for k, s, m, begin, end in self._open]
         self.busy_s.append(sum(s.end - s.begin for s in computed))
-        self.span_s.append(whole.end - whole.begin)
+        self.span_s.append(step.end - step.begin)
         self.spans, self._open = tuple(computed), []

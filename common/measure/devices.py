@@ -1,7 +1,8 @@
-"""Devices by name, and the dense peak each can reach: a table with its sources, never a guess.
+"""Devices: their names, the peak rates of GPUs in a table with its sources, and the precisions that they support.
 
-Dense tensor-core rates in TFLOP/s, without sparsity (vendors' headline figures often double them), from the vendors' data
-sheets. fp32 is the ordinary rate, without TF32. What is not in the table has no peak, and its MFU stays empty.
+Rates are dense tensor-core rates in TFLOP/s from the data sheets of the vendors. They are without sparsity, which doubles the
+figures in many headlines. fp32 is the ordinary rate, without TF32. A device that is not in the table has no peak, and its MFU
+stays empty.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-# (words of the name that torch reports, {precision: dense TFLOP/s}); the first that are found in the name win.
+# Words in the name that torch reports, then the dense TFLOP/s by precision. The first row whose words are in the name is used.
 PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     # NVIDIA Blackwell architecture brief, 2024 (half of the sparse figures)
     ("GB200", {"fp8": 5000.0, "bf16": 2500.0, "fp16": 2500.0, "fp32": 80.0}),
@@ -44,39 +45,44 @@ PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name as its driver gives it, or `cpu: ` and the processor's model."""
+    """Return the name of a GPU as its driver gives it, or `cpu: ` and the model of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
         with open("/proc/cpuinfo") as file:
             model = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):  # no such file off Linux, no such line on Arm
+    except (OSError, StopIteration):
+        # There is no such file outside Linux, and no such line on Arm.
         return "cpu"
     return f"cpu: {model}"
 
 
 def peak_tflops(name: str, precision: str) -> float | None:
-    """Dense peak of the named device in TFLOP/s; None for a device or precision that the table does not have."""
+    """Return the dense peak of the named device in TFLOP/s, or None if the table does not have the device or precision."""
     if name.startswith("cpu"):
         return None
-    # whole words: a T400 is no T4, an A1000 no A100
-    return next((rates.get(precision) for part, rates in PEAK_TFLOPS if re.search(rf"\b{part}\b", name)), None)
+    for words, rates in PEAK_TFLOPS:
+        # Only whole words count: a T400 is no T4, an A1000 is no A100.
+        if re.search(rf"\b{words}\b", name):
+            return rates.get(precision)
+    return None
 
 
 def supports_bf16(capability: tuple[int, int]) -> bool:
-    """Whether a CUDA compute capability multiplies bf16 in hardware: Ampere (8.0) and newer."""
+    """Return whether a CUDA compute capability multiplies bf16 in hardware, as Ampere (8.0) and newer do."""
     return capability >= (8, 0)
 
 
 def supports_fp8(capability: tuple[int, int]) -> bool:
-    """Whether a compute capability multiplies e4m3 and e5m2 as NVIDIA encodes them: Ada (8.9) and newer, no AMD GPU."""
+    """Return whether a GPU multiplies e4m3 and e5m2 as NVIDIA encodes them: Ada (8.9) and newer, and no AMD GPU."""
     return torch.version.hip is None and capability >= (8, 9)
 
 
 def nvml_handle(device: torch.device) -> Any:
-    """NVML's handle of a CUDA device, found by UUID: torch counts only the devices that CUDA_VISIBLE_DEVICES shows.
+    """Return the handle that NVML has for a CUDA device.
 
-    Raises pynvml.NVMLError where NVML cannot be asked.
+    The device is looked up by its UUID, because torch counts only the devices that CUDA_VISIBLE_DEVICES shows. Raises
+    pynvml.NVMLError if NVML cannot be used.
     """
     import pynvml
 

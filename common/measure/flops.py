@@ -1,8 +1,10 @@
-"""How many floating-point operations a token costs, by four definitions that must not be mixed.
+"""The number of floating-point operations per token, by four definitions that must not be mixed.
 
-A matrix with P elements costs a token 2P operations forward and 4P backward: 6 N_matmul over all of them (Kaplan et al. 2020,
-arXiv 2001.08361). Attention's two products, scores and values, cost 2 x 2 h T forward per layer over a full T x T square and
-twice that backward, 12 L h T; a causal model needs half of the square, 6 L h T.
+A matrix with P elements costs 2P operations per token in forward and 4P in backward, in all 6 N_matmul for a model (Kaplan et al.
+2020, arXiv 2001.08361). The two products of attention, scores and values, cost 2 x 2 h T per layer in forward over a full T x T
+square, and twice that in backward, in all 12 L h T. A causal model needs half of the square, 6 L h T.
+
+L is the number of layers, h the hidden size, T the length of a sequence and N the number of parameters.
 """
 
 from __future__ import annotations
@@ -11,45 +13,50 @@ from gptscale.common.settings.gpt_config import GPTConfig
 
 
 def model_flops_per_token(gpt: GPTConfig, seq_len: int) -> float:
-    """What the model asks for, and what `mfu` counts: 6 N_matmul + 6 L h T.
+    """Return the operations that the model itself needs, which `mfu` counts: 6 N_matmul + 6 L h T.
 
-    Unpadded sizes, the tied head once, causal attention, no recomputation: 9.8017e9 for `1.6b` at 1024.
+    Sizes are unpadded, the tied head counts once, attention is causal, and nothing is recomputed. 9.8017e9 for `1.6b` at 1024.
     """
     return 6.0 * gpt.n_matmul_params + 6.0 * gpt.n_layer * gpt.n_embd * seq_len
 
 
 def palm_flops_per_token(gpt: GPTConfig, seq_len: int) -> float:
-    """PaLM's count (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), 6 N + 12 L h T.
+    """Return the operations by the definition of PaLM, 6 N + 12 L h T.
 
-    N is all parameters, and attention is not halved: 10.2894e9 for `1.6b`, 5 % above `model_flops_per_token`. What nanoGPT
-    and picotron report.
+    Chowdhery et al. 2022, arXiv 2204.02311, appendix B. N counts all parameters, and attention is not halved. 10.2894e9 for
+    `1.6b` at 1024, 5 % above `model_flops_per_token`. nanoGPT and picotron report this definition.
     """
     return 6.0 * gpt.n_params + 12.0 * gpt.n_layer * gpt.n_embd * seq_len
 
 
 def hardware_flops_per_token(gpt: GPTConfig, seq_len: int, activation_checkpointing: str = "none") -> float:
-    """What is executed, for `hfu`: the model's count, the table's padding rows, and what backward computes again.
+    """Return the operations that are executed, which `hfu` counts.
 
-    `full` runs every block's forward again up to the last tensor that backward needs, which spares the block's last
-    matrix, 4 h^2 of its 12 (torch's FlopCounterMode counts the same, tests/common/model/test_activation_checkpointing.py):
-    2 x 8 L h^2 + 2 L h T more. `selective` keeps all products: nothing more.
-    The causal half of attention is counted as in `mfu`; kernels that compute masked tiles do more, uncounted.
+    To the count of `model_flops_per_token` come the padding rows of the token table and what backward computes again. `full` runs
+    the forward of every block again up to the last tensor that backward needs. That leaves out the last matrix of the block,
+    4 h^2 of 12 h^2, and adds 2 x 8 L h^2 + 2 L h T. FlopCounterMode of torch counts the same
+    (tests/common/model/test_activation_checkpointing.py). `selective` keeps all products and adds nothing. Only the causal half
+    of attention is counted, as in `mfu`. What kernels compute beyond it in masked tiles is not counted.
     """
     padding = 6.0 * (gpt.padded_vocab_size - gpt.vocab_size) * gpt.n_embd
-    again = 0.0
+    recomputed = 0.0
     if activation_checkpointing == "full":
-        again = 16.0 * gpt.n_layer * gpt.n_embd**2 + 2.0 * gpt.n_layer * gpt.n_embd * seq_len
-    return model_flops_per_token(gpt, seq_len) + padding + again
+        recomputed = 16.0 * gpt.n_layer * gpt.n_embd**2 + 2.0 * gpt.n_layer * gpt.n_embd * seq_len
+    return model_flops_per_token(gpt, seq_len) + padding + recomputed
 
 
 def handout_n_params(gpt: GPTConfig) -> int:
-    """Parameters as the exercise's `get_model_size` counts them: the tied head twice (1,638,022,400 for `1.6b`)."""
+    """Return the number of parameters as `get_model_size` of the university exercise counts them.
+
+    It counts the tied head twice: 1,638,022,400 for `1.6b`. Only the column handout_tflops uses it (docs/guides/metrics.md).
+    """
     return gpt.n_params + gpt.vocab_size * gpt.n_embd
 
 
 def handout_flops_per_token(gpt: GPTConfig) -> float:
-    """The exercise's formula: 8 per parameter as it counts them (it assumes full recomputation), no attention term.
+    """Return the operations by the formula of the university exercise, 8 for each of `handout_n_params`.
 
-    Reads 1.27 times PaLM's count for `1.6b`; kept so that old figures can be compared, never as utilisation.
+    The formula assumes full recomputation and leaves attention out. It gives 1.27 times the count of PaLM for `1.6b`. It
+    serves to compare old figures, never as utilisation.
     """
     return 8.0 * handout_n_params(gpt)

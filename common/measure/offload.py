@@ -1,4 +1,4 @@
-"""What a strategy keeps off the device, and how long a step waits for it."""
+"""The state that a strategy keeps off the device, and the time that a step waits for it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import torch
 
 @dataclass(frozen=True)
 class Offload:
-    """Of one process. cpu_bytes, disk_bytes: training state held there. Rates: of its files, None without any.
+    """What one process keeps off the device.
 
-    waits_s: for each optimizer step so far, seconds blocked in file I/O and in the optimizer's own step on the host.
+    cpu_bytes, disk_bytes: training state in host memory and in files.
+    read_bytes_per_s, write_bytes_per_s: the rates of its files, None without files.
+    waits_s: for each optimizer step so far, the seconds blocked in file I/O and in the optimizer's step on the host.
     """
 
     cpu_bytes: int = 0
@@ -24,7 +26,7 @@ class Offload:
 
 
 class StepMeter:
-    """Seconds spent inside `optimizer.step()`, however often a strategy calls it within one of ours."""
+    """A meter of the seconds spent inside `optimizer.step()`, which a strategy may call several times per training step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, clock: Callable[[], float] = time.perf_counter) -> None:
         self.total_s, self._clock, self._began = 0.0, clock, 0.0

@@ -1,4 +1,7 @@
-"""Speed and memory of a run, from whole steps; docs/guides/metrics.md defines every figure."""
+"""Speed and memory of a run, measured over whole steps.
+
+docs/guides/metrics.md defines every figure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ from gptscale.common.settings.run_config import Precision
 
 @dataclass(frozen=True)
 class Memory:
-    """Peaks of this process in GiB; the first two None without CUDA."""
+    """Peaks of the memory of this process in GiB.
+
+    allocated_gib, reserved_gib: of the device, None without CUDA. rss_gib: the resident set on the host.
+    """
 
     allocated_gib: float | None
     reserved_gib: float | None
@@ -29,20 +35,21 @@ class Memory:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done everything asked of it."""
+    """Wait until the device has finished all the work that was queued on it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin a new peak on the device (the host's resident peak cannot be reset)."""
+    """Start a new measurement of the device's peak memory (that of the host cannot be reset)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> Memory:
-    """Peaks so far: what tensors took, what the allocator held, and the host's resident set."""
-    rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # KiB on Linux
+    """Return the peaks so far: what tensors took, what the allocator reserved, and the resident set of the host."""
+    rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
+    rss_gib = rss_kib / 2**20
     if device.type != "cuda":
         return Memory(None, None, rss_gib)
     return Memory(
@@ -52,9 +59,9 @@ def peak_memory(device: torch.device) -> Memory:
 
 @dataclass(frozen=True)
 class Speed:
-    """The speed columns of a summary row; None where nothing was timed or a peak is unknown.
+    """The speed columns of a summary row, None where nothing was timed or a peak is unknown.
 
-    From tflops_per_device to handout_tflops all are None in fp8, and the two fp8_ ones in every other precision.
+    In fp8 the columns from tflops_per_device to handout_tflops are None. In every other precision the two fp8_ columns are None.
     """
 
     step_time_s_median: float | None = None
@@ -85,10 +92,10 @@ def speed(
     precision: Precision = "fp32",
     bf16_peak_tflops: float | None = None,
 ) -> Speed:
-    """Summarise timed steps. Rates come from the median step, so that one hiccup does not move them.
+    """Summarise timed steps, with rates from the median step, so that one slow step does not move them.
 
-    tflops_per_device counts as `mfu` does; data_wait_fraction is the time waited for batches over all step time.
-    peak_tflops: the device's in `precision`; bf16_peak_tflops: in bf16, which only fp8 asks for.
+    tflops_per_device counts operations as `mfu` does. data_wait_fraction is the time spent waiting for batches, divided by the
+    time of all steps. peak_tflops: the peak of the device in `precision`. bf16_peak_tflops: its peak in bf16, used only for fp8.
     """
     if not step_times_s:
         return Speed()
@@ -131,9 +138,10 @@ def speed(
 def fp8_seconds_per_token(
     gpt: GPTConfig, seq_len: int, fp8_peak_tflops: float | None, bf16_peak_tflops: float | None
 ) -> float | None:
-    """Seconds that a token's operations take at both dense peaks: the blocks' products at fp8's, attention and head at bf16's.
+    """Return the seconds that the operations of one token take at the dense peaks of fp8 and bf16, None without both peaks.
 
-    The count is `model_flops_per_token`'s; None without both peaks.
+    The matrix products of the blocks count at the fp8 peak, attention and the head at the bf16 peak. Operations are those of
+    `model_flops_per_token`.
     """
     if fp8_peak_tflops is None or bf16_peak_tflops is None:
         return None

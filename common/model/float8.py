@@ -100,7 +100,8 @@ def _shape(
 
 @functools.cache
 def _register_flops() -> None:
-    """Tell torch's FlopCounterMode what `emulated_product` costs; imported here, since it brings Triton with it."""
+    """Tell FlopCounterMode of torch what `emulated_product` costs."""
+    # Imported here because it imports Triton.
     from torch.utils.flop_counter import register_flop_formula
 
     @register_flop_formula(torch.ops.gptscale.float8_product)

@@ -1,4 +1,4 @@
-"""AdamW over fp32 weights whose two moments are kept in bf16, or in 8 bits with a scale per block of 256."""
+"""AdamW over fp32 weights whose two moments are stored in bf16, or in 8 bits with a scale per block of 256."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from gptscale.common.optim.blockwise import BLOCK, Code, dequantise, dynamic_cod
 from gptscale.common.settings.run_config import OptimizerState
 from gptscale.common.state import local
 
-SMALL = 4096  # tensors below it keep fp32 moments: norms and biases matter much and take little
-# Elements handled at once: on a CPU the temporaries should stay in cache; on a GPU the step has none, a checkpoint 1 GiB or less.
+# Tensors with fewer elements keep fp32 moments. They are norms and biases, which matter much and take little memory.
+SMALL = 4096
+# Elements handled at once. On a CPU their temporaries should stay in the cache. On a GPU the compiled step has none, and those of
+# a checkpoint take 1 GiB or less.
 SLICE = {"cpu": 2**16, "cuda": 2**24}
 
 
 class Rates(NamedTuple):
-    """What a step multiplies by, each () on the device: compiled code is then the same for every step.
+    """The factors of one step as scalar tensors on the device, so that compiled code is the same for every step.
 
-    decay: 1 - lr x weight decay. keep, new: beta and 1 - beta of the two moments. step_size: lr over the first moment's bias
-    correction. root: square root of the second's. skip: whether nothing may change.
+    decay: 1 - lr x weight decay. keep, new: beta and 1 - beta of the first moment; keep_sq, new_sq: those of the second.
+    step_size: lr divided by the bias correction of the first moment. root: the square root of that of the second.
+    skip: whether nothing may change.
     """
 
     decay: Tensor
@@ -39,11 +42,12 @@ class Rates(NamedTuple):
 
 
 class CompactAdamW(torch.optim.Optimizer):
-    """Decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101) with moments in `form`, on local shards.
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) on local shards, with moments stored as `form` says.
 
-    grad_scale, found_inf: as in torch's fused AdamW; if found_inf is set, weights and state stay as they are, bit for bit.
-    The host waits for nothing. The update uses the moments of this step before they are rounded. Small parameters, and of
-    others the last numel % 256 elements, have fp32 moments and torch's fused kernel.
+    grad_scale, found_inf: as in the fused AdamW of torch. If found_inf is set, weights and state stay as they are, bit for bit.
+
+    The host waits for nothing. The update uses the moments of this step before they are rounded. Small parameters, and the last
+    numel % 256 elements of the others, have fp32 moments and are updated by the fused kernel of torch.
     """
 
     grad_scale: Tensor
@@ -59,13 +63,14 @@ class CompactAdamW(torch.optim.Optimizer):
         self.codes: dict[str, Code | None] = dict.fromkeys(("exp_avg", "exp_avg_sq"))
         if form == "8bit":
             self.codes = {"exp_avg": dynamic_code(True, self.device), "exp_avg_sq": dynamic_code(False, self.device)}
-        self.compiled = self.device.type == "cuda"  # on a CPU compiling costs more seconds than it ever saves
+        # On a CPU compiling takes more seconds than it ever saves.
+        self.compiled = self.device.type == "cuda"
         for group in self.param_groups:
             for p in group["params"]:
                 self._create_state(p)
 
     def _create_state(self, p: Tensor) -> None:
-        """Zeroed moments; `step` is one tensor that all parameters share."""
+        """Create zeroed moments for a parameter, and as its `step` the one tensor that all parameters share."""
         numel = local(p).numel()
         packed = numel - numel % BLOCK if numel >= SMALL else 0
         state = self.state[p]
@@ -78,7 +83,7 @@ class CompactAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update every parameter from its gradient, of which there must be one."""
+        """Update every parameter from its gradient, which must exist."""
         self.steps += 1 - self.found_inf
         update: Callable[..., None] = _compiled() if self.compiled else update_slice
         for group in self.param_groups:
@@ -92,8 +97,8 @@ class CompactAdamW(torch.optim.Optimizer):
                     *(self._slices(p, key) for key in self.codes),
                     strict=True,
                 )
-                for parts in slices:
-                    update(*parts, *self.codes.values(), rates)
+                for weight_grad_and_moments in slices:
+                    update(*weight_grad_and_moments, *self.codes.values(), rates)
                 if packed < weight.numel():
                     rest = (state[f"{key}.rest"] for key in self.codes)
                     rests.append((weight[packed:], grad[packed:], *rest))
@@ -101,7 +106,8 @@ class CompactAdamW(torch.optim.Optimizer):
 
     def _rates(self, group: dict[str, Any]) -> Rates:
         lr, (beta1, beta2) = group["lr"], group["betas"]
-        # In fp64, where 1 - beta ** t is not what rounding left of it; lr and beta reach the device by a kernel that fills.
+        # In fp64, because in fp32 rounding would spoil 1 - beta ** t. `torch.full` brings lr and beta to the device by a kernel,
+        # so that the host need not wait for a copy.
         steps = self.steps.double()
         step_size = lr / (1 - beta1**steps)
         root = (1 - beta2**steps).sqrt()
@@ -113,7 +119,7 @@ class CompactAdamW(torch.optim.Optimizer):
         return Rates(decay, keep, new, keep_sq, new_sq, step_size.float(), root.float(), eps, scale, skip)
 
     def _step_rests(self, group: dict[str, Any], rests: list[tuple[Tensor, ...]]) -> None:
-        """All that has fp32 moments, by torch's kernel for many tensors."""
+        """Update everything that has fp32 moments, by the kernel of torch for many tensors."""
         if not rests:
             return
         weights, grads, means, squares = (list(tensors) for tensors in zip(*rests, strict=True))
@@ -137,37 +143,44 @@ class CompactAdamW(torch.optim.Optimizer):
         )
 
     def _split(self, blocks: Tensor) -> tuple[Tensor, ...]:
-        """Slices of `blocks`, a block in each row: as many in each slice as in the others, or one more.
+        """Split `blocks`, a block in each row, into slices that differ by at most one row.
 
-        Detached, since compiled code is bound to the shape of what its arguments are views of; only its number of rows is open.
+        The slices are detached, because compiled code is bound to the shape of the tensor that its argument is a view of. Only
+        the number of rows may vary.
         """
-        pieces = math.ceil(blocks.shape[0] * BLOCK / SLICE[self.device.type])
-        parts = tuple(part.detach() for part in blocks.tensor_split(pieces)) if pieces else ()
-        for part in parts if self.compiled else ():
-            torch._dynamo.mark_dynamic(part, 0)
-        return parts
+        n_slices = math.ceil(blocks.shape[0] * BLOCK / SLICE[self.device.type])
+        if n_slices == 0:
+            return ()
+        slices = tuple(rows.detach() for rows in blocks.tensor_split(n_slices))
+        if self.compiled:
+            for rows in slices:
+                torch._dynamo.mark_dynamic(rows, 0)
+        return slices
 
     def _slices(self, p: Tensor, key: str) -> Iterator[tuple[Tensor, ...]]:
-        """What is stored of a moment, in slices: bf16 (n, 256), or codes (n, 256) and absmax (n, 1)."""
+        """Return what is stored of a moment, in slices: bf16 (n, 256), or codes (n, 256) and absmax (n, 1)."""
         names = (key,) if self.codes[key] is None else (key, f"{key}.absmax")
         return zip(*(self._split(self.state[p][name]) for name in names), strict=True)
 
     @torch.no_grad()
     def moment(self, p: Tensor, key: str) -> Tensor:
-        """A copy of `exp_avg` or `exp_avg_sq` in fp32, in the shape of p's local shard."""
-        whole = torch.empty_like(local(p), dtype=torch.float32)
-        flat, packed = whole.view(-1), self.state[p][key].numel()
-        for part, stored in zip(self._split(flat[:packed].view(-1, BLOCK)), self._slices(p, key), strict=True):
-            part.copy_(_unpack(stored, self.codes[key]))
+        """Return a copy of `exp_avg` or `exp_avg_sq` in fp32, in the shape of the local shard of `p`."""
+        moment = torch.empty_like(local(p), dtype=torch.float32)
+        flat, packed = moment.view(-1), self.state[p][key].numel()
+        for rows, stored in zip(self._split(flat[:packed].view(-1, BLOCK)), self._slices(p, key), strict=True):
+            rows.copy_(_unpack(stored, self.codes[key]))
         flat[packed:] = self.state[p][f"{key}.rest"]
-        return whole
+        return moment
 
     @torch.no_grad()
-    def set_moment(self, p: Tensor, key: str, whole: Tensor) -> None:
-        """Store fp32 values; those that `moment` gave leave the same bits as there were."""
-        flat, packed = whole.view(-1), self.state[p][key].numel()
-        for part, stored in zip(self._split(flat[:packed].view(-1, BLOCK)), self._slices(p, key), strict=True):
-            for old, new in zip(stored, _pack(part, self.codes[key]), strict=True):
+    def set_moment(self, p: Tensor, key: str, moment: Tensor) -> None:
+        """Store a moment that is given in fp32.
+
+        The values that `moment()` returned give the same bits as before.
+        """
+        flat, packed = moment.view(-1), self.state[p][key].numel()
+        for rows, stored in zip(self._split(flat[:packed].view(-1, BLOCK)), self._slices(p, key), strict=True):
+            for old, new in zip(stored, _pack(rows, self.codes[key]), strict=True):
                 old.copy_(new)
         self.state[p][f"{key}.rest"].copy_(flat[packed:])
 
@@ -181,9 +194,10 @@ def update_slice(
     square_code: Code | None,
     rates: Rates,
 ) -> None:
-    """One AdamW step on n blocks, in place: weight and grad (n, 256) fp32, moments as stored (`CompactAdamW._slices`).
+    """Do one AdamW step on n blocks in place: weight and grad (n, 256) fp32, moments as `CompactAdamW._slices` yields them.
 
-    All in this one shape: of what is flat in between, torch.compile would make kernels and buffers of their own.
+    Everything keeps this one shape. For a tensor that is flat in between, torch.compile would make a kernel and a buffer of its
+    own.
     """
     g = grad / rates.grad_scale
     m = rates.keep * _unpack(mean, mean_code) + rates.new * g

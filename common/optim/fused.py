@@ -79,7 +79,7 @@ class FusedOptimizer(Stepper):
         return self.loss_scale.value
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Apply the gradients at rate `lr` and clear them; return their global norm before clipping, ().
+        """Apply the gradients at rate `lr`, clear them, and return their global norm before clipping, ().
 
         The gradients come from a loss that was multiplied by `scale`. The norm is that of the gradients divided by it. loss: the
         global loss. If it or the norm is not finite, no weight changes.

@@ -102,4 +102,4 @@ class LibraryOptimizer(Stepper):
         self.publish()
 
     def publish(self) -> None:
-        """Copy the weights to where the library computes with them; does nothing for a library that keeps no copies."""
+        """Copy the weights to where the library computes with them, if it keeps copies."""

@@ -30,7 +30,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def step(self, lr: float, loss: Tensor) -> Tensor:
-        """Apply the gradients at rate `lr` and clear them; return their global norm before clipping, ().
+        """Apply the gradients at rate `lr`, clear them, and return their global norm before clipping, ().
 
         loss: the global loss, (). If it or the norm is not finite, no weight changes.
         """

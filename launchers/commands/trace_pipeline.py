@@ -14,7 +14,7 @@ from typing import Any
 
 from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
+from gptscale.common.measure.bubble import StageSpan, bubble_fraction, gaps
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.world import runs_on_cuda, world_of
@@ -127,13 +127,13 @@ def worker(names: str, words: Sequence[str]) -> None:
     os._exit(0)
 
 
-def read(trace: dict[str, Any]) -> tuple[dict[int, list[Span]], dict[int, list[tuple[str, float, float]]]]:
+def read(trace: dict[str, Any]) -> tuple[dict[int, list[StageSpan]], dict[int, list[tuple[str, float, float]]]]:
     """Return the computations of each rank, and what was between them."""
-    spans = {rank: [Span(*span) for span in of_rank] for rank, of_rank in enumerate(trace["ranks"])}
+    spans = {rank: [StageSpan(*span) for span in of_rank] for rank, of_rank in enumerate(trace["ranks"])}
     return spans, gaps(spans, trace["n_stages"])
 
 
-def _shares(spans: dict[int, list[Span]], between: dict[int, list[tuple[str, float, float]]]) -> dict[str, float]:
+def _shares(spans: dict[int, list[StageSpan]], between: dict[int, list[tuple[str, float, float]]]) -> dict[str, float]:
     """Return the share of all ranks' time that each kind of waiting takes, 0 for a kind that did not occur."""
     waited_s = dict.fromkeys(KINDS[-2:], 0.0)
     for kind, begin, end in chain.from_iterable(between.values()):
@@ -150,7 +150,7 @@ COLOURS = dict(zip(KINDS, ("#4c8bbf", "#e08a3c", "#e0a860", "#7fb069", "#eeeeee"
 
 def draw(
     trace: dict[str, Any],
-    spans: dict[int, list[Span]],
+    spans: dict[int, list[StageSpan]],
     between: dict[int, list[tuple[str, float, float]]],
     path: Path,
 ) -> Path:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gptscale.common.measure.bubble import Span, StageClock, bubble_fraction, gaps, simulate
+from gptscale.common.measure.bubble import StageClock, StageSpan, bubble_fraction, gaps, simulate
 
 
 def order(schedule, p, m):
@@ -53,7 +53,7 @@ def test_an_order_that_waits_for_itself_is_told():
 
 
 def test_gaps_are_bubble_until_the_input_is_there_and_communication_from_then_on():
-    spans = {0: [Span("F", 0, 0, 0.0, 1.0)], 1: [Span("F", 1, 0, 1.25, 2.0)]}
+    spans = {0: [StageSpan("F", 0, 0, 0.0, 1.0)], 1: [StageSpan("F", 1, 0, 1.25, 2.0)]}
     assert gaps(spans, 2) == {0: [("bubble", 1.0, 2.0)], 1: [("bubble", 0.0, 1.0), ("communication", 1.0, 1.25)]}
 
 
@@ -67,6 +67,9 @@ def test_the_clock_counts_what_is_computed_within_a_step():
             pass
     with clock.step():
         pass
-    assert clock.spans == (Span("F", 0, 0, 1.0, 3.0), Span("B", 0, 0, 4.0, 10.0))  # read when the next step begins
+    assert clock.spans == (
+        StageSpan("F", 0, 0, 1.0, 3.0),
+        StageSpan("B", 0, 0, 4.0, 10.0),
+    )  # read when the next step begins
     clock.read()
     assert (clock.busy_s, clock.span_s, clock.began_at) == ([8.0, 0.0], [20.0, 1.0], 40.0)

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from matplotlib import image
 
-from gptscale.common.measure.bubble import Span, bubble_fraction, gaps
+from gptscale.common.measure.bubble import StageSpan, bubble_fraction, gaps
 
 
 def test_every_schedule_asked_for_is_drawn_from_real_steps(tmp_path):
@@ -21,7 +21,7 @@ def test_every_schedule_asked_for_is_drawn_from_real_steps(tmp_path):
     assert ended.returncode == 0, ended.stderr[-2000:]
     for schedule, stages, kinds in (("1F1B", 2, "FB"), ("ZBVZeroBubble", 4, "FIW")):
         trace = json.loads((tmp_path / f"{schedule}.json").read_text())
-        spans = {rank: [Span(*s) for s in of_rank] for rank, of_rank in enumerate(trace["ranks"])}
+        spans = {rank: [StageSpan(*s) for s in of_rank] for rank, of_rank in enumerate(trace["ranks"])}
         computed = {(s.kind, s.stage, s.micro_batch) for of_rank in spans.values() for s in of_rank}
         assert {(kind, s, m) for kind in "FW" if kind in kinds for s in range(stages) for m in range(8)} <= computed
         for of_rank in spans.values():

@@ -3,16 +3,15 @@
 import csv
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 import torch
-from worlds import ok, ranks
+from worlds import Started, command, ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.errors import ConfigError
@@ -30,10 +29,6 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 1e-5
 LACK = None if environments.is_inside("colossalai") else why_not_here("colossal_tensor")
 needs_colossalai = pytest.mark.skipif(LACK is not None, reason=str(LACK))
-
-
-def command(*words):
-    return [sys.executable, "-m", "gptscale.launchers.cli", *map(str, words)]
 
 
 def script(name, environment, nproc, *words):
@@ -113,7 +108,7 @@ def saved(tmp_path_factory):
 
 
 @needs_colossalai
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_resume_is_bit_identical(saved, tmp_path):
     options = ["--nproc", 4, "--tp-size", 2, *LONG, "--out", tmp_path, "--run-name", "again"]
     ok("run", "colossal_pipeline", *options, "--resume", saved / "colossal" / "checkpoints" / "step-4")
@@ -131,7 +126,7 @@ MOVES = {
 
 
 @needs_colossalai
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("split", MOVES)
 def test_state_comes_in_and_goes_out_without_a_changed_bit(split, saved, tmp_path):
     """Load one process's state into each split and save it again.
@@ -171,7 +166,7 @@ def parameters_of(gpt, tp, pp, stage):
 
 
 @needs_colossalai
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_state_goes_on_in_one_process(saved, tmp_path):
     source = saved / "colossal" / "checkpoints" / "step-4"
     script("world_reload.py", "", 1, "single", tmp_path, source)
@@ -258,22 +253,16 @@ def test_dry_run_tells_the_command_with_its_interpreter(capsys, tmp_path, monkey
 @needs_colossalai
 def test_a_killed_rank_ends_all_and_is_named(tmp_path):
     words = ["run", "colossal_pipeline", "--nproc", 2, "--steps", 100000, "--out", tmp_path, "--run-name", "long"]
-    launcher = subprocess.Popen(
-        command(*words), env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    deadline = time.monotonic() + 90
-    while not (tmp_path / "runs" / "long" / "steps.csv").exists():
-        assert launcher.poll() is None, launcher.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    time.sleep(1)
-    listed = ["ps", "-o", "pid=", "--ppid", str(launcher.pid)]
-    ranks = [int(p) for p in subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split()]
-    os.kill(ranks[1], signal.SIGKILL)
-    said, _ = launcher.communicate(timeout=20)
-    assert launcher.returncode == 7
-    assert "rank 1 was killed by SIGKILL" in said
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    launcher = Started(command(*words))
+    file = tmp_path / "runs" / "long" / "steps.csv"
+    launcher.wait_for(lambda: file.exists() and file.read_text().count("\n") > 2)
+    processes = launcher.ranks()
+    processes[1].kill()
+    status, _, err = launcher.ended()
+    assert status == 7
+    assert "rank 1 was killed by SIGKILL" in err
+    assert len(processes) == 2
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
     assert [(row["status"], row["engine"]) for row in rows(tmp_path)] == [("failed", "colossalai")]
 
 

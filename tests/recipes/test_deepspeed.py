@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from worlds import ranks
+from worlds import gptscale, ok, ranks
 
 pytest.importorskip("deepspeed")
 WORLDS = Path(__file__).parents[1] / "worlds"
@@ -85,38 +85,14 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
 def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp_path):
     """Go on for 3 steps from what save_checkpoint left after 3 steps, and compare with a run that never stopped."""
     ranks("world_deepspeeds_own.py", 2, recipe, tmp_path)
-    command = [
-        sys.executable,
-        "-m",
-        "gptscale.launchers.cli",
-        "run",
-        recipe,
-        "--nproc",
-        "2",
-        "--steps",
-        "6",
-        "--out",
-        str(tmp_path),
-    ]
-    command += WORK
-    resume = ["--resume", str(tmp_path / "own"), "--trust-checkpoint"]
+    words = ["--nproc", 2, "--steps", 6, "--out", tmp_path, *WORK]
+    resume = ["--resume", tmp_path / "own", "--trust-checkpoint"]
     for name, options in (("whole", []), ("rest", resume)):
-        ended = subprocess.run(
-            [*command, "--run-name", name, *options],
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        ok("run", recipe, *words, "--run-name", name, *options)
     whole, rest = (pd.read_csv(tmp_path / "runs" / n / "steps.csv").set_index("step") for n in ("whole", "rest"))
     assert list(rest.index) == [4, 5, 6]
     for column in ("loss", "grad_norm"):
         assert ((whole.loc[4:, column] - rest[column]).abs() / rest[column]).max() <= 1e-6
-    command[command.index(recipe)] = "ddp"
-    ended = subprocess.run(
-        [*command, *resume], env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False
-    )
+    ended = gptscale("run", "ddp", *words, *resume)
     assert ended.returncode == 2
     assert "this recipe reads no checkpoint of DeepSpeed's" in ended.stderr

@@ -4,24 +4,15 @@ It is a file apart from test_worlds.py, so that the two can run at the same time
 """
 
 import csv
-import os
-import subprocess
-import sys
 
 import pandas as pd
 import pytest
+from worlds import ok
 
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 1e-5
-
-
-def ok(*words, timeout=150):
-    command = [sys.executable, "-m", "gptscale.launchers.cli", *map(str, words)]
-    ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout, check=False)
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-4000:]
 
 
 def steps(run):

@@ -4,13 +4,11 @@ import json
 import math
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from worlds import ranks
+from worlds import Started, command, ok, ranks
 
 from gptscale.common.engines.zero.swap_folder import abandoned
 from gptscale.launchers.run.preflight import why_not_here
@@ -115,38 +113,25 @@ def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
         assert max(abs(a - b) / b for a, b in zip(wrong, right, strict=True)) > 1e-4
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_swap_folder_is_deleted_by_sigterm_and_after_sigkill_by_the_next_run(tmp_path):
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)
     nvme = tmp_path / "nvme"
     nvme.mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "gptscale.launchers.cli",
-        "run",
-        "zero_infinity",
-        "--nproc",
-        "2",
-        "--n-embd",
-        "256",
-    ]
-    command += ["--out", str(tmp_path), "--nvme-path", str(nvme)]
+    words = ["run", "zero_infinity", "--nproc", 2, "--n-embd", 256, "--out", tmp_path, "--nvme-path", nvme]
     for number in (signal.SIGTERM, signal.SIGKILL):
-        run = subprocess.Popen(
-            [*command, "--steps", "99999"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        run = Started(command(*words, "--steps", 99999))
         assert next(line for line in run.stdout if re.match(r"step +2/", line))
         assert sum(f.stat().st_size for f in nvme.rglob("*.swp")) > 10 * 2**20
-        run.send_signal(number)
-        run.communicate(timeout=60)
+        run.process.send_signal(number)
+        status, _, _ = run.ended()
         if number == signal.SIGTERM:
-            assert run.returncode == 75
+            assert status == 75
             assert list(nvme.iterdir()) == []
-    deadline = time.monotonic() + 20  # the kernel ends the ranks of a launcher that was killed outright
+    deadline = time.monotonic() + 120  # the kernel ends the ranks of a launcher that was killed outright
     while not abandoned(nvme):
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    subprocess.run([*command, "--steps", "2"], check=True, timeout=100, stdout=subprocess.DEVNULL)
+    ok(*words, "--steps", 2)
     assert list(nvme.iterdir()) == []

@@ -8,19 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 import torch
-from worlds import ok, ranks
+from worlds import ENVIRONMENT, Started, command, ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.launchers.run.preflight import why_not_here
 
 WORLDS = Path(__file__).parents[1] / "worlds"
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 1e-5
 
 
@@ -112,7 +111,7 @@ def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recip
 WIDE = ["--n-embd", "512", "--global-batch-size", "4", "--seq-len", "64"]  # so that weights too are swapped to disk
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("begun", "nproc", "continued", "options"),
     [
@@ -163,38 +162,11 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
 
 
 def begun(out, recipe="ddp"):
-    """Start a run on two ranks that would last minutes, and return it once it has saved, with its ranks' process ids."""
-    command = [
-        sys.executable,
-        "-m",
-        "gptscale.launchers.cli",
-        "run",
-        recipe,
-        "--nproc",
-        "2",
-        "--steps",
-        "100000",
-        "--save-every",
-        "5",
-        "--out",
-        str(out),
-        "--run-name",
-        "long",
-    ]
-    launcher = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 60
-    while not step_folders(out / "runs" / "long" / "checkpoints"):
-        assert launcher.poll() is None, launcher.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    ranks = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True, check=True, timeout=10
-    )
-    return launcher, [int(pid) for pid in ranks.stdout.split()]
-
-
-def gone(pid):
-    return not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]
+    """Start a run on two ranks that would last minutes, and return it once it has saved, with its ranks' processes."""
+    words = ["--nproc", 2, "--steps", 100000, "--save-every", 5, "--out", out, "--run-name", "long"]
+    launcher = Started(command("run", recipe, *words))
+    launcher.wait_for(lambda: step_folders(out / "runs" / "long" / "checkpoints"))
+    return launcher, launcher.ranks()
 
 
 def summary(out):
@@ -206,12 +178,13 @@ def summary(out):
     ("recipe", "victim"), [("ddp", 0), ("ddp", 1), ("tensor_parallel", 0), ("pipeline", 1), ("hybrid_3d", 1)]
 )
 def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim, tmp_path):
-    launcher, ranks = begun(tmp_path, recipe)
-    os.kill(ranks[victim], signal.SIGKILL)
-    said, _ = launcher.communicate(timeout=15)
-    assert launcher.returncode == 7
-    assert f"rank {victim} was killed by SIGKILL" in said
-    assert all(gone(pid) for pid in ranks)
+    launcher, processes = begun(tmp_path, recipe)
+    processes[victim].kill()
+    status, _, err = launcher.ended()
+    assert status == 7
+    assert f"rank {victim} was killed by SIGKILL" in err
+    assert len(processes) == 2
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
     (row,) = summary(tmp_path)
     assert (row["status"], row["run_id"]) == ("failed", "long")
     last = Reader(step_folders(tmp_path / "runs" / "long" / "checkpoints")[0]).verify().step
@@ -234,11 +207,10 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim,
 
 
 def test_sigterm_saves_and_exits_75(tmp_path):
-    launcher, ranks = begun(tmp_path)
-    launcher.send_signal(signal.SIGTERM)
-    launcher.communicate(timeout=40)
-    assert launcher.returncode == 75
-    assert all(gone(pid) for pid in ranks)
+    launcher, processes = begun(tmp_path)
+    launcher.process.send_signal(signal.SIGTERM)
+    assert launcher.ended()[0] == 75
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
     done = steps(tmp_path / "runs" / "long").index[-1]
     assert Reader(step_folders(tmp_path / "runs" / "long" / "checkpoints")[0]).verify().step == done
     assert [row["status"] for row in summary(tmp_path)] == ["interrupted"]
@@ -261,14 +233,19 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
 @pytest.mark.parametrize("module", [["ddp"], ["zero", "--stage", "3"], ["fabric"]])
 def test_torchrun_by_hand(module, tmp_path):
     name, *options = module
-    command = [
+    torchrun = [
         *"-m torch.distributed.run --standalone --nproc-per-node 2 -m".split(),
         f"gptscale.recipes.{name}",
         *options,
     ]
     words = ["--model", "tiny", "--steps", "3", "--out", str(tmp_path)]
     ended = subprocess.run(
-        [sys.executable, *command, *words], env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *torchrun, *words],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
@@ -21,12 +25,12 @@ def command(*words: Any) -> Program:
     return Program("gptscale.launchers.cli", tuple(map(str, words)), imports=IMPORTS)
 
 
-def gptscale(*words: Any, timeout: float = 150, **variables: str) -> subprocess.CompletedProcess[str]:
+def gptscale(*words: Any, timeout: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words` and return how it ended and what it printed."""
     return run_captured(command(*words), timeout=timeout, environ={**os.environ, **ENVIRONMENT, **variables})
 
 
-def ok(*words: Any, timeout: float = 150, **variables: str) -> subprocess.CompletedProcess[str]:
+def ok(*words: Any, timeout: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words`, which must end well."""
     ended = gptscale(*words, timeout=timeout, **variables)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
@@ -52,8 +56,21 @@ class Started:
         os.close(its_err)
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
 
-    def ended(self, timeout: float = 60) -> tuple[int, str, str]:
+    def ended(self, timeout: float = 300) -> tuple[int, str, str]:
         """Wait for the end; return the status and the rest of stdout and of stderr, each up to a pipe's size."""
         status = self.process.wait(timeout)
         with self.stdout, self.stderr:
             return status, self.stdout.read(), self.stderr.read()
+
+    def wait_for(self, condition: Callable[[], object], timeout: float = 300) -> None:
+        """Wait until `condition` holds; fail if the program ends before, or after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, self.ended()
+            assert time.monotonic() < deadline, "nothing came of it"
+            time.sleep(0.05)
+
+    def ranks(self) -> list[psutil.Process]:
+        """Return the processes of the ranks that it has forked, in their order."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        return sorted((p for p in below if p.name().startswith("rank ")), key=lambda p: int(p.name().split()[1]))

@@ -1,7 +1,7 @@
 """`gptscale lenet bench`: images/s of the fast loader beside a plain PyTorch script of the same model, in the same run.
 
-Contenders run in turn, each in a process of its own with the same number of threads, and medians over rounds are compared.
-What is counted is the wall time of whole training epochs, loading and augmentation included, tests and imports not.
+The contenders run in turn, each in a process of its own with the same number of threads, and their medians over rounds are
+compared. The time is the wall time of whole training epochs with loading and augmentation, without tests and imports.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 
 import pandas as pd
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.process.task import answer, run_worker
+from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import make_plan, world_from_environment
 from gptscale.lenet.run.worker import train
+from gptscale.results import render
 
 
 @dataclass(frozen=True)
 class LenetBenchOptions:
-    """What to train for how long; all contenders have RandomAffine, and Adam."""
+    """The images and the length of the bench, in which all contenders have RandomAffine and Adam."""
 
     data: str = "digits"
     """digits | mnist | a folder of idx files."""
@@ -46,15 +46,11 @@ class LenetBenchOptions:
     """File for the figures."""
 
     def __post_init__(self) -> None:
-        for name, high in (("epochs", 1000), ("rounds", 100), ("threads", 1024)):
-            if not 1 <= getattr(self, name) <= high:
-                what = f"{name} {getattr(self, name)} is out of range"
-                raise ConfigError(what, f"in --{name}", f"use 1 to {high}")
-        if self.csv is not None and (self.csv.is_dir() or not self.csv.absolute().parent.is_dir()):
-            raise ConfigError(f"{self.csv} cannot be written", "in --csv", "name a file in a folder that exists")
+        check_ranges(self, {"epochs": (1, 1000), "rounds": (1, 100), "threads": (1, 1024)})
+        check_output_file(self.csv, "--csv", "cannot be written")
 
 
-# name: (batch size, learning rate, schedule, workers of a plain script or None for ours)
+# By name: batch size, learning rate, schedule, and the plain script's worker processes or None for this package's run.
 CONTENDERS: dict[str, tuple[int, float, str, int | None]] = {
     "plain, 0 workers": (32, 1e-3, "constant", 0),
     "plain, 2 workers": (32, 1e-3, "constant", 2),
@@ -64,8 +60,8 @@ CONTENDERS: dict[str, tuple[int, float, str, int | None]] = {
 
 
 @dataclass
-class Measured:
-    """One contender over all rounds; images/s of each epoch, accuracy of each round."""
+class LenetContender:
+    """One contender over all rounds, with the images/s of each epoch and the accuracy of each round."""
 
     name: str
     images_per_s: list[float] = field(default_factory=list)
@@ -73,18 +69,19 @@ class Measured:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print, write."""
+    """Measure all contenders, print the table, write the file."""
     options = parse(LenetBenchOptions, argv, prog="gptscale lenet bench", about="Beside a plain PyTorch script.")
     config = VisionConfig(data=options.data, data_dir=options.data_dir, device="cpu")
-    make_plan(config, world_from_environment(config))  # what is wrong with the data is one line, before any contender
-    found = [Measured(name) for name in CONTENDERS]
+    # A mistake in the data is one line of this process, before any contender starts.
+    make_plan(config, world_from_environment(config))
+    contenders = [LenetContender(name) for name in CONTENDERS]
     for turn in range(options.rounds):
-        for measured in found:
-            print(f"round {turn + 1} of {options.rounds}: {measured.name}", file=sys.stderr, flush=True)
-            result = run_contender(measured.name, options, seed=turn + 1)
-            measured.images_per_s += [result["n_images"] / seconds for seconds in result["epoch_times_s"]]
-            measured.accuracies.append(result["accuracy"])
-    frame = figures(found, options)
+        for contender in contenders:
+            print(f"round {turn + 1} of {options.rounds}: {contender.name}", file=sys.stderr, flush=True)
+            result = run_contender(contender.name, options, seed=turn + 1)
+            contender.images_per_s += [result["n_images"] / seconds for seconds in result["epoch_times_s"]]
+            contender.accuracies.append(result["accuracy"])
+    frame = figures(contenders, options)
     show(frame, options)
     if options.csv:
         frame.to_csv(options.csv, index=False)
@@ -93,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_contender(name: str, options: LenetBenchOptions, seed: int) -> dict[str, Any]:
-    """One turn of one contender in its own process; its last line is the result."""
+    """Run one contender once in a process of its own and return its result."""
     batch_size, lr, schedule, workers = CONTENDERS[name]
     task = {
         "contender": name,
@@ -113,8 +110,8 @@ def run_contender(name: str, options: LenetBenchOptions, seed: int) -> dict[str,
     return run_worker(module, task)
 
 
-def ours(task: dict[str, Any]) -> dict[str, Any]:
-    """The package's own run, in this process, with all it writes."""
+def train_fast(task: dict[str, Any]) -> dict[str, Any]:
+    """Train by this package in this process, with all files of a run, and return the epochs' seconds and the accuracy."""
     torch.set_num_threads(task.pop("threads"))
     del task["contender"]
     with tempfile.TemporaryDirectory() as folder:
@@ -126,16 +123,16 @@ def ours(task: dict[str, Any]) -> dict[str, Any]:
             raise GptscaleError(str(outcome.row["error"]), "in lenet bench", "see the message above")
         epochs = pd.read_csv(outcome.folder / "epochs.csv")
     n_images = int(outcome.row["n_train"])
-    # a last batch that is not whole is not trained on: seconds for as many images as the plain script sees
+    # This package leaves out an incomplete last batch. These are the seconds for as many images as the plain script takes.
     seconds = [n_images / rate for rate in epochs.images_per_s]
     return {"epoch_times_s": seconds, "accuracy": outcome.row["test_accuracy"], "n_images": n_images}
 
 
-def figures(found: Sequence[Measured], options: LenetBenchOptions) -> pd.DataFrame:
-    """A row per contender; ratios are of median images/s to those of the two plain scripts."""
-    medians = {m.name: statistics.median(m.images_per_s) for m in found}
+def figures(contenders: Sequence[LenetContender], options: LenetBenchOptions) -> pd.DataFrame:
+    """Return a row for each contender, with the ratios of its median images/s to those of the two plain scripts."""
+    medians = {m.name: statistics.median(m.images_per_s) for m in contenders}
     rows = []
-    for m in found:
+    for m in contenders:
         batch_size, lr, schedule, _ = CONTENDERS[m.name]
         rows.append(
             {
@@ -163,15 +160,15 @@ def figures(found: Sequence[Measured], options: LenetBenchOptions) -> pd.DataFra
 
 
 def show(frame: pd.DataFrame, options: LenetBenchOptions) -> None:
-    """The table on standard output."""
-    console = Console(width=None if Console().is_terminal else 120)
+    """Print the table."""
+    console = render.console(120)
     console.print(
         f"{frame.device[0]}, torch {torch.__version__}, {options.threads} threads, {options.epochs} epochs, "
         f"{options.rounds} rounds",
         highlight=False,
     )
     titles = ("contender", "batch", "images/s (min-max)", "vs plain 0", "vs plain 2", "accuracy (min-max)")
-    table = Table(*titles, box=None, pad_edge=False)
+    table = render.table(titles)
     row: Any
     for row in frame.itertuples():
         table.add_row(
@@ -186,4 +183,4 @@ def show(frame: pd.DataFrame, options: LenetBenchOptions) -> None:
 
 
 if __name__ == "__main__":
-    answer(ours)
+    answer(train_fast)

@@ -1,6 +1,7 @@
-"""`gptscale lenet fused`: nets of 2 and 10 convolutions by PyTorch's operators and by the fused one, beside the text's table.
+"""`gptscale lenet fused`: nets of 2 and 10 convolutions by PyTorch's operators and by the fused one, beside report D's table.
 
-Within a net all ways start from the same weights and see the same batches, in turn, so that losses must agree and times compare.
+All variants of a net start from the same weights, see the same batches and run in turn. Their losses must therefore agree, and
+their times can be compared. docs/lenet/README.md says what report D is.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.process.begin import keep_freed_memory, share_cores
+from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.models.registry import Convolutions, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.loop import TestSet
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.studies.reference_figures import FUSED
+from gptscale.lenet.studies.reference_figures import FUSED_CONVOLUTIONS
 from gptscale.lenet.studies.study import StudyOptions, finish
 from gptscale.ops import registry as library
+from gptscale.results.render import DPI, subplots
 
 NETS = ("conv2_shared", "conv2_independent", "conv10_shared", "conv10_independent")
 
@@ -48,13 +50,11 @@ class FusedOptions(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for word in self.nets.split(","):
-            if word not in NETS:
-                raise ConfigError(f"unknown net {word!r}", "in --nets", f"use {', '.join(NETS)}")
+        parse_names(self.nets, NETS, "net", "--nets", f"use {', '.join(NETS)}")
 
 
 @dataclass(frozen=True)
-class Way:
+class NetVariant:
     """One way to compute a net: on which device, by the fused operator or not, with cuDNN or not."""
 
     name: str
@@ -64,8 +64,8 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One epoch or more of one net in one way. Times: seconds of all steps, first and last loss, test accuracy."""
+class NetFigures:
+    """The measurements of one net in one variant: seconds of all steps, first and last loss, and test accuracy."""
 
     forward_s: float
     backward_s: float
@@ -75,7 +75,7 @@ class Seen:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train all nets in all ways, print the table, write the files."""
+    """Train all nets in all variants, print the table, write the files."""
     options = parse(FusedOptions, argv, prog="gptscale lenet fused", about="Fused convolution, bias and ReLU in nets.")
     share_cores()
     keep_freed_memory()
@@ -89,11 +89,10 @@ def main(argv: Sequence[str]) -> int:
     rows = []
     for turn in range(options.repeats):
         for net in options.nets.split(","):
-            for way in ways(world.device):
-                print(f"round {turn + 1} of {options.repeats}: {net}, {way.name}", flush=True)
-                run = replace(plan, config=replace(config, seed=turn + 1), world=replace(world, device=way.device))
-                seen = train(net, way, run)
-                rows.append({"net": net, "way": way.name, "seed": turn + 1} | vars(seen))
+            for variant in variants(world.device):
+                print(f"round {turn + 1} of {options.repeats}: {net}, {variant.name}", flush=True)
+                run = replace(plan, config=replace(config, seed=turn + 1), world=replace(world, device=variant.device))
+                rows.append({"net": net, "way": variant.name, "seed": turn + 1} | vars(train(net, variant, run)))
     frame = pd.DataFrame(rows).assign(
         data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps, lr=options.lr,
         device=device_name(world.device), threads=torch.get_num_threads(), torch_version=torch.__version__,
@@ -104,34 +103,38 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def ways(device: torch.device) -> list[Way]:
-    """The text's four where there is a GPU, and the fused operator on the CPU."""
+def variants(device: torch.device) -> list[NetVariant]:
+    """Return two variants on the CPU, and with a GPU also the other three of report D."""
     cpu = torch.device("cpu")
-    on_cpu = [Way("CPU", cpu), Way("CPU, fused", cpu, fused=True)]
+    on_cpu = [NetVariant("CPU", cpu), NetVariant("CPU, fused", cpu, fused=True)]
     if device.type != "cuda":
         return on_cpu
-    return [Way("cuDNN", device), Way("fused", device, fused=True), Way("cuDNN off", device, cudnn=False), *on_cpu]
+    cudnn_off = NetVariant("cuDNN off", device, cudnn=False)
+    return [NetVariant("cuDNN", device), NetVariant("fused", device, fused=True), cudnn_off, *on_cpu]
 
 
-def train(net: str, way: Way, plan: VisionPlan) -> Seen:
-    """Train `net` as the plan has it. Forward and backward each end with waiting for the device: their sum is no step time."""
-    model = build_model(net, plan.shape, seed=plan.config.seed).to(way.device)
+def train(net: str, variant: NetVariant, plan: VisionPlan) -> NetFigures:
+    """Train `net` with the options of the plan and return its measurements.
+
+    Forward and backward each end by waiting for the device, so that their sum is no step time.
+    """
+    model = build_model(net, plan.shape, seed=plan.config.seed).to(variant.device)
     assert isinstance(model, Convolutions)
-    model.fused = way.fused
+    model.fused = variant.fused
     optimizer = torch.optim.Adam(model.parameters(), lr=plan.config.lr, fused=True)
     losses: list[Tensor] = []
     times = {"forward": 0.0, "backward": 0.0}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
-        synchronize(way.device)
+        synchronize(variant.device)
         began = time.perf_counter()
         result = work()
-        synchronize(way.device)
+        synchronize(variant.device)
         times[name] += time.perf_counter() - began
         return result
 
     loader = plan.loader()
-    with cudnn(way):
+    with cudnn(variant):
         for step in range(plan.steps):
             epoch, place = divmod(step, plan.batch_order.steps_per_epoch)
             if place == 0:
@@ -143,12 +146,12 @@ def train(net: str, way: Way, plan: VisionPlan) -> Seen:
             optimizer.zero_grad(set_to_none=True)
             losses.append(loss.detach())
         accuracy = _accuracy(model, plan)
-    return Seen(times["forward"], times["backward"], losses[0].item(), losses[-1].item(), accuracy)
+    return NetFigures(times["forward"], times["backward"], losses[0].item(), losses[-1].item(), accuracy)
 
 
-def cudnn(way: Way) -> AbstractContextManager[None]:
-    """cuDNN off for the way that asks for it."""
-    return nullcontext() if way.cudnn else torch.backends.cudnn.flags(enabled=False)  # type: ignore[no-any-return]
+def cudnn(variant: NetVariant) -> AbstractContextManager[None]:
+    """Return a context in which cuDNN is off for a variant without it."""
+    return nullcontext() if variant.cudnn else torch.backends.cudnn.flags(enabled=False)  # type: ignore[no-any-return]
 
 
 def _loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -162,8 +165,11 @@ def _accuracy(model: nn.Module, plan: VisionPlan) -> float:
 
 
 def table(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """Cells for people: medians over the repeats, lowest and highest, ratios to the first way in the same round; the text's."""
-    found = []
+    """Return the lines of the table, then those of report D.
+
+    Seconds are medians over the repeats with the lowest and the highest. Ratios are to the plain variant in the same round.
+    """
+    lines = []
     for (net, way), rows in frame.groupby(["net", "way"], sort=False):
         plain = frame[(frame.net == net) & (frame.way == ("CPU" if str(way).startswith("CPU") else "cuDNN"))]
         line = {"net": str(net), "way": str(way)}
@@ -174,29 +180,26 @@ def table(frame: pd.DataFrame) -> list[dict[str, str]]:
             line[f"{name}, plain / this"] = f"{ratio:.2f}"
         line["last loss"] = f"{rows.loss_last.median():.4f}"
         line["accuracy %"] = f"{100 * rows.accuracy.median():.2f}"
-        found.append(line)
-    empty = dict.fromkeys(found[0], "-")
-    for layers, way, forward, backward, accuracy in FUSED:
-        plain_s = next(f for f in FUSED if f[0] == layers and f[1] == "cuDNN")
-        found.append(
+        lines.append(line)
+    empty = dict.fromkeys(lines[0], "-")
+    with_cudnn = {layers: times for layers, way, *times in FUSED_CONVOLUTIONS if way == "cuDNN"}
+    for layers, way, forward_s, backward_s, accuracy in FUSED_CONVOLUTIONS:
+        plain_forward_s, plain_backward_s, _ = with_cudnn[layers]
+        lines.append(
             empty
-            | {"net": f"text D: {layers} layers", "way": way}
-            | {"forward s": f"{forward:.2f}", "forward, plain / this": f"{plain_s[2] / forward:.2f}"}
-            | {"backward s": f"{backward:.2f}", "backward, plain / this": f"{plain_s[3] / backward:.2f}"}
+            | {"net": f"report D: {layers} layers", "way": way}
+            | {"forward s": f"{forward_s:.2f}", "forward, plain / this": f"{plain_forward_s / forward_s:.2f}"}
+            | {"backward s": f"{backward_s:.2f}", "backward, plain / this": f"{plain_backward_s / backward_s:.2f}"}
             | {"accuracy %": f"{accuracy:.2f}"}
         )
-    return found
+    return lines
 
 
 def draw(frame: pd.DataFrame, path: Path) -> None:
-    """A panel for each net: forward and backward seconds of each way, stacked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
+    """Write a figure with a panel for each net: forward and backward seconds of each variant, stacked."""
     nets = list(dict.fromkeys(frame.net))
-    figure, panels = plt.subplots(1, len(nets), figsize=(3.6 * len(nets), 3.2), constrained_layout=True, squeeze=False)
+    title = f"{frame.data[0]}, batch {frame.batch_size[0]}, {frame.device[0]}"
+    figure, panels = subplots(1, len(nets), (3.6 * len(nets), 3.2), title)
     for panel, net in zip(panels[0], nets, strict=True):
         medians = frame[frame.net == net].groupby("way", sort=False)[["forward_s", "backward_s"]].median()
         panel.bar(medians.index, medians.forward_s, label="forward")
@@ -205,6 +208,4 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         panel.tick_params(axis="x", labelrotation=20, labelsize=8)
         panel.grid(axis="y", alpha=0.3)
     panels[0][-1].legend(fontsize=8, loc="lower right")
-    figure.suptitle(f"{frame.data[0]}, batch {frame.batch_size[0]}, {frame.device[0]}", fontsize=10)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path, dpi=DPI)

@@ -1,6 +1,7 @@
-"""`gptscale lenet memory`: what fills the memory in one training step, by category, as a table, a picture and events in a CSV.
+"""`gptscale lenet memory`: what fills the memory in one training step, as a table, a picture and a CSV of events.
 
-The same account is kept on a CPU and on CUDA, where --snapshot adds the allocator's own history for pytorch.org/memory_viz.
+The account by category is the same on a CPU and on CUDA. On CUDA, --snapshot adds the allocator's own history for
+pytorch.org/memory_viz.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ from torch.autograd.graph import saved_tensors_hooks
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
 from gptscale.common.process.begin import share_cores
+from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.config import Precision, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.studies.memory_account import CATEGORIES, Mark, StorageAccount
-from gptscale.lenet.studies.study import check_files, show
+from gptscale.lenet.studies.study import show
+from gptscale.results.render import DPI, subplots
 
 MIB = 2**20
-HISTORY_ENTRIES = 100_000  # of the allocator's history; a step of resnet18 has some thousand
+# Most entries of the allocator's history. A step of resnet18 has some thousand.
+HISTORY_ENTRIES = 100_000
 COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#CCCCCC"), strict=True))
 
 
 @dataclass(frozen=True)
 class VisionMemoryOptions:
-    """Which training step is looked into."""
+    """The training step that is examined."""
 
     model: str = "lenet"
     """As in gptscale lenet train."""
@@ -65,14 +69,14 @@ class VisionMemoryOptions:
     """File for the history of CUDA's allocator, a pickle for pytorch.org/memory_viz."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= 1000:
-            raise ConfigError(f"steps {self.steps} is out of range", "in --steps", "use 1 to 1000")
-        check_files(self, ("png", "csv", "snapshot"))
+        check_range(self.steps, 1, 1000, "steps")
+        for name in ("png", "csv", "snapshot"):
+            check_output_file(getattr(self, name), f"--{name}")
 
     def config(self) -> VisionConfig:
-        """The run whose steps these are."""
-        same = "model data data_dir batch_size precision amp optimizer device out".split()
-        return VisionConfig(augment="none", study="memory", **{name: getattr(self, name) for name in same})
+        """Return the options of the run whose steps are taken."""
+        names = "model data data_dir batch_size precision amp optimizer device out".split()
+        return VisionConfig(augment="none", study="memory", **{name: getattr(self, name) for name in names})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def title(plan: VisionPlan) -> str:
-    """What was trained, on what."""
+    """Return the title of the table and the picture: what is trained, and on which device."""
     config = plan.config
     precision = config.precision if config.amp else f"{config.precision} without autocast"
     return (
@@ -117,7 +121,7 @@ def title(plan: VisionPlan) -> str:
 
 
 def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
-    """Enter into `account` as many steps of the engine as a run takes them, after making the model and loading the images."""
+    """Build the model, load the images and take `steps` training steps, all of it under `account`."""
     with account:
         engine = VisionEngine(plan.config, plan.shape, plan.world)
         loader = FastLoader(plan.data.train, plan.batch_order, plan.normalise(), plan.config.augment)
@@ -133,30 +137,30 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
 
 
 def watch(engine: VisionEngine, account: StorageAccount) -> None:
-    """Tell the account what the engine's tensors are, and when backward and the optimizer begin."""
+    """Label the engine's tensors in the account, and let it know when backward and the optimizer begin."""
     account.hold(engine.module.parameters(), "weights")
     for state in engine.optimizer.state.values():
         account.hold(state.values(), "optimizer state")
 
-    def note_gradient(parameter: Tensor) -> None:
+    def hold_gradient(parameter: Tensor) -> None:
         assert parameter.grad is not None
         account.hold([parameter.grad], "gradients")
 
     for parameter in engine.module.parameters():
-        parameter.register_post_accumulate_grad_hook(note_gradient)
+        parameter.register_post_accumulate_grad_hook(hold_gradient)
     backward = engine.backward
 
-    def timed(loss: Tensor) -> None:
+    def backward_as_a_phase(loss: Tensor) -> None:
         account.begin("backward")
         backward(loss)
         account.begin("optimizer")
 
-    engine.backward = timed
+    engine.backward = backward_as_a_phase
 
 
 @contextmanager
 def allocator_history(path: Path | None) -> Iterator[None]:
-    """Record what CUDA's allocator does, with the stacks that asked for it, and leave it in `path`; nothing for None."""
+    """Record the history of CUDA's allocator with the callers' stacks and write it to `path`, or do nothing for None."""
     if path is None:
         yield
         return
@@ -170,7 +174,10 @@ def allocator_history(path: Path | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StepView:
-    """One step of an account. events: rows of its timeline, `ms` since the step began, the first row what was there before."""
+    """One step of an account.
+
+    events: rows of the timeline with `ms`, milliseconds since the step began. The first row is the state before the step.
+    """
 
     events: pd.DataFrame
     marks: list[Mark]
@@ -178,7 +185,7 @@ class StepView:
 
     @classmethod
     def of(cls, account: StorageAccount, timeline: pd.DataFrame, step: int) -> StepView:
-        """1-based `step` of the account whose timeline is given."""
+        """Return 1-based `step` of the account whose timeline is given."""
         first = next(i for i, mark in enumerate(account.marks) if mark.step == step)
         marks, before = [mark for mark in account.marks if mark.step == step], account.marks[first - 1]
         events = timeline.iloc[before.n_events - 1 : marks[-1].n_events]
@@ -190,13 +197,13 @@ class StepView:
         return self.events.iloc[int(self.events.live_bytes.to_numpy().argmax())]
 
     def ends(self) -> Iterator[tuple[Mark, float, Any]]:
-        """Each phase with its end in ms and the last row before it."""
+        """Yield each phase with the time of its end in ms and the last row before that."""
         for mark in self.marks:
             yield mark, 1e3 * (mark.time_s - self.began_s), self.events.loc[mark.n_events - 1]
 
 
 def table(step: StepView) -> list[dict[str, str]]:
-    """Cells for people, in MiB: a row per category and one of all, a column for each phase's end and for the step's peak."""
+    """Return the lines of the table in MiB: one for each category and one for all, at each phase's end and at the peak."""
     at = {f"after {mark.phase}": row for mark, _, row in step.ends()} | {"peak": step.peak}
     names = [*zip(CATEGORIES, CATEGORIES, strict=True), ("all", "live_bytes")]
     rows = [{"MiB": name} | {when: mib(row[column]) for when, row in at.items()} for name, column in names]
@@ -207,26 +214,19 @@ def table(step: StepView) -> list[dict[str, str]]:
 
 
 def mib(n_bytes: int | None) -> str:
-    """Bytes for people."""
+    """Format a number of bytes in MiB."""
     return "-" if n_bytes is None else f"{n_bytes / MIB:,.2f}"
 
 
 def draw(step: StepView, heading: str, path: Path) -> None:
-    """Stacked areas of live bytes over the host's time in the step, with its phases and its peak."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(12, 5), constrained_layout=True)
-    paint(axes, step)
-    figure.suptitle(heading, fontsize=10)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    """Write a picture of the step: stacked areas of live bytes over the host's time, with the phases and the peak."""
+    figure, axes = subplots(1, 1, (12, 5), heading)
+    paint(axes[0, 0], step)
+    figure.savefig(path, dpi=DPI)
 
 
 def paint(axes: Any, step: StepView) -> None:
-    """The picture of `draw` in matplotlib's `axes`."""
+    """Draw the picture of a step on matplotlib's `axes`."""
     ends = [end for _, end, _ in step.ends()]
     ms = [*step.events.ms, ends[-1]]
     heights = [[*(step.events[name] / MIB), step.events[name].iloc[-1] / MIB] for name in CATEGORIES]
@@ -240,7 +240,8 @@ def paint(axes: Any, step: StepView) -> None:
     )
     for begin, end, mark in zip([0.0, *ends], ends, step.marks, strict=False):
         axes.axvline(end, color="black", linewidth=0.6)
-        if end - begin > 0.03 * ms[-1]:  # else there is no room for its name, as for a batch that was ready
+        # A short phase, such as the loading of a batch that was prepared before, has no room for its name.
+        if end - begin > 0.03 * ms[-1]:
             axes.text(
                 (begin + end) / 2, 1.02, mark.phase, ha="center", fontsize=8, transform=axes.get_xaxis_transform()
             )

@@ -1,8 +1,8 @@
-"""Live bytes by category: every storage that an operator returns, from its allocation to its release, on any device.
+"""An account of live bytes by category: every storage that an operator returns, from its allocation to its release.
 
-A dispatch mode sees the results of all operators, in forward, backward and optimizer alike; a weak reference to a storage tells
-when the last tensor on it is gone. Not seen is what a kernel takes and gives back within one call, and what libraries keep for
-themselves (workspaces of cuBLAS and cuDNN).
+It works on any device. A dispatch mode sees the results of all operators, in forward, backward and optimizer. A weak reference to
+each storage shows when its last tensor is gone. The account does not see memory that a kernel allocates and frees within one
+call, nor memory that libraries keep for themselves (workspaces of cuBLAS and cuDNN).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CATEGORIES = ("weights", "optimizer state", "inputs", "gradients", "activations"
 class Event(NamedTuple):
     """An allocation (change_bytes above 0) or a release.
 
-    time_s: since the account began; of an allocation, when its operator began. op: the operator, empty at a release.
+    time_s: seconds since the account began, for an allocation until its operator began. op: the operator, empty for a release.
     """
 
     time_s: float
@@ -38,7 +38,10 @@ class Event(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The end of a phase: events until then, and CUDA's own count, now and at its highest in this step (None elsewhere)."""
+    """The end of a phase, with the number of events until then.
+
+    allocated_bytes and peak_allocated_bytes: the count of CUDA's allocator now and its highest in this step, None elsewhere.
+    """
 
     step: int
     phase: str
@@ -49,10 +52,11 @@ class Mark(NamedTuple):
 
 
 class StorageAccount(TorchDispatchMode):
-    """Keeps the account of one device while it is entered; `begin` tells it which phase of which step comes next.
+    """The account of one device, kept while this mode is entered.
 
-    A storage's category is known when it is saved for backward, becomes a parameter's gradient or is labelled by `hold`, and
-    then holds for its whole life; what comes in the phase `loading` is an input, and what nobody names is `other`.
+    `begin` starts the next phase or step. A storage gets its category when it is saved for backward, becomes a parameter's
+    gradient or is labelled by `hold`. The category then counts for its whole life. A storage from the phase `loading` is an
+    input, and one that gets no category is `other`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,15 +64,17 @@ class StorageAccount(TorchDispatchMode):
         self.device, self.live_bytes = device, 0
         self.events: list[Event] = []
         self.marks: list[Mark] = []
-        self.categories: list[str] = []  # by number of the storage
+        # By number of the storage.
+        self.categories: list[str] = []
         self._step, self._phase = 0, "setup"
-        self._began, self._asked = time.perf_counter(), 0.0
-        self._watched: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # by address of the StorageImpl
-        self._made_in: list[str] = []
+        self._began, self._operator_began_s = time.perf_counter(), 0.0
+        # By address of the StorageImpl.
+        self._watched: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._phase_of_allocation: list[str] = []
         self._nbytes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._asked = self._now()
+        self._operator_began_s = self._now()
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.device.type == self.device.type:
@@ -77,24 +83,28 @@ class StorageAccount(TorchDispatchMode):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         super().__exit__(kind, error, trace)
-        self._watched.clear()  # what is released from now on is no part of the account
+        # Releases from now on are no part of the account.
+        self._watched.clear()
 
     def hold(self, tensors: Iterable[Tensor], category: str) -> None:
-        """Count the storages of `tensors`, made here or before, as `category`."""
+        """Count the storages of `tensors`, old and new ones, as `category`."""
         for tensor in tensors:
             if tensor.device.type == self.device.type:
                 self.categories[self._number(tensor)] = category
 
     def saved(self, tensor: Tensor) -> Tensor:
-        """For torch.autograd.graph.saved_tensors_hooks: what forward made, and is kept for backward, is an activation."""
+        """Count a tensor that forward made and autograd keeps for backward as an activation, and return it.
+
+        This is the pack hook for torch.autograd.graph.saved_tensors_hooks.
+        """
         if tensor.device.type == self.device.type:
             number = self._number(tensor)
-            if self._made_in[number] == "forward" and self.categories[number] == "other":
+            if self._phase_of_allocation[number] == "forward" and self.categories[number] == "other":
                 self.categories[number] = "activations"
         return tensor
 
     def begin(self, phase: str, step: int | None = None) -> None:
-        """End a phase and begin another, of the same step or of 1-based `step`."""
+        """End the current phase and begin another, of the same step or of 1-based `step`."""
         counted: tuple[int | None, int | None] = None, None
         if self.device.type == "cuda":
             counted = torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(self.device)
@@ -105,7 +115,7 @@ class StorageAccount(TorchDispatchMode):
             reset_peak_memory(self.device)
 
     def timeline(self) -> pd.DataFrame:
-        """A row per event: its fields, `category`, `live_bytes` after it, and a column for each category's live bytes."""
+        """Return a row for each event: its fields, `category`, `live_bytes` after it, and the live bytes of each category."""
         frame = pd.DataFrame(self.events, columns=list(Event._fields))
         frame["category"] = [self.categories[number] for number in frame.storage]
         frame["live_bytes"] = frame.change_bytes.cumsum()
@@ -114,19 +124,19 @@ class StorageAccount(TorchDispatchMode):
         return frame
 
     def _number(self, tensor: Tensor, op: str = "") -> int:
-        """The number of the tensor's storage; one that is new, or has another size than when last seen, makes an event."""
+        """Return the number of the tensor's storage, after adding an event if it is new or has another size than before."""
         storage = tensor.untyped_storage()
-        known = self._watched.get(storage._cdata)
-        if known is None:
+        entry = self._watched.get(storage._cdata)
+        if entry is None:
             number = len(self.categories)
             self.categories.append("inputs" if self._phase == "loading" else "other")
-            self._made_in.append(self._phase)
+            self._phase_of_allocation.append(self._phase)
             self._nbytes.append(0)
             address = storage._cdata
             released = weakref.ref(storage, lambda _: self._release(address))
             self._watched[address] = number, released
         else:
-            number = known[0]
+            number = entry[0]
         self._change(number, storage.nbytes() - self._nbytes[number], op)
         return number
 
@@ -139,7 +149,8 @@ class StorageAccount(TorchDispatchMode):
             return
         self._nbytes[number] += change_bytes
         self.live_bytes += change_bytes
-        time_s = max(self._asked, self.events[-1].time_s if self.events else 0.0) if op else self._now()
+        last_s = self.events[-1].time_s if self.events else 0.0
+        time_s = max(self._operator_began_s, last_s) if op else self._now()
         self.events.append(Event(time_s, self._step, self._phase, op, number, change_bytes))
 
     def _now(self) -> float:

@@ -1,7 +1,7 @@
 """LeNet-5 as one writes it without this package: DataLoader, PIL transforms, Adam, a loop.
 
-`gptscale lenet bench` compares with it, and runs it as `python -m gptscale.lenet.studies.plain TASK`, TASK being JSON; the last
-line printed is the result.
+`gptscale lenet bench` compares with it and runs it as `python -m gptscale.lenet.studies.plain TASK`, where TASK is JSON. The last
+line that it prints is its result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gptscale.lenet.data.sources import LabelledImages, open_data
 
 
 class Images(Dataset[tuple[Any, int]]):
-    """As torchvision's MNIST: an image from memory to PIL, then the transform."""
+    """Images that go from memory to PIL and then through the transform, as in torchvision's MNIST."""
 
     def __init__(self, part: LabelledImages, transform: Any) -> None:
         self.images, self.labels, self.transform = part.images, part.labels, transform
@@ -36,7 +36,7 @@ class Images(Dataset[tuple[Any, int]]):
 
 
 class LeNet(nn.Module):
-    """The usual LeNet-5, activation before pooling."""
+    """The usual LeNet-5, with the activation before pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class LeNet(nn.Module):
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
-    """Train for the task's epochs; seconds of training by epoch, and the test accuracy after the last."""
+    """Train for the task's epochs and return the seconds of each epoch and the test accuracy after the last."""
     torch.manual_seed(task["seed"])
     torch.set_num_threads(task["threads"])
     data = open_data(task["data"], root=Path(task["data_dir"]))

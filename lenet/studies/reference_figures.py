@@ -1,17 +1,18 @@
-"""What the texts measured, as they gave it: the figures that the studies print their own beside.
+"""Figures of the reports as they gave them, beside which the studies print their own.
 
-Hardware differs (2080 Ti, A100, H100): seconds are for the shape of a result, accuracies for its level. Percentages and seconds.
+docs/lenet/README.md says what the exercise and the reports A to D are. Their hardware differs (2080 Ti, A100, H100), so that
+seconds show the shape of a result and accuracies its level. Accuracies are percentages and times are seconds.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# L1 (H, section 4.1): what the exercise asks for. L2 (A): Adam, lr .001, 10 epochs; four losses an epoch, one each 200 batches.
-# L3 (B, task 1): RandomAffine(15, .1, .8-1.2), batch 32, 10 epochs, no worker processes.
+# The accuracy of LeNet-5 on MNIST that the exercise asks for.
 EXERCISE_ACCURACY = 98.0
-REPORT_A: dict[str, Any] = {
-    "name": "text A: Adam .001, 2080 Ti",
+# LeNet-5 on MNIST in report A: Adam, rate 0.001, 10 epochs, with four losses of each epoch, one every 200 batches.
+LENET_WITH_ADAM: dict[str, Any] = {
+    "name": "report A: Adam .001, 2080 Ti",
     "accuracy": 99.02,
     "losses": (
         (0.681, 0.171, 0.117, 0.092), (0.076, 0.063, 0.060, 0.058), (0.052, 0.050, 0.048, 0.045),
@@ -20,20 +21,25 @@ REPORT_A: dict[str, Any] = {
         (0.011, 0.016, 0.017, 0.019),
     ),
 }  # fmt: skip
-REPORT_B: dict[str, Any] = {
-    "name": "text B: RandomAffine",
+# LeNet-5 on MNIST in report B: RandomAffine(15, .1, .8-1.2), batch 32, 10 epochs, no worker processes, with a loss of each epoch.
+LENET_WITH_AFFINE: dict[str, Any] = {
+    "name": "report B: RandomAffine",
     "accuracy": 99.19,
     "seconds": 73.16,
     "losses": (0.5223, 0.1826, 0.1362, 0.1165, 0.1025, 0.0902, 0.0861, 0.0791, 0.0785, 0.0720),
     "by_class": (99.49, 99.91, 98.45, 99.60, 98.27, 98.88, 99.37, 99.42, 98.87, 99.50),
 }
 
-# L8 (B): number of workers, seconds of loading and of updating per iteration, seconds in all, accuracy.
-WORKERS = ((0, 0.0064, 0.0011, 72.80, 99.08), (2, 0.0043, 0.0012, 34.96, 99.10), (4, 0.0005, 0.0012, 18.47, 99.07))
-# L9 (B): seconds of loading per iteration with and without RandomAffine, 0 workers.
-AUGMENTATION_LOADS = (0.006419, 0.003305)
-# L4 to L7 and L10 (B): run, worker processes of its loader, seconds, accuracy.
-STRATEGIES = (
+# Report B: worker processes of the loader, seconds of loading and of updating per step, seconds in all, accuracy.
+LOADER_WORKERS = (
+    (0, 0.0064, 0.0011, 72.80, 99.08),
+    (2, 0.0043, 0.0012, 34.96, 99.10),
+    (4, 0.0005, 0.0012, 18.47, 99.07),
+)
+# Report B: seconds of loading per step with RandomAffine and without, no worker processes.
+LOADING_WITH_AFFINE_S, LOADING_WITHOUT_AFFINE_S = 0.006419, 0.003305
+# Report B: run, worker processes of its loader, seconds, accuracy.
+STRATEGY_RUNS = (
     ("baseline, 1 GPU", 0, 73.16, 99.19),
     ("DDP, 8 GPUs", 4, 26.11, 98.93),
     ("DataParallel, 8 GPUs", 0, 160.88, 98.94),
@@ -42,8 +48,9 @@ STRATEGIES = (
     ("DDP, 1 GPU", 0, 75.58, 99.09),
 )
 
-# O4 (D): layers, way, seconds forward, seconds backward, accuracy. Its 10 layers are one convolution, applied ten times.
-FUSED = (
+# Report D: layers, way to compute them, seconds forward, seconds backward, accuracy. Its 10 layers are one convolution that is
+# applied ten times.
+FUSED_CONVOLUTIONS = (
     (10, "cuDNN", 7.04, 13.88, 11.35),
     (10, "fused", 3.41, 19.17, 11.35),
     (10, "cuDNN off", 97.08, 220.32, 11.35),
@@ -54,12 +61,13 @@ FUSED = (
     (2, "CPU", 6.67, 22.03, 93.76),
 )
 
-# C1 (C): what its precisions were measured with. It gives curves as pictures and no figures; average memory was typed in by hand.
-PRECISION = "VGG-19 on CIFAR-10, 200 epochs, batch 256, SGD 0.01"
+# Report C: the setting and the modes of its precision runs. It shows curves without figures, and its average memory was typed in
+# by hand.
+PRECISION_SETTING = "VGG-19 on CIFAR-10, 200 epochs, batch 256, SGD 0.01"
 PRECISION_MODES = ("fp32", "fp16", "bf16")
 
-# C5 and C6 (D): GPUs, images per GPU, seconds, MB, accuracy; 15 epochs. Of two GPUs the accuracy is rank 0's.
-BATCHES = (
+# Report D: GPUs, images per GPU, seconds, MB, accuracy of 15 epochs. With two GPUs the accuracy is that of rank 0.
+BATCH_SIZES = (
     (1, 32, 107.87, 312.08, 64.84),
     (2, 32, 67.21, 313.80, 61.85),
     (2, 16, 78.67, 167.25, 63.08),
@@ -67,7 +75,7 @@ BATCHES = (
     (2, 64, 80.30, 605.17, 58.65),
     (2, 128, 80.59, 1189.30, 56.83),
 )
-# C7 (D): backend, images per GPU, seconds, MB; two GPUs.
+# Report D: backend, images per GPU, seconds, MB, on two GPUs.
 BACKENDS = (
     ("NCCL", 32, 78.58, 312.9),
     ("Gloo", 32, 77.11, 312.9),

@@ -1,32 +1,29 @@
 """`gptscale lenet strategies`: one process, DataParallel, DDP and Lightning Fabric on the same work, with equal loaders.
 
-The text credited DDP with a speed-up that came from its worker processes: it compared 4 of them with none. Here a grid whose
-strategies do not load alike is refused.
+Report B (docs/lenet/README.md) credited DDP with a speed-up that came from worker processes, since DDP had 4 of them and the
+baseline none. Here a grid whose strategies load in different ways is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-import torch
-
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import did_you_mean
-from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.checks import parse_names
 from gptscale.lenet.studies.bars import draw_bars
-from gptscale.lenet.studies.reference_figures import STRATEGIES as OLD
+from gptscale.lenet.studies.reference_figures import STRATEGY_RUNS
 from gptscale.lenet.studies.study import (
     Cell,
     Column,
+    Study,
     StudyOptions,
-    finish,
-    grouped,
+    StudyResult,
     not_significant,
     of,
-    run_grid,
-    table,
+    run_study,
 )
 
 NAMES = ("single", "dataparallel", "ddp", "fabric")
@@ -52,16 +49,19 @@ class StrategiesOptions(StudyOptions):
     @property
     def names(self) -> list[str]:
         """The strategies to run."""
-        if self.strategies == "auto":
-            return [name for name in NAMES if name != "dataparallel" or torch.cuda.device_count() > 1]
-        for name in self.strategies.split(","):
-            if name not in NAMES:
-                raise ConfigError(f"unknown strategy {name!r}", "in --strategies", did_you_mean(name, NAMES))
-        return self.strategies.split(",")
+        if self.strategies != "auto":
+            return parse_names(self.strategies, NAMES, "strategy", "--strategies")
+        # Imported here, so that help and a refused option need no torch.
+        import torch
+
+        return [name for name in NAMES if name != "dataparallel" or torch.cuda.device_count() > 1]
 
     @property
     def workers(self) -> int:
-        """The number of workers that all share; ConfigError if they do not."""
+        """The number of workers that every strategy has.
+
+        Raises ConfigError if the numbers differ.
+        """
         words = [word.split("=") for word in self.num_workers.split(",")]
         if not all(word[-1].isdecimal() and len(word) <= 2 for word in words):
             raise ConfigError(f"{self.num_workers!r} is no number", "in --num-workers", "use for example 2")
@@ -75,6 +75,33 @@ class StrategiesOptions(StudyOptions):
         return numbers.pop()
 
 
+def grid(options: StrategiesOptions) -> list[Cell]:
+    """Return cells of each strategy, with one process and, where the strategy can have several, with `nproc`."""
+    shared: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "loader": options.loader}
+    shared |= {"num_workers": options.workers}
+    cells = []
+    for name in options.names:
+        for nproc in (1,) if name in ("single", "dataparallel") else sorted({1, options.nproc}):
+            cells.append(Cell(f"{name} x{nproc}", shared | {"strategy": name}, nproc))
+    return cells
+
+
+def reference_rows(options: StrategiesOptions) -> list[dict[str, str]]:
+    """Return the runs of report B in the columns of this study."""
+    return [
+        {"run": f"report B: {name}", "workers": str(n), "training s": f"{s:.1f}", "accuracy %": f"{accuracy:.2f}"}
+        for name, n, s, accuracy in STRATEGY_RUNS
+    ]
+
+
+def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
+    """Return the pairs whose training times do not differ, and a word about a strategy that was left out."""
+    sentences = not_significant(result.groups, COLUMNS[2])
+    if "dataparallel" not in result.options.names:
+        sentences.append("dataparallel was not run: it needs two or more GPUs")
+    return sentences
+
+
 COLUMNS = (
     Column("processes", of("world_size"), ".0f"),
     Column("workers", of("num_workers"), ".0f"),
@@ -84,45 +111,19 @@ COLUMNS = (
     Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True),
     Column("host GiB", of("peak_rss_gib"), ".2f"),
 )
-
-
-def grid(options: StrategiesOptions) -> list[Cell]:
-    """Each strategy, those that can with one process and with `nproc`."""
-    same: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "loader": options.loader}
-    same |= {"num_workers": options.workers}
-    cells = []
-    for name in options.names:
-        for nproc in (1,) if name in ("single", "dataparallel") else sorted({1, options.nproc}):
-            cells.append(Cell(f"{name} x{nproc}", same | {"strategy": name}, nproc))
-    return cells
-
-
-def old_rows(titles: Sequence[str]) -> list[dict[str, str]]:
-    """The text's rows in the columns of ours."""
-    return [
-        dict.fromkeys(titles, "-")
-        | {"run": f"text B: {name}", "workers": str(n), "training s": f"{s:.1f}", "accuracy %": f"{accuracy:.2f}"}
-        for name, n, s, accuracy in OLD
-    ]
+STUDY = Study(
+    name="strategies",
+    about="Strategies on equal terms.",
+    options=StrategiesOptions,
+    cells=grid,
+    columns=COLUMNS,
+    reference_rows=reference_rows,
+    notes=notes,
+    title=lambda result: result.title(result.options.model, f"global batch {result.options.batch_size}"),
+    draw=partial(draw_bars, [COLUMNS[2], COLUMNS[5]]),
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the grid, print the table, write the files."""
-    options = parse(StrategiesOptions, argv, prog="gptscale lenet strategies", about="Strategies on equal terms.")
-    cells = grid(options)
-    rows = run_grid("strategies", cells, options)
-    groups = grouped(rows, cells)
-    lines = table(groups, COLUMNS)
-    title = f"{options.model} on {rows.data.iloc[0]}, global batch {options.batch_size}, {rows.device.iloc[0]}"
-    notes = not_significant(groups, COLUMNS[2])
-    if "dataparallel" not in options.names:
-        notes.append("dataparallel was not run: it needs two or more GPUs")
-    finish(
-        "strategies",
-        options,
-        rows,
-        [*lines, *old_rows(list(lines[0]))],
-        notes,
-        lambda path: draw_bars(groups, [COLUMNS[2], COLUMNS[5]], title, path),
-    )
-    return 0
+    """Run the study."""
+    return run_study(STUDY, argv)

@@ -1,35 +1,44 @@
-"""What every study shares: a grid of runs, each in processes of its own, repeated in turn; medians with their spread; files."""
+"""The parts that every study shares: its options, a grid of runs, medians with their spread, and its files.
+
+Each cell of the grid is a run in processes of its own. The grid is repeated in turn, once for each seed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import run_captured
 from gptscale.common.process.world import runs_on_cuda
+from gptscale.common.settings.checks import check_output_file, check_ranges
+from gptscale.common.settings.command_line import parse
 from gptscale.lenet.run.columns import read_summary
 from gptscale.lenet.run.config import VisionConfig, option_words
-from gptscale.lenet.run.preflight import local_world, make_plan
+from gptscale.results import render
 
-LOG_COLUMNS = 150  # where there is no terminal whose width could be asked
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Width of a printed table where output is no terminal.
+LOG_COLUMNS = 150
 RUN_TIMEOUT_S = 6 * 3600.0
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What every study asks: on which images, how long, how often, and where its files go."""
+    """Options of every study: on which images, for how long and how often it trains, and where its files go."""
 
     data: str = "digits"
     """As in gptscale lenet train."""
@@ -53,41 +62,16 @@ class StudyOptions:
     """File for the figure; default STUDY.png in --out."""
 
     def __post_init__(self) -> None:
-        for name, high in (("epochs", 10**6), ("repeats", 1000)):
-            if not 1 <= getattr(self, name) <= high:
-                what = f"{name} {getattr(self, name)} is out of range"
-                raise ConfigError(what, f"in --{name}", f"use 1 to {high}")
-        check_files(self, ("csv", "md", "png"))
-
-
-def whole_numbers(text: str, option: str, example: str, *, least: int = 1) -> list[int]:
-    """Whole numbers with commas between, none below `least`; ConfigError for anything else."""
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) >= least for word in words):
-        raise ConfigError(f"{text!r} is no list of numbers", f"in --{option}", f"use for example {example}")
-    return [int(word) for word in words]
-
-
-def check_nproc(nproc: int, low: int) -> None:
-    """ConfigError for a number of processes below `low`, or absurd."""
-    if not low <= nproc <= 1024:
-        raise ConfigError(f"nproc {nproc} is out of range", "in --nproc", f"use {low} to 1024")
-
-
-def check_files(options: Any, names: Sequence[str]) -> None:
-    """ConfigError for a file that is a folder, or lies in none."""
-    for name in names:
-        file = getattr(options, name)
-        if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-            problem = "is a folder" if file.is_dir() else "is in a folder that does not exist"
-            raise ConfigError(f"{file} {problem}", f"in --{name}", "name a file in a folder that exists")
+        check_ranges(self, {"epochs": (1, 10**6), "repeats": (1, 1000)})
+        for name in ("csv", "md", "png"):
+            check_output_file(getattr(self, name), f"--{name}")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a grid: its name, what it changes in the run, its number of processes.
+    """One configuration of a grid: its name, the options that it changes, and its number of processes.
 
-    accepts: exit statuses beside 0 that are a result and not the end of the study.
+    accepts: exit statuses beside 0 that are a result and do not end the study.
     """
 
     variant: str
@@ -96,8 +80,90 @@ class Cell:
     accepts: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column of a study's table: its title, how to read its figure from a row, and how to format it.
+
+    spread: whether the lowest and highest repeat stand behind the median.
+    """
+
+    title: str
+    value: Callable[[Any], float | None]
+    form: str
+    spread: bool = False
+
+
+OptionsT = TypeVar("OptionsT", bound=StudyOptions)
+
+
+@dataclass(frozen=True)
+class StudyResult(Generic[OptionsT]):
+    """The rows of lenet.csv of a study that has run."""
+
+    options: OptionsT
+    cells: Sequence[Cell]
+    rows: pd.DataFrame
+
+    @cached_property
+    def groups(self) -> dict[str, list[Any]]:
+        """The rows of each variant that ended well, in the order of the grid."""
+        ended = self.rows[self.rows.status == "ok"]
+        return {c.variant: [row for _, row in ended[ended.variant == c.variant].iterrows()] for c in self.cells}
+
+    def title(self, model: str, setting: str) -> str:
+        """Return the title of the figure: the model, its data, what the runs share, and the device."""
+        return f"{model} on {self.rows.data.iloc[0]}, {setting}, {self.rows.device.iloc[0]}"
+
+    def failures(self) -> list[str]:
+        """Return a sentence for each row that is in no median because its run failed."""
+        failed = self.rows[self.rows.status != "ok"]
+        return [f"{row.variant}, seed {row.seed}: {row.status}, {row.error}" for _, row in failed.iterrows()]
+
+    def memory_note(self) -> str:
+        """Return a sentence about what the columns of memory count on this machine."""
+        if self.rows.peak_mem_allocated_gib.notna().any():
+            return "memory is what tensors took on the GPU of a rank"
+        return "memory is the resident set of a rank's process, Python and torch included: there is no GPU"
+
+
+@dataclass(frozen=True)
+class Study(Generic[OptionsT]):
+    """One study: the runs that it compares, and its table, notes and figure.
+
+    reference_rows: rows of a report (docs/lenet/README.md), and others that did not run, by column title; "-" where one has no
+    figure. draw(result, title, path) writes the figure.
+    """
+
+    name: str
+    about: str
+    options: type[OptionsT]
+    cells: Callable[[OptionsT], list[Cell]]
+    columns: Sequence[Column]
+    reference_rows: Callable[[OptionsT], list[dict[str, str]]]
+    notes: Callable[[StudyResult[OptionsT]], list[str]]
+    title: Callable[[StudyResult[OptionsT]], str]
+    draw: Callable[[StudyResult[OptionsT], str, Path], None]
+
+
+def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
+    """Run the grid of a study, print its table, write its files, and return the exit status."""
+    options = parse(study.options, argv, prog=f"gptscale lenet {study.name}", about=study.about)
+    cells = study.cells(options)
+    result = StudyResult(options, cells, run_grid(study.name, cells, options))
+    lines = table(result.groups, study.columns)
+    lines += [dict.fromkeys(lines[0], "-") | row for row in study.reference_rows(options)]
+    title = study.title(result)
+    finish(study.name, options, result.rows, lines, study.notes(result), lambda path: study.draw(result, title, path))
+    return 0
+
+
 def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.DataFrame:
-    """Run every cell `repeats` times, in turn; their rows of lenet.csv. Raises ConfigError before the first run."""
+    """Run every cell `repeats` times, in turn, and return their rows of lenet.csv.
+
+    All cells are checked before the first run, so that a ConfigError is raised before anything has run.
+    """
+    from gptscale.lenet.run.preflight import local_world, make_plan
+
     base = VisionConfig(
         data=options.data,
         data_dir=options.data_dir.absolute(),
@@ -116,132 +182,98 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
         for cell, config in zip(cells, configs, strict=True):
             print(f"round {turn + 1} of {options.repeats}: {cell.variant}", file=sys.stderr, flush=True)
             names.append(f"{study}-{uuid.uuid4().hex[:12]}")
-            _run(dataclasses.replace(config, seed=turn + 1, run_name=names[-1]), cell)
+            run_cell(dataclasses.replace(config, seed=turn + 1, run_name=names[-1]), cell)
     rows = read_summary(options.out / "lenet.csv")
     return rows[rows.run_id.isin(names)]
 
 
-def _run(config: VisionConfig, cell: Cell) -> None:
-    """One run by the command, in processes of its own, so that no run's memory or threads are another's."""
+def run_cell(config: VisionConfig, cell: Cell) -> None:
+    """Train one run by the command, in processes of its own, so that no run shares memory or threads with another."""
+
     words = ("lenet", "train", "--nproc", str(cell.nproc), *option_words(config))
     program = Program("gptscale.launchers.cli", words)
     ended = run_captured(program, timeout=RUN_TIMEOUT_S, fork=not runs_on_cuda(config.device))
     if ended.returncode not in (0, *cell.accepts):
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise GptscaleError(f"{cell.variant} failed ({last[:300]})", "in the study", "see the message of that run")
-
-
-@dataclass(frozen=True)
-class Column:
-    """A figure of a table: its title, how to get it from a row, and how to write it."""
-
-    title: str
-    value: Callable[[Any], float | None]
-    form: str
-    spread: bool = False
+        last_line = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+        what = f"{cell.variant} failed ({last_line[:300]})"
+        raise GptscaleError(what, "in the study", "see the message of that run")
 
 
 def of(name: str, factor: float = 1.0) -> Callable[[Any], float | None]:
-    """The getter of a column of lenet.csv, times `factor`; None where the cell is empty."""
-    return lambda row: None if pd.isna(row[name]) else float(row[name]) * factor
+    """Return the reader of a column of lenet.csv, times `factor`, which gives None for an empty cell."""
+
+    def value(row: Any) -> float | None:
+        number = float(row[name])
+        return None if math.isnan(number) else number * factor
+
+    return value
 
 
 def first_of(*names: str) -> Callable[[Any], float | None]:
-    """The getter of the first of these columns that is not empty."""
-    return lambda row: next((float(row[name]) for name in names if not pd.isna(row[name])), None)
+    """Return the reader of the first of these columns of lenet.csv that is not empty."""
+    return lambda row: next((float(row[name]) for name in names if not math.isnan(float(row[name]))), None)
 
 
-# Tensors on a GPU; where there is none, the resident set of the process.
+# Memory of tensors on a GPU, or the resident set of the process where there is no GPU.
 AVERAGE_MEMORY = Column("average GiB", of("avg_mem_gib"), ".3f", spread=True)
 PEAK_MEMORY = Column("peak GiB", first_of("peak_mem_allocated_gib", "peak_rss_gib"), ".3f")
 
 
-def memory_note(rows: pd.DataFrame) -> str:
-    """What the columns of memory count here."""
-    if rows.peak_mem_allocated_gib.notna().any():
-        return "memory is what tensors took on the GPU of a rank"
-    return "memory is the resident set of a rank's process, Python and torch included: there is no GPU"
-
-
-def grouped(rows: pd.DataFrame, cells: Sequence[Cell]) -> dict[str, list[Any]]:
-    """The rows of each variant that ended well, in the order of the grid."""
-    ended = rows[rows.status == "ok"]
-    return {c.variant: [row for _, row in ended[ended.variant == c.variant].iterrows()] for c in cells}
-
-
-def failures(rows: pd.DataFrame) -> list[str]:
-    """What went wrong in rows that are in no median, as sentences."""
-    return [
-        f"{row.variant}, seed {row.seed}: {row.status}, {row.error}" for _, row in rows.iterrows() if row.status != "ok"
-    ]
-
-
-def table(groups: dict[str, list[Any]], columns: Sequence[Column], first: str = "run") -> list[dict[str, str]]:
-    """Cells for people: medians over the repeats, with lowest and highest where a column asks for its spread."""
-    found = []
+def table(groups: dict[str, list[Any]], columns: Sequence[Column]) -> list[dict[str, str]]:
+    """Return a line of formatted cells for each variant: medians over the repeats, with the spread where a column has it."""
+    lines = []
     for variant, rows in groups.items():
-        line = {first: variant}
+        line = {"run": variant}
         for column in columns:
             values = [v for row in rows if (v := column.value(row)) is not None]
             text = format(statistics.median(values), column.form) if values else "-"
             if column.spread and len(values) > 1:
                 text += f" ({min(values):{column.form}}-{max(values):{column.form}})"
             line[column.title] = text
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether two sets of repeats reach into each other, so that the order of their medians means nothing."""
+    """Return whether the ranges of two sets of repeats overlap, so that the order of their medians means nothing."""
     return max(a) >= min(b) and max(b) >= min(a)
 
 
 def values_of(groups: dict[str, list[Any]], column: Column) -> dict[str, list[float]]:
-    """What every variant's rows have in `column`."""
+    """Return the figures of every variant in `column`."""
     return {name: [v for row in rows if (v := column.value(row)) is not None] for name, rows in groups.items()}
 
 
 def not_significant(groups: dict[str, list[Any]], column: Column) -> list[str]:
-    """Pairs of variants whose spreads of `column` overlap, as sentences."""
+    """Return a sentence for each pair of variants whose spreads of `column` overlap."""
     values = values_of(groups, column)
-    names = [name for name, found in values.items() if len(found) > 1]
+    names = [name for name, repeats in values.items() if len(repeats) > 1]
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if overlaps(values[a], values[b])]
     return [f"{column.title}: {a} and {b} do not differ significantly, their spreads overlap" for a, b in pairs]
 
 
-def show(cells: Sequence[dict[str, str]]) -> None:
-    """The table on standard output."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for i, title in enumerate(cells[0]):
-        shown.add_column(title, justify="left" if i == 0 else "right")
-    for row in cells:
-        shown.add_row(*row.values())
-    Console(width=None if Console().is_terminal else LOG_COLUMNS).print(shown)
-
-
-def markdown(cells: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> str:
-    """The table as Markdown, notes below it."""
-    lines = [list(cells[0]), ["---", *["---:"] * (len(cells[0]) - 1)], *(list(row.values()) for row in cells)]
-    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    return text + ("\n" + "".join(f"* {note}\n" for note in notes) if notes else "")
+def show(lines: Sequence[dict[str, str]]) -> None:
+    """Print the table."""
+    titles = list(lines[0])
+    render.console(LOG_COLUMNS).print(render.table(titles, (line.values() for line in lines), left=titles[:1]))
 
 
 def finish(
     study: str,
     options: StudyOptions,
     rows: pd.DataFrame,
-    cells: Sequence[dict[str, str]],
+    lines: Sequence[dict[str, str]],
     notes: Sequence[str],
     draw: Callable[[Path], None],
 ) -> None:
     """Print the table and its notes, and write the files."""
-    show(cells)
+    show(lines)
     for note in notes:
         print(f"note: {note}")
     if options.csv:
         rows.to_csv(options.csv, index=False)
     if options.md:
-        options.md.write_text(markdown(cells, notes))
+        options.md.write_text(render.markdown(lines, left=list(lines[0])[:1], notes=notes))
     picture = options.png or options.out / f"{study}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw(picture)

@@ -1,26 +1,16 @@
-"""`gptscale lenet workers`: what worker processes of a DataLoader buy, with and without augmentation, beside the fast loader."""
+"""`gptscale lenet workers`: what the DataLoader's worker processes gain, with and without augmentation, and the fast loader."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.checks import parse_whole_numbers
 from gptscale.lenet.studies.bars import draw_bars
-from gptscale.lenet.studies.reference_figures import AUGMENTATION_LOADS, WORKERS
-from gptscale.lenet.studies.study import (
-    Cell,
-    Column,
-    StudyOptions,
-    finish,
-    grouped,
-    not_significant,
-    of,
-    run_grid,
-    table,
-    whole_numbers,
-)
+from gptscale.lenet.studies.reference_figures import LOADER_WORKERS, LOADING_WITHOUT_AFFINE_S
+from gptscale.lenet.studies.study import Cell, Column, Study, StudyOptions, not_significant, of, run_study
 
 
 @dataclass(frozen=True)
@@ -33,9 +23,36 @@ class WorkersOptions(StudyOptions):
     """Images per step."""
 
     @property
-    def numbers(self) -> list[int]:
+    def worker_counts(self) -> list[int]:
         """The numbers of workers."""
-        return whole_numbers(self.workers, "workers", "0,2,4", least=0)
+        return parse_whole_numbers(self.workers, "--workers", "use for example 0,2,4", least=0)
+
+
+def grid(options: WorkersOptions) -> list[Cell]:
+    """Return a cell for every number of workers and for the fast loader, with augmentation and without."""
+    cells = []
+    for augment, suffix in (("affine", ""), ("none", ", not augmented")):
+        base: dict[str, Any] = {"augment": augment, "batch_size": options.batch_size}
+        for n in options.worker_counts:
+            cells.append(Cell(f"{n} workers{suffix}", base | {"loader": "dataloader", "num_workers": n}))
+        cells.append(Cell(f"fast loader{suffix}", base))
+    return cells
+
+
+def reference_rows(options: WorkersOptions) -> list[dict[str, str]]:
+    """Return the table of report B in the columns of this study."""
+    rows = [
+        {
+            "run": f"report B: {n} workers",
+            "load ms/step": f"{1e3 * load_s:.2f}",
+            "update ms/step": f"{1e3 * update_s:.2f}",
+            "training s": f"{total_s:.1f}",
+            "accuracy %": f"{accuracy:.2f}",
+        }
+        for n, load_s, update_s, total_s, accuracy in LOADER_WORKERS
+    ]
+    load_ms = f"{1e3 * LOADING_WITHOUT_AFFINE_S:.2f}"
+    return [*rows, {"run": "report B: 0 workers, not augmented", "load ms/step": load_ms}]
 
 
 COLUMNS = (
@@ -45,52 +62,19 @@ COLUMNS = (
     Column("images/s", of("images_per_s"), ",.0f"),
     Column("accuracy %", of("test_accuracy", 100), ".2f"),
 )
-
-
-def grid(options: WorkersOptions) -> list[Cell]:
-    """Every number of workers and the fast loader, with augmentation and without."""
-    cells = []
-    for augment in ("affine", "none"):
-        name = "" if augment == "affine" else ", not augmented"
-        base: dict[str, Any] = {"augment": augment, "batch_size": options.batch_size}
-        for n in options.numbers:
-            cells.append(Cell(f"{n} workers{name}", base | {"loader": "dataloader", "num_workers": n}))
-        cells.append(Cell(f"fast loader{name}", base))
-    return cells
-
-
-def old_rows(titles: Sequence[str]) -> list[dict[str, str]]:
-    """The text's table in the columns of ours."""
-    empty = dict.fromkeys(titles, "-")
-    rows = [
-        empty
-        | {
-            "run": f"text B: {n} workers",
-            "load ms/step": f"{1e3 * load:.2f}",
-            "update ms/step": f"{1e3 * update:.2f}",
-            "training s": f"{total:.1f}",
-            "accuracy %": f"{accuracy:.2f}",
-        }
-        for n, load, update, total, accuracy in WORKERS
-    ]
-    plain = {"run": "text B: 0 workers, not augmented", "load ms/step": f"{1e3 * AUGMENTATION_LOADS[1]:.2f}"}
-    return [*rows, empty | plain]
+STUDY = Study(
+    name="workers",
+    about="What DataLoader workers buy.",
+    options=WorkersOptions,
+    cells=grid,
+    columns=COLUMNS,
+    reference_rows=reference_rows,
+    notes=lambda result: not_significant(result.groups, COLUMNS[2]),
+    title=lambda result: result.title("LeNet-5", f"batch {result.options.batch_size}"),
+    draw=partial(draw_bars, COLUMNS[:3]),
+)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the grid, print the table, write the files."""
-    options = parse(WorkersOptions, argv, prog="gptscale lenet workers", about="What DataLoader workers buy.")
-    cells = grid(options)
-    rows = run_grid("workers", cells, options)
-    groups = grouped(rows, cells)
-    lines = table(groups, COLUMNS)
-    title = f"LeNet-5 on {rows.data.iloc[0]}, batch {options.batch_size}, {rows.device.iloc[0]}"
-    finish(
-        "workers",
-        options,
-        rows,
-        [*lines, *old_rows(list(lines[0]))],
-        not_significant(groups, COLUMNS[2]),
-        lambda path: draw_bars(groups, COLUMNS[:3], title, path),
-    )
-    return 0
+    """Run the study."""
+    return run_study(STUDY, argv)

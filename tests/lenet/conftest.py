@@ -19,7 +19,7 @@ from gptscale.lenet.studies.study import Cell
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs in this process compute with as many threads as the processes that they are held to, bit by bit."""
+    """Give runs in this process as many threads as the processes have to which they are compared bit by bit."""
     before = torch.get_num_threads()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def write_idx() -> Callable[..., Path]:
-    """Writes an idx file of unsigned bytes."""
+    """Return a function that writes an idx file of unsigned bytes."""
 
     def write(path: Path, array: np.ndarray, magic: int | None = None, packed: bool = False) -> Path:
         header = (0x0800 + array.ndim if magic is None else magic).to_bytes(4, "big")
@@ -42,7 +42,7 @@ def write_idx() -> Callable[..., Path]:
 
 @pytest.fixture
 def idx_folder(tmp_path: Path, write_idx: Callable[..., Path]) -> Path:
-    """MNIST's four files with 96 and 41 images of noise, the test images gzipped."""
+    """Write MNIST's four files with 96 and 41 images of noise, with the test images gzipped."""
     folder, random = tmp_path / "raw", np.random.default_rng(0)
     folder.mkdir()
     for start, n, packed in (("train", 96, False), ("t10k", 41, True)):
@@ -70,24 +70,24 @@ def cifar_sample(shared_data: Path) -> Path:
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pd.DataFrame]:
-    """Runs a study for a few steps of the embedded digits; its rows by variant, after checking the files.
+    """Return a function that runs a study for a few steps of the embedded digits, checks its files and returns its rows.
 
-    Runs that need no second process share this one: starting Python costs more than the few steps.
+    Runs that need no second process run in this one, because starting Python costs more than the few steps.
     """
     pytest.importorskip("sklearn")
-    launched = study_module._run
+    run_in_processes = study_module.run_cell
 
     def run(config: VisionConfig, cell: Cell) -> None:
         if cell.nproc > 1 or config.strategy in ("ddp", "fabric"):
-            launched(config, cell)
+            run_in_processes(config, cell)
         else:
             assert train(config, world_from_environment(config), quiet=True).exit_status in (0, *cell.accepts)
 
-    monkeypatch.setattr(study_module, "_run", run)
+    monkeypatch.setattr(study_module, "run_cell", run)
 
     def study(name: str, *words: str, ends: tuple[str, ...] = ("ok",)) -> pd.DataFrame:
         files = {kind: tmp_path / f"s.{kind}" for kind in ("csv", "md", "png")}
-        given = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+        outputs = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
         common = [
             "--repeats",
             "1",
@@ -95,14 +95,14 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pd.D
             "1",
             "--max-steps",
             "6",
-            "--out",
-            str(tmp_path / "out"),
             "--device",
             "cpu",
+            "--out",
+            str(tmp_path / "out"),
         ]
-        assert main(["lenet", name, *common, *given, *words]) == 0
+        assert main(["lenet", name, *common, *outputs, *words]) == 0
         assert files["png"].read_bytes().startswith(b"\x89PNG")
-        assert "text " in files["md"].read_text()
+        assert "report " in files["md"].read_text()
         rows = pd.read_csv(files["csv"])
         assert (rows.study == name).all()
         assert set(rows.status) == set(ends)

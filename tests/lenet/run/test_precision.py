@@ -20,7 +20,7 @@ from gptscale.lenet.run.optimizer import HalfSGD
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import RunOutcome, train
 from gptscale.lenet.studies import precision
-from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, cpu_flags, lacks
+from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, cpu_flags, why_not
 
 LENET = ["--model", "lenet", "--batch-size", "32"]
 
@@ -50,7 +50,7 @@ def test_every_mode_of_a_processor(
     said = capsys.readouterr().out
     assert "note: not run: tf32: needs a GPU of Ampere (8.0) or newer" in said
     assert "tf32 (not run: needs a GPU of Ampere (8.0) or newer)" in said
-    assert "text C: VGG-19 on CIFAR-10, 200 epochs" in said
+    assert "report C: VGG-19 on CIFAR-10, 200 epochs" in said
 
 
 def test_fp16_is_left_out_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +60,9 @@ def test_fp16_is_left_out_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) 
     assert all("needs fp16 instructions" in missing[mode] for mode in missing if mode != "tf32")
     assert choose(PrecisionOptions(device="cpu", modes="fp16-pure,fp32")) == (["fp16-pure", "fp32"], {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    asked = PrecisionOptions().asked
-    assert lacks(asked("fp16-pure"), torch.device("cuda")) is None
-    assert "needs Ampere" in str(lacks(asked("bf16-pure"), torch.device("cuda")))
+    run_options = PrecisionOptions().run_options
+    assert why_not(run_options("fp16-pure"), torch.device("cuda")) is None
+    assert "needs Ampere" in str(why_not(run_options("bf16-pure"), torch.device("cuda")))
 
 
 def test_what_the_processor_can_do(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands that print a table beside the texts' figures: what they write, and that the embedded digits are learned."""
+"""The commands that print a table beside the reports' figures: what they write, and that the embedded digits are learned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gptscale.lenet.run.columns import SUMMARY_COLUMNS
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.presets import PRESETS
 from gptscale.lenet.studies import bench
-from gptscale.lenet.studies.reference_figures import REPORT_A, REPORT_B
+from gptscale.lenet.studies.reference_figures import LENET_WITH_ADAM, LENET_WITH_AFFINE
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +33,17 @@ def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "scikit-learn's handwritten digits" in said
     written = files["md"].read_text()
-    for word in ("seed 1", "median", "text B: RandomAffine", "99.19 %"):
+    for word in ("seed 1", "median", "report B: RandomAffine", "99.19 %"):
         assert word in written
     assert written.count("\n") == 7
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_texts_figures_are_whole() -> None:
-    assert len(REPORT_A["losses"]) == len(REPORT_B["losses"]) == len(REPORT_B["by_class"]) == 10
-    assert sum(REPORT_B["by_class"]) / 10 == pytest.approx(REPORT_B["accuracy"], abs=0.02)
+def test_the_reports_figures_are_complete() -> None:
+    assert (
+        len(LENET_WITH_ADAM["losses"]) == len(LENET_WITH_AFFINE["losses"]) == len(LENET_WITH_AFFINE["by_class"]) == 10
+    )
+    assert sum(LENET_WITH_AFFINE["by_class"]) / 10 == pytest.approx(LENET_WITH_AFFINE["accuracy"], abs=0.02)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -33,7 +33,7 @@ def test_batches(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixtu
     assert rows.test_accuracy["1 x 64"] == rows.test_accuracy["2 x 32"]
     assert rows.avg_mem_gib.notna().all()
     said = capsys.readouterr().out
-    assert "text D: 2 x 128" in said
+    assert "report D: 2 x 128" in said
     assert "memory is the resident set of a rank's process" in said
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.studies.fused import cudnn, ways
+from gptscale.lenet.studies.fused import cudnn, variants
 
 pytest.importorskip("sklearn")
 
@@ -28,14 +28,14 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert fused.loss_last < fused.loss_first or "10" in net  # a deep plain net needs more steps
     assert rows.loc["conv2_shared", "CPU"].accuracy == rows.loc["conv2_independent", "CPU"].accuracy
     said = capsys.readouterr().out
-    assert "text D: 10 layers" in said
+    assert "report D: 10 layers" in said
     assert "220.32" in (tmp_path / "f.md").read_text()
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_ways_of_a_gpu() -> None:
     """The text's four rows, and ours on the CPU beside its."""
-    found = ways(torch.device("cuda"))
+    found = variants(torch.device("cuda"))
     assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused"]
     before = torch.backends.cudnn.enabled
     with cudnn(found[2]):

@@ -1,1 +1,1 @@
-"""How each library's training fits the engine that the loop drives."""
+"""The engines: how the training of each library fits the one loop."""

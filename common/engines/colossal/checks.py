@@ -1,4 +1,4 @@
-"""Checks, without Colossal-AI, of how its HybridParallelPlugin can split a GPT, made before a run starts."""
+"""Checks before a run of how Colossal-AI's HybridParallelPlugin can split a GPT, which need no Colossal-AI."""
 
 from __future__ import annotations
 

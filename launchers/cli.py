@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail
 
@@ -82,6 +83,8 @@ HELP = ("-h", "--help", "help")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command line and return its exit status: 2, after one line, for an error that is the user's."""
+    if argv is None:
+        declare_fresh()
     try:
         status = _carry_out(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()

@@ -32,12 +32,18 @@ from typing import Any, NoReturn
 MAX_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
-_just_forked = False
+_is_fresh = False
 
 
-def is_just_forked() -> bool:
-    """Return whether this process was forked here: what it has imported, nothing has used before its program began."""
-    return _just_forked
+def declare_fresh() -> None:
+    """Say that this process runs one program of ours, so that nothing has used torch before the program began."""
+    global _is_fresh
+    _is_fresh = True
+
+
+def is_fresh() -> bool:
+    """Return whether nothing has used torch in this process before its program began."""
+    return _is_fresh
 
 
 def die_with_parent() -> None:
@@ -132,8 +138,7 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
 
 def run_program(request: dict[str, Any]) -> int:
     """Run the program as the interpreter would run it; return its exit status."""
-    global _just_forked
-    _just_forked = True
+    declare_fresh()
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
     os.environ.update(request["env"])

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Protocol
 
 from gptscale.common.process import environments
-from gptscale.common.process.fork_server import MAX_MESSAGE, die_with_parent, is_just_forked, serve
+from gptscale.common.process.fork_server import MAX_MESSAGE, die_with_parent, is_fresh, serve
 from gptscale.common.process.program import Program
 
 # Libraries read these when they are loaded: a program that has others than the warm parent is started afresh.
@@ -170,11 +170,11 @@ _parents: dict[tuple[str, tuple[str, ...]], WarmParent] = {}
 def begin_warm_parent(device: str, imports: Sequence[str]) -> None:
     """Import torch and the modules `imports`, and fork this process's warm parent before anything has used them.
 
-    For a command that will start ranks on CPUs: it and its ranks pay the imports once. Does nothing where the ranks will use
-    CUDA, or where torch has been imported already and may have been used: then the first program that is to be forked starts
-    a warm parent afresh.
+    For a command that will start ranks on CPUs, before it uses torch: it and its ranks pay the imports once. Does nothing
+    where the ranks will use CUDA, or in a process that may have used torch already, such as a test or a notebook: there the
+    first program that is to be forked starts a warm parent afresh.
     """
-    if ("torch" in sys.modules and not is_just_forked()) or ("", ()) in _parents:
+    if ("torch" in sys.modules and not is_fresh()) or ("", ()) in _parents:
         return
     import torch
 

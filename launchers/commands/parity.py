@@ -18,6 +18,7 @@ from typing import Literal
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range, parse_names
 from gptscale.common.settings.command_line import parse
@@ -109,6 +110,7 @@ class Deviation:
 def main(argv: Sequence[str]) -> int:
     """Run, compare, print the table, and return 0 if every recipe passed."""
     options = parse(ParityOptions, argv, prog="gptscale parity", about="Each recipe against one process.")
+    begin_warm_parent("cpu", imports=[])
     names = [n for n in recipes_named(options.recipes, RunConfig(device="cpu")) if n != "single"]
     with tempfile.TemporaryDirectory(prefix="gptscale-parity-") as temporary:
         out = options.out or Path(temporary)

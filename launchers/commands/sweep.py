@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config
-from gptscale.launchers.run.record import new_run_id
-from gptscale.launchers.run.start import nproc_of, plan_run, recipes_named, start
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,11 @@ def main(argv: Sequence[str]) -> int:
     options = parse(RunAndSweepOptions, argv, prog="gptscale sweep", about=about)
     config = options.run
     refuse_changed(config, ["resume"], "a sweep begins its runs anew", "resume one run with gptscale run RECIPE")
+    begin_warm_parent(config.device, imports=["gptscale.launchers.run.start"])
+    # After the options are parsed, because it imports torch.
+    from gptscale.launchers.run.record import new_run_id
+    from gptscale.launchers.run.start import nproc_of, plan_run, recipes_named, start
+
     plans = []
     for name in recipes_named(options.sweep.recipes, config):
         recipe_config = default_recipe_config(name)

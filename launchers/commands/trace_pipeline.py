@@ -17,6 +17,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.bubble import StageSpan, bubble_fraction, gaps
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
+from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.settings.checks import check_range, parse_names, refuse_changed
 from gptscale.common.settings.command_line import parse
@@ -68,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
         micro_batches = 4 * options.trace.nproc
         global_batch_size = config.global_batch_size or micro_batches
         config = dataclasses.replace(config, grad_accum_steps=micro_batches, global_batch_size=global_batch_size)
+    begin_warm_parent(config.device, imports=[])
     words = option_words("pipeline", config, default_recipe_config("pipeline"))
     # All schedules are checked before the first runs.
     for name in names:

@@ -16,11 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-import pandas as pd
-
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.warm_parent import begin_warm_parent, run_captured
 from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
@@ -162,6 +160,7 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
 
     All cells are checked before the first run, so that a ConfigError is raised before anything has run.
     """
+    begin_warm_parent(options.device, imports=["gptscale.lenet.run.worker"])
     from gptscale.lenet.run.preflight import local_world, make_plan
 
     base = VisionConfig(

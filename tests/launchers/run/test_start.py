@@ -19,7 +19,7 @@ def test_every_end_that_left_no_row_gets_one(tmp_path, monkeypatch):
     """Also the second end of a run that was resumed: its earlier row does not count for it."""
     folder = tmp_path / "runs" / "r"
 
-    def killed(command, nproc):
+    def killed(program, nproc, *, fork):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").write_text(json.dumps({"identity": {"run_id": "r", "recipe": "ddp"}}))
         return 7
@@ -34,7 +34,7 @@ def test_every_end_that_left_no_row_gets_one(tmp_path, monkeypatch):
 
 
 def test_a_run_refused_before_it_began_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch_with_row, "launch", lambda command, nproc: 2)
+    monkeypatch.setattr(launch_with_row, "launch", lambda program, nproc, *, fork: 2)
     config = RunConfig(data="synthetic", out=tmp_path / "out", run_name="r")
     assert start("ddp", config, DDPConfig(), 2) == 2
     assert not list(tmp_path.iterdir())

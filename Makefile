@@ -22,7 +22,7 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai prepare demo test lint types check bench-check clean
+.PHONY: help venv colossalai prepare demo test quick lint types check bench-check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -73,12 +73,18 @@ demo: prepare  ## every recipe that can run here, on real text, and their compar
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
 # Two files at a time, each process with one thread: threads of both would wait for each other's cores, a training five-fold.
-test: prepare colossalai lint types  ## lint, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
 
-lint: venv
+test: prepare colossalai lint types  ## everything: lint, types, all tests
+	$(PYTEST) --dist loadfile --no-loadscope-reorder
+
+quick: venv lint types  ## lint, types, and the tests that start no world: for while you work
+	$(PYTEST) --dist worksteal -m "not world and not slow"
+
+lint: venv  ## style, and the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -q --noconftest -p no:cacheprovider tests/test_house.py
 
 # A normal install: static checkers do not follow an editable one that maps folders to packages.
 types: venv

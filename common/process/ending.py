@@ -11,7 +11,8 @@ import torch
 
 from gptscale.common.errors import GptscaleError, PeerError, StorageError
 
-# Memory that torch's allocator was not asked for: the CPU's, a context's, a library's handle (pytorch/pytorch#128601), Triton's.
+# Messages for memory that torch's allocator was not asked for: the CPU's, a CUDA context's, a library handle's
+# (pytorch/pytorch#128601), Triton's.
 OUT_OF_MEMORY_SIGNS = (
     "can't allocate memory",
     "CUDA error: out of memory",
@@ -23,15 +24,23 @@ OUT_OF_MEMORY_SIGNS = (
 
 
 def report(error: BaseException, rank: int) -> tuple[BaseException, int]:
-    """Say what ended the run, in one write, so that ranks do not mix; what to note of it, and the exit status."""
-    known = as_known(error)
-    trace = "" if known else traceback.format_exc()
-    sys.stderr.write(f"{trace}gptscale: error: rank {rank}: {known or error}\n")
-    return known or error, known.exit_status if known else 130 if isinstance(error, KeyboardInterrupt) else 1
+    """Print what ended the run, and return the error for the run's row and the exit status.
+
+    An error that the user can act on is one line, any other has its traceback. It is one write, so that ranks do not mix.
+    """
+    user_error = as_known(error)
+    if user_error is not None:
+        sys.stderr.write(f"gptscale: error: rank {rank}: {user_error}\n")
+        return user_error, user_error.exit_status
+    sys.stderr.write(f"{traceback.format_exc()}gptscale: error: rank {rank}: {error}\n")
+    return error, 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 class StopRequest:
-    """Whether SIGTERM arrived (preemption). The handler only notes it; a second one ends the process at once."""
+    """A flag that SIGTERM sets, as a scheduler sends it before it takes the machine.
+
+    The run looks at the flag between steps and saves. A second SIGTERM ends the process at once.
+    """
 
     def __init__(self) -> None:
         self.received = False
@@ -52,7 +61,7 @@ class StopRequest:
 
 
 def as_known(error: BaseException) -> GptscaleError | None:
-    """The error as one line for the user, or None if it is a defect that deserves its traceback."""
+    """Return the error as one that the user can act on, or None if it is a defect that needs its traceback."""
     if isinstance(error, GptscaleError):
         return error
     text = str(error)
@@ -73,6 +82,7 @@ def as_known(error: BaseException) -> GptscaleError | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """torch's exception, Python's, or a library's words for it."""
-    said = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
-    return said or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    """Return whether an error means that memory ran out, by its class or by a library's message."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)

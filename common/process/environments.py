@@ -13,23 +13,23 @@ from gptscale.common.errors import ConfigError
 
 
 def folder(environment: str) -> Path:
-    """Where the environment `environment` is: the running one if it is that, else its sibling, which may not exist."""
+    """Return the folder of an environment: the running one, or its sibling, which may not exist."""
     here = Path(sys.prefix)
     return here if is_inside(environment) else here.with_name(f"{here.name}-{environment}")
 
 
 def is_inside(environment: str) -> bool:
-    """Whether this process runs in the environment `environment`; every process is in ""."""
+    """Return whether this process runs in an environment. Every process runs in ""."""
     return not environment or Path(sys.prefix).name.endswith(f"-{environment}")
 
 
 def python(environment: str) -> str:
-    """The interpreter that runs what belongs into `environment`; "" is this one."""
+    """Return the interpreter of an environment. That of "" is the running one."""
     return sys.executable if is_inside(environment) else str(folder(environment) / "bin" / "python")
 
 
 def installed(distribution: str, environment: str = "") -> str | None:
-    """Version of a distribution in `environment`, None if it, or the environment, is not there."""
+    """Return the version of a distribution in an environment, or None if either is missing."""
     if is_inside(environment):
         try:
             return version(distribution)

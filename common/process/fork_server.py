@@ -1,9 +1,9 @@
-"""The warm parent's own process: it waits for requests, forks a child for each, and reports how the child ended.
+"""The process of a warm parent, which forks a child for each request and reports how the child ended.
 
 It imports what its children need and does nothing else: no thread, no tensor, no CUDA call. So a child finds the memory of
 a process that has just imported its modules, and nothing that an earlier child did. The other side is warm_parent.py.
 
-A request is one JSON message; its file descriptors come with it. There are three kinds:
+A request is one JSON message with file descriptors. There are three kinds:
   {"target", "words", "env", "cwd", "umask"} and stdin, stdout, stderr, report: run a program; the answer is its pid, and
       its exit status is written to `report` when it ends.
   {"signal", "pid"}: send a signal to a child that has not ended.
@@ -53,12 +53,14 @@ def die_with_parent() -> None:
 
 def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
     """Import the modules, then answer requests until the other side closes the connection."""
-    # A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole group. The children act on them, the server outlives them.
+    # A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole group. The children act on them. The server goes on, because
+    # its end would kill them.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     for name in imports:
         importlib.import_module(name)
-    gc.freeze()  # children's collections do not touch, and so do not copy, the pages of what is imported here
+    # A child's garbage collection does not touch, and so does not copy, the pages of what is imported here.
+    gc.freeze()
     awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -107,7 +109,7 @@ def _report_ended(reports: dict[int, int]) -> None:
 
 
 def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> int:
-    """Fork a child that carries out the request; return its pid."""
+    """Fork a child that carries out the request, and return its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -115,8 +117,8 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
     status = 1
     try:
         die_with_parent()
-        if os.getppid() != parent:  # it ended before the kernel was asked
-            os._exit(1)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent ended before the kernel knew that this process dies with it
         signal.set_wakeup_fd(-1)
         for descriptor in close:
             os.close(descriptor)
@@ -137,7 +139,7 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
 
 
 def run_program(request: dict[str, Any]) -> int:
-    """Run the program as the interpreter would run it; return its exit status."""
+    """Run the program as the interpreter would run it, and return its exit status."""
     declare_fresh()
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ.clear()
@@ -169,7 +171,8 @@ def run_program(request: dict[str, Any]) -> int:
     except BaseException:
         traceback.print_exc()
         status = 1
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons, as the interpreter does
+    # As the interpreter does: wait for threads that are no daemons, then call what was registered.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     if status is not None and not isinstance(status, int):
         print(status, file=sys.stderr)

@@ -51,7 +51,7 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
 
 
 def _watch(ranks: Sequence[Process], listener: socket.socket) -> int:
-    """Serve the rendezvous and wait for the ranks; return what `launch` returns."""
+    """Serve the rendezvous, wait for the ranks, and return what `launch` returns."""
     asked_at: float | None = None
     store: object = None
 
@@ -94,7 +94,7 @@ def _store(listener: socket.socket) -> object:
 
 
 def _first_cause(failed: list[tuple[int, int]]) -> tuple[int, int]:
-    """Of ranks found dead together, one killed by a signal or with an error of its own, not one that missed a peer."""
+    """Choose one of the ranks that ended: one with an error of its own, before one that missed a peer."""
     return min(failed, key=lambda pair: (pair[1] == PEER_EXIT_STATUS, pair[0]))
 
 
@@ -116,7 +116,7 @@ def _signal(ranks: Sequence[Process], number: signal.Signals) -> None:
 
 
 def _end(ranks: Sequence[Process], grace_s: float) -> None:
-    """SIGTERM, `grace_s` to go, SIGKILL; returns when all are gone."""
+    """End the ranks by SIGTERM, and after `grace_s` seconds by SIGKILL. Returns when all have ended."""
     if all(rank.poll() is not None for rank in ranks):
         return
     _signal(ranks, signal.SIGTERM)

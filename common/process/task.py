@@ -1,4 +1,4 @@
-"""A piece of work in a process of its own: what one contender takes from the machine is not there for the next."""
+"""A piece of work in a process of its own, so that nothing of it is left for the next."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import run_captured
 
-# launchers/bench/gpu.sh gives less: what hangs must be seen here, before the whole bench is ended from outside
+# launchers/bench/gpu.sh sets less, so that a task that hangs is seen here before the whole bench is ended from outside.
 LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
-# as a traceback ends: a class of Python's, one with its module (triton...OutOfResources), or our own line
+# How the last line of a traceback begins: a class of Python's, a class with its module (triton...OutOfResources), our own line.
 LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")
 PASSED_ON = 100  # lines
 
 
 def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
-    """Run `module`, which ends in `answer`, on a task, and return its result; GptscaleError if it fails.
+    """Run a module that ends in `answer` on a task, and return its result.
 
-    What a worker that failed had said on stderr goes on to ours.
+    Raises GptscaleError if it fails, after its last lines of stderr have been passed on.
     """
     import torch
 
@@ -43,13 +43,13 @@ def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def reason(stderr: str) -> str:
-    """The last line that is an exception's: behind it CUDA and Dynamo print advice. Without one, the last line."""
+    """Return the last line that names an exception, or the last line. CUDA and Dynamo print advice behind the exception."""
     lines = stderr.strip().splitlines() or ["no message"]
     return next((line for line in reversed(lines) if LAST_WORDS.match(line)), lines[-1])
 
 
 def pass_on(stderr: str) -> None:
-    """The end of what a worker said, for whoever reads our log."""
+    """Pass on the last lines of a worker's stderr."""
     sys.stderr.write("".join(f"{line}\n" for line in stderr.splitlines()[-PASSED_ON:]))
     sys.stderr.flush()
 
@@ -57,8 +57,8 @@ def pass_on(stderr: str) -> None:
 def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
     """Do the task on the command line, print its result as the last line, and end the process.
 
-    At once, as a recipe's worker ends (launchers/run/worker.py): the interpreter's teardown aborts now and then in a library's
-    thread that is still alive.
+    It ends at once, as a recipe's worker does: the interpreter's teardown sometimes aborts in a library's thread that is still
+    alive.
     """
     print(json.dumps(work(json.loads(sys.argv[1]))), flush=True)
     os._exit(0)

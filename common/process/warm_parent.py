@@ -1,7 +1,8 @@
-"""Ask a warm parent for processes: it has imported torch, so that a process of ours starts in milliseconds.
+"""Start processes by forking them from a warm parent, which has imported torch.
 
-Starting Python and importing torch takes some seconds of a core, in every rank of every run. A warm parent pays them once
-and then forks (fork_server.py). With CUDA this cannot be: a CUDA context does not survive a fork; ranks are started afresh.
+Python and torch take some seconds of a core to start, in every rank of every run. A warm parent pays them once and then
+forks each process in milliseconds (fork_server.py). Ranks that use CUDA are started afresh: a CUDA context does not survive
+a fork.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from gptscale.common.process import environments
 from gptscale.common.process.fork_server import MAX_MESSAGE, die_with_parent, is_fresh, serve
 from gptscale.common.process.program import Program
 
-# Libraries read these when they are loaded: a program that has others than the warm parent is started afresh.
+# Variables that libraries read when they are loaded. A program with other values than the warm parent's is started afresh.
 READ_WHEN_LOADED = tuple(
     "PYTHON LD_ GLIBC_ MALLOC_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ ONEDNN_ DNNL_ ATEN_ TORCH PYTORCH TRITON CUDA NVIDIA NCCL".split()
 )
-# But these are read when they are used, or told to torch in the child.
+# Of these names, the ones that are read later, or that the child tells torch.
 READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_")
-# What nearly every program here imports; torch.optim imports Dynamo at its first step.
+# What nearly every program of ours imports. torch.optim imports Dynamo at its first step.
 COMMON_IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
 
 
 class Process(Protocol):
-    """What a process offers whoever started it, forked or not; as subprocess.Popen has it."""
+    """What a process offers to whoever started it, forked or not. subprocess.Popen has the same methods."""
 
     @property
     def pid(self) -> int: ...
@@ -51,11 +52,11 @@ class ForkedProcess:
         self._parent, self._report = parent, report
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal; None while the process runs."""
+        """Return the exit status, or None while the process runs. A signal is a negative status."""
         return self._read(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit status; subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait for the end and return the exit status. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         status = self._read(timeout)
         if status is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
@@ -124,7 +125,7 @@ class WarmParent:
     def run(
         self, program: Program, environ: Mapping[str, str], stdout: int | None = None, stderr: int | None = None
     ) -> ForkedProcess:
-        """Fork the program; stdin is empty, stdout and stderr are this process's unless given."""
+        """Fork the program. Its stdin is empty, and its stdout and stderr are this process's unless given."""
         report, its_report = os.pipe()
         umask = os.umask(0)
         os.umask(umask)
@@ -144,7 +145,7 @@ class WarmParent:
         return ForkedProcess(self, pid, report)
 
     def send_signal(self, pid: int, number: int) -> None:
-        """Send a signal to a child; nothing happens if it has ended."""
+        """Send a signal to a child, unless it has ended."""
         self._send({"signal": int(number), "pid": pid}, [])
 
     def close(self) -> None:
@@ -186,7 +187,7 @@ def begin_warm_parent(device: str, imports: Sequence[str]) -> None:
 
 
 def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent | None:
-    """Return the warm parent that has what the program needs, made if there is none; None if it cannot be forked."""
+    """Return the warm parent that can fork the program, after making it if there is none. None if no parent can."""
     base = _parents.get((program.environment, ()))
     if base is None:
         base = _parents[program.environment, ()] = WarmParent.start(program.environment)
@@ -213,7 +214,7 @@ def start_process(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> Process:
-    """Start a program, forked from a warm parent if it may be and `fork` is set; it dies with this process."""
+    """Start a program that dies with this process, forked from a warm parent if `fork` allows it."""
     if fork and (parent := warm_parent_of(program, environ)) is not None:
         return parent.run(program, environ, stdout, stderr)
     return subprocess.Popen(
@@ -229,9 +230,9 @@ def start_process(
 def run_captured(
     program: Program, *, timeout: float, environ: Mapping[str, str] | None = None, fork: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return what it printed; as subprocess.run with capture_output and text.
+    """Run a program to its end and return its exit status and what it printed.
 
-    Raises subprocess.TimeoutExpired, and ends the program, after `timeout` seconds.
+    After `timeout` seconds the program is ended, and subprocess.TimeoutExpired raised.
     """
     pipes = {name: os.pipe() for name in ("stdout", "stderr")}
     process = start_process(

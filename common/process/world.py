@@ -17,17 +17,17 @@ from gptscale.common.errors import ConfigError
 
 DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
 
-# Groups that are done with, held until the process ends. Whoever drops the last reference joins gloo's threads; DDP's
-# reducer drops its own while it holds Python's lock, and a thread that is just freeing a finished collective's tensors
-# waits for that lock: both for ever (seen in 3 of 100 worlds that freed a DDP model after the end of its group).
+# Process groups that have ended are kept until the process ends. Whoever drops the last reference joins gloo's threads.
+# DDP's reducer drops its reference while it holds Python's lock, and a gloo thread that is freeing the tensors of a finished
+# collective waits for that lock. Then both wait for ever (seen in 3 of 100 worlds that freed a DDP model after its group).
 _ended: list[dist.ProcessGroup] = []
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's rank and device; made before, and without, any process group.
+    """The rank and the device of this process.
 
-    timeout_s: longest wait in a collective before it fails instead of hanging.
+    It is made before any process group. timeout_s: the longest wait in a collective before it fails instead of hanging.
     """
 
     rank: int
@@ -93,15 +93,17 @@ def world_of(device: str, timeout_s: float | None, nproc: int) -> World:
 
 @contextmanager
 def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]:
-    """The default process group for the body's length; gloo for CPU tensors, NCCL for CUDA's, or `cuda_backend`.
+    """Hold the default process group while the body runs.
 
-    After an exception it is not torn down: peers may be gone, and a collective teardown would wait for them. The
-    process is about to end, and its end closes the connections, which is what tells the peers.
+    CPU tensors use gloo, and CUDA tensors use `cuda_backend`. After an exception the group is not torn down: peers may be
+    gone, and the teardown would wait for them. The process is about to end, and its end closes the connections, which tells
+    the peers.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     backend = f"cpu:gloo,cuda:{cuda_backend}" if world.device.type == "cuda" else "gloo"
-    device_id = world.device if "nccl" in backend else None  # which lets NCCL connect at once; gloo has no use for it
+    # A device lets NCCL connect at once. Gloo has no use for it.
+    device_id = world.device if "nccl" in backend else None
     dist.init_process_group(
         backend,
         rank=world.rank,
@@ -116,16 +118,17 @@ def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]
 
 
 def agree_any(flag: bool) -> bool:
-    """Whether any rank says yes; the same answer everywhere."""
+    """Return whether any rank says yes. Every rank gets the same answer."""
     if not dist.is_initialized():
         return flag
-    votes = torch.tensor(float(flag))  # on the CPU: gloo is there beside NCCL, and no GPU has to be waited for
+    # On the CPU: gloo is there beside NCCL, and so nobody waits for a GPU.
+    votes = torch.tensor(float(flag))
     dist.all_reduce(votes, op=dist.ReduceOp.MAX)
     return bool(votes.item())
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """`value` of every rank, in rank order; [value] without a process group."""
+    """Return the `value` of every rank, in rank order. Without a process group that is [value]."""
     if not dist.is_initialized():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()

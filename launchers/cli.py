@@ -94,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a shell says of SIGPIPE
+        # The status that a shell gives for SIGPIPE.
+        return 141
 
 
 def _carry_out(words: Sequence[str]) -> int:

@@ -1,1 +1,1 @@
-"""The record of runs: the CSV schema and its writers, comparison, plots, report."""
+"""The results of runs: what each leaves, how runs are compared, and how tables and figures are made."""

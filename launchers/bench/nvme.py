@@ -35,8 +35,8 @@ def measure(folder: Path) -> DiskSpeed:
     Raises ConfigError for a folder that is missing, not writable or too full, or when async_io is not compiled.
     """
     check_folder(folder, FILE_BYTES * N_FILES)
-    if lacking := deepspeed_ops.lack(("pin_memory", "async_io")):
-        raise lacking
+    if lack := deepspeed_ops.lack(("pin_memory", "async_io")):
+        raise lack
     deepspeed_ops.load(("pin_memory", "async_io"))
     from deepspeed.ops.op_builder import AsyncIOBuilder
 

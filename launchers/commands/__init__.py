@@ -1,1 +1,1 @@
-"""The commands of gptscale beside run and bench, a module each."""
+"""The commands of gptscale, a module each, but for the benchmarks."""

@@ -80,18 +80,18 @@ def tokenize_files(options: TokenizeOptions) -> list[Tokenized]:
     if options.eval_out is None:
         return [_written(options.out, ids, options, tokenizer)]
     # Only when all tokens are written is it known which are the last.
-    whole = options.out.with_name(f".{options.out.name}.{os.getpid()}.whole")
+    all_tokens = options.out.with_name(f".{options.out.name}.{os.getpid()}.whole")
     try:
-        n_tokens = write_bin(whole, ids)
+        n_tokens = write_bin(all_tokens, ids)
         cut = n_tokens - int(n_tokens * options.eval_fraction)
         if cut == n_tokens:
             raise DataError(f"{n_tokens} tokens, too few to hold any out", "in the inputs", "raise --eval-fraction")
         return [
-            _written(options.eval_out, _parts(whole, cut, n_tokens), options, tokenizer),
-            _written(options.out, _parts(whole, 0, cut), options, tokenizer),
+            _written(options.eval_out, _parts(all_tokens, cut, n_tokens), options, tokenizer),
+            _written(options.out, _parts(all_tokens, 0, cut), options, tokenizer),
         ]
     finally:
-        whole.unlink(missing_ok=True)
+        all_tokens.unlink(missing_ok=True)
 
 
 def _written(path: Path, ids: Iterator[np.ndarray], options: TokenizeOptions, tokenizer: Tokenizer) -> Tokenized:

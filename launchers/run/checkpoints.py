@@ -39,18 +39,19 @@ def resume(plan: Plan, engine: Engine) -> int:
 class Saver:
     """The saving of checkpoints when they are due.
 
+    before: called first, to put rows up to the step on disk, so that a resumed CSV has no gap.
     A disk that is full now and then costs a checkpoint, not the run.
     """
 
     def __init__(self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None]) -> None:
-        self.plan, self.engine, self.folder, self.before, self.misses = plan, engine, folder, before, 0
+        self.plan, self.engine, self.folder, self.before = plan, engine, folder, before
+        self.misses = 0
 
     def __call__(self, step: int, last: bool) -> None:
         run = self.plan.run
         every = run.config.save_every
         if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
             return
-        # Rows up to this step reach the disk first, so that a resumed CSV has no gap.
         self.before()
         facts = {
             "recipe": run.recipe,

@@ -1,4 +1,4 @@
-"""The images to learn from: MNIST from a folder, or without one the digits that scikit-learn brings."""
+"""The images of the autograd experiment: MNIST from a folder, or the digits that come with scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from gptscale.lenet.data.idx import is_idx_folder
 from gptscale.lenet.data.sources import LabelledImages, open_data
 from gptscale.lenet.minigrad.training import Samples
 
-SIDE = 28  # pixels; what the models are made for
+# Side of the images in pixels, which the models are made for.
+SIDE = 28
 CLASSES = 10
 DOWNLOAD = "python -c \"from torchvision.datasets import MNIST; MNIST('data', download=True)\""
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Images for training and for testing; `is_whole_mnist` tells whether the old figures are of the same data."""
+    """Images for training and for testing.
+
+    is_whole_mnist: whether they are all of MNIST, on which report B's figures were measured.
+    """
 
     name: str
     train: Samples
@@ -26,32 +30,32 @@ class Digits:
 
 
 def open_digits(data: str, train_samples: int | None = None) -> Digits:
-    """`digits`, or a folder with MNIST's four idx files (or with MNIST/raw, as torchvision leaves it).
+    """Open `digits`, or a folder with MNIST's four idx files or with MNIST/raw, as torchvision leaves it.
 
-    train_samples: only so many of the training images, the first ones.
+    train_samples: number of training images, the first ones, or None for all.
     Raises ConfigError when there is no such folder, DataError for files that are not what they should be.
     """
     source = data if data == "digits" else str(_folder(Path(data)))
-    found = open_data(source, root=Path(source), image_size=SIDE)
-    if found.channels != 1 or len(found.classes) != CLASSES:
-        shape = f"{found.channels} channels and {len(found.classes)} classes"
+    data_set = open_data(source, root=Path(source), image_size=SIDE)
+    if data_set.channels != 1 or len(data_set.classes) != CLASSES:
+        shape = f"{data_set.channels} channels and {len(data_set.classes)} classes"
         raise DataError(f"images with {shape}", f"in {data}", "give grey images of the ten digits")
-    if train_samples is not None and train_samples > len(found.train):
+    if train_samples is not None and train_samples > len(data_set.train):
         raise ConfigError(
-            f"{train_samples} of {len(found.train)} images", "in --train-samples", f"use 1 to {len(found.train)}"
+            f"{train_samples} of {len(data_set.train)} images", "in --train-samples", f"use 1 to {len(data_set.train)}"
         )
-    train, test = _samples(found.train), _samples(found.test)
+    train, test = _samples(data_set.train), _samples(data_set.test)
     train = Samples(train.images[:train_samples], train.labels[:train_samples])
-    whole = (len(train), len(test)) == (60_000, 10_000) and found.name == "MNIST"
-    return Digits(found.name, train, test, is_whole_mnist=whole)
+    whole = (len(train), len(test)) == (60_000, 10_000) and data_set.name == "MNIST"
+    return Digits(data_set.name, train, test, is_whole_mnist=whole)
 
 
-def _folder(given: Path) -> Path:
-    for folder in (given, given / "MNIST" / "raw", given / "raw"):
+def _folder(path: Path) -> Path:
+    for folder in (path, path / "MNIST" / "raw", path / "raw"):
         if folder.is_dir() and is_idx_folder(folder):
             return folder
     raise ConfigError(
-        f"no MNIST in {given}", "in --data", f"name the folder of its four idx files, or get it: {DOWNLOAD}"
+        f"no MNIST in {path}", "in --data", f"name the folder of its four idx files, or get it: {DOWNLOAD}"
     )
 
 

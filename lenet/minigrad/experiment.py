@@ -1,9 +1,11 @@
-"""`gptscale minigrad`: the experiment of an autograd of one's own on MNIST, our rows beside those of the old one."""
+"""`gptscale minigrad`: models trained on MNIST with this package's small autograd, beside report B's figures.
+
+docs/lenet/README.md says what report B is.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from rich.console import Console
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name
+from gptscale.common.settings.checks import check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.lenet.minigrad import report
 from gptscale.lenet.minigrad.digits import Digits, open_digits
@@ -25,6 +28,7 @@ from gptscale.ops import registry as library
 from gptscale.ops.minigrad import models
 from gptscale.ops.minigrad.layers import Convolution, Module
 from gptscale.ops.minigrad.optimizers import SGD, Adam, Optimizer
+from gptscale.results import render
 
 PoolBackward = Literal["auto", "loop", "python", "cpp", "triton"]
 DEFAULT_LR = {"adam": 1e-3, "sgd": 0.1}
@@ -69,18 +73,12 @@ class MinigradOptions:
     """File for a picture of the curves."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("epochs", 1, 10_000),
-            ("batch_size", 1, 100_000),
-            ("train_samples", 1, 10**9),
-            ("timed_steps", 0, 1000),
-            ("seed", 0, 2**63 - 1),
-            ("threads", 1, 1024),
-        ):
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ConfigError(f"{name} {value} is out of range", _option(name), f"use {least} to {most}")
-        if self.lr is not None and not (math.isfinite(self.lr) and 0 < self.lr <= 100):
+        ranges: dict[str, tuple[float, float]] = {
+            "epochs": (1, 10_000), "batch_size": (1, 100_000), "train_samples": (1, 10**9), "timed_steps": (0, 1000),
+            "seed": (0, 2**63 - 1), "threads": (1, 1024),
+        }  # fmt: skip
+        check_ranges(self, ranges)
+        if self.lr is not None and not 0 < self.lr <= 100:
             raise ConfigError(f"lr {self.lr} is out of range", "in --lr", "use 0.001 for adam, 0.1 for sgd")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum {self.momentum} is out of range", "in --momentum", "use 0.0 to 0.99")
@@ -88,19 +86,21 @@ class MinigradOptions:
             raise ConfigError("adam takes no momentum", "in --momentum", "add --optimizer sgd, or leave it out")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("there is no CUDA device", "in --device", "use --device cpu")
-        self._check_that_it_applies()
+        self._check_layers()
         for name in ("csv", "png"):
             if (path := getattr(self, name)) is not None:
                 _check_output(path, name)
 
-    def _check_that_it_applies(self) -> None:
-        """ConfigError for an option of layers that the model has not."""
+    def _check_layers(self) -> None:
+        """Raise ConfigError for an option of layers that the model does not have."""
         if self.model in ("pure_linear", "simple_conv"):
-            for name, given in (("pool_backward", self.pool_backward != "auto"), ("timed_steps", self.timed_steps)):
-                if given:
-                    raise ConfigError(f"{self.model} has no pooling", _option(name), "add --model LeNet")
+            fix = "add --model LeNet"
+            if self.pool_backward != "auto":
+                raise ConfigError(f"{self.model} has no pooling", "in --pool-backward", fix)
+            if self.timed_steps:
+                raise ConfigError(f"{self.model} has no pooling", "in --timed-steps", fix)
         if self.model == "pure_linear" and self.convolution != "kernel":
-            raise ConfigError("pure_linear has no convolution", _option("convolution"), "add --model simple_conv")
+            raise ConfigError("pure_linear has no convolution", "in --convolution", "add --model simple_conv")
 
     @property
     def names(self) -> tuple[models.ModelName, ...]:
@@ -113,25 +113,21 @@ class MinigradOptions:
 
     @property
     def place(self) -> torch.device:
-        """Where to train."""
+        """The device to train on."""
         best = "cuda" if torch.cuda.is_available() else "cpu"
         return torch.device(best if self.device == "auto" else self.device)
 
-    def pooling(self, wanted: PoolBackward) -> PoolBackward:
-        """The implementation that `wanted` comes to here; ConfigError if it cannot run here."""
-        if wanted in ("loop", "python"):
-            return wanted
+    def pooling(self, pool_backward: PoolBackward) -> PoolBackward:
+        """Return the implementation of `pool_backward` on this machine, or raise ConfigError if it cannot run here."""
+        if pool_backward in ("loop", "python"):
+            return pool_backward
         try:
-            library.require(wanted, self.place)
+            library.require(pool_backward, self.place)
         except ValueError as error:
-            raise ConfigError(str(error), _option("pool_backward"), "use auto, or python") from None
+            raise ConfigError(str(error), "in --pool-backward", "use auto, or python") from None
         if self.place.type == "cuda":
             return "triton"
         return "cpp" if library.ready() else "python"
-
-
-def _option(name: str) -> str:
-    return f"in --{name.replace('_', '-')}"
 
 
 def _check_output(path: Path, name: str) -> None:
@@ -144,29 +140,29 @@ def _check_output(path: Path, name: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, print, write; 0 when all was done."""
+    """Train the models, print their tables, write the files, and return 0."""
     options = parse(MinigradOptions, argv, prog="gptscale minigrad", about=str(MinigradOptions.__doc__))
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     digits = open_digits(options.data, options.train_samples)
     if "LeNet" in options.names:
         options = dataclasses.replace(options, pool_backward=options.pooling(options.pool_backward))
-    console = Console(width=None if Console().is_terminal else 120)
+    console = render.console(120)
     print(f"{digits.name}: {len(digits.train):,} images to learn from, {len(digits.test):,} to test with")
     if not digits.is_whole_mnist:
         print("the old figures are of the whole of MNIST (--data FOLDER), so none stand beside these")
     rows: list[dict[str, object]] = []
     runs: dict[str, pd.DataFrame] = {}
-    old: dict[str, pd.DataFrame] = {}
+    theirs: dict[str, pd.DataFrame] = {}
     for name in options.names:
         runs[name] = _trained(name, options, digits, rows)
         if digits.is_whole_mnist:
-            old[name] = report.old_run(name, options.pool_backward)
-        console.print(report.epochs_table(runs[name], old.get(name)))
+            theirs[name] = report.report_run(name, options.pool_backward)
+        console.print(report.epochs_table(runs[name], theirs.get(name)))
     if "LeNet" in options.names and options.timed_steps != 0:
         _time_operations(options, digits, console)
     if options.png is not None:
-        report.draw(options.png, runs, old, _title(options, digits))
+        report.draw(options.png, runs, theirs, _title(options, digits))
     for path in (options.csv, options.png):
         if path is not None:
             print(f"wrote {path}")
@@ -176,7 +172,10 @@ def main(argv: Sequence[str]) -> int:
 def _trained(
     name: models.ModelName, options: MinigradOptions, digits: Digits, rows: list[dict[str, object]]
 ) -> pd.DataFrame:
-    """One model's epochs; every row of `rows` is in the CSV after each of them."""
+    """Train one model, append a row of each epoch to `rows`, and return the model's rows.
+
+    After every epoch all of `rows` is in the CSV.
+    """
     model = _model(name, options, options.pool_backward)
     optimizer = _optimizer(options, model)
     print(f"\n{name}: {sum(p.array.numel() for p in model.parameters()):,} parameters, {_title(options, digits)}")
@@ -213,7 +212,7 @@ def _line(epoch: Epoch, epochs: int) -> str:
 
 
 def _facts(name: models.ModelName, options: MinigradOptions, digits: Digits) -> dict[str, object]:
-    """What must be known to repeat a row."""
+    """Return what must be known to repeat a row."""
     return {
         "optimizer": options.optimizer,
         "lr": options.peak_lr,
@@ -233,12 +232,13 @@ def _facts(name: models.ModelName, options: MinigradOptions, digits: Digits) -> 
 def _title(options: MinigradOptions, digits: Digits) -> str:
     device = device_name(options.place)
     n = torch.get_num_threads()
-    threads = "" if options.place.type == "cuda" else f", {n} thread{'s' * (n > 1)}"
+    cpu_threads = f", {n} threads" if n > 1 else f", {n} thread"
+    threads = "" if options.place.type == "cuda" else cpu_threads
     return f"{options.optimizer} {options.peak_lr:g}, batch {options.batch_size}, {digits.name}, {device}{threads}"
 
 
 def _time_operations(options: MinigradOptions, digits: Digits, console: Console) -> None:
-    """LeNet's step by operation, the naive pooling backward against the other, both with the same weights and batch."""
+    """Time LeNet's step by operation with the naive pooling backward and with a kernel, on the same weights and batch."""
     kernel = options.pooling("auto") if options.pool_backward == "loop" else options.pool_backward
     steps = DEFAULT_TIMED_STEPS if options.timed_steps is None else options.timed_steps
     batch = digits.train.to(options.place)
@@ -251,6 +251,6 @@ def _time_operations(options: MinigradOptions, digits: Digits, console: Console)
     if options.csv is not None:
         path = options.csv.with_name(f"{options.csv.stem}-ops.csv")
         facts = _facts("LeNet", options, digits) | {"batch_size": len(labels), "steps": steps}
-        rows = [dataclasses.asdict(seen) | facts | {"pool_backward": name} for name, seen in times.items()]
+        rows = [dataclasses.asdict(step) | facts | {"pool_backward": name} for name, step in times.items()]
         report.write_csv(path, rows)
         print(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""Our rows beside the old experiment's: as tables, as a CSV with the same columns, and as a picture."""
+"""The experiment's rows beside those of report B (docs/lenet/README.md): tables, a CSV with the same columns, a picture."""
 
 from __future__ import annotations
 
@@ -12,43 +12,46 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from rich.table import Table
 
 from gptscale.lenet.minigrad.timing import StepTimes
+from gptscale.results.render import DPI, subplots
 
-OLD_COLUMNS = ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
-# Its seconds per step, with a pooling backward of Python loops and with one in CUDA.
-OLD_LOOP = StepTimes(0.005984, 0.13259, 0.29507, 0.44229)
-OLD_KERNEL = StepTimes(0.005051, 0.000390, 0.000218, 0.011350)
-OURS, THEIRS = "#D55E00", "#0072B2"  # Okabe & Ito 2008
+REPORT_COLUMNS = ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
+# The report's seconds per step, with a pooling backward of Python loops and with one in CUDA.
+REPORT_LOOP = StepTimes(0.005984, 0.13259, 0.29507, 0.44229)
+REPORT_KERNEL = StepTimes(0.005051, 0.000390, 0.000218, 0.011350)
+# Colours of Okabe & Ito 2008.
+OUR_COLOUR, THEIR_COLOUR = "#D55E00", "#0072B2"
 
 
-def old_figures() -> pd.DataFrame:
-    """All 80 rows of the old experiment, 20 epochs of four runs."""
+def report_figures() -> pd.DataFrame:
+    """Return all 80 rows of the report, 20 epochs of four runs."""
     with files("gptscale.lenet.minigrad").joinpath("own_autograd_mnist.csv").open() as file:
         return pd.read_csv(file)
 
 
-def old_run(model: str, pool_backward: str) -> pd.DataFrame:
-    """The 20 rows of the old run that is repeated; LeNet has one for the loop and one for a kernel."""
-    name = model if model != "LeNet" else f"LeNet_{'forloop' if pool_backward == 'loop' else 'cuda'}_pool"
-    old = old_figures()
-    return old[old.model == name].reset_index(drop=True)
+def report_run(model: str, pool_backward: str) -> pd.DataFrame:
+    """Return the report's 20 rows for a model, where LeNet has one run with the loop and one with a kernel."""
+    if model == "LeNet":
+        model = "LeNet_forloop_pool" if pool_backward == "loop" else "LeNet_cuda_pool"
+    figures = report_figures()
+    return figures[figures.model == model].reset_index(drop=True)
 
 
-def epochs_table(ours: pd.DataFrame, old: pd.DataFrame | None) -> Table:
-    """One line per epoch; each figure of ours with theirs behind it, or ours alone where `old` is None."""
+def epochs_table(ours: pd.DataFrame, theirs: pd.DataFrame | None) -> Table:
+    """Return a table with a line for each epoch, with the report's figure behind each of ours unless `theirs` is None."""
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
     table.add_column("epoch", justify="right")
-    for column in OLD_COLUMNS[2:]:
+    for column in REPORT_COLUMNS[2:]:
         name = column.removesuffix("_time_s").replace("_", " ") + (" s" if column.endswith("_s") else "")
         table.add_column(name, justify="right")
-        if old is not None:
+        if theirs is not None:
             table.add_column("theirs", justify="right", style="dim")
-    by_epoch = {} if old is None else {int(row["epoch"]): row for row in old.to_dict("records")}
+    by_epoch = {} if theirs is None else {int(row["epoch"]): row for row in theirs.to_dict("records")}
     for row in ours.to_dict("records"):
         cells = [str(row["epoch"])]
-        for column in OLD_COLUMNS[2:]:
+        for column in REPORT_COLUMNS[2:]:
             digits = 2 if column.endswith("_s") else 5
             cells.append(f"{row[column]:.{digits}f}")
-            if old is not None:
+            if theirs is not None:
                 other = by_epoch.get(int(row["epoch"]))
                 cells.append(f"{other[column]:.{digits}f}" if other is not None else "-")
         table.add_row(*cells)
@@ -64,13 +67,13 @@ TIMED = {
 
 
 def times_table(loop: StepTimes, kernel: StepTimes, kernel_name: str) -> Table:
-    """Milliseconds of one step by the loop and by a kernel, and their ratio; theirs behind ours."""
+    """Return a table of the milliseconds of one step by the loop and by a kernel, with the report's figures behind ours."""
     table = Table("one step of LeNet", box=None, pad_edge=False, header_style="bold")
     for title in ("loop ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio"):
         table.add_column(title, justify="right", style="dim" if title.startswith("their") else "")
     for what, field in TIMED.items():
         cells = []
-        for slow, fast in ((loop, kernel), (OLD_LOOP, OLD_KERNEL)):
+        for slow, fast in ((loop, kernel), (REPORT_LOOP, REPORT_KERNEL)):
             slow_s, fast_s = getattr(slow, field), getattr(fast, field)
             cells += [f"{1e3 * slow_s:,.3f}", f"{1e3 * fast_s:,.3f}", f"{slow_s / fast_s:,.1f}x"]
         table.add_row(what, *cells)
@@ -78,38 +81,34 @@ def times_table(loop: StepTimes, kernel: StepTimes, kernel_name: str) -> Table:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """The file as it is now: whole, or as it was before."""
-    aside = path.with_name(f".{path.name}.new")
-    pd.DataFrame(list(rows)).to_csv(aside, index=False, float_format="%.6g")
-    aside.replace(path)
+    """Write the rows to `path` in one move, so that readers see the old file or the new one."""
+    new_file = path.with_name(f".{path.name}.new")
+    pd.DataFrame(list(rows)).to_csv(new_file, index=False, float_format="%.6g")
+    new_file.replace(path)
 
 
-def draw(path: Path, runs: Mapping[str, pd.DataFrame], old: Mapping[str, pd.DataFrame], title: str) -> None:
-    """Loss above, error below, a column for each model; training dashed; theirs where `old` has the model."""
-    import matplotlib
+def draw(path: Path, runs: Mapping[str, pd.DataFrame], theirs: Mapping[str, pd.DataFrame], title: str) -> None:
+    """Write a figure with loss above and error below, and a column for each model.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, grid = plt.subplots(2, len(runs), figsize=(4.6 * len(runs), 7), squeeze=False, layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    Training is dashed. The report's curves are drawn where `theirs` has the model.
+    """
+    figure, grid = subplots(2, len(runs), (4.6 * len(runs), 7), title)
     for (name, ours), (above, below) in zip(runs.items(), grid.T, strict=True):
-        _curves(above, name, "loss", ours, old.get(name))
-        _curves(below, name, "err", ours, old.get(name))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+        _curves(above, name, "loss", ours, theirs.get(name))
+        _curves(below, name, "err", ours, theirs.get(name))
+    figure.savefig(path, dpi=DPI)
 
 
-def _curves(axis: Axes, name: str, what: str, ours: pd.DataFrame, old: pd.DataFrame | None) -> None:
-    """One panel: `what` is loss, in nats, or err, in percent."""
+def _curves(axis: Axes, name: str, what: str, ours: pd.DataFrame, theirs: pd.DataFrame | None) -> None:
+    """Draw one panel, where `what` is loss, in nats, or err, in percent."""
     scale, form, label = (100.0, "{:.2f} %", "error (%)") if what == "err" else (1.0, "{:.3f}", "loss (nats)")
     ends: list[str] = []
-    for rows, who, colour in ((old, "theirs", THEIRS), (ours, "ours", OURS)):
+    for rows, who, colour in ((theirs, "theirs", THEIR_COLOUR), (ours, "ours", OUR_COLOUR)):
         if rows is None:
             continue
         test, train = scale * rows[f"test_{what}"], scale * rows[f"train_{what}"]
         axis.plot(rows.epoch, test, color=colour, label=f"{who}, test")
-        # an error of exactly 0 has no place on a logarithmic axis
+        # An error of exactly 0 has no place on a logarithmic axis.
         axis.plot(rows.epoch, train.where(train > 0), color=colour, label=f"{who}, training", linestyle="--")
         ends.append(f"{who} {form.format(test.iloc[-1])}")
     title = f"{name}: test {label.split()[0]} at the end {', '.join(ends)}"

@@ -1,4 +1,4 @@
-"""How long one training step takes, operation by operation: the naive pooling backward against a kernel."""
+"""Timing of one training step by operation: the naive pooling backward against a kernel."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gptscale.ops.minigrad.tensor import Array, Op, Tensor
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step of LeNet, medians over steps.
+    """Seconds of one step of LeNet, as medians over steps.
 
-    pool_2_backward_s: of the second pooling layer, the first that the walk back comes to; backward_s is the whole batch_order.
+    pool_2_backward_s: the gradient of the second pooling layer, which backward reaches first. backward_s: all of backward.
     """
 
     forward_s: float
@@ -31,7 +31,7 @@ class StepTimes:
 
 
 class PoolingStopwatch:
-    """Seconds of each pooling layer's gradient, in the order of the walk back."""
+    """The seconds of each pooling layer's gradient, in the order of backward."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -43,22 +43,25 @@ class PoolingStopwatch:
         if not isinstance(op, MaxPooling):
             yield
             return
-        begun = clock(self.device)
+        began_s = clock(self.device)
         yield
-        self.seconds.append(clock(self.device) - begun)
+        self.seconds.append(clock(self.device) - began_s)
 
 
 def time_steps(lenet: Module, images: Array, labels: Array, steps: int) -> StepTimes:
-    """Medians over `steps` forwards and backwards on one batch, after one that is not counted; no weight changes."""
+    """Return medians over `steps` forwards and backwards on one batch, after one that is not counted.
+
+    No weight changes.
+    """
     device, rows = images.device, []
     for _ in range(steps + 1):
         stopwatch = PoolingStopwatch(device)
-        begun = clock(device)
+        began_s = clock(device)
         loss = softmax_cross_entropy(lenet(Tensor(images)), labels)
-        half = clock(device)
+        forward_ended_s = clock(device)
         backward(loss, stopwatch=stopwatch)
         pool_2, pool_1 = stopwatch.seconds
-        rows.append((half - begun, pool_2, pool_1, clock(device) - half))
+        rows.append((forward_ended_s - began_s, pool_2, pool_1, clock(device) - forward_ended_s))
     for parameter in lenet.parameters():
         parameter.grad = None
     return StepTimes(*(statistics.median(column) for column in zip(*rows[1:], strict=True)))

@@ -1,4 +1,4 @@
-"""The training loop and the measurement after each epoch, on images that are wholly in memory."""
+"""The training loop of the autograd experiment, and the measurement after each epoch, on images in memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EVALUATION_BATCH_SIZE = 1000
 
 @dataclass(frozen=True)
 class Samples:
-    """Images (n, channels, height, width), from 0 to 1, and their labels (n,), whole numbers."""
+    """Images (n, channels, height, width) with values from 0 to 1, and their integer labels (n,)."""
 
     images: Array
     labels: Array
 
     def to(self, device: torch.device) -> Samples:
-        """A copy on the device."""
+        """Return a copy on the device."""
         return Samples(self.images.to(device), self.labels.to(device))
 
     def __len__(self) -> int:
@@ -36,9 +36,9 @@ class Samples:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is known after an epoch: both losses and errors (a fraction) by the weights at its end.
+    """The losses (in nats) and errors (fractions) with the weights at the end of an epoch.
 
-    epoch_time_s: of the training alone; the measurement that follows is not in it.
+    epoch_time_s: seconds of the training alone, without the measurement that follows it.
     """
 
     epoch: int
@@ -52,7 +52,7 @@ class Epoch:
 def train_step(
     model: Module, optimizer: Optimizer, images: Array, labels: Array, *, stopwatch: OpStopwatch | None = None
 ) -> Tensor:
-    """One step on one batch; returns its loss, from before the step."""
+    """Take one step on one batch and return its loss, which was computed before the step."""
     optimizer.zero_grad()
     loss = softmax_cross_entropy(model(Tensor(images)), labels)
     backward(loss, stopwatch=stopwatch)
@@ -63,27 +63,27 @@ def train_step(
 def train(
     model: Module, optimizer: Optimizer, train: Samples, test: Samples, *, epochs: int, batch_size: int, seed: int
 ) -> Iterator[Epoch]:
-    """Train, giving what is known after each epoch; the learning rate falls to 0 on half a cosine.
+    """Train and yield the figures of each epoch.
 
-    Each epoch takes every sample once in an order of its own; a last batch that is not full is used as well.
-    Raises NumericError when the loss is no longer a number.
+    The learning rate falls to 0 on half a cosine. Each epoch takes every sample once in an order of its own, including an
+    incomplete last batch. Raises NumericError when the loss is not finite.
     """
     random = torch.Generator().manual_seed(seed)
     steps_per_epoch = -(-len(train) // batch_size)
     peak, step = optimizer.lr, 0
     for epoch in range(epochs):
         order = torch.randperm(len(train), generator=random).to(train.labels.device)
-        begun = clock(train.images.device)
+        began_s = clock(train.images.device)
         for batch in order.split(batch_size):
             optimizer.lr = learning_rate(step, peak=peak, total_steps=epochs * steps_per_epoch, min_ratio=0.0)
             train_step(model, optimizer, train.images[batch], train.labels[batch])
             step += 1
-        seconds = clock(train.images.device) - begun
+        seconds = clock(train.images.device) - began_s
         yield Epoch(epoch, *evaluate(model, train), *evaluate(model, test), seconds)
 
 
 def evaluate(model: Module, samples: Samples) -> tuple[float, float]:
-    """The mean loss in nats, and the fraction of samples whose largest logit is not at their label."""
+    """Return the mean loss in nats and the fraction of samples whose largest logit is not at their label."""
     loss = wrong = 0.0
     with recording(False):
         for first in range(0, len(samples), EVALUATION_BATCH_SIZE):
@@ -97,7 +97,7 @@ def evaluate(model: Module, samples: Samples) -> tuple[float, float]:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, once the device has finished what it was given."""
+    """Wait until the device has finished its work, and return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent, run_captured
-from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.run.columns import read_summary
 from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.results import render
 
@@ -160,7 +158,9 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
 
     All cells are checked before the first run, so that a ConfigError is raised before anything has run.
     """
+    # Before the first import of torch, which the warm parent and its runs then share.
     begin_warm_parent(options.device, imports=["gptscale.lenet.run.worker"])
+    from gptscale.lenet.run.columns import read_summary
     from gptscale.lenet.run.preflight import local_world, make_plan
 
     base = VisionConfig(
@@ -188,6 +188,7 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
 
 def run_cell(config: VisionConfig, cell: Cell) -> None:
     """Train one run by the command, in processes of its own, so that no run shares memory or threads with another."""
+    from gptscale.common.process.world import runs_on_cuda
 
     words = ("lenet", "train", "--nproc", str(cell.nproc), *option_words(config))
     program = Program("gptscale.launchers.cli", words)

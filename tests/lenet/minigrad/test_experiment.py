@@ -139,9 +139,9 @@ def test_times_of_a_step(stripes: Samples) -> None:
     assert all(torch.equal(old, p.array) and p.grad is None for old, p in zip(before, net.parameters(), strict=True))
 
 
-def test_the_old_figures_are_whole() -> None:
-    old = report.old_figures()
-    assert tuple(old.columns) == report.OLD_COLUMNS
+def test_the_reports_figures_are_complete() -> None:
+    old = report.report_figures()
+    assert tuple(old.columns) == report.REPORT_COLUMNS
     assert len(old) == 80
     for model, pooling, last in (
         ("pure_linear", "auto", 0.0220),
@@ -149,13 +149,13 @@ def test_the_old_figures_are_whole() -> None:
         ("LeNet", "loop", 0.0093),
         ("LeNet", "cpp", 0.0096),
     ):
-        run = report.old_run(model, pooling)
+        run = report.report_run(model, pooling)
         assert list(run.epoch) == list(range(20))
         assert run.test_err.iloc[-1] == last
 
 
 def test_the_tables_lay_theirs_beside_ours() -> None:
-    old = report.old_run("pure_linear", "auto")
+    old = report.report_run("pure_linear", "auto")
     ours = pd.concat([old.head(2) * 1, old.tail(1).assign(epoch=20)])  # one epoch more than they had
     console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report.epochs_table(ours, old))
@@ -180,7 +180,7 @@ def test_the_command_trains_times_and_writes(
     assert "400 images to learn from, 200 to test with" in said
     assert "the old figures are of the whole of MNIST" in said
     rows = pd.read_csv(csv)
-    assert tuple(rows.columns[:7]) == report.OLD_COLUMNS
+    assert tuple(rows.columns[:7]) == report.REPORT_COLUMNS
     assert list(rows.model) == ["pure_linear"] * 2 + ["simple_conv"] * 2 + ["LeNet"] * 2
     kernel = "cpp" if library.ready() else "python"
     assert list(rows.pool_backward.dropna()) == [kernel] * 2
@@ -198,7 +198,7 @@ def test_the_loop_trains_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> 
         words = f"minigrad --data {small_mnist} --model LeNet --epochs 1 --batch-size 16 --train-samples 48 "
         assert main([*words.split(), "--timed-steps", "0", "--pool-backward", name, "--csv", str(csv)]) == 0
         rows[name] = pd.read_csv(csv)
-    columns = list(report.OLD_COLUMNS[1:6])
+    columns = list(report.REPORT_COLUMNS[1:6])
     pd.testing.assert_frame_equal(rows["loop"][columns], rows["auto"][columns], rtol=1e-4)
     assert list(rows["loop"].pool_backward) == ["loop"]
 

@@ -46,8 +46,8 @@ def open_digits(data: str, train_samples: int | None = None) -> Digits:
         )
     train, test = _samples(data_set.train), _samples(data_set.test)
     train = Samples(train.images[:train_samples], train.labels[:train_samples])
-    whole = (len(train), len(test)) == (60_000, 10_000) and data_set.name == "MNIST"
-    return Digits(data_set.name, train, test, is_whole_mnist=whole)
+    has_all_images = (len(train), len(test)) == (60_000, 10_000)
+    return Digits(data_set.name, train, test, is_whole_mnist=has_all_images and data_set.name == "MNIST")
 
 
 def _folder(path: Path) -> Path:

@@ -153,16 +153,16 @@ def main(argv: Sequence[str]) -> int:
         print("the old figures are of the whole of MNIST (--data FOLDER), so none stand beside these")
     rows: list[dict[str, object]] = []
     runs: dict[str, pd.DataFrame] = {}
-    theirs: dict[str, pd.DataFrame] = {}
+    reported: dict[str, pd.DataFrame] = {}
     for name in options.names:
         runs[name] = _trained(name, options, digits, rows)
         if digits.is_whole_mnist:
-            theirs[name] = report.report_run(name, options.pool_backward)
-        console.print(report.epochs_table(runs[name], theirs.get(name)))
+            reported[name] = report.report_run(name, options.pool_backward)
+        console.print(report.epochs_table(runs[name], reported.get(name)))
     if "LeNet" in options.names and options.timed_steps != 0:
         _time_operations(options, digits, console)
     if options.png is not None:
-        report.draw(options.png, runs, theirs, _title(options, digits))
+        report.draw(options.png, runs, reported, _title(options, digits))
     for path in (options.csv, options.png):
         if path is not None:
             print(f"wrote {path}")

@@ -36,22 +36,22 @@ def report_run(model: str, pool_backward: str) -> pd.DataFrame:
     return figures[figures.model == model].reset_index(drop=True)
 
 
-def epochs_table(ours: pd.DataFrame, theirs: pd.DataFrame | None) -> Table:
-    """Return a table with a line for each epoch, with the report's figure behind each of ours unless `theirs` is None."""
+def epochs_table(measured: pd.DataFrame, reported: pd.DataFrame | None) -> Table:
+    """Return a table with a line for each epoch, with the report's figure beside each of ours unless `reported` is None."""
     table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
     table.add_column("epoch", justify="right")
     for column in REPORT_COLUMNS[2:]:
         name = column.removesuffix("_time_s").replace("_", " ") + (" s" if column.endswith("_s") else "")
         table.add_column(name, justify="right")
-        if theirs is not None:
+        if reported is not None:
             table.add_column("theirs", justify="right", style="dim")
-    by_epoch = {} if theirs is None else {int(row["epoch"]): row for row in theirs.to_dict("records")}
-    for row in ours.to_dict("records"):
+    by_epoch = {} if reported is None else {int(row["epoch"]): row for row in reported.to_dict("records")}
+    for row in measured.to_dict("records"):
         cells = [str(row["epoch"])]
         for column in REPORT_COLUMNS[2:]:
             digits = 2 if column.endswith("_s") else 5
             cells.append(f"{row[column]:.{digits}f}")
-            if theirs is not None:
+            if reported is not None:
                 other = by_epoch.get(int(row["epoch"]))
                 cells.append(f"{other[column]:.{digits}f}" if other is not None else "-")
         table.add_row(*cells)
@@ -67,7 +67,7 @@ TIMED = {
 
 
 def times_table(loop: StepTimes, kernel: StepTimes, kernel_name: str) -> Table:
-    """Return a table of the milliseconds of one step by the loop and by a kernel, with the report's figures behind ours."""
+    """Return a table of the milliseconds of one step by the loop and by a kernel, with the report's figures beside them."""
     table = Table("one step of LeNet", box=None, pad_edge=False, header_style="bold")
     for title in ("loop ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio"):
         table.add_column(title, justify="right", style="dim" if title.startswith("their") else "")
@@ -87,23 +87,23 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     new_file.replace(path)
 
 
-def draw(path: Path, runs: Mapping[str, pd.DataFrame], theirs: Mapping[str, pd.DataFrame], title: str) -> None:
+def draw(path: Path, runs: Mapping[str, pd.DataFrame], reported: Mapping[str, pd.DataFrame], title: str) -> None:
     """Write a figure with loss above and error below, and a column for each model.
 
-    Training is dashed. The report's curves are drawn where `theirs` has the model.
+    Training is dashed. The report's curves are drawn where `reported` has the model.
     """
     figure, grid = subplots(2, len(runs), (4.6 * len(runs), 7), title)
-    for (name, ours), (above, below) in zip(runs.items(), grid.T, strict=True):
-        _curves(above, name, "loss", ours, theirs.get(name))
-        _curves(below, name, "err", ours, theirs.get(name))
+    for (name, measured), (above, below) in zip(runs.items(), grid.T, strict=True):
+        _curves(above, name, "loss", measured, reported.get(name))
+        _curves(below, name, "err", measured, reported.get(name))
     figure.savefig(path, dpi=DPI)
 
 
-def _curves(axis: Axes, name: str, what: str, ours: pd.DataFrame, theirs: pd.DataFrame | None) -> None:
+def _curves(axis: Axes, name: str, what: str, measured: pd.DataFrame, reported: pd.DataFrame | None) -> None:
     """Draw one panel, where `what` is loss, in nats, or err, in percent."""
     scale, form, label = (100.0, "{:.2f} %", "error (%)") if what == "err" else (1.0, "{:.3f}", "loss (nats)")
     ends: list[str] = []
-    for rows, who, colour in ((theirs, "theirs", THEIR_COLOUR), (ours, "ours", OUR_COLOUR)):
+    for rows, who, colour in ((reported, "theirs", THEIR_COLOUR), (measured, "ours", OUR_COLOUR)):
         if rows is None:
             continue
         test, train = scale * rows[f"test_{what}"], scale * rows[f"train_{what}"]

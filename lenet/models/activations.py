@@ -1,4 +1,4 @@
-"""The activations of vision models by name: ReLU, scaled tanh, and GELU in three formulas from torch and from gptscale.ops."""
+"""The activations of vision models by name: ReLU, scaled tanh, and three GELU formulas from torch and gptscale.ops."""
 
 from __future__ import annotations
 

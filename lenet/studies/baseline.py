@@ -1,4 +1,4 @@
-"""`gptscale lenet baseline`: LeNet-5 with random affine augmentation and its accuracy by class, beside the reports' figures."""
+"""`gptscale lenet baseline`: LeNet-5 with random affine augmentation, beside the reports' figures, also by class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gptscale lenet fused`: nets of 2 and 10 convolutions by PyTorch's operators and by the fused one, beside report D's table.
+"""`gptscale lenet fused`: nets of 2 and 10 convolutions by PyTorch's operators and by the fused one, beside report D's.
 
 All variants of a net start from the same weights, see the same batches and run in turn. Their losses must therefore agree, and
 their times can be compared. docs/lenet/README.md says what report D is.

@@ -1,4 +1,4 @@
-"""`gptscale lenet workers`: what the DataLoader's worker processes gain, with and without augmentation, and the fast loader."""
+"""`gptscale lenet workers`: the gain of the DataLoader's workers, with augmentation and without, and the fast loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gptscale.lenet.studies.study import Cell, Column, Study, StudyOptions, not_
 
 @dataclass(frozen=True)
 class WorkersOptions(StudyOptions):
-    """A run for each number of workers, then for the fast loader; all of it again without augmentation."""
+    """A run for each number of workers, then for the fast loader, and all of it again without augmentation."""
 
     workers: str = "0,2,4"
     """Numbers of worker processes with commas between."""

@@ -1,4 +1,4 @@
-"""The notebook of the vision experiments: what is committed of it, and that it runs from top to bottom and tells the truth."""
+"""Tests of the notebook of the vision experiments: it is committed with its outputs, and it runs from top to bottom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of two: what data parallelism must compute, with each kind of batch norm, against one process's arithmetic."""
+"""One rank of two, which compares data parallelism with one process's arithmetic, for each kind of batch norm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 
 
 def batches() -> Iterator[tuple[Tensor, Tensor]]:
-    """The same global batches on every rank."""
+    """Yield the same global batches on every rank."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(STEPS):
         yield torch.randn(BATCH, 1, 28, 28, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)
@@ -36,18 +36,18 @@ def without_dropout(engine: VisionEngine) -> VisionEngine:
     return engine
 
 
-def ours(config: VisionConfig, world: World) -> tuple[list[float], VisionEngine]:
-    """Losses over the global batch, by an engine on each rank."""
+def train_on_ranks(config: VisionConfig, world: World) -> tuple[list[float], VisionEngine]:
+    """Return the losses over the global batch, from an engine on each rank."""
     engine, losses, share = without_dropout(VisionEngine(config, SHAPE, world)), [], BATCH // world.world_size
     for step, (images, labels) in enumerate(batches()):
-        mine = slice(world.rank * share, (world.rank + 1) * share)
-        shares = gather_objects(engine.train_step(step, images[mine], labels[mine], config.lr).item())
+        part = slice(world.rank * share, (world.rank + 1) * share)
+        shares = gather_objects(engine.train_step(step, images[part], labels[part], config.lr).item())
         losses.append(sum(shares) / len(shares))
     return losses, engine
 
 
-def by_hand(config: VisionConfig, world: World, parts: int) -> tuple[list[float], nn.Module]:
-    """One process's losses when it normalises the batch in `parts` parts, each by its own statistics."""
+def train_by_hand(config: VisionConfig, world: World, parts: int) -> tuple[list[float], nn.Module]:
+    """Return one process's losses when it normalises the batch in `parts` parts, each by its own statistics."""
     alone = without_dropout(VisionEngine(config, SHAPE, dataclasses.replace(world, rank=0, world_size=1)))
     losses = []
     for images, labels in batches():
@@ -62,34 +62,37 @@ def by_hand(config: VisionConfig, world: World, parts: int) -> tuple[list[float]
     return losses, alone.module
 
 
-def apart(a: list[float], b: list[float]) -> float:
+def largest_difference(a: list[float], b: list[float]) -> float:
     return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
 
 
-def weights_apart(a: nn.Module, b: nn.Module) -> float:
+def largest_weight_difference(a: nn.Module, b: nn.Module) -> float:
     return max(float((x - y).detach().abs().max()) for x, y in zip(a.parameters(), b.parameters(), strict=True))
 
 
 def check_models(world: World) -> None:
-    """Without batch norm; with the batch's statistics; with each rank's own, which is a batch normalised in halves."""
+    """Check models without batch norm, with the batch's statistics, and with each rank's own.
+
+    With each rank's own statistics the result is that of a batch normalised in halves.
+    """
     base = VisionConfig(optimizer="sgd", lr=0.05, channels_last=False, device="cpu")
-    one, alone = by_hand(base, world, 1)
-    losses, engine = ours(base, world)
-    assert apart(losses, one) <= TOLERANCE
-    assert weights_apart(engine.module, alone) <= TOLERANCE
-    # with images of noise, VGG's last layers normalise 16 numbers, and rounding grows tenfold with each step: the study's CNN
+    one, alone = train_by_hand(base, world, 1)
+    losses, engine = train_on_ranks(base, world)
+    assert largest_difference(losses, one) <= TOLERANCE
+    assert largest_weight_difference(engine.module, alone) <= TOLERANCE
+    # VGG is no use here: on images of noise its last layers normalise 16 numbers, and rounding grows tenfold with each step.
     normed = dataclasses.replace(base, model="cnn", lr=0.01)
-    one, alone = by_hand(normed, world, 1)
-    halves, split = by_hand(normed, world, 2)
-    synced, engine = ours(dataclasses.replace(normed, batch_norm="sync"), world)
-    assert apart(synced, one) <= TOLERANCE, (synced, one)
+    one, alone = train_by_hand(normed, world, 1)
+    halves, split = train_by_hand(normed, world, 2)
+    synced, engine = train_on_ranks(dataclasses.replace(normed, batch_norm="sync"), world)
+    assert largest_difference(synced, one) <= TOLERANCE, (synced, one)
     buffers = dict(engine.module.named_buffers())
     for name, buffer in alone.named_buffers():
         assert torch.allclose(buffers[name], buffer, rtol=1e-4, atol=1e-5), name
-    local, engine = ours(normed, world)
-    assert apart(local, halves) <= TOLERANCE, (local, halves)
-    assert apart(local, one) > 1e-3  # and is another computation than one process's
-    assert weights_apart(engine.module, split) <= 1e-4
+    local, engine = train_on_ranks(normed, world)
+    assert largest_difference(local, halves) <= TOLERANCE, (local, halves)
+    assert largest_difference(local, one) > 1e-3  # and is another computation than one process's
+    assert largest_weight_difference(engine.module, split) <= 1e-4
     before = gather_objects({n: b.clone() for n, b in engine.module.named_buffers()})
     engine.settle()
     for name, buffer in engine.module.named_buffers():
@@ -99,7 +102,7 @@ def check_models(world: World) -> None:
 
 
 def check_test_set(plan: VisionPlan) -> None:
-    """Every test image once, by class, whatever the number of ranks; and the score of one process."""
+    """Check that every test image is counted once, by class, and that the score is that of one process."""
     engine = VisionEngine(plan.config, plan.shape, plan.world)
     score = engine.evaluate(TestSet(plan).batches())
     assert sum(score.total) == len(plan.data.test) == 41

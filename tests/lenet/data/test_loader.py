@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def numbered(n: int, side: int = 4, channels: int = 1) -> LabelledImages:
-    """Images that are all of one value, their number; labels likewise."""
+    """Return images whose pixels all have the image's number as their value, with the same labels."""
     values = torch.arange(n, dtype=torch.uint8)
     return LabelledImages(values.view(n, 1, 1, 1).expand(n, channels, side, side).contiguous(), values.long())
 
@@ -51,7 +51,7 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
 
 @pytest.mark.parametrize("augmentation", ["affine", "jitter"])
 def test_a_loader_continues_and_splits_without_a_trace(augmentation: str) -> None:
-    """From any step, and over ranks, the very same images come, augmentation included."""
+    """The same augmented images come when an epoch starts at a later step, and when ranks share it."""
     random = torch.Generator().manual_seed(0)
     part = LabelledImages(torch.randint(0, 256, (64, 3, 28, 28), generator=random).to(torch.uint8), torch.arange(64))
     for make in (
@@ -84,7 +84,7 @@ def test_a_batch_that_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("side", [28, 32])
 def test_affine_is_torchvisions(side: int) -> None:
-    """The same angle, shift and scale by torchvision on a PIL image: all but a few pixels on the edge of rounding agree."""
+    """With the same angle, shift and scale torchvision gives the same pixels, but for a few at the edge of rounding."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     images = torch.randint(0, 256, (64, 1, side, side), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     recipe = AUGMENTATIONS["affine"]
@@ -115,7 +115,7 @@ def test_nothing_drawn_changes_nothing_and_a_mirror_mirrors() -> None:
 
 
 def test_jitter_is_torchvisions() -> None:
-    """Brightness, contrast and saturation in this order; in floating point, since on bytes theirs cuts off what ours rounds."""
+    """Compare brightness, contrast and saturation, in this order, in floating point: on bytes torchvision truncates."""
     functional = pytest.importorskip("torchvision.transforms.functional")
     images = torch.randint(0, 256, (8, 3, 28, 28), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     draws = draw(8, 1, 1, CPU)
@@ -135,7 +135,7 @@ def test_draws_are_uniform_and_differ_between_epochs() -> None:
 
 
 def test_pil_and_batched_affine_have_the_same_mean_image() -> None:
-    """Over many draws both ways blur an image alike: the distribution is the same, not only its range."""
+    """The mean over many draws is the same image, so that the distributions are the same and not only their ranges."""
     pytest.importorskip("torchvision")
     image = torch.zeros(1, 28, 28, dtype=torch.uint8)
     image[:, 8:20, 11:17] = 255

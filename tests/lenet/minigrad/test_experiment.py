@@ -1,4 +1,4 @@
-"""The experiment with the small autograd: training, the rows beside the old ones, the command and its refusals."""
+"""Tests of the autograd experiment: training, the rows beside report B's, the command and what it refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gptscale.ops.minigrad.optimizers import SGD, Adam
 
 @pytest.fixture(scope="module")
 def stripes() -> Samples:
-    """Ten classes of noisy images that a model can learn in seconds: class c is bright in rows 2c to 2c + 3."""
+    """Return noisy images of ten classes, learned in seconds, where class c is bright in rows 2c to 2c + 3."""
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(600) % 10
     images = 0.3 * torch.rand(600, 1, 28, 28, generator=random)
@@ -48,7 +48,7 @@ def idx_file(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def small_mnist(tmp_path: Path, stripes: Samples) -> Path:
-    """The four files of MNIST, as few and simple images."""
+    """Write the four files of MNIST with few and simple images."""
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name, n in (("train", 400), ("t10k", 200)):
@@ -112,7 +112,7 @@ def test_a_loss_that_is_no_number_ends_it(stripes: Samples) -> None:
 
 
 def test_pure_linear_on_mnist(mnist: Path) -> None:
-    """Two epochs: the old experiment's test error was 6.67 % after its first and 4.40 % after its second, of twenty."""
+    """Train two epochs, after which report B's test error was 6.67 and 4.40 % (of twenty epochs)."""
     digits = open_digits(str(mnist))
     assert digits.is_whole_mnist
     net = build("pure_linear")

@@ -1,4 +1,4 @@
-"""GELU from this package inside LeNet: the same function as torch's, trained with, not only called."""
+"""Tests of this package's GELU inside LeNet: it is torch's function, and LeNet trains with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS = (1, 2, 3)
 
 @cache
 def losses(gelu: str, seed: int) -> list[float]:
-    """Training losses of LeNet on the embedded digits, 210 steps of 32 images."""
+    """Return the training losses of LeNet on the embedded digits, 210 steps of 32 images."""
     pytest.importorskip("sklearn")
     from pathlib import Path
 
@@ -39,15 +39,15 @@ def losses(gelu: str, seed: int) -> list[float]:
     return found
 
 
-def judged(gelu: str, seed: int) -> float:
-    """Mean loss of the last epoch."""
+def last_epoch_loss(gelu: str, seed: int) -> float:
+    """Return the mean loss of the last epoch."""
     return sum(losses(gelu, seed)[-LAST:]) / LAST
 
 
 @pytest.mark.parametrize("model", ["lenet", "lenet_classic", "cnn", "vgg11"])
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_at_equal_weights_loss_and_gradients_are_equal(model: str, formula: str) -> None:
-    """Absolute, of a loss near 2.3: 1e-6; gradients as whole vectors to 1e-5 of their length."""
+    """Losses near 2.3 must agree to 1e-6, and gradients as vectors to 1e-5 of their length."""
     found = []
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(8, 1, 28, 28, generator=generator)
@@ -67,9 +67,9 @@ def test_at_equal_weights_loss_and_gradients_are_equal(model: str, formula: str)
 
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_trained_with_it_the_difference_is_smaller_than_that_of_seeds(formula: str) -> None:
-    """Last-epoch losses: custom against torch's at one seed, beside torch's own at three seeds (largest less smallest)."""
-    ours, theirs = judged(f"custom-{formula}", SEEDS[0]), judged(formula, SEEDS[0])
-    over_seeds = [judged(formula, seed) for seed in SEEDS]
+    """The last epoch's loss differs less between the two operators than between three seeds of torch's operator."""
+    ours, theirs = last_epoch_loss(f"custom-{formula}", SEEDS[0]), last_epoch_loss(formula, SEEDS[0])
+    over_seeds = [last_epoch_loss(formula, seed) for seed in SEEDS]
     assert theirs < 0.3 < losses(formula, SEEDS[0])[0]  # it has learned
     assert abs(ours - theirs) < max(over_seeds) - min(over_seeds)
 

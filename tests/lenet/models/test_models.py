@@ -31,7 +31,7 @@ def test_every_model_takes_every_shape_and_every_weight_learns(name: str, shape:
 
 SIZES = {
     ("lenet", MNIST): 156 + 2416 + 48120 + 10164 + 850,
-    # of 1998: C1, S2, C3 (whole here, of whose 2400 weights the mask leaves 1500), S4, C5, F6, output
+    # The layers of 1998: C1, S2, C3 (with all 2400 weights, of which the mask leaves 1500), S4, C5, F6, output.
     ("lenet_classic", MNIST): 156 + 12 + 2416 + 32 + 48120 + 10164 + 850,
     ("pure_linear", MNIST): 784 * 128 + 128 + 1290,
     ("resnet18", CIFAR): 11_173_962,
@@ -45,7 +45,7 @@ def test_sizes(name: str, shape: ImageShape) -> None:
 
 @pytest.mark.parametrize(("depth", "convolutions"), [(11, 8), (13, 10), (16, 13), (19, 16)])
 def test_vgg_has_its_layers(depth: int, convolutions: int) -> None:
-    """The depth in the name counts the convolutions and three linear layers, of which one is left at this size."""
+    """The depth in the name counts the convolutions and three linear layers. At this size one linear layer is left."""
     found = [m for m in build_model(f"vgg{depth}", CIFAR).modules() if isinstance(m, nn.Conv2d)]
     assert len(found) == convolutions == depth - 3
 
@@ -95,7 +95,7 @@ def test_weights_are_a_function_of_the_seed_and_cost_no_random_number() -> None:
 
 
 def test_gelu_formulas() -> None:
-    """Each against its formula in float64; the three differ by as much as is known of them."""
+    """Each must equal its formula in float64, and the largest difference between two of them is a known number."""
     x = torch.linspace(-6, 6, 2001, dtype=torch.float64)
     by_hand = {
         "erf": x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),

@@ -1,4 +1,4 @@
-"""`--operators custom`: the models compute the same with this package's operators, and use them."""
+"""Tests of `--operators custom`: the models use this package's operators and compute the same with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, ImageS
 @pytest.mark.parametrize("side", [28, 32])
 @pytest.mark.parametrize("model", ["lenet", "simple_conv", "cnn", "conv2_shared", "conv10_independent", "vgg11"])
 def test_the_same_function(model: str, side: int) -> None:
-    """Losses to 1e-6, gradients as whole vectors to 1e-5 of their length."""
+    """Losses must agree to 1e-6, and gradients as vectors to 1e-5 of their length."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(8, 3, side, side, generator=generator)
     labels = torch.randint(0, 10, (8,), generator=generator)
@@ -39,7 +39,7 @@ def test_the_same_function(model: str, side: int) -> None:
 
 
 def test_gelu_is_not_fused_away() -> None:
-    """Convolution, bias and ReLU are one operator; with GELU they must stay apart."""
+    """Convolution, bias and ReLU are one operator. With GELU they must stay separate."""
     images = torch.randn(4, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     plain, custom = (build_model("lenet", ImageShape(1, 28, 10), gelu="erf", custom=c, seed=4) for c in (False, True))
     torch.testing.assert_close(custom(images), plain(images), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Everything a user of `gptscale lenet` can get wrong: one line that says how to mend it, exit status 2, nothing created."""
+"""Tests of mistakes with `gptscale lenet`: one line says how to mend each, the exit status is 2, no file is created."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CASES = {
 
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, words: list[str]) -> str:
-    """The error line of a command, after checking what every refusal must keep."""
+    """Check that a command is refused as every one must be, and return its error line."""
     before = sorted(folder.rglob("*"))
     assert main(words) == 2
     lines = capsys.readouterr().err.splitlines()
@@ -77,7 +77,7 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, words: list[str]) 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working folder."""
+    """Return an empty working folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

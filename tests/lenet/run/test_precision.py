@@ -1,4 +1,4 @@
-"""Precisions: every mode of this processor trains, fp16 skips what overflows and says so, and resumes as if never stopped."""
+"""Tests of precisions: every mode of this processor trains, fp16 skips and counts overflows, and resumes without a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENET = ["--model", "lenet", "--batch-size", "32"]
 def test_every_mode_of_a_processor(
     study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With fp16 instructions played, so that `auto` takes all but tf32."""
+    """Pretend that there are fp16 instructions, so that `auto` takes all modes but tf32."""
     monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx512_fp16"})
     rows = study("precision", *LENET, "--max-steps", "20", "--lr", "0.1")
     assert rows.index.tolist() == [mode for mode in MODES if mode != "tf32"]
@@ -37,7 +37,7 @@ def test_every_mode_of_a_processor(
     fall = rows.loss_first - rows.loss_last
     assert fall["fp32"] > 0.15
     assert ((fall - fall["fp32"]).abs() < 0.25 * fall["fp32"]).all()
-    # And each is computed differently, but that scales are powers of two: what underflows by neither is the same by both.
+    # Each mode computes something else. Only two scales can agree: they are powers of two, and nothing underflows with either.
     assert rows.loss_last.drop("fp16-fixed").nunique() == len(rows) - 1
     assert rows.amp.to_dict() == {mode: "pure" not in mode for mode in rows.index}
     scales = rows.loss_scale.fillna("").to_dict()
@@ -80,7 +80,7 @@ def engine(**options: Any) -> VisionEngine:
 
 @pytest.mark.parametrize(("amp", "optimizer"), [(True, "sgd"), (True, "adam"), (False, "sgd")])
 def test_a_step_that_overflows_changes_nothing(amp: bool, optimizer: str) -> None:
-    """Neither weights nor the optimizer's state, its count of steps included; the next one that fits does."""
+    """It changes neither weights nor optimizer state nor the count of steps. The next step without overflow changes them."""
     tried = engine(amp=amp, optimizer=optimizer, loss_scale=str(2**24))
     images, labels = torch.randn(16, 1, 28, 28), torch.arange(16) % 10
     images = images if amp else images.half()
@@ -96,7 +96,7 @@ def test_a_step_that_overflows_changes_nothing(amp: bool, optimizer: str) -> Non
 
 
 def test_the_scale_does_not_change_what_is_learnt() -> None:
-    """Gradients are divided by it again, in fp32, also where they are fp16 themselves."""
+    """Gradients are divided by the scale again, in fp32, even where they are fp16 themselves."""
     images, labels = torch.randn(16, 1, 28, 28).half(), torch.arange(16) % 10
     scaled, plain = (engine(amp=False, optimizer="sgd", loss_scale=scale) for scale in ("64", "none"))
     for step in range(3):
@@ -110,7 +110,7 @@ def test_the_scale_does_not_change_what_is_learnt() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scale", [None, 64.0])
 def test_sgd_of_half_weights_is_torchs_without_fusion(dtype: torch.dtype, scale: float | None) -> None:
-    """Within the rounding of weights and momentum; torch's fused SGD leaves most of these weights where they were."""
+    """They agree within the rounding of weights and momentum. torch's fused SGD would not change most of these weights."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(100, generator=generator).to(dtype)
     gradients = [torch.randn(100, generator=generator).to(dtype) for _ in range(5)]
@@ -136,7 +136,7 @@ def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
 def test_a_run_stopped_while_it_skips_continues_bit_identically(
     tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a scale that is far too high: it is halved step by step, before and after the stop, then grows again."""
+    """Begin with a scale that is far too high. It is halved step by step before and after the stop, then grows again."""
 
     def high(config: VisionConfig, device: torch.device) -> tuple[torch.amp.GradScaler, None]:
         return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4), None
@@ -176,7 +176,7 @@ def test_a_run_stopped_while_it_skips_continues_bit_identically(
 def test_a_loss_that_overflows_is_a_result(
     study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is in the rows and in a note, and in no median."""
+    """It is in the rows and in a note, but in no median."""
     original = VisionEngine.train_step
 
     def harmed(self: VisionEngine, step: int, images: torch.Tensor, *rest: Any) -> torch.Tensor:

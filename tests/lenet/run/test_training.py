@@ -1,4 +1,4 @@
-"""Vision runs: two processes compute what one computes, and a run that was killed ends as one that never was."""
+"""Tests of vision runs: two processes compute what one computes, and a run that was killed resumes without a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORLDS = Path(__file__).parents[2] / "worlds"
 
 
 def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
-    """A run in this process."""
+    """Train a run in this process."""
     config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
     return train(config, world_from_environment(config), quiet=True)
 
@@ -55,7 +55,7 @@ def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
 
 @pytest.mark.parametrize("augmentation", ["none", "affine"])
 def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, augmentation: str) -> None:
-    """By the real command; with augmentation too, since what is drawn belongs to the image's place and not to a rank."""
+    """Compare by the real command, with augmentation too: its draws belong to the image's place and not to a rank."""
     options = {"data": str(idx_folder), "epochs": 4, "batch_size": 16, "augment": augmentation}
     one = run(tmp_path, "one", **options)
     config = VisionConfig(out=tmp_path, run_name="two", device="cpu", tensorboard=False, **options)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, 
     assert rows.class_accuracy["two"] == rows.class_accuracy["one"]
 
 
-# dropout, batch norm, augmentation and Adam: all that has a state
+# Everything that has a state: dropout, batch norm, augmentation and Adam.
 LONG = {"model": "cnn", "epochs": 3, "batch_size": 16, "save_every": 1, "lr_schedule": "onecycle"}
 
 
@@ -131,7 +131,7 @@ def test_the_dataloader_continues_bit_identically_too(tmp_path: Path, idx_folder
 
 
 def test_what_a_run_leaves(tmp_path: Path, idx_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Rows, events and lines; no progress bar where there is no terminal."""
+    """It leaves rows, events and lines, and prints no progress bar where there is no terminal."""
     words = ["--data", str(idx_folder), "--epochs", "2", "--out", str(tmp_path), "--run-name", "r", "--device", "cpu"]
     assert main(["lenet", "train", *words]) == 0
     said = capfd.readouterr()
@@ -171,7 +171,7 @@ def test_a_loss_that_is_none_stops_the_run_with_its_row(
 
 
 def test_a_run_whose_rank_0_is_killed_leaves_its_row(tmp_path: Path, idx_folder: Path) -> None:
-    """The launcher writes it, from what the run noted at its start."""
+    """The launcher writes it, from the run.json of the run's start."""
     words = ["--nproc", "2", "--data", str(idx_folder), "--batch-size", "16", "--epochs", "100000", "--device", "cpu"]
     words += ["--out", str(tmp_path), "--run-name", "r", "--no-tensorboard", "--log-every", "1"]
     launcher = Started(command("lenet", "train", *words))

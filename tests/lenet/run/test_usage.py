@@ -1,4 +1,4 @@
-"""Memory and utilisation as they are sampled: on this processor, and on a GPU whose allocator and NVML are played."""
+"""Tests of the usage sampler on this processor, and on a GPU whose allocator and NVML are fakes."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ def test_however_short_it_has_two_samples(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """NVML with one GPU, which is torch's second by its UUID; set `power` to an error to have it raised."""
-    played = SimpleNamespace(power=250_000, utilisation=iter([80, 40]), asked=[])
+    """Return a fake NVML with one GPU, torch's second by its UUID, which raises `power` if that is an error."""
+    fake = SimpleNamespace(power=250_000, utilisation=iter([80, 40]), asked=[])
 
     def handle(uuid: str) -> str:
-        played.asked.append(uuid)
+        fake.asked.append(uuid)
         return "handle"
 
     def power(handle: str) -> int:
-        if isinstance(played.power, Exception):
-            raise played.power
-        return int(played.power)
+        if isinstance(fake.power, Exception):
+            raise fake.power
+        return int(fake.power)
 
     calls: dict[str, Callable[..., Any]] = {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": handle,
-        "nvmlDeviceGetUtilizationRates": lambda h: SimpleNamespace(gpu=next(played.utilisation)),
+        "nvmlDeviceGetUtilizationRates": lambda h: SimpleNamespace(gpu=next(fake.utilisation)),
         "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(used=3 * GIB),
         "nvmlDeviceGetPowerUsage": power,
     }
@@ -71,7 +71,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         monkeypatch.setattr(pynvml, name, call)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"abc-{device.index}"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB // 2)
-    return played
+    return fake
 
 
 def test_a_gpu(nvml: SimpleNamespace) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases: the scalars of TensorBoard in a file under the run's folder, offline, and nothing anywhere else."""
+"""Tests of Weights & Biases: offline, TensorBoard's scalars are in a file under the run's folder and nowhere else."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb
 
 @pytest.fixture
 def offline(tmp_path: Path) -> dict[str, str]:
-    """An environment in which all that wandb could write to lies in `tmp_path`/home, and no server is where it looks."""
+    """Return an environment in which wandb can write only under `tmp_path`/home and finds no server."""
     home = tmp_path / "home"
-    mine = {"HOME": str(home), "WANDB_MODE": "offline", "WANDB_BASE_URL": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
-    return {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "XDG"))} | mine
+    settings = {
+        "HOME": str(home),
+        "WANDB_MODE": "offline",
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "OMP_NUM_THREADS": "1",
+    }
+    return {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "XDG"))} | settings
 
 
 def train(folder: Path, environment: dict[str, str], *words: str, status: int = 0) -> None:
-    """The command in a process and a working folder of its own."""
+    """Run the command in a process and a working folder of its own."""
     command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *WORDS, *words]
     ended = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
@@ -43,7 +48,10 @@ def train(folder: Path, environment: dict[str, str], *words: str, status: int = 
 
 
 def records(file: Path) -> Iterator[tuple[str, Any]]:
-    """What wandb wrote: after a header of 7 bytes LevelDB's log, blocks of 32 KiB of pieces with CRC, length and kind."""
+    """Yield the records that wandb wrote.
+
+    After a header of 7 bytes the file is a LevelDB log: blocks of 32 KiB of pieces, each with CRC, length and kind.
+    """
     from wandb.proto import wandb_internal_pb2
 
     data, place, whole = file.read_bytes(), 7, b""
@@ -62,7 +70,7 @@ def records(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def history(file: Path) -> dict[str, list[tuple[int, float]]]:
-    """Each tag's steps and values."""
+    """Return each tag's steps and values."""
     found: dict[str, list[tuple[int, float]]] = {}
     for kind, record in records(file):
         if kind == "history":

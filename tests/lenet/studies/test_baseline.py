@@ -1,4 +1,4 @@
-"""The commands that print a table beside the reports' figures: what they write, and that the embedded digits are learned."""
+"""Tests of `gptscale lenet baseline` and `bench`: what they write, and that the embedded digits are learned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command as a user types it, for one seed: accuracy on the held-out quarter, rows, table, figure."""
+    """Run the command as a user types it, for one seed, and check accuracy, rows, table and figure."""
     pytest.importorskip("sklearn")
     files = {name: tmp_path / f"b.{name}" for name in ("csv", "md", "png")}
     words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
@@ -52,7 +52,7 @@ def test_presets_are_valid(name: str) -> None:
 
 
 def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One round on the digits: every contender in a process of its own, ratios of what was measured."""
+    """Run one round on the digits, with every contender in a process of its own, and check the ratios."""
     pytest.importorskip("sklearn")
     names = ["plain, 0 workers", "plain, 2 workers", "fast loader"]  # the last two ratios are to these
     monkeypatch.setattr(bench, "CONTENDERS", {name: bench.CONTENDERS[name] for name in names})

@@ -1,4 +1,4 @@
-"""The studies of batch and backend: the same work is the same loss, and equal rows are said to differ by nothing that counts."""
+"""Tests of the studies of batch and backend: the same work has the same loss, and equal rows do not differ significantly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_CUDA = World(0, 0, 2, torch.device("cuda", 0), 60.0)
 
 
 def test_batches(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
-    """Two processes with half of the batch each are one process with the whole batch: what the text's accuracy fell for."""
+    """Two processes with half of the batch each compute what one process with the whole batch computes."""
     rows = study("batch", *LENET, "--per-rank", "32")
     assert rows.batch_size.to_dict() == {"1 x 32": 32, "1 x 64": 64, "2 x 32": 64}
     assert rows.world_size.tolist() == [1, 1, 2]
@@ -69,7 +69,7 @@ def test_the_grid_with_cuda() -> None:
 
 @pytest.mark.parametrize(("asked", "backend"), [("auto", "nccl"), ("nccl", "nccl"), ("gloo", "gloo")])
 def test_the_process_group_of_cuda_ranks(asked: Any, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA tensors go by the backend that was asked for; gloo is there for the CPU's either way."""
+    """CUDA tensors use the backend that was asked for, and CPU tensors use gloo in both cases."""
     started: dict[str, Any] = {}
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", lambda name, **how: started.update(how, name=name))

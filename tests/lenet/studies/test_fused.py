@@ -1,4 +1,4 @@
-"""`gptscale lenet fused`: the fused operator trains the nets as PyTorch's do; the table and the files; what is refused."""
+"""Tests of `gptscale lenet fused`: the fused operator trains the nets as PyTorch's do, the table, the files, and a refusal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_ways_of_a_gpu() -> None:
-    """The text's four rows, and ours on the CPU beside its."""
+    """Report D's four variants, and the fused one on the CPU."""
     found = variants(torch.device("cuda"))
     assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused"]
     before = torch.backends.cudnn.enabled

@@ -1,4 +1,4 @@
-"""The picture of memory: categories against arithmetic, their sum against the allocator's own count, and the command's files."""
+"""Tests of the memory picture: categories against arithmetic, their sum against the allocator's count, the command's files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def planned(device: str = "cpu", **options: Any) -> VisionPlan:
 
 
 def ends(account: StorageAccount, step: int = STEPS) -> dict[str, Any]:
-    """Live bytes at the end of each phase of a step."""
+    """Return live bytes at the end of each phase of a step."""
     view = StepView.of(account, account.timeline(), step)
     return {mark.phase: row for mark, _, row in view.ends()} | {"peak": view.peak}
 
@@ -63,7 +63,7 @@ def test_categories_are_what_arithmetic_says(model: str, optimizer: str) -> None
 
 
 def test_activations_of_lenet_by_hand() -> None:
-    """Every tensor that backward needs; torch keeps the places of max pooling as int64, twice the size of what they are of."""
+    """Add up every tensor that backward needs. torch keeps the places of the maxima as int64, twice the size of the maxima."""
     per_image = 4 * 6 * 28 * 28  # the first convolution's result, which pooling keeps only for its shape
     per_image += (4 + 8) * 6 * 14 * 14  # ReLU's result and the places of the maxima
     per_image += 4 * 16 * 10 * 10 + (4 + 8) * 16 * 5 * 5
@@ -80,8 +80,8 @@ def test_inputs_are_the_data_set_and_the_batches_made_ready() -> None:
     assert images + chunk <= inputs <= images + chunk + 1024 * (28 * 28 + 24) + 8 * len(plan.data.train)
 
 
-class Told(StorageAccount):
-    """Says after every operator, into the profiler's own timeline, what it counts."""
+class ProfiledAccount(StorageAccount):
+    """An account that writes its count into the profiler's timeline after every operator."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -91,9 +91,9 @@ class Told(StorageAccount):
 
 @pytest.mark.parametrize("options", [{}, {"model": "cnn"}, {"model": "cnn", "precision": "bf16"}])
 def test_the_sum_is_what_the_cpu_allocator_counts(options: dict[str, Any]) -> None:
-    """torch's profiler hears every allocation and release from the allocator itself: the same bytes after every operator."""
+    """torch's profiler gets every allocation and release from the allocator. It must have the same bytes after every operator."""
     plan = planned(**options)
-    account = Told(plan.world.device)
+    account = ProfiledAccount(plan.world.device)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         take_steps(plan, STEPS, account)
     allocator, apart = 0, []
@@ -156,7 +156,7 @@ def test_the_count_of_cudas_allocator_stands_below_the_sum() -> None:
 
 
 def test_the_allocators_history_is_written_and_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of the calls, where there is no CUDA."""
+    """Only the order of the calls is tested, so that no CUDA is needed."""
     calls: list[Any] = []
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: calls.append(given))
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
@@ -192,8 +192,8 @@ def test_refused(
     assert not list(tmp_path.iterdir())
 
 
-class Compared(StorageAccount):
-    """Lays its count beside CUDA's after every operator: the bytes that were asked for, and what the allocator rounds them to."""
+class ComparedAccount(StorageAccount):
+    """An account that compares requested and rounded bytes with CUDA's allocator after every operator."""
 
     apart: list[tuple[int, int]]
 
@@ -210,9 +210,9 @@ class Compared(StorageAccount):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_the_sum_is_what_cudas_allocator_counts(precision: str, tmp_path: Path) -> None:
-    """But for what cuBLAS and cuDNN keep from the first step on; a block with up to 1 MiB to spare is not split."""
+    """Except for what cuBLAS and cuDNN keep from the first step on. A block with up to 1 MiB too much is not split."""
     plan = planned("cuda", model="cnn", precision=precision)
-    account = Compared(plan.world.device)
+    account = ComparedAccount(plan.world.device)
     account.apart = []
     with allocator_history(tmp_path / "s.pickle"):
         take_steps(plan, STEPS, account)

@@ -1,4 +1,4 @@
-"""Studies: the whole command on a few steps of the embedded digits, its table beside the text's, and what it refuses."""
+"""Tests of two studies: the command on a few steps of the embedded digits, and its table beside the report's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gptscale.lenet.studies.study import Column, not_significant, of, overlaps, 
 
 
 def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
-    """One process, and Fabric on one and two: one loss, as parity has it (test_training.py has DDP)."""
+    """One process, and Fabric on one and two, must have the same loss. test_training.py tests DDP."""
     pytest.importorskip("lightning_fabric")
     rows = study("strategies", "--strategies", "single,fabric", "--batch-size", "16")
     assert rows.world_size.to_dict() == {"single x1": 1, "fabric x1": 1, "fabric x2": 2}

@@ -25,10 +25,18 @@ from gptscale.common.process.program import Program
 
 # Variables that libraries read when they are loaded. A program with other values than the warm parent's is started afresh.
 READ_WHEN_LOADED = tuple(
-    "PYTHON LD_ GLIBC_ MALLOC_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ ONEDNN_ DNNL_ ATEN_ TORCH PYTORCH TRITON CUDA NVIDIA NCCL".split()
+    "PYTHON LD_ GLIBC_ MALLOC_ OMP_ GOMP_ KMP_ MKL_ OPENBLAS_ ONEDNN_ DNNL_ ATEN_ TORCH PYTORCH TRITON CUDA NVIDIA NCCL "
+    "DS_ HF_".split()
 )
-# Of these names, the ones that are read later, or that the child tells torch.
+# Variables with such a name that do not matter: they are read later, or the child tells torch, or libraries set them for
+# themselves when they are loaded.
 READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_")
+SET_WHEN_LOADED = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "KMP_INIT_AT_FORK",
+    "KMP_DUPLICATE_LIB_OK",
+)
 # What nearly every program of ours imports. torch.optim imports Dynamo at its first step.
 COMMON_IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
 
@@ -120,7 +128,10 @@ class WarmParent:
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Whether a program with these environment variables may be forked: libraries have read the same ones."""
         changed = {name for name, value in {*environ.items()} ^ {*self._environ.items()}}
-        return not any(name.startswith(READ_WHEN_LOADED) and not name.startswith(READ_LATER) for name in changed)
+        return not any(
+            name.startswith(READ_WHEN_LOADED) and not name.startswith((*READ_LATER, *SET_WHEN_LOADED))
+            for name in changed
+        )
 
     def run(
         self, program: Program, environ: Mapping[str, str], stdout: int | None = None, stderr: int | None = None
@@ -198,12 +209,6 @@ def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent |
     if (program.environment, program.imports) not in _parents:
         _parents[program.environment, program.imports] = base.with_imports(program.imports)
     return _parents[program.environment, program.imports]
-
-
-def end_warm_parents() -> None:
-    """End all warm parents of this process."""
-    while _parents:
-        _parents.popitem()[1].close()
 
 
 def start_process(

@@ -67,6 +67,8 @@ def test_variables_that_libraries_read_when_loaded_start_a_program_afresh(tmp_pa
     assert outcome(tmp_path, code)[1] == "True\n"
     assert outcome(tmp_path, code, KMP_BLOCKTIME="0")[1] == "False\n"
     assert outcome(tmp_path, code, PYTHONWARNINGS="ignore")[1] == "False\n"
+    # torch._dynamo sets this one when it is loaded, in this process too.
+    assert outcome(tmp_path, code, TORCHINDUCTOR_CACHE_DIR="/tmp/another")[1] == "True\n"
 
 
 def test_threads_are_those_of_the_programs_environment(tmp_path):

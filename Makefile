@@ -22,7 +22,7 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai prepare demo test quick lint types check bench-check clean
+.PHONY: help venv colossalai prepare demo test quick lint types bench-check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

@@ -57,6 +57,12 @@ class Recipe(NamedTuple):
         """Return whether the optimizer is a library's own, or one that a library takes apart, with fp32 state."""
         return self.engine != "torch"
 
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Return the modules that each rank of a run imports: the worker, the recipe and its engine."""
+        engine = () if self.engine == "torch" else (self.engine.replace("-", "_"),)
+        return ("gptscale.launchers.run.worker", self.module, *engine)
+
     def load(self) -> ModuleType:
         """Import the module, which imports no engine, once the engine is known to be installed."""
         self.check_installed()

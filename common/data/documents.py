@@ -54,8 +54,11 @@ def existing_file(path: Path, where: str) -> Path:
 
 def standard_library() -> Iterable[Document]:
     """Return the running Python's own modules as documents, by sorted path, without tests and installed packages."""
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = (p for p in root.rglob("*.py") if not NOT_LIBRARY.intersection(p.relative_to(root).parts))
+    paths = []
+    for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
+        # What is taken out here is not walked: installed packages are many times the library.
+        below[:] = [name for name in below if name not in NOT_LIBRARY]
+        paths += [Path(folder, name) for name in files if name.endswith(".py")]
     # PEP 263 lets a module have another encoding. A few U+FFFD are no reason to refuse the source.
     return (read_pieces(path, errors="replace") for path in sorted(paths))
 

@@ -32,6 +32,8 @@ from typing import Any, NoReturn
 MAX_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
+TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM)
+
 _is_fresh = False
 
 
@@ -55,7 +57,7 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
     """Import the modules, then answer requests until the other side closes the connection."""
     # A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole group. The children act on them. The server goes on, because
     # its end would kill them.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in TO_THE_GROUP:
         signal.signal(number, signal.SIG_IGN)
     for name in imports:
         importlib.import_module(name)
@@ -75,7 +77,7 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
             continue
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 4)
         if not message:
-            os._exit(0)
+            _end(reports)
         request = json.loads(message)
         if "signal" in request:
             if request["pid"] in reports:
@@ -90,6 +92,14 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
         else:
             os.close(last)
         connection.send(json.dumps(pid).encode())
+
+
+def _end(reports: dict[int, int]) -> NoReturn:
+    """End this server: programs that still run are killed by its end, and servers forked from it end by themselves."""
+    with contextlib.suppress(ChildProcessError):
+        while not reports:  # waits, so that their processor time counts as this process's children's
+            os.wait()
+    os._exit(0)
 
 
 def _report_ended(reports: dict[int, int]) -> None:
@@ -111,8 +121,11 @@ def _report_ended(reports: dict[int, int]) -> None:
 def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> int:
     """Fork a child that carries out the request, and return its process id."""
     parent = os.getpid()
+    # A signal that comes before the child has its own handlers waits until it has.
+    signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_GROUP)
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_GROUP)
         return pid
     status = 1
     try:
@@ -124,9 +137,11 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
             os.close(descriptor)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if "imports" in request:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_GROUP)
             serve(socket.socket(fileno=descriptors[0]), request["imports"])
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_GROUP)
         os.close(descriptors.pop())
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)

@@ -89,8 +89,14 @@ def _store(listener: socket.socket) -> object:
     """
     from torch.distributed import TCPStore
 
-    port = listener.getsockname()[1]
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return TCPStore(
+        "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=False,  # torch 2.5's libuv backend takes no socket
+    )
 
 
 def _first_cause(failed: list[tuple[int, int]]) -> tuple[int, int]:

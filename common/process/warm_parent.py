@@ -7,6 +7,7 @@ a fork.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol
 
 from gptscale.common.process import environments
@@ -88,26 +89,25 @@ class ForkedProcess:
 class WarmParent:
     """A process that imports modules once and forks the programs asked of it. It ends with the process that made it."""
 
-    def __init__(
-        self, connection: socket.socket, environ: Mapping[str, str], made: subprocess.Popen[bytes] | None
-    ) -> None:
-        self._connection, self._environ, self._made = connection, dict(environ), made
+    def __init__(self, connection: socket.socket, environ: Mapping[str, str], wait: Callable[[], object]) -> None:
+        self._connection, self._environ, self._wait = connection, dict(environ), wait
 
     @classmethod
-    def fork(cls) -> WarmParent:
+    def fork(cls, imports: tuple[str, ...] = ()) -> WarmParent:
         """Fork one from this process, which must have no other thread and must not have used torch yet."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
-        if os.fork() == 0:
+        pid = os.fork()
+        if pid == 0:
             try:
                 die_with_parent()
                 ours.close()
-                serve(its, COMMON_IMPORTS)
+                serve(its, [*COMMON_IMPORTS, *imports])
             finally:
                 os._exit(1)
         its.close()
-        return cls(ours, os.environ, None)
+        return cls(ours, os.environ, lambda: os.waitpid(pid, 0))
 
     @classmethod
     def start(cls, environment: str = "") -> WarmParent:
@@ -116,14 +116,14 @@ class WarmParent:
         command = [environments.python(environment), "-m", "gptscale.common.process.fork_server", str(its.fileno())]
         made = subprocess.Popen([*command, *COMMON_IMPORTS], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
         its.close()
-        return cls(ours, os.environ, made)
+        return cls(ours, os.environ, made.wait)
 
     def with_imports(self, imports: tuple[str, ...]) -> WarmParent:
         """Fork a warm parent from this one that has imported more modules."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._ask({"imports": imports}, [its.fileno()])
-        return WarmParent(ours, self._environ, None)
+        return WarmParent(ours, self._environ, lambda: None)
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Whether a program with these environment variables may be forked: libraries have read the same ones."""
@@ -162,8 +162,7 @@ class WarmParent:
     def close(self) -> None:
         """End the warm parent and all that it forked."""
         self._connection.close()
-        if self._made is not None:
-            self._made.wait()
+        self._wait()
 
     def _ask(self, request: dict[str, object], descriptors: list[int]) -> int:
         self._send(request, descriptors)
@@ -179,14 +178,22 @@ class WarmParent:
 _parents: dict[tuple[str, tuple[str, ...]], WarmParent] = {}
 
 
-def begin_warm_parent(device: str, imports: Sequence[str]) -> None:
+def _end_warm_parents() -> None:
+    """End them, those with more imports first, and wait: then their processor time counts as this process's children's."""
+    while _parents:
+        _parents.popitem()[1].close()
+
+
+def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tuple[str, ...] = ()) -> None:
     """Import torch and the modules `imports`, and fork this process's warm parent before anything has used them.
 
     For a command that will start ranks on CPUs, before it uses torch: it and its ranks pay the imports once. Does nothing
     where the ranks will use CUDA, or in a process that may have used torch already, such as a test or a notebook: there the
     first program that is to be forked starts a warm parent afresh.
+
+    program_imports: the `imports` of the one program that will be forked, if there is only one.
     """
-    if ("torch" in sys.modules and not is_fresh()) or ("", ()) in _parents:
+    if ("torch" in sys.modules and not is_fresh()) or _parents:
         return
     import torch
 
@@ -194,19 +201,22 @@ def begin_warm_parent(device: str, imports: Sequence[str]) -> None:
         return
     for name in imports:
         importlib.import_module(name)
-    _parents["", ()] = WarmParent.fork()
+    _parents["", program_imports] = WarmParent.fork(program_imports)
+    atexit.register(_end_warm_parents)
 
 
 def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent | None:
     """Return the warm parent that can fork the program, after making it if there is none. None if no parent can."""
+    if (program.environment, program.imports) in _parents:
+        parent = _parents[program.environment, program.imports]
+        return parent if parent.fits(environ) else None
     base = _parents.get((program.environment, ()))
     if base is None:
         base = _parents[program.environment, ()] = WarmParent.start(program.environment)
+        atexit.register(_end_warm_parents)
     if not base.fits(environ):
         return None
-    if not program.imports:
-        return base
-    if (program.environment, program.imports) not in _parents:
+    if program.imports:
         _parents[program.environment, program.imports] = base.with_imports(program.imports)
     return _parents[program.environment, program.imports]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.environments import is_inside
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
 from gptscale.launchers.run.options import parse_launch
@@ -33,11 +34,11 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0].startswith("-"):
         raise ConfigError("a recipe is missing", "on the command line", "gptscale run RECIPE [options]")
     recipe = argv[0]
-    get(recipe)
+    row = get(recipe)
     config, recipe_config, options = parse_launch(recipe, argv[1:], LaunchOptions)
     assert options is not None
-    if not options.dry_run:
-        begin_warm_parent(config.device, imports=["gptscale.launchers.run.start"])
+    if not options.dry_run and is_inside(row.environment):
+        begin_warm_parent(config.device, ["gptscale.launchers.run.start"], row.imports)
     # After the options are parsed, because it imports torch.
     from gptscale.launchers.run.start import command_line, default_nproc, plan_run, start
 

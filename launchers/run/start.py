@@ -72,14 +72,7 @@ def worker_program(recipe: str, config: RunConfig, recipe_config: RecipeConfig) 
     """Return what each rank executes."""
     row = get(recipe)
     words = (recipe, *option_words(recipe, config, recipe_config))
-    return Program("gptscale.recipes", words, row.environment, imports=worker_imports(recipe))
-
-
-def worker_imports(recipe: str) -> tuple[str, ...]:
-    """Return the modules that each rank of a recipe imports: the worker, and the recipe's engine."""
-    row = get(recipe)
-    engine = () if row.engine == "torch" else (row.engine.replace("-", "_"),)
-    return ("gptscale.launchers.run.worker", row.module, *engine)
+    return Program("gptscale.recipes", words, row.environment, imports=row.imports)
 
 
 def command_line(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> list[str]:

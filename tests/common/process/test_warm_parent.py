@@ -9,6 +9,7 @@ import psutil
 import pytest
 from worlds import Started, gptscale, ok
 
+from gptscale.common.process.environments import is_inside
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import WarmParent, run_captured, start_process
 
@@ -125,8 +126,9 @@ def test_forked_programs_die_with_their_parent(tmp_path):
 
 
 def test_ctrl_c_of_a_terminal_ends_the_program_and_not_its_parent(tmp_path):
+    """The signal may come as soon as the program has a process."""
     parent = WarmParent.start()
-    process = parent.run(program(tmp_path, "import time; print('up', flush=True); time.sleep(600)"), os.environ)
+    process = parent.run(program(tmp_path, "import time; time.sleep(600)"), os.environ)
     os.kill(psutil.Process(process.pid).ppid(), signal.SIGINT)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == -signal.SIGINT
@@ -147,6 +149,8 @@ RUN = "run ddp --nproc 2 --steps 4 --dropout 0.1 --data synthetic --no-tensorboa
 
 def test_the_tenth_run_of_a_parent_has_the_bits_of_the_first(tmp_path):
     """Between them runs of other recipes, and one that fails."""
+    if is_inside("colossalai"):
+        pytest.skip("DDP takes options that its torch does not have")
     others = [
         ["run", name, "--steps", "2", "--device", "cpu", "--out", tmp_path] for name in ("single", "zero1", "fsdp")
     ]

@@ -147,6 +147,9 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
             os.dup2(descriptor, number)
             os.close(descriptor)
         status = run_program(request)
+    except KeyboardInterrupt:  # ends as a process that the signal has killed, whenever it comes
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -181,8 +184,7 @@ def run_program(request: dict[str, Any]) -> int:
     except SystemExit as end:
         status = end.code
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        raise
     except BaseException:
         traceback.print_exc()
         status = 1

@@ -33,7 +33,7 @@ class Shard(NamedTuple):
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     """Return whether `tensor` is a DTensor."""
-    # Importing DTensor takes half a second. A strategy without DTensors has only these two classes, and never pays it.
+    # Importing DTensor takes half a second. A process that has only these two classes does not pay it here.
     if type(tensor) in (Tensor, Parameter):
         return False
     from torch.distributed.tensor import DTensor

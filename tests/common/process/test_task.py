@@ -42,6 +42,8 @@ def test_the_reason_is_the_exceptions_line(stderr):
 def module(tmp_path, monkeypatch):
     """Write a worker's code; its module's name."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    # Without it tokenizers writes a warning into a fork's stderr, if another test of this process has used them.
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
 
     def write(code):
         (tmp_path / "a_worker.py").write_text(f"import json, sys, time; task = json.loads(sys.argv[1])\n{code}")

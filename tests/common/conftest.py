@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 # A first example may import a library, and a machine may be busy: neither is a fault of what is tested.
@@ -10,6 +11,12 @@ settings.register_profile("gptscale", deadline=None)
 settings.load_profile("gptscale")
 
 TEXT = "def hello(world):\n    return world + 1\n\n\nimport os  # don't <|endoftext|> stop\nprint('naïve café', 3.14)\n"
+
+
+@pytest.fixture(autouse=True)
+def _subnormal_numbers() -> None:
+    """Compute with them: what torch 2.5 compiles is linked with -ffast-math and switches them off when it is loaded."""
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(autouse=True)

@@ -173,12 +173,12 @@ def test_bad_input_is_one_line(words, message, capsys, runs):
 
 
 def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch, tmp_path, capsys):
-    def hang(command, **options):
-        raise subprocess.TimeoutExpired(command, options["timeout"])
+    def hang(program, **options):
+        raise subprocess.TimeoutExpired(program.command, options["timeout"])
 
     with monkeypatch.context() as patch:
         patch.setattr(memory_trial, "LIMIT_S", 480.0)
-        patch.setattr(subprocess, "run", hang)
+        patch.setattr(memory_trial, "run_captured", hang)
         row = run_try(replace(JOB, device=device_name(torch.device("cpu"))), 3)
     assert (row["status"], row["why"], row["peak_rss_gib"]) == ("timeout", "took more than 480 s", None)
     words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]

@@ -36,9 +36,9 @@ class DeepSpeedConfig(RecipeConfig):
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Where the optimizer lives and steps, and at stage 3 the weights."""
     nvme_path: Path | None = None
-    """zero_infinity: folder on a fast local disk; default the results folder."""
+    """For zero_infinity: a folder on a fast local disk. Default: the results folder."""
     ds_config: Path | None = None
-    """A DeepSpeed JSON of your own, merged over ours; what contradicts the run is refused."""
+    """A DeepSpeed JSON file whose keys replace ours. Keys that contradict the run are refused."""
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2, 3):

@@ -36,7 +36,7 @@ class EnginesOptions:
     model: str = "tiny"
     """Preset."""
     n_embd: int = 256
-    """Hidden size; on a CPU wide enough for a step to last long beside the noise."""
+    """Hidden size. The default is wide enough that on a CPU a step lasts long beside the noise."""
     csv: Path | None = None
     """File for the figures."""
 

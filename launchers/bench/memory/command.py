@@ -40,13 +40,13 @@ class MemoryLadderOptions:
     models: str = ",".join(DEFAULT_MODELS)
     """Presets with commas between."""
     ways: str = "single,zero_offload/full,fsdp_offload/full/fp32,zero_infinity/full"
-    """RECIPE/CHECKPOINTING/OPTIMIZER_STATE with commas between; what is left out at the end means each that there is."""
+    """RECIPE/CHECKPOINTING/OPTIMIZER_STATE, with commas between several. Parts left out at the end stand for all their values."""
     seq_len: int = 1024
     """Tokens per sequence."""
     memory_gib: float | None = None
-    """Budget: of reserved device memory, on a CPU of resident memory; default all the device has, a CPU's machine half."""
+    """Budget in GiB of reserved device memory, on a CPU of resident memory. Default: all of a device, half of a CPU machine."""
     host_memory_gib: float | None = None
-    """Host memory that a run may take; default what is available now."""
+    """Host memory in GiB that a run may take. Default: what is available now."""
     disk_gib: float | None = None
     """Disk that zero_infinity may take; default what is free there."""
     steps: int = 5
@@ -60,7 +60,7 @@ class MemoryLadderOptions:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when it is there."""
     nvme_path: Path | None = None
-    """zero_infinity: folder on a fast local disk; default where the runs' folders are."""
+    """For zero_infinity: a folder on a fast local disk. Default: where the runs' folders are."""
     out: Path | None = None
     """Keep the runs' own folders in this one; default none is kept."""
     dry_run: bool = False

@@ -8,6 +8,7 @@ stays empty.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +67,24 @@ def peak_tflops(name: str, precision: str) -> float | None:
         if re.search(rf"\b{words}\b", name):
             return rates.get(precision)
     return None
+
+
+# Names in /proc/cpuinfo, on x86 and Arm, of which oneDNN needs one for a fast product: any AVX-512 for words does for bf16.
+CPU_INSTRUCTIONS = {"bf16": {"avx512bw", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
+    """Return the processor's instruction sets as the kernel names them, or none on other systems than Linux."""
+    if not cpuinfo.is_file():
+        return set()
+    lines = (line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
+    return next((set(words.split()) for key, words in lines if key.strip() in ("flags", "Features")), set())
+
+
+def is_emulated(precision: str) -> bool:
+    """Return whether this processor has no instructions for products in `precision`, so that they are many times slower."""
+    needed, flags = CPU_INSTRUCTIONS.get(precision), cpu_flags()
+    return bool(needed and flags and not needed & flags)
 
 
 def supports_bf16(capability: tuple[int, int]) -> bool:

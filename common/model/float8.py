@@ -167,13 +167,6 @@ def apply_float8(blocks: Iterable[nn.Module]) -> None:
                 module.__class__ = Float8Linear
 
 
-def emulation(run: Run) -> list[str]:
-    """Return the line to print for a run that emulates fp8 on a CPU, or no line for any other run."""
-    if run.config.precision == "fp8" and run.world.device.type == "cpu":
-        return ["fp8      emulated by the CPU: right, and slow; no time of this run says anything of fp8"]
-    return []
-
-
 def check_shapes(run: Run) -> None:
     """Raise ConfigError if a run in fp8 has a hidden size, or rows of a micro-batch, that are no multiple of `TILE`."""
     if run.config.precision != "fp8":

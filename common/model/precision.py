@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.devices import supports_bf16, supports_fp8
+from gptscale.common.measure.devices import is_emulated, supports_bf16, supports_fp8
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import Precision
 
@@ -52,6 +52,17 @@ def check_gpu_precision(precision: Precision, device: torch.device) -> None:
             "in --precision",
             "use bf16",
         )
+
+
+def emulation(precision: str, device: torch.device) -> list[str]:
+    """Return the line to print for a precision that this processor has to emulate, or no line for any other."""
+    if device.type == "cpu" and precision == "fp8":
+        return ["fp8      emulated by the CPU: right, and slow; no time of this run says anything of fp8"]
+    if device.type == "cpu" and is_emulated(precision):
+        return [
+            f"{precision}     emulated by this processor, which has no instructions for it: many times slower than fp32"
+        ]
+    return []
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:

@@ -17,8 +17,8 @@ from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.model.attention import check_attention
 from gptscale.common.model.compilation import check_compile
-from gptscale.common.model.float8 import check_shapes, emulation
-from gptscale.common.model.precision import check_precision
+from gptscale.common.model.float8 import check_shapes
+from gptscale.common.model.precision import check_precision, emulation
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
@@ -74,7 +74,7 @@ class Plan:
             f"data     {run.config.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
             f"state    {_state_bytes(run) / 2**30:,.2f} GiB of fp32 weights and gradients and {run.config.optimizer_state} AdamW "
             "state before any sharding",
-            *emulation(run),
+            *emulation(run.config.precision, run.world.device),
             *self.recipe_config.describe(run),
         ]
 

@@ -20,7 +20,7 @@ from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.offload import Offload
 from gptscale.common.measure.speed import peak_memory
-from gptscale.common.model.float8 import emulation
+from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import Run, workload, workload_hash
 from gptscale.launchers.run.options import option_words
@@ -57,7 +57,7 @@ class RunRecord:
         if self.plan.run.world.is_main:
             self._stack.enter_context(run_directory(self.plan.run.config.out, self.run_id))
             write_json(self.folder / "run.json", run_json(self.plan, self.run_id))
-            for line in emulation(self.plan.run):
+            for line in emulation(self.plan.run.config.precision, self.plan.run.world.device):
                 print(line, flush=True)
         # The folder must exist before any other rank goes on.
         gather_objects(None)

@@ -16,6 +16,7 @@ import torch
 
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import Memory, peak_memory
+from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
 from gptscale.lenet.run.columns import append_summary
 from gptscale.lenet.run.preflight import VisionPlan
@@ -59,6 +60,8 @@ class VisionRunRow:
         if self.plan.world.is_main:
             stack.enter_context(run_directory(config.out, self.run_id))
             write_json(self.folder / "run.json", self.description())
+            for line in [] if self.quiet else emulation(config.precision, self.plan.world.device):
+                print(line, flush=True)
         # The folder exists before any other rank goes on.
         gather_objects(None)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError, NumericError
+from gptscale.common.measure.devices import is_emulated
 from gptscale.common.settings.checks import parse_names
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
@@ -46,8 +47,6 @@ MODES: dict[str, dict[str, Any]] = {
     "fp16-pure": {"precision": "fp16", "amp": False, "loss_scale": "dynamic"},
     "fp16-pure-unscaled": {"precision": "fp16", "amp": False, "loss_scale": "none"},
 }
-# Names of fp16 instructions in /proc/cpuinfo, on x86 and Arm.
-FP16_INSTRUCTIONS = {"avx512_fp16", "amx_fp16", "asimdhp"}
 
 
 @dataclass(frozen=True)
@@ -101,17 +100,9 @@ def why_not(run_options: dict[str, Any], device: torch.device) -> str | None:
         check_vision_precision(config, device)
     except ConfigError as error:
         return error.what.removeprefix(f"{config.precision} ")
-    if config.precision == "fp16" and device.type == "cpu" and not FP16_INSTRUCTIONS & cpu_flags():
-        return "needs fp16 instructions, without which it is many times slower than fp32"
+    if device.type == "cpu" and is_emulated(config.precision):
+        return f"needs {config.precision} instructions, without which it is many times slower than fp32"
     return None
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
-    """Return the processor's instruction sets as the kernel names them, or none on other systems than Linux."""
-    if not cpuinfo.is_file():
-        return set()
-    lines = (line.split(":", 1) for line in cpuinfo.read_text().splitlines() if ":" in line)
-    return next((set(words.split()) for key, words in lines if key.strip() in ("flags", "Features")), set())
 
 
 def grid(options: PrecisionOptions, modes: Sequence[str]) -> list[Cell]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.measure import devices
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run import engine as engine_module
 from gptscale.lenet.run.config import VisionConfig
@@ -19,8 +20,7 @@ from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.optimizer import HalfSGD
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import RunOutcome, train
-from gptscale.lenet.studies import precision
-from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, cpu_flags, why_not
+from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, why_not
 
 LENET = ["--model", "lenet", "--batch-size", "32"]
 
@@ -28,8 +28,8 @@ LENET = ["--model", "lenet", "--batch-size", "32"]
 def test_every_mode_of_a_processor(
     study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Pretend that there are fp16 instructions, so that `auto` takes all modes but tf32."""
-    monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx512_fp16"})
+    """Pretend that the processor multiplies bf16 and fp16, so that `auto` takes all modes but tf32."""
+    monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx512bw", "avx512_fp16"})
     rows = study("precision", *LENET, "--max-steps", "20", "--lr", "0.1")
     assert rows.index.tolist() == [mode for mode in MODES if mode != "tf32"]
     assert rows.optimizer.eq("sgd").all()
@@ -54,7 +54,11 @@ def test_every_mode_of_a_processor(
 
 
 def test_fp16_is_left_out_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "cpu_flags", lambda: {"avx512f", "avx512_bf16"})
+    monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx2"})
+    modes, missing = choose(PrecisionOptions(device="cpu"))
+    assert modes == ["fp32"]
+    assert "needs bf16 instructions" in missing["bf16-pure"]
+    monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx512bw", "avx512_bf16"})
     modes, missing = choose(PrecisionOptions(device="cpu"))
     assert modes == ["fp32", "bf16", "bf16-pure"]
     assert all("needs fp16 instructions" in missing[mode] for mode in missing if mode != "tf32")
@@ -63,14 +67,6 @@ def test_fp16_is_left_out_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) 
     run_options = PrecisionOptions().run_options
     assert why_not(run_options("fp16-pure"), torch.device("cuda")) is None
     assert "needs Ampere" in str(why_not(run_options("bf16-pure"), torch.device("cuda")))
-
-
-def test_what_the_processor_can_do(tmp_path: Path) -> None:
-    (tmp_path / "x86").write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_fp16\n")
-    (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd asimdhp\n")
-    assert cpu_flags(tmp_path / "x86") == {"fpu", "avx512f", "avx512_fp16"}
-    assert cpu_flags(tmp_path / "arm") & precision.FP16_INSTRUCTIONS == {"asimdhp"}
-    assert cpu_flags(tmp_path / "nowhere") == set()
 
 
 def engine(**options: Any) -> VisionEngine:

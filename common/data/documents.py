@@ -18,6 +18,7 @@ from gptscale.common.data.bin_files import map_ids, write_bin
 from gptscale.common.data.hub import check_hub
 from gptscale.common.data.tokenizers import Tokenizer
 from gptscale.common.errors import ConfigError, DataError
+from gptscale.ops.build import cache as build_cache
 
 Document = Iterable[str]
 PIECE_BYTES = 2**20
@@ -178,16 +179,15 @@ def _bounded(documents: Iterable[Document], data: str) -> Iterator[list[str]]:
 
 
 def cache_folder() -> Path | None:
-    """Return the folder that keeps encoded text, or None if it can be neither found nor made.
+    """Return the folder that keeps encoded text, or None if it cannot be found or made, or if others may write there.
 
     It is gptscale/ in XDG_CACHE_HOME or ~/.cache.
     """
-    folder = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "gptscale"
-    # The XDG specification has a relative value ignored, and some users have no home.
-    if not folder.is_absolute():
+    # The XDG specification has a relative value ignored.
+    if os.environ.get("XDG_CACHE_HOME", "/")[:1] != "/":
         return None
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:  # a cache only saves time, so that a user who has no place for one can train all the same
+        folder = build_cache.private(build_cache.root())
+    except build_cache.CacheFolderError:  # a cache only saves time, so that a user without one can train all the same
         return None
     return folder if os.access(folder, os.W_OK | os.X_OK) else None

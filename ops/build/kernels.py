@@ -6,8 +6,6 @@ operators run in Python.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -38,9 +36,12 @@ def prepare(say: Callable[[str], object] = print) -> bool:
     """Compile the kernels unless they are there, and return whether this call compiled them.
 
     Raises BuildError with the missing tool and the line that installs it, or with the compiler's own error;
-    CacheFolderError if the cache belongs to another user.
+    CacheFolderError if other users could have put something into the cache.
     """
-    if built_ahead() or cached().exists():
+    if built_ahead():
+        return False
+    build_cache.check_private(cached())
+    if cached().exists():
         return False
     if missing := build_cache.tool_missing():
         raise BuildError(missing[0], "for the C++ operators", missing[1])
@@ -49,23 +50,14 @@ def prepare(say: Callable[[str], object] = print) -> bool:
         say(f"compiling the C++ operators (about {ABOUT_S} s on 2 cores, once) ...")
         return _build(work)
 
-    return build_cache.build_once(cached().parent, build, say, wait_s=BUILD_TIMEOUT_S)
+    return build_cache.build_once(cached().parent, build, say)
 
 
 def _build(work: Path) -> Path:
-    """Compile kernels.so in `work`, in a process of its own whose output is kept for the error message."""
-    log = work / "log"
-    environment = {**os.environ, "PATH": build_cache.search_path()}
+    """Compile kernels.so in `work`."""
     command = [sys.executable, "-m", "gptscale.ops.build.kernels", str(work)]
-    with log.open("w") as output:
-        ended = subprocess.run(
-            command, env=environment, stdout=output, stderr=output, timeout=BUILD_TIMEOUT_S, check=False
-        )
-    if ended.returncode:
-        lines = [line for line in log.read_text().splitlines() if "error" in line.lower()] or ["see the compiler"]
-        raise BuildError(
-            f"the C++ operators do not compile ({lines[0].strip()[:200]})", "with this compiler", "see gptscale doctor"
-        )
+    if reason := build_cache.compile_apart(command, work, timeout_s=BUILD_TIMEOUT_S):
+        raise BuildError(f"the C++ operators do not compile ({reason})", "with this compiler", "see gptscale doctor")
     return work
 
 
@@ -93,13 +85,8 @@ def load() -> bool:
     Python.
     """
     try:
-        if not (built_ahead() or cached().exists()):
-            prepare(lambda line: print(f"gptscale: {line}", file=sys.stderr, flush=True))
-        library = built_ahead()
-        if library is None:
-            # Check the owner again: the folder may have been there before this process.
-            build_cache.private(cached().parent)
-            library = cached()
+        prepare(lambda line: print(f"gptscale: {line}", file=sys.stderr, flush=True))
+        library = built_ahead() or cached()
     except BuildError as error:
         print(f"gptscale: operators run in Python, many times slower: {error}", file=sys.stderr, flush=True)
         return False
@@ -111,6 +98,10 @@ def implementation() -> str:
     """Say what the operators would use on a CPU now, without building anything, for `gptscale doctor`."""
     if library := built_ahead():
         return f"C++, compiled when installed ({library.name})"
+    try:
+        build_cache.check_private(cached())
+    except BuildError as error:
+        return f"Python, many times slower: {error}"
     if cached().exists():
         return f"C++, compiled at first use ({cached().parent})"
     if missing := build_cache.tool_missing():

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}
 ABOUT_S = {"cpu_adam": 40, "pin_memory": 10, "async_io": 150}
 BUILD_TIMEOUT_S = 1800.0
-LOCK_TIMEOUT_S = 30.0
 
 
 def ops_path() -> Path:
@@ -52,7 +51,7 @@ def ops_path() -> Path:
 def ops_folder() -> Path:
     """Return `ops_path()`, making it if needed.
 
-    Only the user can write to it (0700), because a run executes its files. Raises StorageError if it belongs to another user.
+    Only the user can write to it, because a run executes its files. Raises StorageError if others could have written there.
     """
     try:
         return build_cache.private(ops_path())
@@ -71,8 +70,13 @@ def missing(ops: Sequence[str]) -> list[str]:
 
 
 def lack(ops: Sequence[str]) -> ConfigError | None:
-    """Return the error for those of `ops` that are not built here, with its fix, or None if all are built."""
-    absent = missing(ops)
+    """Return the error for those of `ops` that are not built here, or that others may have changed. None if all is well."""
+    try:
+        absent = missing(ops)
+        for op in set(ops) - set(absent):
+            build_cache.check_private(library(op))
+    except build_cache.CacheFolderError as error:
+        return ConfigError(*error.args)
     if not absent:
         return None
     names = f"DeepSpeed's {' and '.join(absent)} not compiled yet"
@@ -85,11 +89,11 @@ def lack(ops: Sequence[str]) -> ConfigError | None:
 def load(ops: Sequence[str]) -> None:
     """Load built operators and register them with DeepSpeed, which then never builds one.
 
-    The traffic of async_io is metered. Raises StorageError if the folder belongs to another user.
+    The traffic of async_io is metered. Raises StorageError if others could have written one of the libraries.
     """
     if not ops:
         return
-    ops_folder()  # raises if the folder no longer belongs to this user alone
+    _check_private(ops)
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     for op in BUILDERS:
@@ -98,6 +102,15 @@ def load(ops: Sequence[str]) -> None:
                 ctypes.CDLL(str(library(op)), mode=ctypes.RTLD_GLOBAL)
             module = _import(op, library(op))
             OpBuilder._loaded_ops[op] = MeteredIO(module) if op == "async_io" else module
+
+
+def _check_private(ops: Sequence[str]) -> None:
+    """Raise StorageError if another user could have written one of the libraries."""
+    try:
+        for op in ops:
+            build_cache.check_private(library(op))
+    except build_cache.CacheFolderError as error:
+        raise StorageError(*error.args) from None
 
 
 def _import(op: str, path: Path) -> ModuleType:
@@ -115,6 +128,7 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
     One process at a time builds; the kernel frees the lock of a process that dies. Raises ConfigError with what is missing and
     the command that installs it, or with the compiler's own error.
     """
+    _check_private([op])
     if not missing([op]):
         return False
     if reason := what_is_missing(op):
@@ -125,26 +139,16 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
         return _build(op, work)
 
     try:
-        return build_cache.build_once(ops_folder() / op, build, say, wait_s=LOCK_TIMEOUT_S)
+        return build_cache.build_once(ops_folder() / op, build, say)
     except build_cache.BuildError as error:
         raise ConfigError(*error.args) from None
 
 
 def _build(op: str, work: Path) -> Path:
-    log = work / "log"
-    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(work), "DS_ACCELERATOR": "cpu"}
-    environment["PATH"] = build_cache.search_path()
     command = [sys.executable, "-m", "gptscale.common.engines.zero.operators", op]
-    try:
-        with log.open("w") as output:
-            subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=BUILD_TIMEOUT_S, check=True)
-    except subprocess.SubprocessError as error:
-        lines = [x for x in log.read_text().splitlines() if "rror" in x] or [str(error)]
-        raise ConfigError(
-            f"DeepSpeed's {op} does not compile ({lines[0].strip()[:200]})",
-            "in gptscale prepare",
-            "see gptscale doctor",
-        ) from error
+    variables = {"TORCH_EXTENSIONS_DIR": str(work), "DS_ACCELERATOR": "cpu"}
+    if reason := build_cache.compile_apart(command, work, timeout_s=BUILD_TIMEOUT_S, **variables):
+        raise ConfigError(f"DeepSpeed's {op} does not compile ({reason})", "in gptscale prepare", "see gptscale doctor")
     return work / op
 
 

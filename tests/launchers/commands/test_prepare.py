@@ -1,5 +1,6 @@
 """Operators are compiled aside and moved into place: nothing a killed compile leaves can stop a later one."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,7 +12,8 @@ import pytest
 from filelock import FileLock
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.ops.build import cache as build_cache
 from gptscale.ops.build import kernels as extension
 
 pytest.importorskip("deepspeed")
@@ -59,7 +61,32 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache):
     assert time.monotonic() - began < 20
 
 
-def test_a_compile_under_way_elsewhere_is_named_not_waited_for(cache, monkeypatch):
-    monkeypatch.setattr(deepspeed_ops, "LOCK_TIMEOUT_S", 0.2)
+def test_a_compile_under_way_elsewhere_is_named_not_waited_for_without_end(cache, monkeypatch):
+    monkeypatch.setattr(build_cache.build_once, "__kwdefaults__", {"wait_s": 0.2})
     with FileLock(cache / ".prepare.lock"), pytest.raises(ConfigError, match="another `gptscale prepare` is compiling"):
         deepspeed_ops.prepare("pin_memory")
+
+
+def test_planted_code_is_neither_loaded_nor_called_compiled(tmp_path, monkeypatch):
+    """The library is another user's, or anyone may write to it. Its constructor would make a file."""
+    if shutil.which("c++") is None:
+        pytest.skip("no compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = deepspeed_ops.library("cpu_adam")
+    build_cache.private(library.parent)
+    code = f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/canary", "w")); }}'
+    command = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=code.encode(), check=True, timeout=100)
+    plants = [lambda: library.chmod(0o666), lambda: os.chown(library.parent, 65534, 65534)]
+    for plant in plants[: 1 if os.getuid() else 2]:  # only root gives a file away
+        plant()
+        assert "in the operator cache, whose files are executed, rm -r" in str(deepspeed_ops.lack(["cpu_adam"]))
+        for use in (lambda: deepspeed_ops.load(["cpu_adam"]), lambda: deepspeed_ops.prepare("cpu_adam")):
+            with pytest.raises(StorageError, match=r"other users|another user"):
+                use()
+    assert not (tmp_path / "canary").exists()
+    os.chown(library.parent, os.getuid(), os.getgid())
+    library.chmod(0o755)
+    with contextlib.suppress(ImportError):  # it is no module of Python
+        deepspeed_ops.load(["cpu_adam"])
+    assert (tmp_path / "canary").exists()

@@ -20,11 +20,12 @@ Source                 Fang et al. 2023 (arXiv 2108.05818, PatrickStar); Rajbhan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ class ColossalGeminiConfig(RecipeConfig):
     """Fraction of optimizer state and fp32 weights kept on the host."""
     offload_param_frac: float = 0.0
     """Fraction of the weights kept on the host; only beside an offload_optim_frac of 1."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed(
+            "offload_param_frac",
+            lambda c: c.offload_optim_frac == 1,
+            "the optimizer state is not on the host",
+            "use --offload-optim-frac 1",
+        ),
+    )
 
     def __post_init__(self) -> None:
         for field, fraction in self.fractions.items():

@@ -18,11 +18,12 @@ Source                 Li et al. 2023 (arXiv 2110.14883); Shoeybi et al. 2019 (a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptscale.common.engines.colossal.checks import check_pipeline, check_tensor, default_micro_batches
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
@@ -57,6 +58,12 @@ class ColossalPipelineConfig(ColossalTensorConfig):
     """Order of forwards and backwards."""
     num_model_chunks: int = 2
     """Runs of blocks on each stage under the interleaved schedule."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed(
+            "num_model_chunks", lambda c: c.schedule != "1f1b", "1f1b has one chunk", "use --schedule interleaved"
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_range(self.num_model_chunks, 2, 64, "num_model_chunks", fix="use 2 to 64, or --schedule 1f1b")

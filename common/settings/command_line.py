@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import did_you_mean, option_of
+from gptscale.common.settings.needs import ignored, refuse_ignored
 
 T = TypeVar("T")
 
@@ -19,7 +20,8 @@ T = TypeVar("T")
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> T:
     """Return an instance of the dataclass `kind` from a command line, flat: fields of nested dataclasses have no prefix.
 
-    tyro does the work. Its boxes of explanation are cut down to their first sentence, which a ConfigError carries.
+    tyro does the work. Its boxes of explanation are cut down to their first sentence, which a ConfigError carries. An option
+    that would be ignored is refused.
     """
     import tyro  # here, because it takes 0.2 s to import and most of `common` never parses anything
 
@@ -44,15 +46,20 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
         raise ConfigError(
             f"unknown option {word!r}", "on the command line", did_you_mean(word.replace("_", "-"), options)
         )
+    refuse_ignored(parsed, argv)
     return parsed
 
 
 def changed_options(options: Any, default: Any) -> list[str]:
-    """Return the command-line words that make `options` of `default`: an option for each field that differs."""
+    """Return the command-line words that make `options` of `default`: an option for each field that differs.
+
+    A field that has no effect beside the others is left out, since `parse` would refuse it.
+    """
     words: list[str] = []
+    without_effect = ignored(options)
     for field in dataclasses.fields(options):
         value, option = getattr(options, field.name), option_of(field.name)
-        if value == getattr(default, field.name):
+        if value == getattr(default, field.name) or field.name in without_effect:
             continue
         if isinstance(value, bool):
             words.append(option if value else f"--no-{option.removeprefix('--')}")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges, check_run_name, did_you_mean
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.common.settings.needs import OptionNeed
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
@@ -127,6 +128,26 @@ class RunConfig:
     wandb: bool = False
     """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
 
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("tokenizer", lambda c: _is_text(c.data), "{data} is tokens already", "use --data stdlib"),
+        OptionNeed(
+            "min_lr_ratio",
+            lambda c: c.lr_schedule == "cosine",
+            "a constant rate never falls",
+            "use --lr-schedule cosine",
+        ),
+        OptionNeed(
+            "beta1,beta2", lambda c: c.optimizer == "adamw", "sgd keeps no means of gradients", "use --optimizer adamw"
+        ),
+        OptionNeed("eval_batches", lambda c: c.eval_every, "the run does not evaluate", "add --eval-every 10"),
+        OptionNeed(
+            "keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"
+        ),
+        OptionNeed(
+            "trust_checkpoint,allow_data_change", lambda c: c.resume, "the run resumes nothing", "add --resume PATH"
+        ),
+    )
+
     def __post_init__(self) -> None:
         self._check_ranges()
         if self.model not in PRESETS:
@@ -175,3 +196,8 @@ class RunConfig:
     @property
     def tokens_per_sequence(self) -> int:
         return self.seq_len or PRESETS[self.model].block_size
+
+
+def _is_text(data: str) -> bool:
+    """Return whether a tokenizer encodes what `--data` names."""
+    return data != "synthetic" and not data.endswith(".bin")

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from gptscale.common.process import environments
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.ops.build import kernels as extension
 from gptscale.recipes import RECIPES
@@ -55,6 +56,10 @@ class DoctorOptions:
     """Measure this folder's disk through DeepSpeed's file I/O (1 GiB), and say whether it would starve zero_infinity."""
     model: str = "1.6b"
     """Preset to judge the disk for."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("model", lambda c: c.nvme_path is not None, "no disk is measured", "add --nvme-path FOLDER"),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

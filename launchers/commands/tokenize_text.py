@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import tyro
@@ -17,6 +17,7 @@ from gptscale.common.data.documents import encode, open_documents
 from gptscale.common.data.tokenizers import Tokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.needs import OptionNeed
 
 # How many tokens are in memory at a time when a file is cut in two.
 PART_TOKENS = 2**22
@@ -38,6 +39,10 @@ class TokenizeOptions:
     """Second file, for the last part of the tokens, which --out then lacks."""
     eval_fraction: float = 0.05
     """Part of the tokens that goes to --eval-out."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("eval_fraction", lambda c: c.eval_out is not None, "there is one file", "add --eval-out FILE.bin"),
+    )
 
     def __post_init__(self) -> None:
         if not self.inputs:

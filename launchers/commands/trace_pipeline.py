@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
@@ -19,8 +19,9 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.process.world import runs_on_cuda, world_of
-from gptscale.common.settings.checks import check_range, parse_names, refuse_changed
+from gptscale.common.settings.checks import check_range, parse_names
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_run
 from gptscale.launchers.run.preflight import preflight
@@ -28,7 +29,7 @@ from gptscale.results.render import DPI, console, subplots, table
 
 # The last step is drawn, when buffers and caches have the size that they keep.
 STEPS = 6
-WITHOUT_EFFECT = "steps eval_every log_every save_every save_last resume run_name wandb".split()
+WITHOUT_EFFECT = "steps,eval_every,timing_warmup_steps,log_every,save_every,save_last,resume,run_name,wandb"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class RunAndTraceOptions:
     run: RunConfig = field(default_factory=lambda: RunConfig(n_layer=8, n_embd=256, out=Path("traces")))
     trace: TraceOptions = field(default_factory=TraceOptions)
 
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed(WITHOUT_EFFECT, lambda c: False, f"a trace is {STEPS} steps of each schedule and leaves no run"),
+    )
+
 
 def main(argv: Sequence[str]) -> int:
     """Run every schedule for a few steps in one world, draw the last step of each, and return 0 if all were drawn."""
@@ -64,7 +69,6 @@ def main(argv: Sequence[str]) -> int:
         RunAndTraceOptions, argv, prog="gptscale trace", about="Timelines of pipeline schedules, from real steps."
     )
     names, config = options.trace.names, dataclasses.replace(options.run, tensorboard=False)
-    refuse_changed(options.run, WITHOUT_EFFECT, f"a trace is {STEPS} steps of each schedule and leaves no run")
     if config.grad_accum_steps is None and config.micro_batch_size is None:
         micro_batches = 4 * options.trace.nproc
         global_batch_size = config.global_batch_size or micro_batches

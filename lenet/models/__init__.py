@@ -15,6 +15,9 @@ MODEL_NAMES = (
     "lenet", "lenet_classic", "pure_linear", "simple_conv", "cnn", "conv2_shared", "conv2_independent", "conv10_shared",
     "conv10_independent", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18",
 )  # fmt: skip
+WITH_BATCH_NORM = ("cnn", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18")
+# They have neither max pooling nor a convolution that can be fused with ReLU.
+WITHOUT_CUSTOM_OPERATORS = ("lenet_classic", "pure_linear", "resnet18")
 
 
 def check_model(name: str) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges, check_run_name
 from gptscale.common.settings.command_line import changed_options
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.data import Augmentation
-from gptscale.lenet.models import SIDES, Gelu, check_model
+from gptscale.lenet.models import SIDES, WITH_BATCH_NORM, WITHOUT_CUSTOM_OPERATORS, Gelu, check_model
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.results.record.wandb_board import check_wandb
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MAX_LOSS_SCALE = 2.0**24
+# Of every command that trains on images.
+DATA_DIR_NEED = OptionNeed(
+    "data_dir", lambda c: c.data in ("mnist", "cifar10"), "{data} is not read from there", "use --data mnist"
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,16 @@ class VisionConfig:
     variant: str = ""
     """Column of lenet.csv: which cell of the study's grid."""
 
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        DATA_DIR_NEED,
+        OptionNeed(
+            "operators", lambda c: c.has_its_operators, "{model} has none of our operators", "use --model lenet"
+        ),
+        OptionNeed("batch_norm", lambda c: c.has_its_batch_norm, "{model} has no batch norm", "use --model cnn"),
+        OptionNeed("momentum", lambda c: c.optimizer == "sgd", "{optimizer} takes no momentum", "use --optimizer sgd"),
+        OptionNeed("keep_checkpoints", lambda c: c.save_every, "the run saves no checkpoint", "add --save-every 1"),
+    )
+
     def __post_init__(self) -> None:
         check_model(self.model)
         self._check_ranges()
@@ -158,6 +173,16 @@ class VisionConfig:
             what = f"loss_scale {self.loss_scale!r} is neither a word nor a number in range"
             fix = f"use dynamic, none, or a number of 1 to {MAX_LOSS_SCALE:.0f}"
             raise ConfigError(what, "in --loss-scale", fix)
+
+    @property
+    def has_its_operators(self) -> bool:
+        """Whether the model has a place for the operators that are asked for."""
+        return self.operators == "torch" or self.model not in WITHOUT_CUSTOM_OPERATORS
+
+    @property
+    def has_its_batch_norm(self) -> bool:
+        """Whether the model has batch norm of the kind that is asked for."""
+        return self.batch_norm == "local" or self.model in WITH_BATCH_NORM
 
     @property
     def resolved_loss_scale(self) -> str | None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 
@@ -14,9 +14,10 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, parse_whole_numbers
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, read_summary
-from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.presets import preset
 from gptscale.lenet.run.worker import RunOutcome, train
@@ -51,6 +52,8 @@ class BaselineOptions:
     """File for the figure; default baseline-PRESET.png in --out."""
     md: Path | None = None
     """File for the table in Markdown."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
 
     def __post_init__(self) -> None:
         if self.preset != "auto":

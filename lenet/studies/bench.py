@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -22,7 +22,8 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.process.task import answer, run_worker
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.run.config import VisionConfig
+from gptscale.common.settings.needs import OptionNeed
+from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig
 from gptscale.lenet.run.preflight import make_plan, world_from_environment
 from gptscale.lenet.run.worker import train
 from gptscale.results import render
@@ -44,6 +45,8 @@ class LenetBenchOptions:
     """CPU threads of each contender's process (and as many worker processes as its name says)."""
     csv: Path | None = None
     """File for the figures."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"epochs": (1, 1000), "rounds": (1, 100), "threads": (1, 1024)})

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -23,8 +23,9 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.data.loader import FastLoader
-from gptscale.lenet.run.config import Precision, VisionConfig
+from gptscale.lenet.run.config import DATA_DIR_NEED, Precision, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.studies.memory_account import CATEGORIES, Mark, StorageAccount
@@ -67,6 +68,8 @@ class VisionMemoryOptions:
     """File for the events of all steps: every allocation and release with its time, phase, operator, category and bytes."""
     snapshot: Path | None = None
     """File for the history of CUDA's allocator, a pickle for pytorch.org/memory_viz."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
 
     def __post_init__(self) -> None:
         check_range(self.steps, 1, 1000, "steps")

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.measure.devices import is_emulated
 from gptscale.common.settings.checks import parse_names
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.bars import bars
@@ -70,6 +71,16 @@ class PrecisionOptions(StudyOptions):
     """Constant rate of SGD with momentum 0.9."""
     augment: Augmentation = "none"
     """As in gptscale lenet train; flip is for photographs."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        *StudyOptions.NEEDS,
+        OptionNeed("loss_scale", lambda c: c.has_fixed_scale, "{modes} has no fixed scale", "use --modes fp16-fixed"),
+    )
+
+    @property
+    def has_fixed_scale(self) -> bool:
+        """Whether fp16-fixed is among the modes."""
+        return self.modes == "auto" or "fp16-fixed" in self.modes.split(",")
 
     def run_options(self, mode: str) -> dict[str, Any]:
         """Return the options of a run in `mode`."""

@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent, run_captured
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.run.config import VisionConfig, option_words
+from gptscale.common.settings.needs import OptionNeed
+from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig, option_words
 from gptscale.results import render
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class StudyOptions:
     """File for the table in Markdown."""
     png: Path | None = None
     """File for the figure; default STUDY.png in --out."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"epochs": (1, 10**6), "repeats": (1, 1000)})

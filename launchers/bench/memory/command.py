@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_output_file, check_range, did_you_mean, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import MOMENT_BYTES
 from gptscale.launchers.bench.measurement import print_written, tell, write_csv
 from gptscale.launchers.bench.memory.formula import RECIPES, WayToFit
@@ -71,6 +72,10 @@ class MemoryLadderOptions:
     """File for the table in Markdown."""
     png: Path | None = None
     """File for the picture."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("steps,minutes", lambda c: not c.dry_run, "a dry run tries no batch", "leave --dry-run out"),
+    )
 
     def __post_init__(self) -> None:
         parse_names(self.models, PRESETS, "model", "--models")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.settings.checks import did_you_mean, option_of
 from gptscale.common.settings.needs import ignored, refuse_ignored
 
@@ -102,6 +102,9 @@ def _first_sentence(box: str) -> str:
 
 
 def fail(error: Exception) -> int:
-    """Print a user's error in its one line and return the exit status that goes with it."""
+    """Print a user's error in its one line and return the exit status that goes with it.
+
+    A disk that is full or fails has its own. All else was found before anything ran.
+    """
     print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
-    return 2
+    return error.exit_status if isinstance(error, StorageError) else 2

@@ -25,10 +25,12 @@ from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import Run, workload, workload_hash
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import Plan
+from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
 from gptscale.results.record.facts import git_commit, highest, version
-from gptscale.results.record.files import append_summary, run_directory, write_json
+from gptscale.results.record.files import append_summary, write_json
 from gptscale.results.record.recorder import Recorder
+from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
 
 PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
@@ -54,10 +56,13 @@ class RunRecord:
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecord:
-        if self.plan.run.world.is_main:
-            self._stack.enter_context(run_directory(self.plan.run.config.out, self.run_id))
-            write_json(self.folder / "run.json", run_json(self.plan, self.run_id))
-            for line in emulation(self.plan.run.config.precision, self.plan.run.world.device):
+        config, world = self.plan.run.config, self.plan.run.world
+        if world.is_main:
+            check_space(self.plan.run, self.folder)
+            resumes = config.resume is not None
+            self._stack.enter_context(run_directory(config.out, self.run_id, resumes=resumes))
+            write_json(self.folder / "run.json", of_this_start(run_json(self.plan, self.run_id)))
+            for line in emulation(config.precision, world.device):
                 print(line, flush=True)
         # The folder must exist before any other rank goes on.
         gather_objects(None)
@@ -68,8 +73,8 @@ class RunRecord:
     ) -> None:
         self._stack.close()
 
-    def finish(self, status: str, error: BaseException | str = "") -> None:
-        """Write the row, the status and the closing lines.
+    def finish(self, status: str, error: BaseException | str = "") -> bool:
+        """Write the row, the status and the closing lines, and return whether the disk took them.
 
         After a failure they hold this rank's figures only, since its peers may be gone.
         """
@@ -78,16 +83,16 @@ class RunRecord:
         together = status in ("ok", "interrupted")
         of_ranks = gather_objects(own) if together else [own]
         if not run.world.is_main:
-            return
+            return True
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
         memories, offloads, bubbles = zip(*of_ranks, strict=True)
         row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         row |= bubble_figures(bubbles, self.recorder) if together else {}
-        path = append_summary(run.config.out, row)
         done = self.recorder.last_step if self.recorder else 0
-        write_json(self.folder / "status.json", {"status": status, "error": str(error), "step": done})
-        if self.recorder:
+        path = leave_row(append_summary, run.config.out, self.folder, row, done)
+        if path and self.recorder:
             print_summary(row, path, self.folder)
+        return path is not None
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:

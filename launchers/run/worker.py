@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, gather_objects, process_group
@@ -40,8 +40,10 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     share_cores()
     status = work(plan)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    # The reader may be gone, or the disk of the log full.
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Everything is on disk. The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's
     # thread that is still alive, which happens now and then with gloo ("terminate called without ...").
     os._exit(status)
@@ -59,7 +61,8 @@ def work(plan: Plan) -> int:
             run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
             record = stack.enter_context(RunRecord(plan, run_id))
             stopped = _train(plan, record)
-            record.finish("interrupted" if stopped else "ok")
+            if not record.finish("interrupted" if stopped else "ok"):
+                return StorageError.exit_status
             return PREEMPTED_EXIT_STATUS if stopped else 0
         except BaseException as error:
             # Whatever the error was, the row must be left. Nothing is swallowed.

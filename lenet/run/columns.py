@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 
-from gptscale.common.errors import ConfigError, StorageError
-from gptscale.results.record.columns import STATUSES
-from gptscale.results.record.files import LOCK_WAIT_S, StepLog
+from gptscale.common.errors import ConfigError
+from gptscale.results.record.columns import STATUSES, cell
+from gptscale.results.record.files import append_row
 
 # Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler.
 SCHEMA_VERSION = 2
@@ -39,28 +38,16 @@ TEXT = (
 
 
 def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
-    """Append one row to `out`/lenet.csv, under a lock and by one write, after cutting off a torn last line.
+    """Append one row to `out`/lenet.csv as `append_row` does, where columns that the row does not have stay empty.
 
-    Columns that the row does not have stay empty. Raises ValueError for a key that is no column, and StorageError as
-    results/record/files.py does.
+    Raises ValueError for a key that is no column, and StorageError as `append_row` does.
     """
     if unknown := set(row) - set(SUMMARY_COLUMNS):
         raise ValueError(f"not columns of {SUMMARY_NAME}: {sorted(unknown)}")
     if row.get("status") not in STATUSES:
         raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
-    path = out / SUMMARY_NAME
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    full_row = {column: row.get(column) for column in SUMMARY_COLUMNS} | {"schema_version": SCHEMA_VERSION}
-    try:
-        with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
-            # StepLog discards rows whose first column is above `after_step`. Here that column is the version, so all rows stay.
-            log = StepLog(path, SUMMARY_COLUMNS, after_step=SCHEMA_VERSION)
-            log.append(full_row)
-            log.close()
-    except Timeout:
-        what = f"{path} stayed locked for {LOCK_WAIT_S:.0f} s"
-        raise StorageError(what, "in --out", "end the process that holds it") from None
-    return path
+    full_row = {**row, "schema_version": SCHEMA_VERSION}
+    return append_row(out / SUMMARY_NAME, SUMMARY_COLUMNS, [cell(full_row.get(column)) for column in SUMMARY_COLUMNS])
 
 
 def header() -> bytes:
@@ -72,8 +59,8 @@ def read_summary(path: Path) -> pd.DataFrame:
     """Return all complete rows of a lenet.csv, with numbers as numbers, or raise ConfigError for another file."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist", "in the results", "run `gptscale lenet train` first")
-    text = path.read_text()
     try:
+        text = path.read_text()
         rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
         numbers = [column for column in SUMMARY_COLUMNS if column not in TEXT]
         rows[numbers] = rows[numbers].replace("nan", "").apply(pd.to_numeric)

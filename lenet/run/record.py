@@ -24,7 +24,8 @@ from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, strategy_of
 from gptscale.lenet.run.usage import Usage, over_ranks
 from gptscale.results.record.facts import git_commit, highest
-from gptscale.results.record.files import run_directory, write_json
+from gptscale.results.record.files import write_json
+from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
 
 # Columns that are options of the same name.
 OPTION_COLUMNS = (
@@ -41,13 +42,14 @@ def new_run_id(model: str) -> str:
 class VisionRunRow:
     """The folder and the row of a run, which rank 0 writes.
 
-    began: `time.perf_counter()` when the run began to load its data.
+    began: `time.perf_counter()` when the run began to load its data. is_on_disk: False if the disk did not take the row.
     """
 
     def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:
         self.plan, self.began, self.data_time_s, self.quiet = plan, began, data_time_s, quiet
         self.run_id = ""
         self.n_params: int | None = None
+        self.is_on_disk = True
 
     @property
     def folder(self) -> Path:
@@ -58,8 +60,8 @@ class VisionRunRow:
         config = self.plan.config
         self.run_id = str(gather_objects(config.run_name or new_run_id(config.model))[0])
         if self.plan.world.is_main:
-            stack.enter_context(run_directory(config.out, self.run_id))
-            write_json(self.folder / "run.json", self.description())
+            stack.enter_context(run_directory(config.out, self.run_id, resumes=config.resume is not None))
+            write_json(self.folder / "run.json", of_this_start(self.description()))
             for line in [] if self.quiet else emulation(config.precision, self.plan.world.device):
                 print(line, flush=True)
         # The folder exists before any other rank goes on.
@@ -79,10 +81,10 @@ class VisionRunRow:
         row |= {"data_time_s": self.data_time_s, "total_time_s": time.perf_counter() - self.began}
         row |= resource_columns(figures_of_ranks)
         if self.plan.world.is_main and self.run_id:
-            path = append_summary(self.plan.config.out, row)
             step = recorder.last_step if recorder else 0
-            write_json(self.folder / "status.json", {"status": status, "error": row["error"], "step": step})
-            if not self.quiet:
+            path = leave_row(append_summary, self.plan.config.out, self.folder, row, step)
+            self.is_on_disk = path is not None
+            if path and not self.quiet:
                 print_summary(row, path, self.folder)
         return row
 

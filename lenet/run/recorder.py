@@ -20,7 +20,7 @@ from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.results.record.board import Board
 from gptscale.results.record.console import Bar
-from gptscale.results.record.files import StepLog
+from gptscale.results.record.step_log import StepLog, close_logs
 from gptscale.results.record.wandb_board import WandbBoard
 
 # First steps that are left out of the means, because of caches, the allocator and the first choice of kernels.
@@ -118,9 +118,9 @@ class VisionRecorder:
     ) -> None:
         for board in self._boards:
             board.close(failed=kind is not None)
-        for part in (self._bar, self._epochs, self._steps):
-            if part:
-                part.close()
+        if self._bar:
+            self._bar.close()
+        close_logs((self._epochs, self._steps), failed=kind is not None)
 
     def begin_epoch(self) -> None:
         """Start the clock of an epoch, so that the time between two epochs does not count as training."""

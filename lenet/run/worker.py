@@ -7,11 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, gather_objects, process_group
@@ -101,6 +101,8 @@ class PlannedRun:
     def finish(self, status: str, error: BaseException | None, exit_status: int) -> RunOutcome:
         """Write the run's row and return how the run ended."""
         row = self.row.finish(status, error, self.recorder, self.sampler.usage())
+        if not self.row.is_on_disk and error is None:
+            exit_status = StorageError.exit_status
         return RunOutcome(exit_status, row, self.row.folder)
 
 
@@ -129,7 +131,9 @@ def parse_vision(argv: Sequence[str]) -> VisionConfig:
 if __name__ == "__main__":
     begin_process()
     status = worker(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    # The reader may be gone, or the disk of the log full.
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Everything is on disk. The interpreter's teardown could only hang on a peer that is gone.
     os._exit(status)

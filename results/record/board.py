@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gptscale.results.record.files import warn
+from gptscale.results.record.files import open_private, warn
 
 # The polynomial of CRC-32C, bits reversed (RFC 3720, appendix B.4).
 CRC32C = 0x82F63B78
@@ -32,7 +32,11 @@ class Board:
 
         self._Event, self._Summary = Event, Summary
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file: Any = (folder / name).open("ab", buffering=0)
+        self._file: Any = None
+        try:
+            self._file = os.fdopen(open_private(folder / name), "ab", buffering=0)
+        except OSError as error:
+            self._give_up(error)
         self._write(Event(file_version="brain.Event:2"))
         self._write(Event(session_log=SessionLog(status=SessionLog.START), step=start_step + 1))
 
@@ -63,7 +67,10 @@ class Board:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.close()
-            warn(f"TensorBoard events end here ({error}), steps.csv goes on")
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        warn(f"TensorBoard events end here ({error}), steps.csv goes on")
 
 
 def masked_crc32c(data: bytes) -> bytes:

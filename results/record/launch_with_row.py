@@ -2,47 +2,57 @@
 
 from __future__ import annotations
 
-import csv
-import json
+import sys
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gptscale.common.errors import PeerError, StorageError
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
+from gptscale.results.record.run_folder import START, read_json
 
 
 def launch_with_row(
     program: Program,
     nproc: int,
     folder: Path,
-    summary: Path,
+    out: Path,
     append: Callable[[Path, Mapping[str, Any]], Any],
     *,
     fork: bool,
 ) -> int:
     """Run `program` as `nproc` ranks, see to it that the run has its row, and return the exit status.
 
-    folder: the run's folder. It is named as the run, and the ranks write run.json into it when they start.
-    append: writes a row to the summary. It is called if the ranks failed and left no row of this run in `summary`.
+    folder: the run's folder. It is named as the run. Rank 0 writes run.json into it when it starts, and status.json after the
+    row when it ends. Both name the start that they belong to, so that those of an earlier start, or of another run that has
+    the folder, do not count. Ranks that all end with 0 before that have failed.
+    append: writes a row to the summary in `out`. It is called if this start began and left no row.
     fork: whether the ranks may be forked from a warm parent, which ranks that use CUDA may not.
     """
-    before = rows_of(summary, folder.name)
-    status = launch(program, nproc, fork=fork)
-    if status and (folder / "run.json").exists() and rows_of(summary, folder.name) == before:
-        append(summary.parent, failed_row(folder, f"ended with status {status} before it could leave its own row"))
+    start = uuid.uuid4().hex
+    status = launch(program, nproc, environment={START: start}, fork=fork)
+    at_end = read_json(folder / "status.json")
+    has_ended = at_end.get("start") == start
+    if status == 0 and not (has_ended and at_end.get("status") == "ok"):
+        status = _say(
+            PeerError(
+                "all ranks ended with status 0 before the run was done",
+                f"in {folder}",
+                "look for what ends the process in the code that it calls, such as os._exit",
+            )
+        )
+    at_start = read_json(folder / "run.json")
+    if status and not has_ended and at_start.get("start") == start:
+        error = f"ended with status {status} before it could leave its own row"
+        try:
+            append(out, {**at_start["identity"], "status": "failed", "error": error})
+        except StorageError as full:
+            _say(full)
     return status
 
 
-def rows_of(summary: Path, run_id: str) -> int:
-    """Count the summary's rows of this run, which are as many as the times it ended."""
-    if not summary.exists():
-        return 0
-    with summary.open(newline="") as file:
-        return sum(row["run_id"] == run_id for row in csv.DictReader(file))
-
-
-def failed_row(folder: Path, error: str) -> dict[str, Any]:
-    """Return the row of a run whose rank 0 was killed before it could write one, from the run.json of its start."""
-    at_start = json.loads((folder / "run.json").read_bytes())
-    return {**at_start["identity"], "status": "failed", "error": error}
+def _say(error: PeerError | StorageError) -> int:
+    print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+    return error.exit_status

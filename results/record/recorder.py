@@ -25,7 +25,7 @@ from gptscale.common.measure.speed import Speed, peak_memory, reset_peak_memory,
 from gptscale.common.settings.run import Run
 from gptscale.results.record.board import Board
 from gptscale.results.record.console import StepLines
-from gptscale.results.record.files import StepLog
+from gptscale.results.record.step_log import StepLog, close_logs
 from gptscale.results.record.wandb_board import WandbBoard
 
 # From 2**16 the loss scale is at its floor after 16 skipped steps. What still overflows then has another cause.
@@ -121,13 +121,15 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self._read_window()
-        for board in self._boards:
-            board.close(failed=kind is not None)
-        for part in (self._console, self._evals, self._log):
-            if part:
-                part.close()
+        try:
+            if kind is None:
+                self._read_window()
+        finally:
+            for board in self._boards:
+                board.close(failed=kind is not None)
+            if self._console:
+                self._console.close()
+            close_logs((self._evals, self._log), failed=kind is not None)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -254,4 +256,7 @@ def _first_loss(steps: Path) -> float | None:
     """Read the loss of step 1 that an earlier process of the same run wrote, None if there was none."""
     with steps.open(newline="") as file:
         row = next(csv.DictReader(file), None)
-    return float(row["loss"]) if row and row["step"] == "1" else None
+    try:
+        return float(row["loss"]) if row and row["step"] == "1" else None
+    except ValueError:
+        return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
-from gptscale.results.record.files import warn
+from gptscale.results.record.files import replace_file, warn
 
 # Words of WANDB_MODE that need no account.
 OFF = ("offline", "disabled", "dryrun")
@@ -29,7 +29,7 @@ class WandbBoard:
         self._errors = (OSError, wandb.Error)
         id_file = folder / "wandb_id"
         if not (start_step and id_file.exists()):
-            id_file.write_text(uuid.uuid4().hex[:16])
+            replace_file(id_file, uuid.uuid4().hex[:16].encode())
         try:
             self._run: Any = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "gptscale"),

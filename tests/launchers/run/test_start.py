@@ -1,13 +1,17 @@
 """A run never ends without a row of its own, however its processes ended."""
 
 import csv
-import json
 
+import pytest
+
+from gptscale.common.errors import StorageError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run import start as start_module
-from gptscale.launchers.run.start import start
+from gptscale.launchers.run.start import plan_run, start
 from gptscale.recipes.ddp import DDPConfig
 from gptscale.results.record import launch_with_row
+from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.run_folder import START
 
 
 def statuses(out):
@@ -15,26 +19,73 @@ def statuses(out):
         return [(row["run_id"], row["status"]) for row in csv.DictReader(file)]
 
 
-def test_every_end_that_left_no_row_gets_one(tmp_path, monkeypatch):
-    """Also the second end of a run that was resumed: its earlier row does not count for it."""
-    folder = tmp_path / "runs" / "r"
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Start the run `r` with ranks that do what is given, which gets the name of the start, and return its status."""
 
-    def killed(program, nproc, *, fork):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "run.json").write_text(json.dumps({"identity": {"run_id": "r", "recipe": "ddp"}}))
+    def begin(ranks):
+        monkeypatch.setattr(
+            launch_with_row, "launch", lambda program, nproc, *, environment, fork: ranks(environment[START])
+        )
+        return start("ddp", RunConfig(data="synthetic", out=tmp_path, run_name="r", steps=4), DDPConfig(), 2)
+
+    config = RunConfig(data="synthetic", out=tmp_path, run_name="r")
+    run = plan_run("ddp", config, DDPConfig(), 2)
+    monkeypatch.setattr(start_module, "plan_run", lambda *args: run)
+    return begin
+
+
+def began(folder, name):
+    """Leave what rank 0 leaves when it starts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", {"identity": {"run_id": "r", "recipe": "ddp"}, "start": name})
+
+
+def ended(folder, name, status):
+    """Leave what rank 0 leaves when it ends."""
+    began(folder, name)
+    append_summary(folder.parents[1], {"run_id": "r", "status": status})
+    write_json(folder / "status.json", {"status": status, "error": "", "step": 4, "start": name})
+
+
+def test_every_end_that_left_no_row_gets_one(tmp_path, begin):
+    """Also the second end of a run that was resumed: its earlier row does not count for it."""
+
+    def killed(name):
+        began(tmp_path / "runs" / "r", name)
         return 7
 
-    monkeypatch.setattr(launch_with_row, "launch", killed)
-    monkeypatch.setattr(start_module, "plan_run", lambda *args: None)
-    config = RunConfig(data="synthetic", out=tmp_path, run_name="r")
-    assert start("ddp", config, DDPConfig(), 2) == 7
+    assert begin(killed) == 7
     assert statuses(tmp_path) == [("r", "failed")]
-    assert start("ddp", config, DDPConfig(), 2) == 7
+    assert begin(killed) == 7
     assert statuses(tmp_path) == [("r", "failed")] * 2
 
 
-def test_a_run_refused_before_it_began_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch_with_row, "launch", lambda program, nproc, *, fork: 2)
-    config = RunConfig(data="synthetic", out=tmp_path / "out", run_name="r")
-    assert start("ddp", config, DDPConfig(), 2) == 2
+def test_ranks_that_all_end_with_0_before_the_last_step_have_failed(tmp_path, begin, capsys):
+    """Also on resume, when status.json is that of the first start."""
+    folder = tmp_path / "runs" / "r"
+    assert begin(lambda name: ended(folder, name, "ok") or 0) == 0
+    assert capsys.readouterr().err == ""
+    assert begin(lambda name: began(folder, name) or 0) == 7
+    assert "error: all ranks ended with status 0 before the run was done" in capsys.readouterr().err
+    assert statuses(tmp_path) == [("r", "ok"), ("r", "failed")]
+
+
+def test_a_run_refused_before_it_began_leaves_nothing(tmp_path, begin):
+    assert begin(lambda name: 2) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_refused_second_start_leaves_no_row_about_the_run_that_goes_on(tmp_path, begin):
+    began(tmp_path / "runs" / "r", "the first")
+    assert begin(lambda name: 2) == 2
+    assert not (tmp_path / "summary.csv").exists()
+
+
+def test_a_row_that_the_disk_does_not_take_changes_no_status(tmp_path, begin, monkeypatch, capsys):
+    def full(*args):
+        raise StorageError("no space", "in summary.csv", "free space")
+
+    monkeypatch.setattr(start_module, "append_summary", full)
+    assert begin(lambda name: began(tmp_path / "runs" / "r", name) or 5) == 5
+    assert capsys.readouterr().err == "gptscale: error: no space, in summary.csv, free space\n"

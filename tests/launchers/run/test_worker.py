@@ -1,9 +1,11 @@
 """The worker in process: one rank, no launcher."""
 
+import contextlib
 import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import torch
 from gptscale.common.errors import PeerError
 from gptscale.common.process import begin as process
 from gptscale.common.process.ending import as_known
+from gptscale.launchers.cli import main
 from gptscale.launchers.run import worker as entry
 from gptscale.recipes import single
 
@@ -85,7 +88,7 @@ def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
     assert noted["workload_hash"] == found["workload_hash"]
     assert noted["command"][:5] == ["gptscale", "run", "single", "--nproc", "1"]
     assert {"--steps", "4", "--save-last"} <= set(noted["command"])
-    assert json.loads((folder / "status.json").read_text()) == {"status": "ok", "error": "", "step": 4}
+    assert json.loads((folder / "status.json").read_text()) == {"status": "ok", "error": "", "step": 4, "start": ""}
     assert len((folder / "steps.csv").read_text().splitlines()) == 5
     assert len((folder / "eval.csv").read_text().splitlines()) == 3
     said = capsys.readouterr().out
@@ -141,6 +144,72 @@ def test_sigterm_saves_after_the_step_and_says_interrupted(plan, tmp_path, monke
     assert entry.work(plan("--steps", "50", "--save-every", "50")) == 75
     assert row(tmp_path)["status"] == "interrupted"
     assert [p.name for p in (tmp_path / "runs" / "r" / "checkpoints").iterdir()] == ["step-3"]
+
+
+@pytest.fixture
+def before_step(monkeypatch):
+    """Do something in the run before a 0-based step."""
+
+    def before_step(step, action):
+        original = single.build
+
+        def build(run, config):
+            engine = original(run, config)
+            train_step = engine.train_step
+
+            def step_after_action(batch, lr):
+                if batch.step == step:
+                    action()
+                return train_step(batch, lr)
+
+            engine.train_step = step_after_action
+            return engine
+
+        monkeypatch.setattr(single, "build", build)
+
+    return before_step
+
+
+def test_a_disk_that_fills_up_ends_in_5_with_all_rows_on_the_terminal(plan, small_disk, before_step, capsys):
+    def fill():
+        with (small_disk / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    before_step(2, fill)
+    assert entry.work(plan("--steps", "40", "--timing-warmup-steps", "1")) == 5
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("rows are held in memory") == 1
+    assert said.count("TensorBoard events end here") == 1
+    kept = (small_disk / "runs" / "r" / "steps.csv").read_text().splitlines()
+    printed = said.split("steps.csv lacks:\n")[1].splitlines()
+    assert [line.split(",")[0] for line in [*kept[1:], *printed[: 41 - len(kept)]]] == [str(n) for n in range(1, 41)]
+    table = said.split("which no file has:\n")[1].splitlines()
+    (told,) = csv.DictReader(table)
+    assert (told["run_id"], told["status"]) == ("r", "failed")
+    assert "no space" in told["error"]
+
+
+def test_a_disk_with_too_little_space_refuses_the_run(plan, small_disk, capsys):
+    """The checkpoints of `tiny` take 10 MB each."""
+    words = ["--data", "synthetic", "--save-every", "1", "--steps", "9"]
+    assert main(["run", "single", "--out", str(small_disk), *words]) == 5
+    (error,) = capsys.readouterr().err.splitlines()
+    needed = 3 * 12 * plan().run.gpt.n_params_in_memory + 2**16 + 9 * (128 + 256)
+    assert f"the run needs {needed:,} bytes on the disk (3 checkpoints of " in error
+    assert " are free, in " in error
+    assert entry.work(plan(*words)) == 5  # as a rank of torchrun
+    assert not list(small_disk.iterdir())
+
+
+def test_results_that_are_removed_during_the_run_end_it_with_5(plan, tmp_path, before_step, capsys):
+    before_step(2, lambda: shutil.rmtree(tmp_path))
+    assert entry.work(plan("--steps", "9")) == 5
+    said = capsys.readouterr().err
+    assert "steps.csv was removed or replaced during the run, and its rows are lost" in said
+    assert "Traceback" not in said
+    assert row(tmp_path)["status"] == "failed"
 
 
 def test_errors_of_collectives_are_a_peers():

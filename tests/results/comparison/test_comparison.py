@@ -20,7 +20,8 @@ from gptscale.results.comparison.picture import figure_png
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
 from gptscale.results.record.columns import STEP_COLUMNS
-from gptscale.results.record.files import StepLog, append_summary, write_json
+from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.step_log import StepLog
 
 WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
 LONG_RECIPE = "accelerate_fsdp"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import csv
 import os
-import resource
-import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from gptscale.common.errors import ConfigError, StorageError
-from gptscale.results.record.columns import STEP_COLUMNS, SUMMARY_COLUMNS, cell
-from gptscale.results.record.files import StepLog, append_summary, run_directory, write_json
+from gptscale.common.errors import StorageError
+from gptscale.results.record.board import Board
+from gptscale.results.record.columns import SUMMARY_COLUMNS, cell
+from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.run_folder import run_directory
+from gptscale.results.record.step_log import StepLog
 
 WRITER = """
 import sys
@@ -31,14 +31,6 @@ for i in range(500):
 def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def step_row(step: int) -> dict[str, float]:
-    return {**dict.fromkeys(STEP_COLUMNS, 0.5), "step": step}
-
-
-def steps_in(path: Path) -> list[int]:
-    return [int(row["step"]) for row in rows_of(path)]
 
 
 def test_columns_are_the_documented_ones() -> None:
@@ -135,11 +127,16 @@ def test_results_are_private(tmp_path: Path) -> None:
     path = append_summary(out, {"status": "ok"})
     with run_directory(out, "a") as folder:
         write_json(folder / "run.json", {"a": Path("b")})
-    for made, mode in ((out, 0o700), (folder, 0o700), (path, 0o600), (folder / "run.json", 0o600)):
+        StepLog(folder / "steps.csv").close()
+        Board(folder).close()
+        (events,) = folder.glob("events*")
+    for made, mode in ((out, 0o700), (folder, 0o700), (path, 0o600), (folder / "run.json", 0o600), (events, 0o600)):
         assert stat.S_IMODE(made.stat().st_mode) == mode, made
 
 
-@pytest.mark.parametrize("link", ["summary.csv", "runs", "runs/a", "runs/a/.lock", "runs/a/steps.csv"])
+@pytest.mark.parametrize(
+    "link", ["summary.csv", "runs", "runs/a", "runs/a/.lock", "runs/a/steps.csv", "summary.csv.lock"]
+)
 def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -147,85 +144,11 @@ def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
     (tmp_path / "out" / link).parent.mkdir(parents=True)
     (tmp_path / "out" / link).symlink_to(target)
     with pytest.raises(StorageError, match="symbolic link"):
-        if link == "summary.csv":
+        if link.startswith("summary.csv"):
             append_summary(tmp_path / "out", {"status": "ok"})
         with run_directory(tmp_path / "out", "a") as folder:
             StepLog(folder / "steps.csv")
     assert not list(outside.iterdir())
-
-
-def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
-    holder = (
-        "import sys, time; from pathlib import Path; from gptscale.results.record.files import run_directory\n"
-        "with run_directory(Path(sys.argv[1]), 'a'): print('held', flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        began = time.monotonic()
-        with (
-            pytest.raises(ConfigError, match=f"in use by pid {process.pid} on host .* since 20"),
-            run_directory(tmp_path, "a"),
-        ):
-            pass
-        assert time.monotonic() - began < 2
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=10)
-    with run_directory(tmp_path, "a"):  # what a dead process held is free
-        pass
-
-
-def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path: Path) -> None:
-    path = tmp_path / "steps.csv"
-    log = StepLog(path)
-    for step in range(1, 8):
-        log.append(step_row(step))
-    log.close()
-    path.write_bytes(path.read_bytes()[:-3])  # step 7 is torn
-    resumed = StepLog(path, after_step=4)
-    for step in (5, 6):
-        resumed.append(step_row(step))
-    resumed.close()
-    assert steps_in(path) == [1, 2, 3, 4, 5, 6]
-    assert (tmp_path / "steps.discarded.csv").read_text().splitlines() == [
-        "5,0.5,0.5,0.5,0.5,0.5,0.5",
-        "6,0.5,0.5,0.5,0.5,0.5,0.5",
-    ]
-
-
-def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "steps.csv"
-    log = StepLog(path)
-    log.append(step_row(1))
-    log.flush()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))  # room for half a row
-    try:
-        log.append(step_row(2))
-        log.sync()
-        log.append(step_row(3))
-        log.sync()
-        held = path.read_bytes()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert steps_in(path) == [1]
-    assert held.endswith(b"\n")
-    assert "2 rows are held in memory" in capsys.readouterr().err
-    log.close()
-    assert steps_in(path) == [1, 2, 3]
-
-
-def test_disk_that_stays_full_is_an_error_at_the_end(tmp_path: Path) -> None:
-    log = StepLog(tmp_path / "steps.csv")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
-    try:
-        with pytest.raises(StorageError, match="no space"):
-            log.close()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_json_is_replaced_in_one_move(tmp_path: Path) -> None:

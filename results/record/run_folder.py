@@ -1,0 +1,96 @@
+"""The folder of a run: made and locked when the run starts, with its status and its row when it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.results.record.columns import cell
+from gptscale.results.record.files import as_storage_error, csv_line, opened, write_json
+
+# The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
+# start, or another run of that name, wrote.
+START = "GPTSCALE_START"
+
+
+@contextmanager
+def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[Path]:
+    """Make the folder `out`/runs/<run_id>, and lock it for this process.
+
+    Raises ConfigError if another process has locked it, or if it holds a run already and this one does not resume. It is
+    locked first and looked into then, so that of two runs that start with one name only one goes on. The lock of a process
+    that died is gone with it. Raises StorageError if `runs` or the folder is a symbolic link, because what is private to a run
+    must not land elsewhere.
+    """
+    folder = out / "runs" / run_id
+    try:
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+            if each.is_symlink():
+                raise StorageError(f"{each} is a symbolic link", "in --out", "remove it or choose another folder")
+    except OSError as error:
+        raise as_storage_error(error, folder) from None
+    with opened(folder / ".lock") as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            raise ConfigError(
+                f"run {run_id} is in use by {holder}", f"in {out}", "wait for it or choose another --run-name"
+            ) from None
+        if not resumes and (folder / "run.json").exists():
+            raise ConfigError(f"run {run_id} exists already", f"in {out}", "add --resume or choose another --run-name")
+        os.ftruncate(descriptor, 0)
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        # On a full disk the run is locked all the same, only its holder is not named.
+        with suppress(OSError):
+            os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n".encode())
+        yield folder
+
+
+def of_this_start(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what run.json or status.json holds: `facts` and the start that wrote them, empty without our launcher."""
+    return {**facts, "start": os.environ.get(START, "")}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return what a run wrote, or nothing if it is not there or damaged."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def leave_row(
+    append: Callable[[Path, Mapping[str, Any]], Path], out: Path, folder: Path, row: Mapping[str, Any], step: int
+) -> Path | None:
+    """Write the row of a run that has ended, then its status.json, and return the file that has the row.
+
+    What the disk does not take is printed in full, and None is returned.
+    append: writes a row to the summary in `out`. step: the last that was taken.
+    """
+    path = None
+    try:
+        path = append(out, row)
+        facts = {"status": row["status"], "error": row["error"], "step": step}
+        write_json(folder / "status.json", of_this_start(facts))
+        return path
+    except StorageError as error:
+        table = csv_line(row) + csv_line(cell(value) for value in row.values())
+        told = "" if path else f"gptscale: the row of this run, which no file has:\n{table.decode()}"
+        # The log of the run may be on the same disk.
+        with suppress(OSError):
+            sys.stderr.write(f"gptscale: error: {error}\n{told}")
+            sys.stderr.flush()
+        return None

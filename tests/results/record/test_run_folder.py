@@ -1,0 +1,80 @@
+"""One run at a time has a folder, and the row of a run is never lost."""
+
+from __future__ import annotations
+
+import csv
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.results.record import files
+from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.run_folder import START, leave_row, read_json, run_directory
+
+
+def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
+    holder = (
+        "import sys, time; from pathlib import Path; from gptscale.results.record.run_folder import run_directory\n"
+        "with run_directory(Path(sys.argv[1]), 'a'): print('held', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        began = time.monotonic()
+        with (
+            pytest.raises(ConfigError, match=f"in use by pid {process.pid} on host .* since 20"),
+            run_directory(tmp_path, "a"),
+        ):
+            pass
+        assert time.monotonic() - began < 2
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=10)
+    with run_directory(tmp_path, "a"):  # what a dead process held is free
+        pass
+
+
+def test_the_second_of_two_runs_with_one_new_name_is_refused(tmp_path: Path) -> None:
+    """Both may have found the name free before either had made the folder. What counts is what the lock's holder sees."""
+    with run_directory(tmp_path, "a") as folder:
+        write_json(folder / "run.json", {"first": True})
+    with pytest.raises(ConfigError, match="run a exists already"), run_directory(tmp_path, "a"):
+        pass
+    with run_directory(tmp_path, "a", resumes=True):
+        assert read_json(folder / "run.json") == {"first": True}
+
+
+def test_a_row_that_the_disk_does_not_take_is_printed_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int, data: bytes, path: Path) -> None:
+        raise StorageError("no space", f"in {path}", "free space")
+
+    row = {"run_id": "a", "status": "ok", "error": "", "loss_last": 1 / 3}
+    with run_directory(tmp_path, "a") as folder:
+        monkeypatch.setattr(files, "append", full)
+        assert leave_row(append_summary, tmp_path, folder, row, 7) is None
+        error, title, *table = capsys.readouterr().err.splitlines()
+        assert error.startswith("gptscale: error: no space, in ")
+        assert title == "gptscale: the row of this run, which no file has:"
+        assert list(csv.DictReader(io.StringIO("\n".join(table)))) == [
+            {"run_id": "a", "status": "ok", "error": "", "loss_last": "0.3333333333333333"}
+        ]
+        monkeypatch.undo()
+        monkeypatch.setenv(START, "abc")
+        assert leave_row(append_summary, tmp_path, folder, row, 7) == tmp_path / "summary.csv"
+        assert read_json(folder / "status.json") == {"status": "ok", "error": "", "step": 7, "start": "abc"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "3", "{", "[" * 10**5, "\0", "9" * 10**5])
+def test_what_is_no_json_object_is_read_as_nothing(tmp_path: Path, content: str) -> None:
+    assert read_json(tmp_path / "status.json") == {}
+    (tmp_path / "status.json").write_text(content)
+    assert read_json(tmp_path / "status.json") == {}

@@ -1,0 +1,207 @@
+"""A run's own CSV has each step once and only whole rows, whatever the disk did to it."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.errors import StorageError
+from gptscale.results.record.columns import STEP_COLUMNS
+from gptscale.results.record.step_log import StepLog, close_logs
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def step_row(step: int) -> dict[str, float]:
+    return {**dict.fromkeys(STEP_COLUMNS, 0.5), "step": step}
+
+
+def steps_in(path: Path) -> list[int]:
+    return [int(row["step"]) for row in rows_of(path)]
+
+
+def written(path: Path, steps: range) -> None:
+    log = StepLog(path)
+    for step in steps:
+        log.append(step_row(step))
+    log.close()
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    log = StepLog(path)
+    for step in range(1, 8):
+        log.append(step_row(step))
+    log.close()
+    path.write_bytes(path.read_bytes()[:-3])  # step 7 is torn
+    resumed = StepLog(path, after_step=4)
+    for step in (5, 6):
+        resumed.append(step_row(step))
+    resumed.close()
+    assert steps_in(path) == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "steps.discarded.csv").read_text().splitlines() == [
+        "5,0.5,0.5,0.5,0.5,0.5,0.5",
+        "6,0.5,0.5,0.5,0.5,0.5,0.5",
+    ]
+
+
+WHOLE = "4,0.5,0.5,0.5,0.5,0.5,0.5\n"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\n",
+        b"\0" * 512 + b"\n",
+        b"\0" * 600 + WHOLE.encode(),
+        b"4,0.5\n",
+        b"four,0.5,0.5,0.5,0.5,0.5,0.5\n",
+        b"4.5,0.5,0.5,0.5,0.5,0.5,0.5\n",
+        b"4,0.5,0.5,0.5,0.5,0.5,0.5,0.5\n",
+        b'4,0.5,"0.5,0.5,0.5,0.5,0.5\n',
+        b"9" * 5000 + b",0.5,0.5,0.5,0.5,0.5,0.5\n",
+        b"4,\xff,0.5,0.5,0.5,0.5,0.5\n",
+        b"4," + b"5" * 10**6 + b",0.5,0.5,0.5,0.5,0.5\n",
+        ",".join(STEP_COLUMNS).encode() + b"\n",
+    ],
+    ids=range(12),
+)
+def test_a_damaged_line_moves_aside_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: bytes
+) -> None:
+    path = tmp_path / "steps.csv"
+    written(path, range(1, 7))
+    header, *rows = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([header, *rows[:3], bad, *rows[3:]]))
+    log = StepLog(path, after_step=5)
+    log.append(step_row(6))
+    log.close()
+    assert steps_in(path) == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "steps.discarded.csv").read_bytes() == bad + rows[5]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "line 5 of" in said
+    assert "held no whole row" in said
+
+
+@pytest.mark.parametrize("first", [b"\n", b"\0" * 99 + b"\n"])
+def test_a_damaged_header_is_written_anew(tmp_path: Path, first: bytes) -> None:
+    path = tmp_path / "steps.csv"
+    written(path, range(1, 3))
+    path.write_bytes(first + path.read_bytes().partition(b"\n")[2])
+    StepLog(path, after_step=2).close()
+    assert steps_in(path) == [1, 2]
+
+
+def test_the_end_of_a_file_after_a_power_cut(tmp_path: Path) -> None:
+    """The file had its new size already, but not its content."""
+    path = tmp_path / "steps.csv"
+    written(path, range(1, 3))
+    path.write_bytes(path.read_bytes() + b"\0" * 70_000)
+    StepLog(path, after_step=2).close()
+    assert steps_in(path) == [1, 2]
+    path.write_bytes(b"\0" * 70_000)
+    written(path, range(1, 3))
+    assert steps_in(path) == [1, 2]
+
+
+def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "steps.csv"
+    log = StepLog(path)
+    log.append(step_row(1))
+    log.flush()
+    with room_for(path.stat().st_size + 10):  # for half a row
+        for step in range(2, 400):
+            log.append(step_row(step))
+            log.flush()
+        log.sync()
+        held = path.read_bytes()
+    assert held.endswith(b"\n")
+    assert held.count(b"\n") == 2
+    log.append(step_row(400))
+    log.flush()
+    full, space = capsys.readouterr().err.splitlines()  # one warning each
+    assert "no space" in full
+    assert "rows are held in memory" in full
+    assert "there is space again" in space
+    assert "399 rows" in space
+    log.close()
+    assert steps_in(path) == list(range(1, 401))
+
+
+def test_a_disk_that_stays_full_is_an_error_and_the_rows_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = StepLog(tmp_path / "steps.csv")
+    log.append(step_row(1))
+    with room_for(5), pytest.raises(StorageError, match="no space"):
+        log.close()
+    said = capsys.readouterr().err
+    assert f"rows that {tmp_path / 'steps.csv'} lacks:" in said
+    assert said.splitlines()[1:] == [",".join(STEP_COLUMNS), "1,0.5,0.5,0.5,0.5,0.5,0.5"]
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    log = StepLog(tmp_path / "steps.csv")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StorageError, match=r"Input/output error, in .*steps.csv"):
+        log.sync()
+    with pytest.raises(StorageError):
+        log.close()
+
+
+@pytest.mark.parametrize("gone", ["the run", "all results", "replaced"])
+def test_rows_that_went_with_their_file_are_an_error(tmp_path: Path, gone: str) -> None:
+    path = tmp_path / "out" / "r" / "steps.csv"
+    path.parent.mkdir(parents=True)
+    log = StepLog(path)
+    log.append(step_row(1))
+    log.flush()
+    if gone == "replaced":
+        (tmp_path / "new").write_bytes(b"")
+        (tmp_path / "new").rename(path)
+    else:
+        shutil.rmtree(path.parent if gone == "the run" else tmp_path / "out")
+    log.append(step_row(2))
+    with pytest.raises(StorageError, match="was removed or replaced during the run"):
+        log.flush()
+    with pytest.raises(StorageError, match="was removed or replaced during the run"):
+        log.close()
+
+
+def test_an_error_is_not_hidden_by_that_of_closing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = [StepLog(tmp_path / name) for name in ("a.csv", "b.csv")]
+    (tmp_path / "b.csv").unlink()
+    close_logs([*logs, None], failed=True)
+    assert "b.csv was removed" in capsys.readouterr().err
+    logs = [StepLog(tmp_path / name) for name in ("a.csv", "b.csv")]
+    (tmp_path / "b.csv").unlink()
+    with pytest.raises(StorageError):
+        close_logs(logs, failed=False)
+    for log in logs:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            log.close()

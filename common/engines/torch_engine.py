@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from gptscale.common.engine import Batch, Engine, StepResult
 from gptscale.common.model.compilation import CUDA_GRAPHS
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
+from gptscale.common.process.progress import progress
 from gptscale.common.state import Shard
 
 if TYPE_CHECKING:
@@ -77,12 +79,14 @@ class TorchEngine(SteppedEngine):
         It has two small exchanges, of token counts and of losses. They run beside the first forward and the last backward.
         """
         self._release_graph_memory()
+        progress.at("forward")
         seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
         self.model.train()
         micro_batches = self._micro_batches(batch)
         n_targets, wait_for_count = self._all_reduce((batch.targets != IGNORE).sum())
         loss = torch.zeros((), device=batch.inputs.device)
         for i, (inputs, targets) in enumerate(micro_batches, start=1):
+            progress.at("forward")
             self.set_grad_sync(i == len(micro_batches))
             with autocast(self.run.config.precision, inputs.device):
                 micro_loss = self.model(inputs, targets)
@@ -94,7 +98,8 @@ class TorchEngine(SteppedEngine):
                 grad_factor = self.optimizer.scale.to(loss.device) * self.data_size / n_targets
             if i == len(micro_batches):
                 rank_losses, wait_for_losses = self._all_gather(loss / n_targets)
-            self.backward(micro_loss * grad_factor)
+            self.backward(_tell_backward(micro_loss * grad_factor))
+        progress.at("optimizer")
         wait_for_losses()
         loss = rank_losses.sum()
         return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
@@ -136,6 +141,20 @@ class TorchEngine(SteppedEngine):
         if self.group is None:
             return gathered.copy_(value), lambda: None
         return gathered, dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True).wait
+
+
+def _tell_backward(loss: Tensor) -> Tensor:
+    """Return `loss`, whose backward tells when it begins, and when all that is left of it is to wait for other ranks.
+
+    DDP's wait for its buckets is in C++, in a callback at the end of backward. A callback that is queued before that runs first.
+    """
+
+    def begins(gradient: Tensor) -> None:
+        progress.at("backward")
+        Variable._execution_engine.queue_callback(progress.wait_begins)  # type: ignore[attr-defined]
+
+    loss.register_hook(begins)
+    return loss
 
 
 def holding_back(no_sync: Callable[[], AbstractContextManager[object]]) -> Callable[[bool], None]:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gptscale.common.process.progress import progress
+
 # A backward that is not split is B. Its halves are I, the gradient of the input, and W, that of the weights.
 FORWARD, BACKWARD, INPUT, WEIGHT = "F", "B", "I", "W"
 # Backward computes two matrix products for each one in forward.
@@ -180,6 +182,7 @@ class StageClock:
     @contextmanager
     def computing(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
         """Time one computation of a stage."""
+        progress.at("forward" if kind == FORWARD else "backward")
         begin = self._now()
         yield
         self._open.append((kind, stage, micro_batch, begin, self._now()))

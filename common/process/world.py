@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.progress import count_waits
 
 DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
 
@@ -111,6 +112,7 @@ def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]
         timeout=timedelta(seconds=world.timeout_s),
         device_id=device_id,
     )
+    count_waits()
     yield
     dist.barrier()
     _ended.extend(dist.distributed_c10d._world.pg_map)
@@ -125,6 +127,17 @@ def agree_any(flag: bool) -> bool:
     votes = torch.tensor(float(flag))
     dist.all_reduce(votes, op=dist.ReduceOp.MAX)
     return bool(votes.item())
+
+
+def gather_numbers(values: list[float]) -> list[list[float]]:
+    """Return the `values` of every rank, in rank order, as one small exchange between hosts."""
+    if not dist.is_initialized():
+        return [values]
+    own = torch.tensor(values, dtype=torch.float64)
+    gathered = own.new_empty(dist.get_world_size() * len(values))
+    dist.all_gather_into_tensor(gathered, own)
+    rows: list[list[float]] = gathered.view(-1, len(values)).tolist()
+    return rows
 
 
 def gather_objects(value: Any) -> list[Any]:

@@ -176,7 +176,11 @@ def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
     """Return the measured columns, none if the run ended before its first step."""
     if recorder is None:
         return {}
-    return {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last} | dataclasses.asdict(recorder.speed())
+    of_steps = {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last} | dataclasses.asdict(
+        recorder.speed()
+    )
+    slow = recorder.slow_ranks
+    return of_steps | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})
 
 
 def run_json(plan: Plan, run_id: str) -> dict[str, Any]:

@@ -21,10 +21,13 @@ from torch import Tensor
 from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
 from gptscale.common.measure.devices import device_name, peak_tflops
+from gptscale.common.measure.slow_ranks import SlowRanks
 from gptscale.common.measure.speed import Speed, peak_memory, reset_peak_memory, speed, synchronize
+from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
 from gptscale.results.record.board import Board
 from gptscale.results.record.console import StepLines
+from gptscale.results.record.files import warn
 from gptscale.results.record.step_log import StepLog, close_logs
 from gptscale.results.record.wandb_board import WandbBoard
 
@@ -95,6 +98,7 @@ class Recorder:
         self._pending: list[PendingStep] = []
         self._waited_s = 0.0
         self._skipped = 0
+        self.slow_ranks: SlowRanks | None = None
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
         self._boards: list[Board | WandbBoard] = []
@@ -115,6 +119,8 @@ class Recorder:
                 self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])
             )
         reset_peak_memory(self.run.world.device)
+        warm_up = self.start_step + self.run.config.timing_warmup_steps
+        self.slow_ranks = SlowRanks(self.start_step, warm_up)
         self._watch = LapTimer(self.clock)
         return self
 
@@ -134,6 +140,7 @@ class Recorder:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Time the wait for a batch."""
+        progress.at("data")
         began = self.clock()
         yield
         self._waited_s = self.clock() - began
@@ -144,6 +151,8 @@ class Recorder:
 
     def step(self, step: int, lr: float, result: StepResult) -> bool:
         """Take a finished 1-based step, and return whether the host waited for the device and read the window."""
+        progress.at("record")
+        progress.step = step + 1
         self._pending.append(PendingStep(step, lr, result, self._waited_s))
         self.last_step = step
         config = self.run.config
@@ -196,8 +205,9 @@ class Recorder:
         # Under offload the gradient norm may live on another device.
         device = results[0].loss.device
         rows = [torch.cat([r.loss.view(1), r.grad_norm.to(device).view(1), r.rank_losses.to(device)]) for r in results]
-        values = torch.stack(rows).tolist()
-        synchronize(self.run.world.device)
+        with progress.waiting():
+            values = torch.stack(rows).tolist()
+            synchronize(self.run.world.device)
         step_time_s = self._watch.lap() / len(self._pending)
         memory = peak_memory(self.run.world.device)
         peak_gib = memory.rss_gib if memory.allocated_gib is None else memory.allocated_gib
@@ -209,6 +219,10 @@ class Recorder:
             self._check(pending.step, loss, grad_norm, rank_losses)
         if self._log:
             self._log.flush()
+        last = window[-1].step
+        slow = self.slow_ranks.step(last, last=last == self.run.config.steps) if self.slow_ranks else None
+        if slow and self.run.world.is_main:
+            warn(slow)
 
     def _note(self, pending: PendingStep, loss: float, step_time_s: float) -> None:
         self.loss_first = loss if self.loss_first is None else self.loss_first

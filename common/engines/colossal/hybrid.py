@@ -19,6 +19,7 @@ from gptscale.common.engines.torch_engine import SteppedEngine, TorchEngine, hol
 from gptscale.common.measure.bubble import Bubble, StageClock
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.library import LibraryOptimizer
+from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
 
 # The attributes in which Colossal-AI's schedule records the metadata of its transfers.
@@ -154,11 +155,13 @@ class ColossalPipelineEngine(SteppedEngine):
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """Do one optimizer step on this process's share of a global batch."""
+        progress.at("forward")
         self.streams.start(batch.step, self.data_rank)
         self.boosted.train()
         n_targets = self._n_targets(batch)
         with self.clock.step():
             share = self._execute(batch, self.data_size / n_targets, self.wrapped) / self.data_size
+        progress.at("optimizer")
         rank_losses = share.new_empty(self.data_size)
         dist.all_gather_into_tensor(rank_losses, share.view(1), group=self.group)
         loss = rank_losses.sum()

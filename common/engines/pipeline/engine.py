@@ -27,6 +27,7 @@ from gptscale.common.measure.bubble import (
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.stepper import Stepper
+from gptscale.common.process.progress import progress
 from gptscale.common.state import local
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class PipelineEngine(SteppedEngine):
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
         """Do one optimizer step on this pipeline's share of a global batch."""
+        progress.at("forward")
         seed_dropout(self.run.config.seed, batch.step, self.run.world.rank)
         n_targets = (batch.targets != IGNORE).sum()
         if self.group is not None:
@@ -121,6 +123,7 @@ class PipelineEngine(SteppedEngine):
         self.loss.grad_factor = self.optimizer.scale.to(n_targets.device) * self.data_size / n_targets
         with self.clock.step():
             total = self._run_schedule(batch)
+        progress.at("optimizer")
         if self.tied is not None:
             weight, both_ends = self.tied
             assert weight.grad is not None

@@ -1,0 +1,98 @@
+"""Where this process is in its training: the step, the part of the step, and the seconds spent in each part.
+
+Ranks of a synchronous run wait for each other, so that all their steps take equally long. A slow rank shows only in its own
+work, the time in which it does not wait. Therefore the waits for other ranks are counted apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+# The parts of a step that are a rank's own work.
+OWN_PARTS = ("data", "forward", "backward", "optimizer", "record", "stopped")
+# Parts that are no work of the step: waits for other ranks, and what the loop does between steps.
+WAIT, BETWEEN_STEPS = "wait", ("evaluation", "saving", "set-up", "failed")
+
+
+class Progress:
+    """The place of one process, which `at` and `waiting` keep up to date for less than a microsecond each.
+
+    step: the 1-based step that is being computed. part: where in the step. waits: whether it waits for another rank there.
+    since: when this part or wait began, by `clock`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.step, self.part, self.waits = 0, "set-up", False
+        self.since = clock()
+        self.seconds: dict[str, float] = dict.fromkeys((*OWN_PARTS, WAIT, *BETWEEN_STEPS), 0.0)
+
+    def _turn(self, part: str, waits: bool) -> None:
+        now = self.clock()
+        self.seconds[WAIT if self.waits else self.part] += now - self.since
+        self.part, self.waits, self.since = part, waits, now
+
+    def at(self, part: str) -> None:
+        """Say that `part` begins."""
+        self._turn(part, False)
+
+    def wait_begins(self) -> None:
+        """Say that this process has done its work of the part, and waits for other ranks until the next part begins."""
+        self._turn(self.part, True)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count what happens inside as a wait for other ranks."""
+        before = self.waits
+        self._turn(self.part, True)
+        try:
+            yield
+        finally:
+            self._turn(self.part, before)
+
+    def stood_still(self, seconds: float) -> None:
+        """Count a pause of the whole process (SIGSTOP, no processor) as this rank's own, though it fell into a wait."""
+        if self.waits:
+            self.seconds["stopped"] += seconds
+            self.seconds[WAIT] -= seconds
+
+    def lap(self) -> list[float]:
+        """Return the seconds in each of OWN_PARTS since the last lap, and begin the next."""
+        self._turn(self.part, self.waits)
+        own = [self.seconds[part] for part in OWN_PARTS]
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        return own
+
+
+# A process trains once, and what it does is told by several rooms.
+progress = Progress()
+
+
+def count_waits() -> None:
+    """Count as waits the places where torch's Python code blocks until a collective is done.
+
+    What its C++ code waits for, such as DDP at the end of backward, is told by the engine (`wait_begins`).
+    """
+    from torch.distributed import _functional_collectives
+
+    if not hasattr(dist.Work.wait, "counted"):
+        dist.Work.wait = _counted(dist.Work.wait)  # type: ignore[method-assign]
+        _functional_collectives.wait_tensor = _counted(_functional_collectives.wait_tensor)
+
+
+def _counted(wait: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(*arguments: Any, **options: Any) -> Any:
+        before = progress.waits
+        progress._turn(progress.part, True)
+        try:
+            return wait(*arguments, **options)
+        finally:
+            progress._turn(progress.part, before)
+
+    counted.counted = True  # type: ignore[attr-defined]
+    return counted

@@ -11,11 +11,7 @@ Writing is in common/checkpoint/writer.py.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
-import re
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,15 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gptscale.common.checkpoint.folders import set_aside, step_folders
+from gptscale.common.checkpoint.manifest import check_header, damaged, read_manifest, reading
 from gptscale.common.engine import Engine
 from gptscale.common.errors import CheckpointError, GptscaleError
 from gptscale.common.process.world import gather_objects
 from gptscale.common.state import Shard
-
-FORMAT_VERSION = 1
-MANIFEST_BYTES_MAX = 2**28
-STEP_FOLDER = re.compile(r"step-(\d{1,12})")
-FIX = "resume from another checkpoint"
 
 
 def sha256_of(path: Path) -> str:
@@ -43,19 +36,6 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def step_folders(folder: Path) -> list[Path]:
-    """Return the finished checkpoints under `folder`, newest first."""
-    matches = [(STEP_FOLDER.fullmatch(path.name), path) for path in folder.glob("step-*") if path.is_dir()]
-    by_step = [(int(match.group(1)), path) for match, path in matches if match]
-    return [path for _, path in sorted(by_step, reverse=True)]
-
-
-def is_deepspeeds_own(folder: Path) -> bool:
-    """Return whether DeepSpeed's own save_checkpoint wrote `folder`, judging by the names of its files."""
-    # A file `latest` holds the name of the folder to read; without it, `folder` may itself be that folder.
-    return (folder / "latest").is_file() or any(folder.glob("*_model_states.pt"))
-
-
 class Reader:
     """One checkpoint: its facts, and any box of any of its tensors.
 
@@ -65,17 +45,15 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.manifest = _read_manifest(path)
         self._boxes: dict[str, list[dict[str, Any]]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        try:
-            for entry in self.manifest["files"]:
-                for box in entry["boxes"]:
-                    self._boxes.setdefault(box["name"], []).append({**box, "file": entry["file"]})
-                    self.shapes[box["name"]] = tuple(box["whole"])
-        except (KeyError, TypeError) as error:
-            raise self._damaged("manifest.json", f"lacks {error}") from None
-        self._check_files()
+        with reading(path):
+            self.manifest = read_manifest(path)
+            self._check_files()
+        for entry in self.manifest["files"]:
+            for box in entry["boxes"]:
+                self._boxes.setdefault(box["name"], []).append({**box, "file": entry["file"]})
+                self.shapes[box["name"]] = tuple(box["whole"])
 
     @property
     def step(self) -> int:
@@ -87,7 +65,7 @@ class Reader:
         return list(self._boxes)
 
     def _damaged(self, file: str, how: str) -> CheckpointError:
-        return CheckpointError(f"{file} {how}", f"in checkpoint {self.path}", FIX)
+        return damaged(self.path, file, how)
 
     def _check_files(self) -> None:
         listed = {entry["file"]: entry for entry in self.manifest["files"]}
@@ -95,16 +73,32 @@ class Reader:
         for name in sorted(listed.keys() ^ present):
             raise self._damaged(repr(name), "is missing" if name in listed else "is not in the manifest")
         for name, entry in listed.items():
+            # A pipe under this name would hang whoever opens it.
+            if not (self.path / name).is_file():
+                raise self._damaged(name, "is no file")
             size = (self.path / name).stat().st_size
             if size != entry["size"]:
                 raise self._damaged(name, f"has {size} bytes, expected {entry['size']}")
+            check_header(self.path, entry)
 
     def verify(self) -> Reader:
-        """Compare the SHA-256 of every file with the manifest, and return this reader."""
+        """Compare the SHA-256 of every file with the manifest, check that all numbers are finite, and return this reader."""
         for entry in self.manifest["files"]:
-            if sha256_of(self.path / entry["file"]) != entry["sha256"]:
-                raise self._damaged(entry["file"], "does not match its SHA-256")
+            with reading(self.path):
+                if sha256_of(self.path / entry["file"]) != entry["sha256"]:
+                    raise self._damaged(entry["file"], "does not match its SHA-256")
+                self._check_finite(entry)
         return self
+
+    def _check_finite(self, entry: dict[str, Any]) -> None:
+        import safetensors
+
+        with safetensors.safe_open(self.path / entry["file"], framework="pt") as file:
+            for box in entry["boxes"]:
+                tensor = file.get_tensor(box["key"])
+                # The least and the greatest number take no memory, and a NaN is both.
+                if tensor.is_floating_point() and not all(end.isfinite() for end in tensor.aminmax()):
+                    raise self._damaged(f"tensor {box['name']!r}", "holds NaN or Inf")
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
         """Return one box of tensor `name` on the CPU.
@@ -125,7 +119,7 @@ class Reader:
             end = [min(a + n, b + m) for a, n, b, m in zip(offset, shape, box["offset"], box["shape"], strict=True)]
             if any(e <= b for b, e in zip(begin, end, strict=True)):
                 continue
-            with safetensors.safe_open(self.path / box["file"], framework="pt") as file:
+            with reading(self.path), safetensors.safe_open(self.path / box["file"], framework="pt") as file:
                 slices = tuple(slice(b - o, e - o) for b, e, o in zip(begin, end, box["offset"], strict=True))
                 # A tensor of no dims cannot be sliced.
                 part = file.get_slice(box["key"])[slices] if slices else file.get_tensor(box["key"])
@@ -151,13 +145,14 @@ class Reader:
         except CheckpointError as error:
             failure = error
         outcomes = gather_objects((names, failure))
-        failures = [failure for _, failure in outcomes if failure is not None]
-        if failures:
-            raise failures[0]
+        _raise_first([failure for _, failure in outcomes])
         run_names = set().union(*(names for names, _ in outcomes))
         if different := sorted(run_names ^ set(self.names())):
             raise self._damaged("the saved state", f"and the run's differ in {different}"[:300])
-        engine.load_counters(self.manifest["counters"])
+        try:
+            engine.load_counters(self.manifest["counters"])
+        except KeyError as error:
+            raise self._damaged("the saved state", f"has no counter {error}") from None
 
     @torch.no_grad()
     def _fill(self, shard: Shard) -> None:
@@ -168,29 +163,11 @@ class Reader:
             shard.tensor.copy_(self.read(shard.name, shard.offset, tuple(shard.tensor.shape)))
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    where = f"in checkpoint {path}"
-    file = path / "manifest.json"
-    if not file.is_file():
-        raise CheckpointError("manifest.json is missing", where, FIX)
-    if not 0 < file.stat().st_size <= MANIFEST_BYTES_MAX:
-        raise CheckpointError(f"manifest.json has {file.stat().st_size} bytes", where, FIX)
-    try:
-        manifest: dict[str, Any] = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"manifest.json is no JSON ({type(error).__name__})", where, FIX) from None
-    types = {"format_version": int, "step": int, "counters": dict, "files": list, "workload": dict}
-    for key, kind in types.items():
-        if not isinstance(manifest, dict) or not isinstance(manifest.get(key), kind):
-            raise CheckpointError(f"manifest.json has no valid {key!r}", where, FIX)
-    if manifest["format_version"] != FORMAT_VERSION:
-        raise CheckpointError(
-            f"format version {manifest['format_version']} is unknown", where, f"this package reads {FORMAT_VERSION}"
-        )
-    for entry in manifest["files"]:
-        if not isinstance(entry, dict) or not re.fullmatch(r"rank-\d{5}-\d{4}\.safetensors", str(entry.get("file"))):
-            raise CheckpointError("manifest.json names a file that is none of a checkpoint's", where, FIX)
-    return manifest
+def _raise_first(failures: list[GptscaleError | None]) -> None:
+    """Raise the first failure of any rank."""
+    for failure in failures:
+        if failure is not None:
+            raise failure
 
 
 def agreed(path: Path, check: Callable[[Reader], None], *, is_main: bool) -> Reader:
@@ -199,18 +176,24 @@ def agreed(path: Path, check: Callable[[Reader], None], *, is_main: bool) -> Rea
     It is `path` itself, or the newest one under `path` that verifies. Rank 0 looks for it and calls `check` with it; an error
     of either is raised on every rank. A `path` that is a checkpoint was verified before the run.
     """
-    outcome: str | GptscaleError | None = None
+    found: Path | None = None
+    failure: GptscaleError | None = None
     if is_main:
         try:
             reader = Reader(path) if (path / "manifest.json").exists() else newest_valid(path)
             check(reader)
-            outcome = str(reader.path)
+            found = reader.path
         except GptscaleError as error:
-            outcome = error
-    outcome = gather_objects(outcome)[0]
-    if isinstance(outcome, GptscaleError):
-        raise outcome
-    return Reader(Path(str(outcome)))
+            failure = error
+    found, failure = gather_objects((found, failure))[0]
+    _raise_first([failure])
+    try:
+        reader = Reader(Path(str(found)))
+    except CheckpointError as error:
+        # This rank does not see what rank 0 sees, for example on a machine without the shared disk.
+        failure = error
+    _raise_first(gather_objects(failure))
+    return reader
 
 
 def newest_valid(folder: Path, say: Any = print) -> Reader:
@@ -223,11 +206,8 @@ def newest_valid(folder: Path, say: Any = print) -> Reader:
         try:
             return Reader(path).verify()
         except CheckpointError as error:
-            aside = path.with_name(f"{path.name}.corrupt")
-            os.rename(path, aside if not aside.exists() else aside.with_name(f"{aside.name}-{uuid.uuid4().hex[:8]}"))
-            say(
-                f"gptscale: warning: {error.what}, in {path}, set aside as {aside.name}, falling back to the one before"
-            )
+            aside = set_aside(path, "corrupt").name
+            say(f"gptscale: warning: {error.what}, in {path}, set aside as {aside}, falling back to the one before")
     raise CheckpointError(
         "no checkpoint that verifies", f"in {folder}", "start anew without --resume, or give --resume PATH"
     )

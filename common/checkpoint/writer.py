@@ -6,17 +6,17 @@ It is written under a temporary name, flushed to the disk, read back, and rename
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint.reader import FORMAT_VERSION, sha256_of, step_folders
+from gptscale.common.checkpoint.folders import make_private, remove_leftovers, retire, step_folders, temporary_name
+from gptscale.common.checkpoint.manifest import BOXES_PER_FILE, dtype_name, sealed
+from gptscale.common.checkpoint.reader import sha256_of
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, StorageError
 from gptscale.common.process.world import gather_objects
@@ -31,10 +31,11 @@ Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # tensor name, offset, shape
 def save(engine: Engine, folder: Path, step: int, facts: dict[str, Any], *, keep: int = 2) -> Path:
     """Write `folder`/step-N with the engine's whole state and `facts`, and delete all but the newest `keep` checkpoints.
 
+    What killed saves left in `folder` is deleted too, so no other run may save there at the same time.
     Every rank calls it, and the failure of one is raised on all: StorageError, with the bytes needed and free, or
     NumericError if the state is not finite.
     """
-    target, temporary = folder / f"step-{step}", folder / str(gather_objects(f".tmp-step-{step}-{uuid.uuid4().hex}")[0])
+    target, temporary = folder / f"step-{step}", folder / str(gather_objects(temporary_name(f"step-{step}"))[0])
     # Decide here which rank writes which box, so that an engine need not know who else has a copy of its boxes. The state is
     # walked twice, once to list the boxes and once to write them: if it lives on disk, only a part is in memory at a time.
     box_bytes = gather_objects({_box(s): s.tensor.nbytes for s in engine.state() if s.tensor.numel()})
@@ -42,7 +43,10 @@ def save(engine: Engine, folder: Path, step: int, facts: dict[str, Any], *, keep
     counters = engine.counters()
     outcome: Any = None
     try:
-        temporary.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
+        make_private(temporary)
+        if rank == 0:
+            remove_leftovers(folder, but=temporary.name)
         outcome = list(_write_files(temporary, rank, (s for s in engine.state() if owners.get(_box(s)) == rank)))
     except (OSError, GptscaleError) as error:
         outcome = _as_gptscale_error(error, folder, sum(box_bytes[rank].values()))
@@ -59,9 +63,17 @@ def save(engine: Engine, folder: Path, step: int, facts: dict[str, Any], *, keep
         shutil.rmtree(temporary, ignore_errors=True)
         raise failures[0]
     if rank == 0:
-        for old in step_folders(folder)[keep:]:
-            shutil.rmtree(old)
+        _rotate(folder, keep)
     return target
+
+
+def _rotate(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints. What cannot be deleted costs space and not the run."""
+    for old in step_folders(folder)[keep:]:
+        try:
+            shutil.rmtree(retire(old), ignore_errors=True)
+        except OSError as error:
+            print(f"gptscale: warning: {old.name} is not deleted ({error.strerror}), in {folder}", flush=True)
 
 
 def _box(shard: Shard) -> Box:
@@ -103,18 +115,25 @@ def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[d
         if sha256_of(folder / name) != digest:
             raise StorageError(f"{name} reads back differently from what was written", f"in {folder}", "check the disk")
         boxes = [
-            {"name": s.name, "key": key, "offset": s.offset, "shape": tuple(s.tensor.shape), "whole": s.shape}
+            {
+                "name": s.name,
+                "key": key,
+                "dtype": dtype_name(s.tensor.dtype),
+                "offset": s.offset,
+                "shape": tuple(s.tensor.shape),
+                "whole": s.shape,
+            }
             for key, s in zip(tensors, group, strict=True)
         ]
         yield {"file": name, "size": len(data), "sha256": digest, "boxes": boxes}
 
 
 def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
-    """Yield copies of the shards in host memory, in lists of at most FILE_BYTES."""
+    """Yield copies of the shards in host memory, in lists of at most FILE_BYTES and BOXES_PER_FILE."""
     group: list[Shard] = []
     size = 0
     for shard in shards:
-        if group and size + shard.tensor.nbytes > FILE_BYTES:
+        if group and (size + shard.tensor.nbytes > FILE_BYTES or len(group) == BOXES_PER_FILE):
             yield group
             group, size = [], 0
         group.append(shard._replace(tensor=shard.tensor.detach().to("cpu", copy=True).contiguous()))
@@ -124,14 +143,14 @@ def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
 
 
 def _commit(temporary: Path, target: Path, manifest: dict[str, Any]) -> None:
-    manifest = {"format_version": FORMAT_VERSION, **manifest}
-    write_durably(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
+    write_durably(temporary / "manifest.json", sealed(manifest))
     _sync_folder(temporary)
-    # A run that was resumed from further back may have saved this step before.
-    if target.exists():
-        shutil.rmtree(target)
+    # The same step may have been saved before.
+    replaced = retire(target) if target.exists() else None
     os.rename(temporary, target)
     _sync_folder(target.parent)
+    if replaced:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def write_durably(path: Path, data: bytes) -> None:

@@ -15,6 +15,8 @@ from gptscale.common.errors import ConfigError
 
 # It never reads as a path, an option or a hidden file.
 RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+# What --resume may mean beside a path: the newest checkpoint of the run. `auto` begins the run if it has none yet.
+RUN_WORDS = ("newest", "auto")
 
 
 def option_of(field: str) -> str:
@@ -80,7 +82,7 @@ def check_run_name(run_name: str | None, resume: str | None) -> None:
             "in --run-name",
             "use 1 to 64 letters, digits, '.', '_' or '-', no path and no leading dash or dot",
         )
-    if resume == "auto" and run_name is None:
+    if resume in RUN_WORDS and run_name is None:
         raise ConfigError("nothing names the run to resume", "in --resume", "add --run-name NAME or give --resume PATH")
 
 

@@ -69,12 +69,12 @@ def changed_options(options: Any, default: Any) -> list[str]:
 
 
 def bare_resume(argv: Sequence[str]) -> list[str]:
-    """Return `argv` with the word `auto` behind each `--resume` that has no path: the newest checkpoint of the named run."""
+    """Return `argv` with the word `newest` behind each `--resume` that has no path: the newest checkpoint of the named run."""
     words = []
     for i, word in enumerate(argv):
         words.append(word)
         if word == "--resume" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
-            words.append("auto")
+            words.append("newest")
     return words
 
 

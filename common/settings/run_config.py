@@ -114,7 +114,7 @@ class RunConfig:
     keep_checkpoints: int = 2
     """Newest checkpoints kept, at least 2."""
     resume: str | None = None
-    """`auto`: newest checkpoint of --run-name that verifies; or the path of a run or of a step-N folder."""
+    """Newest checkpoint of --run-name that verifies; with `auto`, step 0 if it has none yet; or a path: of a run, of a step-N."""
     trust_checkpoint: bool = False
     """With --resume, read a checkpoint in DeepSpeed's own format: pickle, which can run any code of whoever made it."""
     allow_data_change: bool = False

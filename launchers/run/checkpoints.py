@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gptscale.common.checkpoint.reader import agreed, is_deepspeeds_own
+from gptscale.common.checkpoint.folders import is_deepspeeds_own, set_aside_beyond
+from gptscale.common.checkpoint.reader import agreed
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.engine import Engine
 from gptscale.common.errors import StorageError
+from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import workload
 from gptscale.launchers.run.preflight import Plan, check_same_work
 from gptscale.results.record.files import warn
@@ -17,21 +19,34 @@ from gptscale.results.record.files import warn
 SAVE_MISSES_MAX = 3
 
 
-def resume(plan: Plan, engine: Engine) -> int:
+def resume(plan: Plan, engine: Engine, folder: Path) -> int:
     """Load the checkpoint that --resume means, the same on every rank, and return the step to go on from.
 
-    Without --resume that is step 0.
+    Without --resume that is step 0. folder: that of the run's own checkpoints. Those beyond the step are set aside.
     """
-    if plan.resume is None:
+    if plan.run.config.resume is None:
         return 0
-    if is_deepspeeds_own(plan.resume):
+    # Ranks that look at another moment, or at another disk, must not do otherwise than rank 0.
+    source = gather_objects(plan.resume)[0]
+    if source is None:
+        if plan.run.world.is_main:
+            print(f"nothing to resume in {folder}, the run begins at step 0", flush=True)
+        return 0
+    step = _load(plan, engine, source)
+    if plan.run.world.is_main:
+        set_aside_beyond(folder, step)
+    return step
+
+
+def _load(plan: Plan, engine: Engine, source: Path) -> int:
+    if is_deepspeeds_own(source):
         from gptscale.common.engines.zero.optimizer import load_own
 
-        return load_own(engine, plan.resume)
-    reader = agreed(plan.resume, lambda reader: check_same_work(reader, plan), is_main=plan.run.world.is_main)
+        return load_own(engine, source)
+    reader = agreed(source, lambda reader: check_same_work(reader, plan), is_main=plan.run.world.is_main)
     reader.load_into(engine)
     if plan.run.world.is_main:
-        origin = f"{reader.manifest['recipe']} on {reader.manifest['world_size']}"
+        origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
         print(f"resumed from {reader.path}, saved by {origin}", flush=True)
     return reader.step
 

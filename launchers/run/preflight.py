@@ -10,7 +10,9 @@ from pathlib import Path
 
 import torch
 
-from gptscale.common.checkpoint.reader import Reader, is_deepspeeds_own
+from gptscale.common.checkpoint.folders import deepspeeds_folder, is_deepspeeds_own
+from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.checkpoint.trusted import check_sums
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
 from gptscale.common.errors import CheckpointError, ConfigError
@@ -102,7 +104,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         check(run)
     source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
-    plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config))
+    plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main))
     # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
     plan.batches(train, 0, run.batch.dp_size)
     if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
@@ -203,11 +205,13 @@ def _check_results_folder(run: Run) -> None:
     check_results_folder(out, name, "summary.csv", csv_line(SUMMARY_COLUMNS), resumes=resumes)
 
 
-def _resume_path(config: RunConfig) -> Path | None:
-    """Return where --resume points, which is a step-N folder or a folder of them, or None without it."""
+def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
+    """Return where --resume points, which is a step-N folder or a folder of them, or None for a run that begins."""
     if config.resume is None:
         return None
     folder = resume_folder(config.out, config.run_name, config.resume)
+    if folder is None:
+        return None
     if not is_deepspeeds_own(folder):
         return checkpoints_in(folder, "--save-every N or --save-last")
     if not config.trust_checkpoint:
@@ -216,6 +220,9 @@ def _resume_path(config: RunConfig) -> Path | None:
             "in --resume",
             "add --trust-checkpoint if it was made by you or by someone you trust with this account",
         )
+    folder = deepspeeds_folder(folder)
+    if is_main:
+        check_sums(folder)
     return folder
 
 

@@ -96,7 +96,7 @@ def _train(plan: Plan, record: RunRecord) -> bool:
 
 def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> bool:
     run = plan.run
-    start = resume(plan, engine)
+    start = resume(plan, engine, record.folder / "checkpoints")
     batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
     held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
     with (

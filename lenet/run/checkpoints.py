@@ -6,8 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from gptscale.common.checkpoint.folders import set_aside_beyond
+from gptscale.common.checkpoint.manifest import damaged
 from gptscale.common.checkpoint.reader import agreed
 from gptscale.common.checkpoint.writer import save
+from gptscale.common.process.world import gather_objects
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, check_same_work
 from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
@@ -42,13 +45,27 @@ class VisionSaver:
         save(engine, self.folder, step, facts, keep=self.plan.config.keep_checkpoints)
 
 
-def resume(plan: VisionPlan, engine: VisionEngine) -> tuple[int, EarlierProgress]:
-    """Load the checkpoint that --resume means, and return the step to continue from and the totals of the earlier steps."""
-    if plan.resume is None:
+def resume(plan: VisionPlan, engine: VisionEngine, folder: Path) -> tuple[int, EarlierProgress]:
+    """Load the checkpoint that --resume means, and return the step to continue from and the totals of the earlier steps.
+
+    folder: that of the run's own checkpoints. Those beyond the step are set aside.
+    """
+    if plan.config.resume is None:
         return 0, EarlierProgress()
-    reader = agreed(plan.resume, lambda reader: check_same_work(reader, plan), is_main=plan.world.is_main)
+    # Ranks that look at another moment, or at another disk, must not do otherwise than rank 0.
+    source = gather_objects(plan.resume)[0]
+    if source is None:
+        if plan.world.is_main:
+            print(f"nothing to resume in {folder}, the run begins at step 0", flush=True)
+        return 0, EarlierProgress()
+    reader = agreed(source, lambda reader: check_same_work(reader, plan), is_main=plan.world.is_main)
     state: Any = engine
     reader.load_into(state)
+    try:
+        past = EarlierProgress(**reader.manifest["past"])
+    except (KeyError, TypeError) as error:
+        raise damaged(reader.path, "manifest.json", f"has no valid 'past' ({error})") from None
     if plan.world.is_main:
         print(f"resumed from {reader.path}", flush=True)
-    return reader.step, EarlierProgress(**reader.manifest["past"])
+        set_aside_beyond(folder, reader.step)
+    return reader.step, past

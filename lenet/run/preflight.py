@@ -139,7 +139,8 @@ def check_same_work(reader: Reader, plan: VisionPlan) -> None:
 
 
 def _resume_path(config: VisionConfig) -> Path | None:
-    """Return where --resume points, which is a step-N folder or a folder of them, or None without it."""
+    """Return where --resume points, which is a step-N folder or a folder of them, or None for a run that begins."""
     if config.resume is None:
         return None
-    return checkpoints_in(resume_folder(config.out, config.run_name, config.resume), "--save-every N")
+    folder = resume_folder(config.out, config.run_name, config.resume)
+    return None if folder is None else checkpoints_in(folder, "--save-every N")

@@ -91,7 +91,7 @@ class PlannedRun:
         with StopRequest() as stop:
             engine = VisionEngine(plan.config, plan.shape, plan.world)
             self.row.n_params = sum(p.numel() for p in engine.module.parameters())
-            start, past = resume(plan, engine)
+            start, past = resume(plan, engine, folder / "checkpoints")
             began, quiet = self.row.began, self.row.quiet
             recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=began, quiet=quiet)
             saver = VisionSaver(plan, engine, recorder, folder / "checkpoints")

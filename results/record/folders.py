@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gptscale.common.checkpoint.reader import step_folders
+from gptscale.common.checkpoint.folders import step_folders
 from gptscale.common.errors import CheckpointError, ConfigError
+from gptscale.common.settings.checks import RUN_WORDS
 
 
 def check_results_folder(out: Path, run_name: str | None, summary: str, header: bytes, *, resumes: bool) -> None:
@@ -26,14 +27,21 @@ def check_results_folder(out: Path, run_name: str | None, summary: str, header: 
     if run_name and not resumes and (out / "runs" / run_name).exists():
         fix = "add --resume or choose another --run-name"
         raise ConfigError(f"run {run_name} exists already", f"in {out}", fix)
+    if run_name and (checkpoints := out / "runs" / run_name / "checkpoints").is_symlink():
+        raise ConfigError(
+            f"{checkpoints} is a symbolic link", "in --run-name", "replace it by a folder, or choose another"
+        )
 
 
-def resume_folder(out: Path, run_name: str | None, resume: str) -> Path:
-    """Return the folder that `--resume` names, where `auto` means that of the run.
+def resume_folder(out: Path, run_name: str | None, resume: str) -> Path | None:
+    """Return the folder that `--resume` names, where `newest` and `auto` mean that of the run.
 
-    Raises CheckpointError if it is no folder.
+    None: `auto` of a run that has saved nothing yet, which begins. Raises CheckpointError if it is no folder.
     """
-    folder = out / "runs" / str(run_name) if resume == "auto" else Path(resume)
+    folder = out / "runs" / str(run_name) if resume in RUN_WORDS else Path(resume)
+    # A checkpoint that was set aside is one too: a run whose checkpoints are all damaged never begins by itself.
+    if resume == "auto" and not any((folder / "checkpoints").glob("step-*")):
+        return None
     if not folder.is_dir():
         fix = "give the path of a run or of its checkpoints/step-N"
         raise CheckpointError(f"{folder} is no folder", "in --resume", fix)

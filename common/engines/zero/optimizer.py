@@ -174,7 +174,7 @@ class ZeroOptimizer(Stepper):
         self.publish()
 
     def load_own(self, folder: Path) -> int:
-        """Load what DeepSpeed's save_checkpoint left in `folder`, and return the step it was saved at.
+        """Load what DeepSpeed's save_checkpoint left in `folder`, which is that of one step, and return the step.
 
         DeepSpeed unpickles its files, which can run any code.
         """
@@ -183,11 +183,8 @@ class ZeroOptimizer(Stepper):
             raise ConfigError(
                 "DeepSpeed cannot load it into NVMe", where, "load it with zero3 and save, then resume from that"
             )
-        parent, tag = (folder, None) if (folder / "latest").is_file() else (folder.parent, folder.name)
-        if self.ds.load_checkpoint(str(parent), tag=tag)[0] is None:
-            raise CheckpointError(
-                "DeepSpeed found no checkpoint", where, "give the folder that holds the file `latest`"
-            )
+        if self.ds.load_checkpoint(str(folder.parent), tag=folder.name)[0] is None:
+            raise CheckpointError("DeepSpeed found no checkpoint", where, "give the folder of one step")
         self.publish()
         return int(self.ds.global_steps)
 

@@ -1,45 +1,20 @@
 """Checkpoints: they come back bit for bit in any layout, damage is found, and a failed save leaves nothing."""
 
+import hashlib
 import json
 import os
 import shutil
 
 import pytest
 import torch
+from holder import FACTS, Holder
 
 from gptscale.common.checkpoint import writer as checkpoint_writer
+from gptscale.common.checkpoint.manifest import sealed
 from gptscale.common.checkpoint.reader import Reader, newest_valid, step_folders
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import CheckpointError, NumericError, StorageError
 from gptscale.common.state import Shard
-
-
-class Holder:
-    """The part of an engine that checkpoints need: named boxes and counters."""
-
-    def __init__(self, fill=None):
-        generator = torch.Generator().manual_seed(0)
-
-        def tensor(*shape):
-            value = torch.randn(*shape, generator=generator)
-            return value if fill is None else torch.full_like(value, fill)
-
-        self.tensors = {
-            "model/a.weight": tensor(6, 4),
-            "model/b.bias": tensor(5),
-            "adamw.exp_avg/a.weight": tensor(6, 4),
-        }
-        self.steps = 3.0 if fill is None else 0.0
-
-    def state(self):
-        for name, t in self.tensors.items():
-            yield Shard(name, t, tuple(t.shape), (0,) * t.ndim)
-
-    def counters(self):
-        return {"optimizer_steps": self.steps}
-
-    def load_counters(self, counters):
-        self.steps = counters["optimizer_steps"]
 
 
 class Part(Holder):
@@ -54,9 +29,6 @@ class Part(Holder):
     def state(self):
         for name, t in self.tensors.items():
             yield Shard(name, t, self.shapes[name], (self.begin, *(0,) * (t.ndim - 1)))
-
-
-FACTS = {"recipe": "single", "world_size": 1, "workload": {}}
 
 
 @pytest.fixture
@@ -108,8 +80,14 @@ def test_keeps_the_newest(saved, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-10", "step-8"]
 
 
-def test_files_are_private(saved):
-    assert all(p.stat().st_mode & 0o077 == 0 for p in saved.iterdir())
+def test_files_and_folders_are_private(tmp_path):
+    saved = save(Holder(), tmp_path / "checkpoints", 2, FACTS)
+    assert all(p.stat().st_mode & 0o077 == 0 for p in (saved, saved.parent, *saved.iterdir()))
+
+
+def test_a_file_has_few_enough_boxes_for_the_bound_on_the_manifest(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_writer, "BOXES_PER_FILE", 2)
+    assert len(list(save(Holder(), tmp_path, 2, FACTS).glob("rank-*"))) == 2
 
 
 DATA = "rank-00000-0000.safetensors"
@@ -141,11 +119,54 @@ def manifest(text):
 
 
 def edit(**changes):
+    """Change the manifest and give it the hash of what it then says."""
+
     def change(path):
         content = json.loads((path / "manifest.json").read_bytes())
-        (path / "manifest.json").write_text(json.dumps({**content, **changes}))
+        (path / "manifest.json").write_bytes(sealed({**content, **changes}))
 
     return change
+
+
+def unsealed(path):
+    """Change the step and nothing else."""
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"step": 4', '"step": 6'))
+
+
+def entry(**changes):
+    """Return a file's entry in the manifest, with one box."""
+    box = {"name": "a", "key": "a@0", "offset": [0], "shape": [2], "whole": [2]}
+    whole = {"file": DATA, "size": 1, "sha256": "0" * 64, "boxes": [box | changes.pop("box", {})]}
+    return edit(files=[whole | changes])
+
+
+def pipe(path):
+    (path / DATA).unlink()
+    os.mkfifo(path / DATA)
+
+
+def large_header(path):
+    data = (path / DATA).read_bytes()
+    (path / DATA).write_bytes((10**12).to_bytes(8, "little") + data[8:])
+
+
+def grow(path):
+    os.truncate(path / "manifest.json", 2**28)
+
+
+def poison(path):
+    """Replace the first weight by a NaN, with hashes that agree."""
+    data = bytearray((path / DATA).read_bytes())
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    at = (
+        len(data) - max(t["data_offsets"][1] for t in header.values()) + header["model/a.weight@0,0"]["data_offsets"][0]
+    )
+    data[at : at + 4] = b"\x00\x00\xc0\x7f"
+    (path / DATA).write_bytes(data)
+    content = json.loads((path / "manifest.json").read_bytes())
+    content["files"][0]["sha256"] = hashlib.sha256(data).hexdigest()
+    (path / "manifest.json").write_bytes(sealed(content))
 
 
 DAMAGE = {
@@ -158,11 +179,31 @@ DAMAGE = {
     "no JSON": (manifest("{"), "no JSON"),
     "deep JSON": (manifest("[" * 100_000), "no JSON"),
     "a list": (manifest("[]"), "no valid 'format_version'"),
-    "other version": (edit(format_version=2), "format version 2"),
+    "other version": (edit(format_version=3), "format version 3"),
+    "long version": (edit(format_version=10**400), "format version 1000"),
     "no step": (edit(step=None), "no valid 'step'"),
     "step is a text": (edit(step="9"), "no valid 'step'"),
+    "step is a bool": (edit(step=True), "no valid 'step'"),
+    "negative step": (edit(step=-5), "no valid 'step'"),
+    "huge step": (edit(step=10**400), "no valid 'step'"),
+    "step of another folder": (edit(step=6), "has step 6, the folder is step-4"),
+    "step changed by hand": (unsealed, "does not match its own SHA-256"),
+    "NaN counter": (edit(counters={"optimizer_steps": float("nan")}), "no valid 'counters'"),
     "path in a name": (edit(files=[{"file": "../../etc/passwd", "boxes": []}]), "none of a checkpoint's"),
-    "boxes missing": (edit(files=[{"file": DATA, "size": 1, "sha256": ""}]), "lacks 'boxes'"),
+    "boxes missing": (edit(files=[{"file": DATA, "size": 1, "sha256": "0" * 64}]), "no valid 'boxes'"),
+    "size missing": (entry(size=None), "no valid 'size'"),
+    "size is a bool": (entry(size=True), "no valid 'size'"),
+    "hash missing": (entry(sha256=None), "no valid 'sha256'"),
+    "box without a shape": (entry(box={"shape": None}), "no valid 'shape'"),
+    "box outside its tensor": (entry(box={"offset": [1], "key": "a@1"}), "no valid 'shape'"),
+    "box of another name": (entry(box={"name": "b"}), "no valid 'key'"),
+    "box at another place": (entry(box={"offset": [0, 0]}), "no valid 'shape'"),
+    "box missing": (entry(box={"whole": [4]}), "has 2 of 4 elements"),
+    "other tensors": (lambda path: entry(size=(path / DATA).stat().st_size)(path), "has other tensors"),
+    "pipe": (pipe, "is no file"),
+    "large header": (large_header, "a header of 1000000000000 bytes"),
+    "large manifest": (grow, "has 268435456 bytes, expected 1 to"),
+    "NaN": (poison, "tensor 'model/a.weight' holds NaN or Inf"),
 }
 
 
@@ -177,6 +218,27 @@ def test_damage_is_named_and_the_one_before_is_taken(saved, tmp_path, damage):
     assert len(warnings) == 1
     assert "step-4" in warnings[0]
     assert (tmp_path / "step-4.corrupt").exists()  # set aside, never deleted
+
+
+def test_version_1_is_still_read(saved):
+    """It had neither the manifest's own hash nor the types of tensors."""
+    content = json.loads((saved / "manifest.json").read_bytes())
+    content |= {"format_version": 1}
+    del content["manifest_sha256"]
+    for file in content["files"]:
+        for box in file["boxes"]:
+            del box["dtype"]
+    (saved / "manifest.json").write_text(json.dumps(content))
+    target = Holder(fill=0.0)
+    Reader(saved).verify().load_into(target)
+    for name, t in Holder().tensors.items():
+        assert torch.equal(t, target.tensors[name])
+
+
+def test_a_counter_that_is_missing_is_refused(saved):
+    edit(counters={})(saved)
+    with pytest.raises(CheckpointError, match=r"has no counter .optimizer_steps"):
+        Reader(saved).verify().load_into(Holder(fill=0.0))
 
 
 def test_every_single_flipped_bit_is_found(saved):

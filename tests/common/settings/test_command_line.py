@@ -93,9 +93,9 @@ def test_changed_options_make_the_same_again():
 @pytest.mark.parametrize(
     ("words", "result"),
     [
-        (["--resume"], ["--resume", "auto"]),
+        (["--resume"], ["--resume", "newest"]),
         (["--resume", "a/b"], ["--resume", "a/b"]),
-        (["--resume", "--steps", "3"], ["--resume", "auto", "--steps", "3"]),
+        (["--resume", "--steps", "3"], ["--resume", "newest", "--steps", "3"]),
         ([], []),
     ],
 )

@@ -1,0 +1,221 @@
+"""Damage of every kind: a checkpoint that was changed is refused in a line, or gives the tensors that were saved.
+
+A few hundred changes run as a test. More by hand, with a line of figures for each kind of change:
+
+    GPTSCALE_MUTATIONS=10000 pytest -s tests/common/checkpoint/test_fuzz.py
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from holder import FACTS, Holder
+
+from gptscale.common.checkpoint import writer as checkpoint_writer
+from gptscale.common.checkpoint.manifest import sealed
+from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.checkpoint.writer import save
+from gptscale.common.errors import CheckpointError
+
+N = int(os.environ.get("GPTSCALE_MUTATIONS", "300"))
+MAX_S, MAX_BYTES = 1.0, 200e6
+VALUES = [
+    None, True, False, -1, 0, 1, 2, 3, 4, 5, 2**31, 2**63, 2**64, 10**400, -5.5, 1e308, float("nan"), float("inf"), "", "x",
+    "\ud800", "\0", "../../etc/passwd", "a" * 10**6, "0" * 64, [], {}, [0], [[]], {"a": 1}, list(range(10**4)),
+    "F64", "BF16", "float64", "rank-00000-0000.safetensors", "rank-99999-9999.safetensors",
+]  # fmt: skip
+
+
+def any_place(tree, random):
+    """Return a random (parent, key) of a JSON tree."""
+    places, stack = [], [tree]
+    while stack:
+        node = stack.pop()
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        for key, child in items:
+            places.append((node, key))
+            if isinstance(child, dict | list):
+                stack.append(child)
+    return random.choice(places)
+
+
+def change(tree, random):
+    """Change one value of a JSON tree, delete it, repeat it, rename its key, or swap it with another."""
+    parent, key = any_place(tree, random)
+    match random.randrange(6):
+        case 0 | 1:
+            parent[key] = random.choice(VALUES)
+        case 2:
+            del parent[key]
+        case 3 if isinstance(parent, list):
+            parent.append(parent[key])
+        case 3:
+            parent[f"{key} "] = parent.pop(key)
+        case 4:
+            other, its_key = any_place(tree, random)
+            parent[key], other[its_key] = json.loads(json.dumps([other[its_key], parent[key]]))
+        case _ if type(parent[key]) is int:
+            parent[key] += random.choice([-1, 1, 2**32])
+
+
+def bytes_changed(path, random):
+    data = bytearray(path.read_bytes())
+    at, n = random.randrange(len(data)), random.randrange(1, 9)
+    match random.randrange(5):
+        case 0:
+            data[at] ^= 1 << random.randrange(8)
+        case 1:
+            del data[at:]
+        case 2:
+            data[at : at + n] = random.randbytes(n)
+        case 3:
+            del data[at : at + n]
+        case _:
+            data[at:at] = random.randbytes(n)
+    path.write_bytes(data)
+
+
+def manifest_bytes(checkpoint, random):
+    bytes_changed(checkpoint / "manifest.json", random)
+
+
+def data_bytes(checkpoint, random):
+    bytes_changed(random.choice(sorted(checkpoint.glob("rank-*"))), random)
+
+
+def manifest_values(checkpoint, random):
+    file = checkpoint / "manifest.json"
+    content = json.loads(file.read_bytes())
+    change(content, random)
+    file.write_text(json.dumps(content))
+
+
+def data_header(checkpoint, random):
+    """Change a data file's header, or its length, and let the manifest agree with the new file."""
+    path = random.choice(sorted(checkpoint.glob("rank-*")))
+    data = path.read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + n])
+    change(header, random)
+    text = json.dumps(header).encode()
+    n = random.choice([len(text)] * 5 + [0, len(text) - 1, 2**20, 2**40, 2**64 - 1])
+    path.write_bytes(n.to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :])
+    content = json.loads((checkpoint / "manifest.json").read_bytes())
+    (entry,) = [e for e in content["files"] if e["file"] == path.name]
+    entry["size"], entry["sha256"] = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+    (checkpoint / "manifest.json").write_bytes(sealed(content))
+
+
+def files(checkpoint, random):
+    a, b = random.sample(sorted(checkpoint.iterdir()), 2)
+    match random.randrange(5):
+        case 0:
+            a.unlink()
+        case 1:
+            shutil.copy(a, b)
+        case 2:
+            shutil.copy(a, checkpoint / "rank-00007-0000.safetensors")
+        case 3:
+            a.unlink()
+            a.mkdir()
+        case _:
+            a.unlink()
+            os.mkfifo(a)
+
+
+def large_manifest(checkpoint, random):
+    """Make the manifest as large as it may be, of what takes a reader most memory, or larger."""
+    unit = random.choice(["[]", "{}", '""', "0", "[[]]", '{"":{}}', "1e9", '{"a":0}'])
+    n_bytes = random.choice([2**20, 3 * 2**20, 2**22, 2**24])
+    text = f'{{"format_version": 2, "manifest_sha256": "", "files": [{",".join([unit] * (n_bytes // (len(unit) + 1) - 40))}]}}'
+    (checkpoint / "manifest.json").write_text(text)
+
+
+def deep_manifest(checkpoint, random):
+    n = random.choice([100, 900, 1000, 2000, 10**5, 10**6])
+    (checkpoint / "manifest.json").write_text(
+        f'{{"format_version": 1, "files": {random.choice(["[", chr(123) + chr(34) * 2 + ":"]) * n}'
+    )
+
+
+KINDS = [
+    manifest_bytes,
+    data_bytes,
+    manifest_values,
+    manifest_values,
+    data_header,
+    files,
+    large_manifest,
+    deep_manifest,
+]
+
+
+def peak_bytes():
+    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1)) * 1024
+
+
+def outcome(checkpoint):
+    """Return what reading all of the checkpoint gave: the error's line, or the tensors, counters and step."""
+    target = Holder(fill=0.0)
+    try:
+        reader = Reader(checkpoint).verify()
+        reader.load_into(target)
+    except CheckpointError as error:
+        return str(error)
+    return target.tensors, target.steps, reader.step
+
+
+def version_1(checkpoint):
+    """Rewrite the manifest as the first version of the format had it: without its hash and the types of tensors."""
+    content = json.loads((checkpoint / "manifest.json").read_bytes()) | {"format_version": 1}
+    del content["manifest_sha256"]
+    for entry in content["files"]:
+        for box in entry["boxes"]:
+            del box["dtype"]
+    (checkpoint / "manifest.json").write_text(json.dumps(content, indent=1))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peak memory is read from Linux's /proc")
+def test_a_changed_checkpoint_is_refused_or_gives_what_was_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_writer, "FILE_BYTES", 150)
+    originals = [save(Holder(), tmp_path / str(version), 4, FACTS) for version in (1, 2)]
+    version_1(originals[0])
+    assert len(list(originals[0].glob("rank-*"))) > 1
+    expected, checkpoint = Holder(), tmp_path / "step-4"
+    longest_s, most_bytes, endings = defaultdict(float), defaultdict(int), Counter()
+    for seed in range(N):
+        draw = random.Random(seed)
+        # In the first version nothing protects the counters, so that half as many changes of it are enough.
+        original = originals[draw.randrange(3) > 0]
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        shutil.copytree(original, checkpoint)
+        kind = draw.choice(KINDS)
+        kind(checkpoint, draw)
+        Path("/proc/self/clear_refs").write_text("5")
+        before, began = peak_bytes(), time.process_time()
+        result = outcome(checkpoint)
+        name = kind.__name__
+        longest_s[name] = max(longest_s[name], time.process_time() - began)
+        most_bytes[name] = max(most_bytes[name], peak_bytes() - before)
+        endings[name, "refused" if isinstance(result, str) else "identical"] += 1
+        if isinstance(result, str):
+            assert "\n" not in result
+            assert len(result) < 1000, (seed, kind)
+            continue
+        tensors, steps, step = result
+        assert all(torch.equal(t, tensors[n]) for n, t in expected.tensors.items()), (seed, kind)
+        assert step == 4, (seed, kind)
+        assert original == originals[0] or steps == expected.steps, (seed, kind)
+    for (name, ending), n in sorted(endings.items()):
+        print(f"{name:16} {n:6} {ending:9} at most {longest_s[name]:.3f} s, {most_bytes[name] / 1e6:.1f} MB")
+    assert max(longest_s.values()) < MAX_S, longest_s
+    assert max(most_bytes.values()) < MAX_BYTES, most_bytes

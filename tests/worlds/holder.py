@@ -1,0 +1,35 @@
+"""The part of an engine that checkpoints need, with a few small tensors."""
+
+import torch
+
+from gptscale.common.state import Shard
+
+FACTS = {"recipe": "single", "world_size": 1, "workload": {}}
+
+
+class Holder:
+    """The part of an engine that checkpoints need: named boxes and counters."""
+
+    def __init__(self, fill=None):
+        generator = torch.Generator().manual_seed(0)
+
+        def tensor(*shape):
+            value = torch.randn(*shape, generator=generator)
+            return value if fill is None else torch.full_like(value, fill)
+
+        self.tensors = {
+            "model/a.weight": tensor(6, 4),
+            "model/b.bias": tensor(5),
+            "adamw.exp_avg/a.weight": tensor(6, 4),
+        }
+        self.steps = 3.0 if fill is None else 0.0
+
+    def state(self):
+        for name, t in self.tensors.items():
+            yield Shard(name, t, tuple(t.shape), (0,) * t.ndim)
+
+    def counters(self):
+        return {"optimizer_steps": self.steps}
+
+    def load_counters(self, counters):
+        self.steps = counters["optimizer_steps"]

@@ -116,7 +116,8 @@ class RunConfig:
     resume: str | None = None
     """Newest checkpoint of --run-name that verifies; with `auto`, step 0 if it has none yet; or a path: of a run, of a step-N."""
     trust_checkpoint: bool = False
-    """With --resume, read a checkpoint in DeepSpeed's own format: pickle, which can run any code of whoever made it."""
+    """With --resume, read a checkpoint in DeepSpeed's own format: pickle, which can run any code of whoever made it. Its files
+    must be those that you listed in SHA256SUMS beside them."""
     allow_data_change: bool = False
     """Resume although the data differs from the saved run's."""
     out: Path = Path("results")

@@ -53,8 +53,10 @@ def checkpoints_in(folder: Path, save_option: str) -> Path:
 
     save_option: the command-line words that make a run save, for the message of the CheckpointError if there is none.
     """
-    if (folder / "manifest.json").exists() or folder.name.startswith("step-"):
+    if (folder / "manifest.json").exists():
         return folder
+    if folder.name.startswith("step-"):
+        raise CheckpointError("manifest.json is missing", f"in checkpoint {folder}", "resume from another checkpoint")
     inner = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
     if not step_folders(inner):
         raise CheckpointError(f"{folder} holds no checkpoint", "in --resume", f"run with {save_option} first")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import resource
 import subprocess
 import sys
@@ -212,6 +213,54 @@ def test_run_name_that_exists(capsys, folder):
     assert "holds no checkpoint" in line
 
 
+def test_checkpoints_of_the_run_that_are_a_link(capsys, folder):
+    run = folder / "results" / "runs" / "mine"
+    run.mkdir(parents=True)
+    (run / "checkpoints").symlink_to(folder)
+    words = ["run", "single", "--run-name", "mine", "--resume", "auto"]
+    assert "checkpoints is a symbolic link, in --run-name" in refused(capsys, folder, words)
+
+
+class Canary:
+    """A pickle that creates a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def sums(folder):
+    """Record the hashes as the error says, which sets up the test of what happens then."""
+    subprocess.run(["bash", "-c", "(cd own/step && sha256sum * > SHA256SUMS && chmod 600 SHA256SUMS)"], check=True)
+
+
+PICKLES = {
+    "no list": (lambda own: None, "own/step has no SHA256SUMS, in --trust-checkpoint, once you are sure of its files, run (cd own/step && sha256sum * > SHA256SUMS && chmod 600 SHA256SUMS)"),
+    "changed": (lambda own: (sums(own), (own / "step" / "b_model_states.pt").write_bytes(b"x")), "'b_model_states.pt' does not match SHA256SUMS"),
+    "added": (lambda own: (sums(own), (own / "step" / "c_model_states.pt").write_bytes(b"x")), "'c_model_states.pt' is not in SHA256SUMS"),
+    "missing": (lambda own: (sums(own), (own / "step" / "b_model_states.pt").unlink()), "'b_model_states.pt' is missing"),
+    "list of others": (lambda own: (sums(own), (own / "step" / "SHA256SUMS").chmod(0o666)), "others can write own/step/SHA256SUMS"),
+    "a path": (lambda own: (own / "latest").write_text("../own/step"), "latest names '../own/step'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PICKLES)
+def test_pickles_that_the_user_has_not_listed_are_never_read(case, capsys, folder):
+    harm, message = PICKLES[case]
+    own = folder / "own"
+    (own / "step").mkdir(parents=True)
+    (own / "latest").write_text("step")
+    for name in ("a_model_states.pt", "b_model_states.pt"):
+        (own / "step" / name).write_bytes(pickle.dumps(Canary(folder / "canary")))
+    harm(own)
+    for trust in (["--trust-checkpoint"], []):
+        line = refused(capsys, folder, ["run", "zero2", "--resume", "own", *trust])
+        assert (message if trust else "add --trust-checkpoint") in line
+    assert not (folder / "canary").exists()
+
+
 class Holder:
     def state(self):
         yield Shard("model/w", torch.ones(3), (3,), (0,))
@@ -230,6 +279,7 @@ DAMAGE = {
     "flipped": (flip, "does not match its SHA-256"),
     "truncated": (lambda p: os.truncate(p, p.stat().st_size - 1), "bytes, expected"),
     "lost": (lambda p: p.unlink(), "is missing"),
+    "without a manifest": (lambda p: (p.parent / "manifest.json").unlink(), "manifest.json is missing"),
 }
 
 

@@ -1,7 +1,10 @@
-"""When checkpoints are saved, and what a full disk costs."""
+"""When checkpoints are saved, what a full disk or a kill costs, and from where a run goes on."""
 
+import pandas as pd
 import pytest
+from worlds import gptscale, ok, ranks
 
+from gptscale.common.checkpoint.reader import newest_valid, step_folders
 from gptscale.common.errors import StorageError
 from gptscale.launchers.run import checkpoints
 
@@ -32,3 +35,52 @@ def test_saves_when_due_and_only_then(plan, monkeypatch):
         for step in range(1, 8):
             saver(step, last=step == 7)
         assert saved == expected
+
+
+@pytest.mark.parametrize(("moment", "newest"), [("writing", 2), ("committing", 2), ("committed", 4)])
+def test_a_rank_killed_in_a_save_leaves_a_whole_checkpoint(moment, newest, tmp_path):
+    ranks("world_killed_in_save.py", 2, tmp_path, moment, status=7)
+    assert newest_valid(tmp_path, say=pytest.fail).step == newest
+    assert (len(list(tmp_path.glob(".tmp-step-4-*"))) == 1) == (newest == 2)
+
+
+SHORT = ["--model", "tiny", "--data", "synthetic", "--global-batch-size", "4", "--no-tensorboard", "--save-every", "2"]
+
+
+def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
+    """The new branch is kept by rotation, and the next resume goes on in it."""
+    words = ["run", "single", *SHORT, "--out", tmp_path, "--run-name", "r"]
+    folder = tmp_path / "runs" / "r" / "checkpoints"
+    ok(*words, "--steps", 10, "--keep-checkpoints", 9)
+    said = ok(*words, "--steps", 6, "--resume", folder / "step-4").stdout
+    assert (
+        f"set aside what lies beyond step 4 in {folder}: step-10.discarded, step-8.discarded, step-6.discarded" in said
+    )
+    assert [path.name for path in step_folders(folder)] == ["step-6", "step-4"]
+    said = ok(*words, "--steps", 8, "--resume").stdout
+    assert f"resumed from {folder / 'step-6'}" in said
+    assert "set aside" not in said
+    assert list(pd.read_csv(tmp_path / "runs" / "r" / "steps.csv").step) == list(range(1, 9))
+    # A run that resumes from the folder of another leaves that as it is.
+    before = sorted(folder.iterdir())
+    ok(*words[:-1], "other", "--steps", 6, "--resume", folder / "step-6.discarded", "--steps", 8)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
+    words = ["run", "single", *SHORT, "--out", tmp_path, "--run-name", "r", "--resume", "auto"]
+    folder = tmp_path / "runs" / "r" / "checkpoints"
+    (folder / ".tmp-step-2-0123").mkdir(parents=True)  # killed in its first save
+    (folder.parent / "run.json").write_text("{}")
+    said = ok(*words, "--steps", 4)
+    assert f"nothing to resume in {folder}, the run begins at step 0" in said.stdout
+    assert ".tmp-step-2-0123" in said.stdout
+    assert f"resumed from {folder / 'step-4'}" in ok(*words, "--steps", 5).stdout
+    assert list(pd.read_csv(folder.parent / "steps.csv").step) == [1, 2, 3, 4, 5]
+    # Damaged checkpoints are no reason to begin: not now, and not when they were set aside.
+    for path in step_folders(folder):
+        (path / "manifest.json").write_bytes(b"{")
+    for status, message in ((4, "no checkpoint that verifies"), (2, "holds no checkpoint")):
+        ended = gptscale(*words, "--steps", 6)
+        assert ended.returncode == status
+        assert message in ended.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 import torch
 from worlds import Started, command, ok, ranks
 
+from gptscale.common.checkpoint.manifest import sealed
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
@@ -120,6 +122,31 @@ def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(
     assert pd.read_csv(resumed.folder / "epochs.csv").train_loss.equals(
         pd.read_csv(whole.folder / "epochs.csv").train_loss
     )
+
+
+def test_auto_begins_and_a_resume_from_an_older_step_sets_aside_what_lies_beyond(
+    tmp_path: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"data": str(idx_folder), "batch_size": 16, "save_every": 1, "resume": "auto"}
+    whole = run(tmp_path, "r", epochs=3, **options)
+    folder = whole.folder / "checkpoints"
+    assert f"nothing to resume in {folder}, the run begins at step 0" in capsys.readouterr().out
+    assert [path.name for path in step_folders(folder)] == ["step-18", "step-12"]
+    run(tmp_path, "r", epochs=4, **{**options, "resume": str(folder / "step-12")})
+    assert f"set aside what lies beyond step 12 in {folder}: step-18.discarded" in capsys.readouterr().out
+    assert [path.name for path in step_folders(folder)] == ["step-24", "step-18"]
+    assert list(steps(whole).index) == list(range(1, 25))
+
+
+def test_a_checkpoint_without_the_totals_of_earlier_steps_is_refused(tmp_path: Path, idx_folder: Path) -> None:
+    options = {"data": str(idx_folder), "batch_size": 16, "save_every": 1}
+    saved = run(tmp_path, "r", epochs=1, **options).folder / "checkpoints" / "step-6"
+    content = json.loads((saved / "manifest.json").read_bytes())
+    del content["past"]
+    (saved / "manifest.json").write_bytes(sealed(content))
+    resumed = run(tmp_path, "r", epochs=2, **options, resume="newest")
+    assert resumed.exit_status == 4
+    assert "has no valid 'past'" in resumed.row["error"]
 
 
 def test_the_dataloader_continues_bit_identically_too(tmp_path: Path, idx_folder: Path) -> None:

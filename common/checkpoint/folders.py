@@ -67,7 +67,7 @@ def set_aside_beyond(folder: Path, step: int) -> None:
 
 
 def retire(path: Path) -> Path:
-    """Rename a checkpoint that will be deleted, so that a kill never leaves half of one under its name; return its new path."""
+    """Rename a checkpoint that will be deleted, so that a kill leaves no half of one, and return its new path."""
     trash = path.with_name(temporary_name(path.name))
     os.rename(path, trash)
     return trash

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from gptscale.common.errors import ConfigError
 RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # What --resume may mean beside a path: the newest checkpoint of the run. `auto` begins the run if it has none yet.
 RUN_WORDS = ("newest", "auto")
+# Options that may differ between the ranks of a run: where a machine keeps its copy of the data, whose content is compared
+# instead, and its own fast disk. `out` is none of them, because every rank writes its part of a checkpoint there.
+OF_THE_MACHINE = frozenset({"data", "tokenizer", "data_dir", "download", "nvme_path"})
 
 
 def option_of(field: str) -> str:
@@ -92,6 +95,30 @@ def refuse_changed(options: Any, names: Iterable[str], why: str, fix: str = "lea
     for name in names:
         if getattr(options, name) != defaults[name]:
             raise ConfigError(why, f"in {option_of(name)}", fix)
+
+
+def words_to_compare(*options: Any) -> dict[str, Any]:
+    """Return the values of dataclasses of options by what the user types for them, without those of OF_THE_MACHINE."""
+    fields = {name: value for part in options for name, value in dataclasses.asdict(part).items()}
+    return {option_of(name): value for name, value in fields.items() if name not in OF_THE_MACHINE}
+
+
+def check_same_on_ranks(facts_of_ranks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ConfigError unless every rank has the facts of rank 0, with all that differ and the ranks that have each value."""
+    differences = []
+    for name in dict.fromkeys(name for facts in facts_of_ranks for name in facts):
+        ranks_with: dict[str, list[int]] = {}
+        for rank, facts in enumerate(facts_of_ranks):
+            ranks_with.setdefault(str(facts.get(name)), []).append(rank)
+        if len(ranks_with) > 1:
+            values = (f"{value} on rank {_listed(ranks)}" for value, ranks in ranks_with.items())
+            differences.append(f"{name} is {' but '.join(values)}")
+    if differences:
+        raise ConfigError("; ".join(differences), "in what the ranks were started with", "start all alike")
+
+
+def _listed(ranks: Sequence[int], most: int = 8) -> str:
+    return ",".join(map(str, ranks[:most])) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
 
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:

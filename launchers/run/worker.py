@@ -12,17 +12,18 @@ import torch
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, StorageError
+from gptscale.common.errors import PREEMPTED_EXIT_STATUS, GptscaleError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, gather_objects, process_group
-from gptscale.common.settings.run import workload, workload_hash
+from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.train import train
 from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import Plan, preflight
 from gptscale.launchers.run.record import RunRecord, new_run_id
 from gptscale.recipes import get
+from gptscale.results.record.facts import version
 from gptscale.results.record.recorder import Recorder
 
 
@@ -75,12 +76,12 @@ def work(plan: Plan) -> int:
 
 
 def check_same_options(plan: Plan) -> None:
-    """Raise ConfigError if a rank was started with other options or data than rank 0."""
-    hashes = gather_objects(workload_hash(workload(plan.run, plan.fingerprint)))
-    if others := [rank for rank, h in enumerate(hashes) if h != hashes[0]]:
-        raise ConfigError(
-            f"ranks {others} train something else than rank 0", "in their options or data", "start all alike"
-        )
+    """Raise ConfigError if a rank was started with other options, data or versions than rank 0."""
+    run = plan.run
+    facts = {"the recipe": run.recipe, **words_to_compare(run.config, plan.recipe_config)}
+    facts |= {"the data's fingerprint": plan.fingerprint, "the device": run.world.device.type}
+    facts |= {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
+    check_same_on_ranks(gather_objects(facts))
 
 
 def _train(plan: Plan, record: RunRecord) -> bool:

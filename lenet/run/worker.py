@@ -15,6 +15,7 @@ from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleE
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.world import World, gather_objects, process_group
+from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.checkpoints import VisionSaver, resume
 from gptscale.lenet.run.config import VisionConfig
@@ -25,6 +26,7 @@ from gptscale.lenet.run.record import VisionRunRow
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
 from gptscale.lenet.run.usage import UsageSampler
+from gptscale.results.record.facts import version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,11 +72,11 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
 
 
 def check_same_options(plan: VisionPlan) -> None:
-    """Raise ConfigError if a rank was started with other options or data than rank 0."""
-    hashes = gather_objects(plan.workload_hash)
-    if others := [rank for rank, h in enumerate(hashes) if h != hashes[0]]:
-        what = f"ranks {others} train something else than rank 0"
-        raise ConfigError(what, "in their options or data", "start all alike")
+    """Raise ConfigError if a rank was started with other options, data or versions than rank 0."""
+    facts = words_to_compare(plan.config)
+    facts |= {"the data's fingerprint": plan.data.fingerprint, "the device": plan.world.device.type}
+    facts |= {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
+    check_same_on_ranks(gather_objects(facts))
 
 
 class PlannedRun:

@@ -272,3 +272,24 @@ def test_offload_is_in_the_row(tmp_path):
         assert float(row["offload_disk_gib"]) >= 12 * n
         assert float(row["offload_read_gib_per_s"]) > 0
         assert float(row["offload_write_gib_per_s"]) > 0
+
+
+DIFFERING = {
+    "ddp": "--micro-batch-size 2 --bucket-cap-mb 5.0 --activation-checkpointing full --save-every 2 --eval-every 2 --log-every 3",
+    "lenet": "--log-every 3 --save-every 1 --loader dataloader",
+}
+
+
+@pytest.mark.parametrize("what", DIFFERING)
+def test_ranks_that_differ_are_refused_with_every_option_in_which_they_do(what, tmp_path, capfd):
+    """C17: before, some of them trained on unnoticed, hung or aborted. Each rank says the same, in one line."""
+    own = DIFFERING[what].split()
+    ranks("world_differing.py", 2, what, "--device", "cpu", "--out", tmp_path, "--rank", 1, *own, status=2)
+    lines = capfd.readouterr().err.splitlines()
+    assert [line[: len("gptscale: error: rank 0: ")] for line in sorted(lines)] == [
+        "gptscale: error: rank 0: ",
+        "gptscale: error: rank 1: ",
+    ]
+    for option, value in zip(own[::2], own[1::2], strict=True):
+        assert all(f"{option} is " in line and f"but {value} on rank 1" in line for line in lines), (option, lines)
+    assert not list(tmp_path.iterdir())

@@ -6,6 +6,11 @@ Each says in one line what happened, where, and how to mend it.
 from __future__ import annotations
 
 
+def visible(text: str) -> str:
+    """Return text as one printable line: newlines, escape sequences and marks that turn the direction are written out."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 class GptscaleError(Exception):
     """An error that ends a run with one line and an exit status instead of a traceback.
 
@@ -21,9 +26,7 @@ class GptscaleError(Exception):
         self.what, self.where, self.fix = what, where, fix
 
     def __str__(self) -> str:
-        # Text from the user may hold newlines or escape sequences, but the message must be one printable line.
-        line = f"{self.what}, {self.where}, {self.fix}"
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        return visible(f"{self.what}, {self.where}, {self.fix}")
 
 
 class ConfigError(GptscaleError):

@@ -84,7 +84,7 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     """
     begin_warm_parent(config.device, imports=["gptscale.lenet.run.worker"])
     from gptscale.common.process.world import runs_on_cuda
-    from gptscale.lenet.run.columns import append_summary
+    from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
     from gptscale.lenet.run.preflight import local_world, make_plan
     from gptscale.lenet.run.record import new_run_id
     from gptscale.results.record.launch_with_row import launch_with_row
@@ -94,5 +94,5 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     name = config.run_name or new_run_id(config.model)
     words = option_words(dataclasses.replace(config, run_name=name))
     program = Program("gptscale.lenet.run.worker", tuple(words))
-    folder, fork = config.out / "runs" / name, not runs_on_cuda(config.device)
-    return launch_with_row(program, nproc, folder, config.out, append_summary, fork=fork)
+    folder, summary = config.out / "runs" / name, config.out / SUMMARY_NAME
+    return launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))

@@ -41,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
-    from gptscale.results.comparison.groups import compare, load
+    from gptscale.results.comparison.groups import compare
+    from gptscale.results.comparison.read import load
     from gptscale.results.comparison.write import write
 
     write(compare(load(options.paths)), csv=options.csv, md=options.md, png=options.png, html=options.html)

@@ -67,7 +67,8 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     folder = config.out / "runs" / name
     check_space(plan.run, folder)
     program = worker_program(recipe, dataclasses.replace(config, run_name=name), recipe_config)
-    return launch_with_row(program, nproc, folder, config.out, append_summary, fork=not runs_on_cuda(config.device))
+    summary, fork = config.out / "summary.csv", not runs_on_cuda(config.device)
+    return launch_with_row(program, nproc, folder, summary, append_summary, fork=fork)
 
 
 def worker_program(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> Program:

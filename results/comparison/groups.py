@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.errors import ConfigError
-from gptscale.results.record.columns import NEW_SINCE_1, SUMMARY_COLUMNS
+from gptscale.common.errors import visible
+from gptscale.results.comparison.read import DAMAGED, NUMBERS, clip, read_run_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,11 +21,6 @@ CONFIGURATION = (
 ).split()
 # Columns whose difference explains a different workload_hash when no run.json is at hand.
 WORK = "model n_params seq_len vocab_size precision optimizer_state global_batch_size steps data seed".split()
-TEXT = (
-    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile "
-    "optimizer_state offload data device host torch_version git_commit workload_hash"
-).split()
-NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
 
 
 @dataclass(eq=False)
@@ -42,9 +35,15 @@ class Group:
     notes: list[str] = field(default_factory=list)
     tied_with_faster: bool = False
 
-    @property
+    @cached_property
     def ok(self) -> pd.DataFrame:
         return self.rows[self.rows.status == "ok"]
+
+    @cached_property
+    def medians(self) -> dict[str, float]:
+        """The medians over the runs that succeeded, of the columns that have figures."""
+        medians = self.ok[NUMBERS].median()
+        return {column: value for column, value in medians.items() if value == value}
 
     @property
     def recipe(self) -> str:
@@ -52,8 +51,8 @@ class Group:
 
     def median(self, column: str) -> float | None:
         """Return the median over the runs that succeeded, None if there is no figure."""
-        values = self.ok[column].dropna()
-        return float(values.median()) if len(values) else None
+        value = self.medians.get(column)
+        return None if value is None else float(value)
 
     def spread(self) -> tuple[float, float] | None:
         """Return the lowest and highest tokens/s of the repeats, or of one run those at its p90 and p10 step times."""
@@ -63,8 +62,10 @@ class Group:
         if len(ok) > 1:
             return float(ok.tokens_per_s.min()), float(ok.tokens_per_s.max())
         run = ok.iloc[0]
-        tokens = run.tokens_per_s * run.step_time_s_median
-        return float(tokens / run.step_time_s_p90), float(tokens / run.step_time_s_p10)
+        tokens = float(run.tokens_per_s * run.step_time_s_median)
+        if not (run.step_time_s_p10 > 0 and run.step_time_s_p90 > 0 and math.isfinite(tokens / run.step_time_s_p10)):
+            return None
+        return tokens / float(run.step_time_s_p90), tokens / float(run.step_time_s_p10)
 
 
 @dataclass(eq=False)
@@ -73,7 +74,6 @@ class Comparison:
 
     ranked: list[Group]
     apart: list[Group]
-    frame: pd.DataFrame
 
     @property
     def baseline(self) -> Group | None:
@@ -83,55 +83,22 @@ class Comparison:
         return next((g for g in with_speed if g.recipe == "single"), slowest)
 
 
-def load(paths: Sequence[Path]) -> pd.DataFrame:
-    """Read all rows of results folders, summary files or single runs' folders.
-
-    A run that was resumed, or repeated under its name, has several rows. Only the last counts.
-    The column `folder` is the results folder that the run is in.
-    """
-    import pandas as pd
-
-    rows = pd.concat([_read(path) for path in paths], ignore_index=True)
-    if rows.empty:
-        raise ConfigError("there are no rows", "in compare", "run `gptscale sweep` first")
-    return rows.drop_duplicates(["folder", "run_id"], keep="last", ignore_index=True)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    import pandas as pd
-
-    is_run = path.absolute().parent.name == "runs"
-    home = path.absolute().parent.parent if is_run else path
-    file = home / "summary.csv" if home.is_dir() else home
-    if not file.is_file():
-        raise ConfigError(f"{path} holds no summary.csv", "in compare", "give a results folder or a summary.csv")
-    try:
-        text = file.read_text()
-        # A last line without a newline is still being written, or torn.
-        complete_lines = text[: text.rfind("\n") + 1]
-        rows = pd.read_csv(io.StringIO(complete_lines), dtype=str, keep_default_na=False)
-        rows = rows.assign(**{column: "" for column in NEW_SINCE_1 if column not in rows})
-        # fp32 is all that versions 1 to 3 had.
-        rows["optimizer_state"] = rows["optimizer_state"].replace("", "fp32")
-        rows[NUMBERS] = rows[NUMBERS].apply(pd.to_numeric)
-        rows[TEXT] = rows[TEXT].map(lambda text: "".join(c if c.isprintable() else " " for c in text))
-    except (ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise ConfigError(f"{file} is no summary ({reason})", "in compare", "give a file that gptscale wrote") from None
-    rows = rows.assign(folder=str(file.parent.resolve()))
-    rows = rows.assign(recipe_options=[_recipe_options(row) for row in rows.itertuples()])
-    return rows[rows.run_id == path.name] if is_run else rows
-
-
 def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
     """Group repeats, and rank the groups whose workload_hash is `work`.
 
-    work: by default that of the most recipes, and among equals the newest.
+    work: by default that of the most recipes, and among equals the newest. A row that is damaged is a group of its own.
     """
+    damaged = [
+        Group(row.run_id, frame.iloc[[row.Index]], [row.error]) for row in frame.itertuples() if row.status == DAMAGED
+    ]
+    if damaged:
+        frame = frame[frame.status != DAMAGED]
+    if frame.empty:
+        return Comparison(damaged, [])
     if work is None:
         works = frame.groupby("workload_hash").agg(recipes=("recipe", "nunique"), newest=("timestamp", "max"))
         work = str(works.sort_values(["recipes", "newest"], ascending=False).index[0])
-    comparison = Comparison([], [], frame)
+    comparison = Comparison([], [])
     reference = frame[frame.workload_hash == work].iloc[-1]
     for (group_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
         group = Group(_name(rows.iloc[0]), rows)
@@ -140,11 +107,14 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
         else:
             comparison.apart.append(group)
             group.notes.append(f"other work: {_differences(reference, rows.iloc[0])}")
-        group.notes += [f"{r.status}: {r.error}"[:160] for r in rows.itertuples() if r.status != "ok"]
+        for row in rows[(rows.status != "ok") | (rows.damage != "")].itertuples():
+            group.notes += [f"{row.status}: {row.error}"[:160]] if row.status != "ok" else []
+            group.notes += [f"{row.run_id}: {row.damage}"] if row.damage else []
     comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
     for groups in (comparison.ranked, comparison.apart):
         _make_names_differ(groups)
     _mark_ties(comparison.ranked)
+    comparison.apart += damaged
     return comparison
 
 
@@ -162,8 +132,10 @@ def _make_names_differ(groups: list[Group]) -> None:
     """Add to equal names the options in which their groups differ."""
     import pandas as pd
 
-    for name in {group.name for group in groups}:
-        twins = [group for group in groups if group.name == name]
+    named: dict[str, list[Group]] = {}
+    for group in groups:
+        named.setdefault(group.name, []).append(group)
+    for twins in named.values():
         firsts = pd.DataFrame([group.rows.iloc[0] for group in twins])
         differing = [column for column in CONFIGURATION if firsts[column].nunique() > 1]
         common = set.intersection(*(set(options.split("\n")) for options in firsts.recipe_options))
@@ -175,28 +147,11 @@ def _make_names_differ(groups: list[Group]) -> None:
 
 def _differences(reference: Any, row: Any) -> str:
     """Name the parts of the work that differ, by run.json if both runs have it, or else by their columns."""
-    a, b = _work_of(reference), _work_of(row)
+    a, b = (read_run_json(each.folder, each.run_id).workload for each in (reference, row))
     if a is None or b is None:
         a, b = ({column: each[column] for column in WORK} for each in (reference, row))
-    parts = [f"{k} {b.get(k)} (ranked: {a.get(k)})" for k in {**a, **b} if a.get(k) != b.get(k)]
-    return "; ".join(parts) or "in something that only run.json tells, which is gone"
-
-
-def _work_of(row: Any) -> dict[str, Any] | None:
-    run_json = _run_json(row)
-    return dict(run_json["workload"]) if run_json else None
-
-
-def _recipe_options(row: Any) -> str:
-    """Return the recipe's own options from run.json, a line each, since runs that differ in one are no repeats."""
-    options = (_run_json(row) or {}).get("recipe_config", {})
-    return "\n".join(f"{name}={value}" for name, value in sorted(options.items()))
-
-
-def _run_json(row: Any) -> dict[str, Any] | None:
-    """Read what the run wrote when it started, None if its folder is gone."""
-    file = Path(row.folder) / "runs" / str(row.run_id) / "run.json"
-    return dict(json.loads(file.read_bytes())) if file.is_file() else None
+    parts = [visible(f"{k} {b.get(k)} (ranked: {a.get(k)})") for k in {**a, **b} if a.get(k) != b.get(k)]
+    return clip("; ".join(clip(part) for part in parts), 1000) or "in something that only run.json tells, which is gone"
 
 
 def _mark_ties(ranked: list[Group]) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
-import shlex
-from pathlib import Path
 
 from gptscale.results.comparison.groups import Comparison
+from gptscale.results.comparison.read import read_run_json
 from gptscale.results.comparison.tables import cells, notes
 
+# Of more runs the page does not say how each was started.
+RUNS_MAX = 1000
 DEFINITIONS = {
     "runs": "repeats of one configuration; every figure is the median over those that succeeded",
     "tokens/s": "tokens of the global batch over the median time of a whole step, data, optimizer and gaps between kernels included, the first steps left out; of all devices together",
@@ -21,7 +21,7 @@ DEFINITIONS = {
     "peak GiB": "highest over ranks of what tensors held on the device at once",
     "host GiB": "highest over ranks of what the process held in memory (resident set)",
     "loss": "mean over the last step's global batch in nats per token; runs of the same work must agree",
-    "status": "ok, oom (out of memory), failed, interrupted",
+    "status": "ok, oom (out of memory), failed, interrupted; damaged: the run's row cannot be read",
 }
 
 PAGE = """<!doctype html>
@@ -75,14 +75,11 @@ def page(comparison: Comparison, png: bytes) -> str:
 
 
 def _runs(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return name, command and environment of every run whose run.json is still there."""
+    """Return name, command and environment of the runs whose run.json is still there, at most RUNS_MAX of them."""
     runs = []
-    for row in comparison.frame.itertuples():
-        file = Path(str(row.folder)) / "runs" / str(row.run_id) / "run.json"
-        if file.is_file():
-            run_json = json.loads(file.read_bytes())
-            environment = run_json["environment"]
-            versions = ", ".join(f"{k} {v}" for k, v in environment["packages"].items())
-            about = f"# Python {environment['python']}, {versions}, {environment['device']}"
-            runs.append((str(row.run_id), shlex.join(run_json["command"]), about))
+    for group in comparison.ranked + comparison.apart:
+        for folder, run_id in zip(group.rows.folder, group.rows.run_id, strict=True):
+            start = read_run_json(folder, run_id)
+            if start.command and len(runs) < RUNS_MAX:
+                runs.append((run_id, start.command, f"# {start.environment}"))
     return runs

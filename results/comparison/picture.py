@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gptscale.results.comparison.groups import Comparison, Group
+from gptscale.results.comparison.read import clip, read_steps
 from gptscale.results.render import DPI, subplots
 
 if TYPE_CHECKING:
@@ -19,25 +20,40 @@ if TYPE_CHECKING:
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
 # A legend of many curves.
 SMALL: dict[str, Any] = {"ncols": 2, "fontsize": 6.5, "loc": "upper right"}
+# A picture of more groups could not be read, and one of 1,200 not be drawn. A curve has no more points than pixels.
+GROUPS_MAX, POINTS = 40, 2000
 DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
 
 
 def steps_of(group: Group) -> pd.DataFrame | None:
-    """Read the steps.csv of the group's newest run that has one, None if none has."""
-    import pandas as pd
+    """Return the steps and losses of the group's newest run that has some, None if none has.
 
-    for row in group.rows.iloc[::-1].itertuples():
-        file = Path(str(row.folder)) / "runs" / str(row.run_id) / "steps.csv"
-        if file.is_file():
-            frame = pd.read_csv(file, float_precision="round_trip")
-            if len(frame):
-                return frame
+    What is wrong with a steps.csv on the way is added to the group's notes.
+    """
+    for folder, run_id in zip(group.rows.folder[::-1], group.rows.run_id[::-1], strict=True):
+        steps, damage = read_steps(folder, run_id)
+        if damage:
+            group.notes.append(f"{run_id}: {damage}")
+        if len(steps):
+            return steps
     return None
+
+
+def thinned(steps: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return at most about POINTS rows that look the same when they are drawn.
+
+    These are the rows with the lowest and the highest value of the column in each of equally long parts.
+    """
+    if len(steps) <= POINTS:
+        return steps
+    part = np.arange(len(steps)) * (POINTS // 2) // len(steps)
+    values = steps[column].fillna(steps[column].median()).groupby(part)
+    return steps.loc[np.unique(np.concatenate([values.idxmin(), values.idxmax()]))]
 
 
 def figure_png(comparison: Comparison) -> bytes:
     """Draw the ranked groups as a PNG, `single` first because the others are measured against it."""
-    groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")
+    groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")[:GROUPS_MAX]
     colours = {group.name: COLOURS[i % len(COLOURS)] for i, group in enumerate(groups)}
     height_in = max(7.5, 2 + 0.55 * len(groups))
     figure, axes = subplots(2, 2, (12, height_in), _title(comparison), title_size=11)
@@ -49,16 +65,26 @@ def figure_png(comparison: Comparison) -> bytes:
     column, what = ("peak_mem_allocated_gib", "device") if on_device else ("peak_rss_gib", "host")
     _bars(axes[1, 1], groups, colours, column, f"peak {what} memory of one process (GiB)")
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=DPI)
+    with warnings.catch_warnings():
+        # The fonts of matplotlib lack some letters that a foreign summary may have.
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(file, format="png", dpi=DPI)
     return file.getvalue()
 
 
 def _title(comparison: Comparison) -> str:
     row = comparison.ranked[0].rows.iloc[0]
+    left_out = len(comparison.ranked) - GROUPS_MAX
     return (
         f"{row.model}: {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, "
-        f"{row.precision}, data {row.data}\n{row.device}, torch {row.torch_version}"
-    )
+        f"{row.precision}, data {clip(row.data, 60)}\n{row.device}, torch {row.torch_version}"
+        + (f"\n{left_out:,} slower groups are not drawn" if left_out > 0 else "")
+    ).replace("$", r"\$")
+
+
+def _label(group: Group) -> str:
+    """Return the group's name as a short text, in which a dollar sign begins no formula."""
+    return clip(group.name, 60).replace("$", r"\$")
 
 
 def _losses(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[str, str]) -> None:
@@ -73,7 +99,8 @@ def _losses(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: dict[
             "linewidth": width,
             "alpha": alpha,
         }
-        axis.plot(steps.step, steps.loss, label=group.name, **style)
+        shown = thinned(steps, "loss")
+        axis.plot(shown.step, shown.loss, label=_label(group), **style)
     if curves:
         axis.legend(frameon=False, **SMALL if len(curves) > 8 else {})
     else:
@@ -87,13 +114,14 @@ def _deviations(axis: Axes, curves: list[tuple[Group, pd.DataFrame]], colours: d
     (reference, base), resolution = curves[0], float(np.finfo(np.float32).eps)
     for i, (group, steps) in enumerate(curves[1:], start=1):
         both = base.merge(steps, on="step", suffixes=("_base", ""))
-        deviation = (both.loss - both.loss_base).abs() / both.loss_base.abs()
+        both["deviation"] = (both.loss - both.loss_base).abs() / both.loss_base.abs().clip(lower=1e-300)
+        label, dashes = f"{_label(group)}: at most {both.deviation.max():.1e}", DASHES[i % len(DASHES)]
+        shown = thinned(both, "deviation")
         # Equal losses get a place on the logarithmic axis too.
-        shown = deviation.clip(lower=resolution / 2)
-        label, dashes = f"{group.name}: at most {deviation.max():.1e}", DASHES[i % len(DASHES)]
-        axis.plot(both.step, shown, color=colours[group.name], linestyle=dashes, label=label)
+        drawn = shown.deviation.clip(resolution / 2, 1e30)
+        axis.plot(shown.step, drawn, color=colours[group.name], linestyle=dashes, label=label)
     axis.axhline(resolution, color="grey", linewidth=0.8, label="resolution of float32")
-    axis.set(title=f"relative deviation of loss from {reference.name}", xlabel="step", yscale="log")
+    axis.set(title=f"relative deviation of loss from {_label(reference)}", xlabel="step", yscale="log")
     axis.set_ylim(resolution / 3, max(axis.get_ylim()[1], 1e-4))
     axis.grid(alpha=0.25)
     axis.legend(frameon=False, **SMALL if len(curves) > 8 else {})
@@ -117,7 +145,7 @@ def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str,
         axis.annotate(text, (reach + 0.012 * top, i), va="center", fontsize=9, color=colour)
         top = max(top, reach)
     axis.set(title=title, xlim=(0, 1.16 * top))
-    axis.set_yticks(range(len(groups)), [group.name for group in groups])
+    axis.set_yticks(range(len(groups)), [_label(group) for group in groups])
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}" if top >= 10 else "{x:g}"))
     axis.invert_yaxis()
     axis.grid(axis="x", alpha=0.25)

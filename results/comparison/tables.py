@@ -31,7 +31,8 @@ def cells(comparison: Comparison) -> list[dict[str, str]]:
     groups = comparison.ranked + comparison.apart
     on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
     memory = ("peak GiB", "peak_mem_allocated_gib") if on_device else ("host GiB", "peak_rss_gib")
-    return [_cells(group, memory, versus, base if group in comparison.ranked else None) for group in groups]
+    n_ranked = len(comparison.ranked)
+    return [_cells(group, memory, versus, base if i < n_ranked else None) for i, group in enumerate(groups)]
 
 
 def _cells(group: Group, memory: tuple[str, str], versus: str, base: float | None) -> dict[str, str]:
@@ -121,8 +122,8 @@ def as_csv(comparison: Comparison) -> bytes:
     base = comparison.baseline.median("tokens_per_s") if comparison.baseline else None
     titles = "name ranked runs status relative_speed tied_with_faster tokens_per_s_low tokens_per_s_high".split()
     lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]
-    for group in comparison.ranked + comparison.apart:
-        ranked, tokens = group in comparison.ranked, group.median("tokens_per_s")
+    for i, group in enumerate(comparison.ranked + comparison.apart):
+        ranked, tokens = i < len(comparison.ranked), group.median("tokens_per_s")
         relative = tokens / base if ranked and tokens and base else None
         words = [group.name, ranked, len(group.rows), _status(group), relative, group.tied_with_faster]
         words += [

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptscale.results.comparison.groups import Comparison, compare, load
+from gptscale.common.errors import StorageError, visible
+from gptscale.results.comparison.groups import Comparison, compare
+from gptscale.results.comparison.read import DAMAGED, load
 from gptscale.results.comparison.tables import as_csv, as_markdown, show
+from gptscale.results.record.files import as_storage_error
 from gptscale.results.render import console
 
 
 def write_comparison(paths: Sequence[Path], out: Path) -> None:
     """Compare the newest run with those of its work, print that, and leave comparison.{csv,md,png,html} in `out`."""
     rows = load(paths)
+    works = rows.workload_hash[rows.status != DAMAGED]
     files = {kind: out / f"comparison.{kind}" for kind in ("csv", "md", "png", "html")}
-    write(compare(rows, rows.workload_hash.iloc[-1]), **files)
+    for file in files.values():
+        # What another user may have put into the folder is not followed.
+        if file.is_symlink():
+            raise StorageError(f"{file} is a symbolic link", "in --out", "remove it or choose another folder")
+    write(compare(rows, works.iloc[-1] if len(works) else None), **files)
 
 
 def write(
@@ -25,22 +34,31 @@ def write(
     png: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Print the comparison and write the files that are named."""
-    terminal = console(log_columns=100)
-    show(comparison, terminal)
-    if csv:
-        csv.write_bytes(as_csv(comparison))
-    if md:
-        md.write_text(as_markdown(comparison))
+    """Print the comparison and write the files that are named.
+
+    The files are private to the user. Raises StorageError if the disk is full.
+    """
+    picture = b""
     if png or html:
         from gptscale.results.comparison.page import page
         from gptscale.results.comparison.picture import figure_png
 
+        # First, because the notes also tell what is wrong with the steps of a run.
         picture = figure_png(comparison)
-        if png:
-            png.write_bytes(picture)
-        if html:
-            html.write_text(page(comparison, picture))
-    for path in (csv, md, png, html):
+    terminal = console(log_columns=100)
+    show(comparison, terminal)
+    forms: list[tuple[Path | None, Callable[[], bytes]]] = [
+        (csv, lambda: as_csv(comparison)),
+        (md, lambda: as_markdown(comparison).encode()),
+        (png, lambda: picture),
+        (html, lambda: page(comparison, picture).encode()),
+    ]
+    for path, form in forms:
         if path:
-            terminal.print(f"wrote {path}", highlight=False, markup=False, soft_wrap=True)
+            content = form()
+            try:
+                with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    file.write(content)
+            except OSError as error:
+                raise as_storage_error(error, path) from None
+            terminal.print(f"wrote {visible(str(path))}", highlight=False, markup=False, soft_wrap=True)

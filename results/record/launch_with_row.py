@@ -18,7 +18,7 @@ def launch_with_row(
     program: Program,
     nproc: int,
     folder: Path,
-    out: Path,
+    summary: Path,
     append: Callable[[Path, Mapping[str, Any]], Any],
     *,
     fork: bool,
@@ -28,10 +28,10 @@ def launch_with_row(
     folder: the run's folder. It is named as the run. Rank 0 writes run.json into it when it starts, and status.json after the
     row when it ends. Both name the start that they belong to, so that those of an earlier start, or of another run that has
     the folder, do not count. Ranks that all end with 0 before that have failed.
-    append: writes a row to the summary in `out`. It is called if this start began and left no row.
+    append: writes a row to the summary. It is called if this start began and left no row in `summary`.
     fork: whether the ranks may be forked from a warm parent, which ranks that use CUDA may not.
     """
-    start = uuid.uuid4().hex
+    start, before = uuid.uuid4().hex, rows_of(summary, folder.name)
     status = launch(program, nproc, environment={START: start}, fork=fork)
     at_end = read_json(folder / "status.json")
     has_ended = at_end.get("start") == start
@@ -44,13 +44,25 @@ def launch_with_row(
             )
         )
     at_start = read_json(folder / "run.json")
-    if status and not has_ended and at_start.get("start") == start:
+    # A rank that is ended with its peers may have written the row and not the status.
+    has_row = has_ended or rows_of(summary, folder.name) != before
+    if status and not has_row and at_start.get("start") == start:
         error = f"ended with status {status} before it could leave its own row"
         try:
-            append(out, {**at_start["identity"], "status": "failed", "error": error})
+            append(summary.parent, {**at_start["identity"], "status": "failed", "error": error})
         except StorageError as full:
             _say(full)
     return status
+
+
+def rows_of(summary: Path, run_id: str) -> int:
+    """Count the summary's rows of this run, which are as many as the times it ended."""
+    try:
+        lines = summary.read_bytes().splitlines()
+    except OSError:
+        return 0
+    # run_id is the second column of every summary.
+    return sum(line.split(b",", 2)[1:2] == [run_id.encode()] for line in lines)
 
 
 def _say(error: PeerError | StorageError) -> int:

@@ -61,6 +61,19 @@ def test_every_end_that_left_no_row_gets_one(tmp_path, begin):
     assert statuses(tmp_path) == [("r", "failed")] * 2
 
 
+def test_a_row_counts_also_when_its_rank_was_ended_before_the_status(tmp_path, begin):
+    """The launcher ends the peers of a killed rank while they write."""
+
+    def killed(name):
+        began(tmp_path / "runs" / "r", name)
+        append_summary(tmp_path, {"run_id": "r", "status": "failed"})
+        return 7
+
+    assert begin(killed) == 7
+    assert begin(killed) == 7
+    assert statuses(tmp_path) == [("r", "failed")] * 2
+
+
 def test_ranks_that_all_end_with_0_before_the_last_step_have_failed(tmp_path, begin, capsys):
     """Also on resume, when status.json is that of the first start."""
     folder = tmp_path / "runs" / "r"

@@ -6,17 +6,22 @@ import csv
 import io
 import json
 import re
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import pandas as pd
 import pytest
 from rich.console import Console
 
-from gptscale.common.errors import ConfigError, StorageError
+from gptscale.common.errors import StorageError
 from gptscale.launchers.cli import main
-from gptscale.results.comparison.groups import Comparison, compare, load
-from gptscale.results.comparison.picture import figure_png
+from gptscale.results.comparison import picture
+from gptscale.results.comparison.groups import Comparison, compare
+from gptscale.results.comparison.picture import figure_png, thinned
+from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
 from gptscale.results.record.columns import STEP_COLUMNS
@@ -276,12 +281,158 @@ def test_what_is_no_summary_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_a_word_where_a_number_belongs_is_refused(tmp_path: Path) -> None:
+DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
+    "a word for a number": (lambda line: line.replace("1234.5", "fast"), "could not convert string to float: 'fast'"),
+    "an infinite number": (lambda line: line.replace("1234.5", "inf"), "tokens_per_s inf is out of range"),
+    "a negative number": (lambda line: line.replace("1234.5", "-5"), "tokens_per_s -5.0 is out of range"),
+    "too few cells": (lambda line: line[: len(line) // 2], "cells in place of 60"),
+    "too many cells": (lambda line: line + ",1", "61 cells in place of 60"),
+    "an open quote": (lambda line: line.replace("stdlib", '"stdlib'), "cells in place of 60"),
+    "NULs": (lambda line: "\0" * 500, "1 cells in place of 60"),
+    "nothing": (lambda line: "", "1 cells in place of 60"),
+    "endless": (lambda line: line + "," + "x" * 10**6, "61 cells in place of 60"),
+    "a status of no run": (lambda line: line.replace(",ok,", ",fine,"), "status 'fine' is none of ok, oom"),
+    "a path for a name": (
+        lambda line: line.replace("single-0-0", "../../secret"),
+        "'../../secret' is no name of a run",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_row_is_told_and_all_others_are_compared(tmp_path: Path, kind: str) -> None:
+    damage, said = DAMAGE[kind]
     add_run(tmp_path, "single", tokens_per_s=1234.5)
+    for recipe, speed in (("ddp", 2000.0), ("fsdp", 1000.0)):
+        add_run(tmp_path, recipe, tokens_per_s=speed)
     path = tmp_path / "summary.csv"
-    path.write_text(path.read_text().replace("1234.5", "fast"))
-    with pytest.raises(ConfigError, match=r"is no summary.*fast"):
-        load([path])
+    header, line, *others = path.read_text().splitlines()
+    path.write_text("\n".join([header, damage(line), *others]) + "\n")
+    comparison = compare(load([tmp_path]))
+    assert order(comparison) == ["ddp x2", "fsdp x2"]
+    (group,) = comparison.apart
+    assert group.name in ("single-0-0", "line 2")
+    assert [row["status"] for row in cells(comparison)] == ["ok", "ok", "damaged"]
+    assert said in notes(comparison)[-1]
+    assert "damaged" in shown(comparison)
+    write_comparison([tmp_path], tmp_path)
+
+
+def test_a_summary_of_damaged_rows_only(tmp_path: Path) -> None:
+    add_run(tmp_path, "single")
+    path = tmp_path / "summary.csv"
+    path.write_text(path.read_text().splitlines()[0] + 50 * "\nx" + "\n")
+    comparison = compare(load([tmp_path]))
+    assert len(cells(comparison)) == 21
+    assert "30 more lines" in shown(comparison)
+    write_comparison([tmp_path], tmp_path)
+
+
+RUN_JSONS = {
+    "an empty object": b"{}",
+    "a list": b"[]",
+    "cut": b'{"workload": {"mod',
+    "deep": b"[" * 200_000,
+    "huge": b'{"a": "' + b"x" * 2**21 + b'"}',
+    "no text": b"\xff\xfe",
+    "other types": b'{"workload": 3, "command": {}, "environment": []}',
+    "NaN and a long number": b'{"workload": NaN, "x": ' + b"9" * 5000 + b"}",
+    "types inside": b'{"workload": {}, "command": [1], "environment": {"python": 1, "device": 1, "packages": {}}}',
+}
+
+
+@pytest.mark.parametrize("kind", RUN_JSONS)
+def test_a_damaged_run_json_is_told(tmp_path: Path, kind: str) -> None:
+    for recipe in ("single", "ddp"):
+        add_run(tmp_path, recipe)
+    add_run(tmp_path, "fsdp", work={"steps": 30})
+    for run_id in ("ddp-1-0", "fsdp-2-0"):
+        (tmp_path / "runs" / run_id / "run.json").write_bytes(RUN_JSONS[kind])
+    write_comparison([tmp_path], tmp_path)
+    comparison = compare(load([tmp_path]), load([tmp_path]).workload_hash[0])
+    assert order(comparison) == ["single x1", "ddp x2"]
+    said = notes(comparison)
+    assert any(note.startswith("ddp x2: ddp-1-0: run.json is ") for note in said)
+    assert "fsdp x2: other work: steps 30 (ranked: 20)" in said
+
+
+def test_damaged_steps_are_told(tmp_path: Path) -> None:
+    """A run whose rank 0 is killed in its first step leaves an empty steps.csv."""
+    names = [add_run(tmp_path, recipe) for recipe in ("single", "ddp", "fsdp", "zero1")]
+    steps = [tmp_path / "runs" / name / "steps.csv" for name in names]
+    steps[1].write_bytes(b"")
+    steps[2].write_bytes(b"a,b\n1,2\n")
+    steps[3].write_bytes(steps[0].read_bytes() + b"\0" * 50 + b"\n21,x,1e400\n\n")
+    write_comparison([tmp_path], tmp_path)
+    said = (tmp_path / "comparison.md").read_text()
+    assert "ddp x2: ddp-1-0: steps.csv is not read: it is empty" in said
+    assert "fsdp x2: fsdp-2-0: steps.csv is not read: it has no columns step and loss" in said
+    assert "zero1 x2: zero1-3-0: steps.csv has 3 lines that are no rows" in said
+
+
+@pytest.mark.parametrize("link", ["runs", "runs/single-0-0", "runs/single-0-0/run.json", "a name"])
+def test_nothing_outside_the_results_is_read(tmp_path: Path, link: str) -> None:
+    out = tmp_path / "out"
+    add_run(out, "single")
+    if link == "a name":
+        (tmp_path / "run.json").write_text((out / "runs" / "single-0-0" / "run.json").read_text())
+        (out / "summary.csv").write_text((out / "summary.csv").read_text().replace("single-0-0", "../.."))
+    else:
+        (out / link).rename(tmp_path / "secret")
+        (out / link).symlink_to(tmp_path / "secret")
+    write_comparison([out], out)
+    assert "gptscale run single" not in (out / "comparison.html").read_text()
+    assert "is a link" in as_markdown(compare(load([out]))) or link == "a name"
+
+
+def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
+    add_run(tmp_path / "out", "single")
+    (tmp_path / "out" / "comparison.md").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="symbolic link"):
+        write_comparison([tmp_path / "out"], tmp_path / "out")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_escape_sequences_of_a_foreign_run_are_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;x\x07\u202etxt.\u2066"
+    run_id = add_run(tmp_path, "single")
+    add_run(tmp_path, "ddp")
+    file = tmp_path / "runs" / run_id / "run.json"
+    content = json.loads(file.read_text()) | {"command": [evil], "recipe_config": {evil: evil}}
+    file.write_text(json.dumps(content))
+    path = tmp_path / "summary.csv"
+    path.write_text(path.read_text().replace("somebody's", evil + "<b>$x$"))
+    write_comparison([tmp_path], tmp_path)
+    printed = capsys.readouterr().out
+    for text in (printed, *((tmp_path / f"comparison.{kind}").read_text() for kind in ("csv", "md", "html"))):
+        assert all(c.isprintable() or c == "\n" for c in text)
+    html = (tmp_path / "comparison.html").read_text()
+    assert r"\x1b]0;x\x07\u202etxt.\u2066&lt;b&gt;" in html
+
+
+def test_files_of_a_comparison_are_private(tmp_path: Path) -> None:
+    add_run(tmp_path, "single")
+    write_comparison([tmp_path], tmp_path)
+    for kind in ("csv", "md", "png", "html"):
+        assert stat.S_IMODE((tmp_path / f"comparison.{kind}").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("n_steps", [1, 2000, 100_001])
+def test_a_thinned_curve_keeps_its_ends(n_steps: int) -> None:
+    steps = pd.DataFrame({"step": range(n_steps), "loss": [float(i % 997) for i in range(n_steps)]})
+    kept = thinned(steps, "loss")
+    assert len(kept) == min(n_steps, 2000)
+    assert (kept.loss.min(), kept.loss.max()) == (steps.loss.min(), steps.loss.max())
+    assert kept.step.is_monotonic_increasing
+
+
+def test_a_picture_of_very_many_groups_shows_the_fastest(tmp_path: Path) -> None:
+    for n in range(60):
+        add_run(tmp_path, "ddp", 1000.0 + n, micro_batch_size=n, steps=False)
+    comparison = compare(load([tmp_path]))
+    assert len(comparison.ranked) == 60
+    assert "20 slower groups are not drawn" in picture._title(comparison)
+    assert figure_png(comparison)
 
 
 @pytest.mark.parametrize(

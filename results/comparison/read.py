@@ -1,0 +1,305 @@
+"""Reading what runs left, also what is damaged or foreign: each fault is told beside its run, and all other runs are read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import shlex
+import stat
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from gptscale.common.errors import ConfigError, visible
+from gptscale.common.settings.checks import RUN_NAME
+from gptscale.results.record.columns import NEW_SINCE_1, STATUSES, SUMMARY_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEXT = (
+    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile "
+    "optimizer_state offload data device host torch_version git_commit workload_hash"
+).split()
+NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
+INTEGERS = (
+    "n_params seq_len vocab_size world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps global_batch_size steps "
+    "seed"
+).split()
+# Of a run that failed they may be NaN or infinite.
+LOSSES = ("loss_first", "loss_last")
+STATUS, OPTIMIZER_STATE = TEXT.index("status"), TEXT.index("optimizer_state")
+# A status that only a comparison knows: nothing but this is known of the run.
+DAMAGED = "damaged"
+
+# Bounds of what is read from files that anyone may have written, far above what a run writes.
+LINE_BYTES_MAX, TEXT_MAX, RUN_JSON_BYTES_MAX, NUMBER_MAX = 2**16, 300, 2**20, 1e18
+DAMAGED_ROWS_MAX = 20
+
+
+class DamagedFileError(Exception):
+    """A file of a run that cannot be read, with the reason in a few words."""
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """What run.json says of a run. `damage` is why it says nothing, empty if it is whole or not there."""
+
+    workload: dict[str, Any] | None = None
+    recipe_options: str = ""
+    command: str = ""
+    environment: str = ""
+    damage: str = ""
+
+
+class SummaryRows:
+    """The rows of summary files by columns, because a million rows as objects would fill the memory."""
+
+    def __init__(self) -> None:
+        self.text: dict[str, list[str]] = {column: [] for column in (*TEXT, "folder")}
+        self.numbers = {column: array("d") for column in NUMBERS}
+        # What to show for each text that was met. Equal ones are kept once.
+        self._shown: dict[str, str] = {"": ""}
+
+    def shown(self, text: str) -> str:
+        """Return text as it may be printed."""
+        if text not in self._shown:
+            self._shown[text] = clip(visible(text))
+        return self._shown[text]
+
+    def add(self, texts: Iterable[str], folder: str, numbers: Iterable[float]) -> None:
+        """Append a row, with texts and numbers in the order of TEXT and NUMBERS."""
+        for values, text in zip(self.text.values(), (*texts, folder), strict=True):
+            values.append(text)
+        for figures, number in zip(self.numbers.values(), numbers, strict=True):
+            figures.append(number)
+
+    def add_damaged(self, run_id: str, folder: str, damage: str) -> None:
+        """Append a row that says only what is wrong with it."""
+        known = {"run_id": run_id, "status": DAMAGED, "error": damage}
+        self.add([known.get(column, "") for column in TEXT], folder, [math.nan] * len(NUMBERS))
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows as a table, of which only the last of each run counts."""
+        import numpy as np
+        import pandas as pd
+
+        columns: dict[str, Any] = {name: np.array(values, dtype=object) for name, values in self.text.items()}
+        columns |= {name: np.frombuffer(figures) for name, figures in self.numbers.items() if name not in INTEGERS}
+        columns |= {name: np.nan_to_num(np.frombuffer(self.numbers[name])).astype(np.int64) for name in INTEGERS}
+        rows = pd.DataFrame(columns, copy=False)
+        return rows.drop_duplicates(["folder", "run_id"], keep="last", ignore_index=True)
+
+
+def load(paths: Sequence[Path]) -> pd.DataFrame:
+    """Read all rows of results folders, summary files or single runs' folders.
+
+    A run that was resumed, or repeated under its name, has several rows. Only the last counts. A row that is damaged has the
+    status `damaged`. The column `folder` is the results folder that the run is in, `damage` says what of it cannot be read.
+    """
+    rows = SummaryRows()
+    for path in paths:
+        _read(path, rows)
+    if not rows.text["run_id"]:
+        raise ConfigError("there are no rows", "in compare", "run `gptscale sweep` first")
+    frame = rows.frame()
+    # Most rows of a large summary have no folder any more.
+    folders = {folder: _names_in(Path(folder) / "runs") for folder in frame.folder.unique()}
+    starts = [
+        read_run_json(folder, run_id) if run_id in folders[folder] else RunStart()
+        for folder, run_id in zip(frame.folder, frame.run_id, strict=True)
+    ]
+    return frame.assign(recipe_options=[s.recipe_options for s in starts], damage=[s.damage for s in starts])
+
+
+def _names_in(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()
+
+
+def _read(path: Path, rows: SummaryRows) -> None:
+    is_run = path.absolute().parent.name == "runs"
+    home = path.absolute().parent.parent if is_run else path
+    file = home / "summary.csv" if home.is_dir() else home
+    if not file.is_file():
+        raise ConfigError(f"{path} holds no summary.csv", "in compare", "give a results folder or a summary.csv")
+    folder, n_damaged = str(file.parent.resolve()), 0
+    with file.open("rb") as content:
+        lines = whole_lines(content)
+        columns = Columns.of(_cells(next(lines, b"")), file)
+        for number, line in enumerate(lines, start=2):
+            cells = _cells(line)
+            run_id = cells[columns.run_id] if len(cells) > columns.run_id else ""
+            if is_run and run_id != path.name:
+                continue
+            try:
+                texts, numbers = columns.parse(cells, rows.shown)
+                rows.add(texts, folder, numbers)
+            except DamagedFileError as error:
+                n_damaged += 1
+                if n_damaged <= DAMAGED_ROWS_MAX:
+                    name = run_id if RUN_NAME.fullmatch(run_id) else f"line {number}"
+                    rows.add_damaged(name, folder, f"line {number} of {file.name}: {error}")
+    if (others := n_damaged - DAMAGED_ROWS_MAX) > 0:
+        rows.add_damaged(f"{others} more lines", folder, f"{file.name} has {n_damaged} lines that are no rows")
+
+
+class Columns(NamedTuple):
+    """Where the columns of a comparison are in the lines of a summary, None for one that its version lacks."""
+
+    n: int
+    run_id: int
+    text: list[int | None]
+    numbers: list[int | None]
+
+    @classmethod
+    def of(cls, header: Sequence[str], file: Path) -> Columns:
+        """Find the columns, or raise ConfigError for a file that is no summary."""
+        if missing := [c for c in SUMMARY_COLUMNS if c not in header and c not in NEW_SINCE_1]:
+            what = f"{visible(str(file))} is no summary (it has no column {missing[0]})"
+            raise ConfigError(what, "in compare", "give a file that gptscale wrote")
+        at = {column: i for i, column in enumerate(header)}
+        return cls(len(header), at["run_id"], [at.get(c) for c in TEXT], [at.get(c) for c in NUMBERS])
+
+    def parse(self, cells: Sequence[str], shown: Callable[[str], str]) -> tuple[list[str], list[float]]:
+        """Return the texts and the numbers of a row, or raise DamagedFileError if it is none."""
+        if len(cells) != self.n:
+            raise DamagedFileError(f"{len(cells)} cells in place of {self.n}")
+        texts = ["" if i is None else shown(cells[i]) for i in self.text]
+        try:
+            numbers = [math.nan if i is None or not cells[i] else float(cells[i]) for i in self.numbers]
+        except ValueError as error:
+            raise DamagedFileError(clip(visible(str(error)), 100)) from None
+        for column, number in zip(NUMBERS, numbers, strict=True):
+            if (number < 0 or number > NUMBER_MAX) and column not in LOSSES:
+                raise DamagedFileError(f"{column} {number} is out of range")
+        if not RUN_NAME.fullmatch(cells[self.run_id]):
+            raise DamagedFileError(f"run_id {texts[0]!r} is no name of a run")
+        if texts[STATUS] not in STATUSES:
+            raise DamagedFileError(f"status {texts[STATUS]!r} is none of {', '.join(STATUSES)}")
+        # fp32 is all that versions 1 to 3 had.
+        texts[OPTIMIZER_STATE] = texts[OPTIMIZER_STATE] or "fp32"
+        return texts, numbers
+
+
+def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file, but not a last one without a newline, which is still being written, or torn.
+
+    Of a line that is too long the part that is not read is left out.
+    """
+    while line := file.readline(LINE_BYTES_MAX):
+        whole = line
+        while line and not line.endswith(b"\n"):
+            line = file.readline(LINE_BYTES_MAX)
+        if line:
+            yield whole
+
+
+def _cells(line: bytes) -> list[str]:
+    """Return the cells of a line, none if it is no line of a CSV."""
+    try:
+        if b'"' not in line:
+            return line.decode().rstrip("\r\n").split(",")
+        return next(csv.reader([line.decode().rstrip("\r\n")]), []) if b"\0" not in line else []
+    except (ValueError, csv.Error):
+        return []
+
+
+def clip(text: str, length: int = TEXT_MAX) -> str:
+    """Return at most `length` characters of a text, with dots in place of the rest."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+@contextmanager
+def run_file(folder: str, run_id: str, name: str) -> Iterator[IO[bytes]]:
+    """Open a file of a run for reading, which no link or name leads out of the results folder.
+
+    Raises FileNotFoundError if it is gone, and DamagedFileError if it is no file or lies behind a link.
+    """
+    if not RUN_NAME.fullmatch(run_id):
+        raise DamagedFileError(f"{run_id!r} is no name of a run")
+    place, flags = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        for part in ("runs", run_id, name):
+            outer, place = place, os.open(part, flags | (0 if part == name else os.O_DIRECTORY), dir_fd=place)
+            os.close(outer)
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise DamagedFileError("it is no file")
+        with open(place, "rb", closefd=False) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamagedFileError(f"it cannot be opened, or is a link ({error.strerror})") from None
+    finally:
+        os.close(place)
+
+
+def read_run_json(folder: str, run_id: str) -> RunStart:
+    """Read what a run wrote when it started."""
+    try:
+        with run_file(folder, run_id, "run.json") as file:
+            content = file.read(RUN_JSON_BYTES_MAX + 1)
+        if len(content) > RUN_JSON_BYTES_MAX:
+            raise DamagedFileError(f"it has more than {RUN_JSON_BYTES_MAX:,} bytes")
+        start = json.loads(content)
+        options, packages = start.get("recipe_config", {}), start["environment"]["packages"]
+        about = ", ".join(f"{k} {v}" for k, v in packages.items())
+        return RunStart(
+            workload=dict(start["workload"]),
+            recipe_options="\n".join(clip(visible(f"{name}={value}")) for name, value in sorted(options.items())),
+            command=clip(visible(shlex.join(start["command"])), 4000),
+            environment=clip(
+                visible(f"Python {start['environment']['python']}, {about}, {start['environment']['device']}"), 4000
+            ),
+        )
+    except FileNotFoundError:
+        return RunStart()
+    except DamagedFileError as error:
+        return RunStart(damage=f"run.json is not read: {error}")
+    except KeyError as error:
+        return RunStart(damage=f"run.json is damaged: it has no {visible(str(error))}")
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return RunStart(damage="run.json is damaged: it is not what a run writes")
+
+
+def read_steps(folder: str, run_id: str) -> tuple[pd.DataFrame, str]:
+    """Return the steps and losses of a run's steps.csv, and what is wrong with the file, which is empty for a whole one."""
+    import numpy as np
+    import pandas as pd
+
+    steps, losses, n_bad = array("q"), array("d"), 0
+    damage = ""
+    try:
+        with run_file(folder, run_id, "steps.csv") as file:
+            lines = whole_lines(file)
+            header = next(lines, b"").rstrip(b"\r\n").split(b",")
+            if b"step" not in header or b"loss" not in header:
+                raise DamagedFileError("it has no columns step and loss" if header != [b""] else "it is empty")
+            i, j, n = header.index(b"step"), header.index(b"loss"), len(header)
+            for line in lines:
+                cells = line.split(b",")
+                try:
+                    step, loss = int(cells[i]), float(cells[j])
+                    if len(cells) != n or not 0 <= step <= NUMBER_MAX:
+                        raise ValueError
+                except (ValueError, IndexError):
+                    n_bad += 1
+                    continue
+                steps.append(step)
+                losses.append(loss if abs(loss) < NUMBER_MAX else math.nan)
+    except FileNotFoundError:
+        pass
+    except DamagedFileError as error:
+        damage = f"steps.csv is not read: {error}"
+    if n_bad:
+        damage = f"steps.csv has {n_bad:,} lines that are no rows"
+    frame = pd.DataFrame({"step": np.array(steps, dtype=np.int64), "loss": np.array(losses, dtype=float)})
+    return frame.drop_duplicates("step", keep="last"), damage

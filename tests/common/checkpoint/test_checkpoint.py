@@ -9,9 +9,10 @@ import pytest
 import torch
 from holder import FACTS, Holder
 
+from gptscale.common.checkpoint import reader as checkpoint_reader
 from gptscale.common.checkpoint import writer as checkpoint_writer
 from gptscale.common.checkpoint.manifest import sealed
-from gptscale.common.checkpoint.reader import Reader, newest_valid, step_folders
+from gptscale.common.checkpoint.reader import Reader, agreed, newest_valid, step_folders
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import CheckpointError, NumericError, StorageError
 from gptscale.common.state import Shard
@@ -258,6 +259,27 @@ def test_all_corrupt_is_an_error_and_never_a_fresh_start(saved, tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint that verifies"):
         newest_valid(tmp_path, lambda line: None)
     assert len(list(tmp_path.glob("*.corrupt"))) == 2
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_rank_that_does_not_see_the_checkpoint_stops_all(saved, tmp_path, monkeypatch, is_main):
+    """Rank 1 is on a machine without the shared disk. Neither rank may go on alone, or it would wait for the other."""
+    elsewhere = CheckpointError("manifest.json is missing", "on rank 1", "share the disk")
+    calls = []
+
+    def gather(value):
+        calls.append(value)
+        if len(calls) == 1:
+            return [(saved, None), (None, None)]
+        assert value is None if is_main else isinstance(value, CheckpointError)
+        return [None, elsewhere]
+
+    monkeypatch.setattr(checkpoint_reader, "gather_objects", gather)
+    if not is_main:
+        shutil.rmtree(saved)
+    with pytest.raises(CheckpointError, match="on rank 1"):
+        agreed(tmp_path, lambda reader: None, is_main=is_main)
+    assert len(calls) == 2
 
 
 def test_state_that_lacks_or_adds_a_tensor_is_refused(saved):

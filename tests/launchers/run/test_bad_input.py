@@ -261,6 +261,16 @@ def test_pickles_that_the_user_has_not_listed_are_never_read(case, capsys, folde
     assert not (folder / "canary").exists()
 
 
+@pytest.mark.parametrize("name", ["model.pt", ".metadata", "mp_rank_00_model_states.pt", "rank-00000-0000.safetensors"])
+def test_pickles_of_other_programs_are_never_read(name, capsys, folder):
+    (folder / "step-4").mkdir()
+    (folder / "step-4" / name).write_bytes(pickle.dumps(Canary(folder / "canary")))
+    refused(capsys, folder, ["run", "ddp", "--resume", "step-4"])
+    (folder / "step-4").rename(folder / "saved")
+    refused(capsys, folder, ["run", "ddp", "--resume", "saved", "--trust-checkpoint"])
+    assert not (folder / "canary").exists()
+
+
 class Holder:
     def state(self):
         yield Shard("model/w", torch.ones(3), (3,), (0,))

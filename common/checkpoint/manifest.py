@@ -5,6 +5,7 @@ Its last entry is the SHA-256 of all the others. Checkpoints of format version 1
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
@@ -21,7 +22,8 @@ from gptscale.common.errors import CheckpointError
 from gptscale.common.process.ending import is_out_of_memory
 
 FORMAT_VERSION = 2
-HASH = "manifest_sha256"
+SEAL = re.compile(rb',\n "manifest_sha256": "([0-9a-f]{64})"\n}')
+SEAL_BYTES = len(',\n "manifest_sha256": ""\n}') + 64
 FIX = "resume from another checkpoint"
 # The writer begins a new file after this many boxes, so a manifest needs no more than the bytes below for each file.
 BOXES_PER_FILE = 1024
@@ -44,13 +46,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def sealed(facts: dict[str, Any]) -> bytes:
-    """Return the manifest of `facts` as bytes, with its version and its own hash."""
-    manifest = {"format_version": FORMAT_VERSION, **facts}
-    return json.dumps({**manifest, HASH: _hash(manifest)}, indent=1).encode()
-
-
-def _hash(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps({k: v for k, v in manifest.items() if k != HASH}).encode()).hexdigest()
+    """Return the manifest of `facts` as bytes, with its version first and the hash of all before it last."""
+    text = json.dumps({"format_version": FORMAT_VERSION, **facts}, indent=1).encode().removesuffix(b"\n}")
+    return text + f',\n "manifest_sha256": "{hashlib.sha256(text).hexdigest()}"\n}}'.encode()
 
 
 def damaged(path: Path, file: str, how: str) -> CheckpointError:
@@ -80,14 +78,23 @@ def read_manifest(path: Path) -> dict[str, Any]:
     most = MANIFEST_BYTES + MANIFEST_BYTES_PER_FILE * sum(1 for _ in path.glob("rank-*.safetensors"))
     if not 0 < (size := file.stat().st_size) <= most:
         raise damaged(path, "manifest.json", f"has {size} bytes, expected 1 to {most}")
+    data = file.read_bytes()
+    seal = SEAL.fullmatch(data, max(0, len(data) - SEAL_BYTES))
+    if seal and hashlib.sha256(data[: seal.start()]).hexdigest().encode() != seal[1]:
+        raise damaged(path, "manifest.json", "does not match its own SHA-256")
+    collects = gc.isenabled()
+    # The collector would walk through the growing tree again and again, which takes ten times as long as the parsing.
+    gc.disable()
     try:
-        manifest: dict[str, Any] = json.loads(file.read_bytes())
-        _check_version(path, manifest)
-        sealed_well = manifest.get(HASH) == _hash(manifest) if HASH in manifest else manifest["format_version"] == 1
+        manifest: dict[str, Any] = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise damaged(path, "manifest.json", f"is no JSON ({type(error).__name__})") from None
-    if not sealed_well:
-        raise damaged(path, "manifest.json", "does not match its own SHA-256")
+    finally:
+        if collects:
+            gc.enable()
+    _check_version(path, manifest)
+    if manifest["format_version"] > 1 and not seal:
+        raise damaged(path, "manifest.json", "has lost its own SHA-256")
     _check_facts(path, manifest)
     for entry in manifest["files"]:
         _check_entry(path, entry)

@@ -7,11 +7,10 @@ import shutil
 
 import pytest
 import torch
-from holder import FACTS, Holder
+from holder import FACTS, Holder, reseal
 
 from gptscale.common.checkpoint import reader as checkpoint_reader
 from gptscale.common.checkpoint import writer as checkpoint_writer
-from gptscale.common.checkpoint.manifest import sealed
 from gptscale.common.checkpoint.reader import Reader, agreed, newest_valid, step_folders
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import CheckpointError, NumericError, StorageError
@@ -124,7 +123,7 @@ def edit(**changes):
 
     def change(path):
         content = json.loads((path / "manifest.json").read_bytes())
-        (path / "manifest.json").write_bytes(sealed({**content, **changes}))
+        reseal(path, {**content, **changes})
 
     return change
 
@@ -167,7 +166,7 @@ def poison(path):
     (path / DATA).write_bytes(data)
     content = json.loads((path / "manifest.json").read_bytes())
     content["files"][0]["sha256"] = hashlib.sha256(data).hexdigest()
-    (path / "manifest.json").write_bytes(sealed(content))
+    reseal(path, content)
 
 
 DAMAGE = {
@@ -189,6 +188,10 @@ DAMAGE = {
     "huge step": (edit(step=10**400), "no valid 'step'"),
     "step of another folder": (edit(step=6), "has step 6, the folder is step-4"),
     "step changed by hand": (unsealed, "does not match its own SHA-256"),
+    "hash lost": (
+        lambda path: manifest((path / "manifest.json").read_text().replace("_sha", "_sho"))(path),
+        "has lost its own SHA-256",
+    ),
     "NaN counter": (edit(counters={"optimizer_steps": float("nan")}), "no valid 'counters'"),
     "path in a name": (edit(files=[{"file": "../../etc/passwd", "boxes": []}]), "none of a checkpoint's"),
     "boxes missing": (edit(files=[{"file": DATA, "size": 1, "sha256": "0" * 64}]), "no valid 'boxes'"),

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from holder import FACTS, Holder
+from holder import FACTS, Holder, reseal
 
 from gptscale.common.checkpoint import writer as checkpoint_writer
-from gptscale.common.checkpoint.manifest import sealed
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import CheckpointError
@@ -111,7 +110,7 @@ def data_header(checkpoint, random):
     content = json.loads((checkpoint / "manifest.json").read_bytes())
     (entry,) = [e for e in content["files"] if e["file"] == path.name]
     entry["size"], entry["sha256"] = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
-    (checkpoint / "manifest.json").write_bytes(sealed(content))
+    reseal(checkpoint, content)
 
 
 def files(checkpoint, random):
@@ -135,7 +134,7 @@ def large_manifest(checkpoint, random):
     """Make the manifest as large as it may be, of what takes a reader most memory, or larger."""
     unit = random.choice(["[]", "{}", '""', "0", "[[]]", '{"":{}}', "1e9", '{"a":0}'])
     n_bytes = random.choice([2**20, 3 * 2**20, 2**22, 2**24])
-    text = f'{{"format_version": 2, "manifest_sha256": "", "files": [{",".join([unit] * (n_bytes // (len(unit) + 1) - 40))}]}}'
+    text = f'{{"format_version": 1, "files": [{",".join([unit] * (n_bytes // (len(unit) + 1) - 40))}]}}'
     (checkpoint / "manifest.json").write_text(text)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from holder import reseal
 from worlds import Started, command, ok, ranks
 
-from gptscale.common.checkpoint.manifest import sealed
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
@@ -143,7 +143,7 @@ def test_a_checkpoint_without_the_totals_of_earlier_steps_is_refused(tmp_path: P
     saved = run(tmp_path, "r", epochs=1, **options).folder / "checkpoints" / "step-6"
     content = json.loads((saved / "manifest.json").read_bytes())
     del content["past"]
-    (saved / "manifest.json").write_bytes(sealed(content))
+    reseal(saved, content)
     resumed = run(tmp_path, "r", epochs=2, **options, resume="newest")
     assert resumed.exit_status == 4
     assert "has no valid 'past'" in resumed.row["error"]

@@ -60,7 +60,8 @@ class Recipe(NamedTuple):
     @property
     def imports(self) -> tuple[str, ...]:
         """Return the modules that each rank of a run imports: the worker, the recipe and its engine."""
-        engine = () if self.engine == "torch" else (self.engine.replace("-", "_"),)
+        engines = {"torch": (), "colossalai": ("gptscale.common.engines.colossal.library",)}
+        engine = engines.get(self.engine, (self.engine.replace("-", "_"),))
         return ("gptscale.launchers.run.worker", self.module, *engine)
 
     def load(self) -> ModuleType:

@@ -67,6 +67,7 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     reports: dict[int, int] = {}
+    servers: list[int] = []
     own = [connection.fileno(), awake, wake]
     while True:
         readable, _, _ = select.select([connection.fileno(), awake], [], [])
@@ -77,7 +78,7 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
             continue
         message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 4)
         if not message:
-            _end(reports)
+            _end(reports, servers)
         request = json.loads(message)
         if "signal" in request:
             if request["pid"] in reports:
@@ -90,15 +91,16 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
         if "target" in request:
             reports[pid] = last
         else:
+            servers.append(pid)
             os.close(last)
         connection.send(json.dumps(pid).encode())
 
 
-def _end(reports: dict[int, int]) -> NoReturn:
+def _end(reports: dict[int, int], servers: list[int]) -> NoReturn:
     """End this server: programs that still run are killed by its end, and servers forked from it end by themselves."""
-    with contextlib.suppress(ChildProcessError):
-        while not reports:  # waits, so that their processor time counts as this process's children's
-            os.wait()
+    for pid in [] if reports else servers:  # waits, so that their processor time counts as this process's children's
+        with contextlib.suppress(ChildProcessError):  # ended long ago
+            os.waitpid(pid, 0)
     os._exit(0)
 
 

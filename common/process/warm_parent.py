@@ -207,18 +207,19 @@ def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tupl
 
 def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent | None:
     """Return the warm parent that can fork the program, after making it if there is none. None if no parent can."""
-    if (program.environment, program.imports) in _parents:
-        parent = _parents[program.environment, program.imports]
+    environment = "" if environments.is_inside(program.environment) else program.environment
+    if (environment, program.imports) in _parents:
+        parent = _parents[environment, program.imports]
         return parent if parent.fits(environ) else None
-    base = _parents.get((program.environment, ()))
+    base = _parents.get((environment, ()))
     if base is None:
-        base = _parents[program.environment, ()] = WarmParent.start(program.environment)
+        base = _parents[environment, ()] = WarmParent.start(environment)
         atexit.register(_end_warm_parents)
     if not base.fits(environ):
         return None
     if program.imports:
-        _parents[program.environment, program.imports] = base.with_imports(program.imports)
-    return _parents[program.environment, program.imports]
+        _parents[environment, program.imports] = base.with_imports(program.imports)
+    return _parents[environment, program.imports]
 
 
 def start_process(

@@ -31,6 +31,11 @@ LACK = None if environments.is_inside("colossalai") else why_not_here("colossal_
 needs_colossalai = pytest.mark.skipif(LACK is not None, reason=str(LACK))
 
 
+def there(*words):
+    """Run a command in Colossal-AI's environment, whose warm parent serves all such commands."""
+    ok(*words, environment="colossalai")
+
+
 def script(name, environment, nproc, *words):
     ranks(name, nproc, *words, environment=environment)
 
@@ -76,7 +81,7 @@ def one_process(tmp_path_factory):
 def test_computes_what_one_process_computes(split, one_process, tmp_path):
     """Compare losses, gradient norms and final weights of 20 steps of SGD with accumulation and clipping, and the row."""
     recipe, nproc, options = SPLITS[split]
-    ok("run", recipe, "--nproc", nproc, *WORK, *options, "--out", tmp_path, "--run-name", "r")
+    there("run", recipe, "--nproc", nproc, *WORK, *options, "--out", tmp_path, "--run-name", "r")
     found, one = steps(tmp_path / "runs" / "r"), steps(one_process)
     assert (one.grad_norm > 1).any()
     for column in ("loss", "grad_norm"):
@@ -103,7 +108,7 @@ def saved(tmp_path_factory):
     """Run 8 steps with dropout and checkpoints at 4 and 8, in one process and in tp 2 x pp 2."""
     out = tmp_path_factory.mktemp("saved")
     ok("run", "single", *LONG, "--out", out, "--run-name", "single")
-    ok("run", "colossal_pipeline", "--nproc", 4, "--tp-size", 2, *LONG, "--out", out, "--run-name", "colossal")
+    there("run", "colossal_pipeline", "--nproc", 4, "--tp-size", 2, *LONG, "--out", out, "--run-name", "colossal")
     return out / "runs"
 
 
@@ -111,7 +116,7 @@ def saved(tmp_path_factory):
 @pytest.mark.timeout(900)
 def test_resume_is_bit_identical(saved, tmp_path):
     options = ["--nproc", 4, "--tp-size", 2, *LONG, "--out", tmp_path, "--run-name", "again"]
-    ok("run", "colossal_pipeline", *options, "--resume", saved / "colossal" / "checkpoints" / "step-4")
+    there("run", "colossal_pipeline", *options, "--resume", saved / "colossal" / "checkpoints" / "step-4")
     whole, again = steps(saved / "colossal"), steps(tmp_path / "runs" / "again")
     assert whole.loc[5:, ["loss", "grad_norm", "lr"]].equals(again[["loss", "grad_norm", "lr"]])
     ends = [run / "checkpoints" / "step-8" for run in (saved / "colossal", tmp_path / "runs" / "again")]

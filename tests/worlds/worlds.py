@@ -14,25 +14,30 @@ import psutil
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import Process, run_captured, start_process
+from gptscale.recipes import get
 
 WORLDS = Path(__file__).parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 IMPORTS = ("gptscale.launchers.run.worker", "gptscale.launchers.run.start")
 
 
-def command(*words: Any) -> Program:
-    """Return the program that `gptscale words` is."""
-    return Program("gptscale.launchers.cli", tuple(map(str, words)), imports=IMPORTS)
+def command(*words: Any, environment: str = "") -> Program:
+    """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it."""
+    imports = (*IMPORTS, *get("colossal_tensor").imports) if environment else IMPORTS
+    return Program("gptscale.launchers.cli", tuple(map(str, words)), environment, imports)
 
 
-def gptscale(*words: Any, timeout: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:
+def gptscale(
+    *words: Any, timeout: float = 800, environment: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words` and return how it ended and what it printed."""
-    return run_captured(command(*words), timeout=timeout, environ={**os.environ, **ENVIRONMENT, **variables})
+    program = command(*words, environment=environment)
+    return run_captured(program, timeout=timeout, environ={**os.environ, **ENVIRONMENT, **variables})
 
 
-def ok(*words: Any, timeout: float = 800, **variables: str) -> subprocess.CompletedProcess[str]:
+def ok(*words: Any, timeout: float = 800, environment: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words`, which must end well."""
-    ended = gptscale(*words, timeout=timeout, **variables)
+    ended = gptscale(*words, timeout=timeout, environment=environment, **variables)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended
 

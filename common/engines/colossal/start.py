@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
+import importlib
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +14,7 @@ from gptscale.common.process.world import World
 
 def start(world: World) -> None:
     """Import Colossal-AI and make it fit this process, once, before anything else of it is used."""
-    warnings.filterwarnings("ignore", module=r"(colossalai|bitsandbytes|diffusers|transformers|torch)\.")
-    for name in ("bitsandbytes", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    importlib.import_module("gptscale.common.engines.colossal.library")
     from colossalai.logging import get_dist_logger
     from colossalai.pipeline import p2p
 

@@ -1,0 +1,17 @@
+"""Import Colossal-AI, quietly: its import takes seconds, and warns of much that does not matter here."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import torch._inductor.config
+
+warnings.filterwarnings("ignore", module=r"(colossalai|bitsandbytes|diffusers|transformers|torch)\.")
+for name in ("bitsandbytes", "transformers"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+# bitsandbytes calls torch.compile when it is imported, and torch 2.5 then starts processes that compile, in every rank.
+# Nothing is compiled with Colossal-AI.
+torch._inductor.config.compile_threads = 1
+
+import colossalai.booster  # noqa: E402, F401

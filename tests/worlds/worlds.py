@@ -19,12 +19,12 @@ from gptscale.recipes import get
 WORLDS = Path(__file__).parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 IMPORTS = ("gptscale.launchers.run.worker", "gptscale.launchers.run.start")
+IMPORTS_OF = {"": IMPORTS, "colossalai": (*IMPORTS, *get("colossal_tensor").imports)}
 
 
 def command(*words: Any, environment: str = "") -> Program:
     """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it."""
-    imports = (*IMPORTS, *get("colossal_tensor").imports) if environment else IMPORTS
-    return Program("gptscale.launchers.cli", tuple(map(str, words)), environment, imports)
+    return Program("gptscale.launchers.cli", tuple(map(str, words)), environment, IMPORTS_OF[environment])
 
 
 def gptscale(
@@ -44,8 +44,7 @@ def ok(*words: Any, timeout: float = 800, environment: str = "", **variables: st
 
 def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: int = 0) -> None:
     """Run one of the world_*.py beside this file as ranks, which must end with `status`."""
-    imports = () if environment else IMPORTS
-    program = Program(str(WORLDS / script), tuple(map(str, words)), environment, imports)
+    program = Program(str(WORLDS / script), tuple(map(str, words)), environment, IMPORTS_OF[environment])
     assert launch(program, nproc, environment=ENVIRONMENT) == status
 
 

@@ -30,7 +30,6 @@ class SlowRanks:
         self._done = start_step
         self._total_s: list[float] = []
         self._slow: int | None = None
-        own.step = start_step + 1
         own.lap()
 
     def step(self, step: int, *, last: bool) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from types import FrameType
 
 import torch
@@ -23,12 +24,18 @@ OUT_OF_MEMORY_SIGNS = (
 )
 
 
-def report(error: BaseException, rank: int) -> tuple[BaseException, int]:
+def report(
+    error: BaseException, rank: int, missing: Callable[[], tuple[str, str] | None] = lambda: None
+) -> tuple[BaseException, int]:
     """Print what ended the run, and return the error for the run's row and the exit status.
 
+    missing: finds out, once a peer is missed, which rank it is and where it was last seen.
     An error that the user can act on is one line, any other has its traceback. It is one write, so that ranks do not mix.
     """
     user_error = as_known(error)
+    if isinstance(user_error, PeerError) and (who_and_where := missing()):
+        who, where = who_and_where
+        user_error = PeerError(user_error.what.replace("another rank", who, 1), where, user_error.fix)
     if user_error is not None:
         sys.stderr.write(f"gptscale: error: rank {rank}: {user_error}\n")
         return user_error, user_error.exit_status

@@ -16,7 +16,10 @@ import torch.distributed as dist
 # The parts of a step that are a rank's own work.
 OWN_PARTS = ("data", "forward", "backward", "optimizer", "record", "stopped")
 # Parts that are no work of the step: waits for other ranks, and what the loop does between steps.
-WAIT, BETWEEN_STEPS = "wait", ("evaluation", "saving", "set-up", "failed")
+WAIT, BETWEEN_STEPS = "wait", ("set-up", "evaluation", "saving", "closing", "failed")
+
+
+JUST_NOW_S = 0.25
 
 
 class Progress:
@@ -30,11 +33,15 @@ class Progress:
         self.clock = clock
         self.step, self.part, self.waits = 0, "set-up", False
         self.since = clock()
+        # When the last wait ended, and how long it was.
+        self._last_wait = (0.0, 0.0)
         self.seconds: dict[str, float] = dict.fromkeys((*OWN_PARTS, WAIT, *BETWEEN_STEPS), 0.0)
 
     def _turn(self, part: str, waits: bool) -> None:
         now = self.clock()
         self.seconds[WAIT if self.waits else self.part] += now - self.since
+        if self.waits:
+            self._last_wait = (now, now - self.since)
         self.part, self.waits, self.since = part, waits, now
 
     def at(self, part: str) -> None:
@@ -56,8 +63,13 @@ class Progress:
             self._turn(self.part, before)
 
     def stood_still(self, seconds: float) -> None:
-        """Count a pause of the whole process (SIGSTOP, no processor) as this rank's own, though it fell into a wait."""
-        if self.waits:
+        """Count a pause of the whole process (SIGSTOP, no processor) as this rank's own, if it fell into a wait.
+
+        It is told just after the pause, when the wait may have ended.
+        """
+        now = self.clock()
+        ended, wait_s = (now, now - self.since) if self.waits else self._last_wait
+        if now - ended < JUST_NOW_S and wait_s > seconds - JUST_NOW_S:
             self.seconds["stopped"] += seconds
             self.seconds[WAIT] -= seconds
 

@@ -14,9 +14,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import Process, start_process
+
+if TYPE_CHECKING:
+    from gptscale.common.process.heartbeat import Store
 
 GRACE_S = 5.0  # between SIGTERM and SIGKILL for peers of a dead rank
 PREEMPTION_GRACE_S = 30.0  # for a run that was asked to stop: time to save
@@ -53,7 +57,7 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
 def _watch(ranks: Sequence[Process], listener: socket.socket) -> int:
     """Serve the rendezvous, wait for the ranks, and return what `launch` returns."""
     asked_at: float | None = None
-    store: object = None
+    store: Store | None = None
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal asked_at
@@ -68,7 +72,7 @@ def _watch(ranks: Sequence[Process], listener: socket.socket) -> int:
             failed = [(i, code) for i, code in enumerate(codes) if code]
             if failed and asked_at is None:
                 _end(ranks, GRACE_S)
-                return _explain(*_first_cause(failed))
+                return _explain(*_first_cause(failed), store)
             if all(code is not None for code in codes):
                 return max((_status(code) for code in codes if code is not None), default=0)
             if asked_at is not None and time.monotonic() - asked_at > PREEMPTION_GRACE_S:
@@ -82,14 +86,14 @@ def _watch(ranks: Sequence[Process], listener: socket.socket) -> int:
         del store
 
 
-def _store(listener: socket.socket) -> object:
+def _store(listener: socket.socket) -> Store:
     """Return the rendezvous's server, on a socket that listens on the loopback.
 
     Left to itself TCPStore listens on every interface, whatever the host that it is given.
     """
     from torch.distributed import TCPStore
 
-    return TCPStore(
+    store: Store = TCPStore(
         "127.0.0.1",
         listener.getsockname()[1],
         is_master=True,
@@ -97,6 +101,7 @@ def _store(listener: socket.socket) -> object:
         master_listen_fd=listener.detach(),
         use_libuv=False,  # torch 2.5's libuv backend takes no socket
     )
+    return store
 
 
 def _first_cause(failed: list[tuple[int, int]]) -> tuple[int, int]:
@@ -104,10 +109,17 @@ def _first_cause(failed: list[tuple[int, int]]) -> tuple[int, int]:
     return min(failed, key=lambda pair: (pair[1] == PEER_EXIT_STATUS, pair[0]))
 
 
-def _explain(rank: int, code: int) -> int:
+def _explain(rank: int, code: int, store: Store) -> int:
     if code < 0:
-        name = signal.Signals(-code).name
-        print(f"gptscale: error: rank {rank} was killed by {name}, the others were ended", file=sys.stderr, flush=True)
+        from gptscale.common.process.heartbeat import beat_of
+
+        beat, name = beat_of(store, rank), signal.Signals(-code).name
+        seen = f" (last seen {beat.place})" if beat else ""
+        print(
+            f"gptscale: error: rank {rank} was killed by {name}{seen}, the others were ended",
+            file=sys.stderr,
+            flush=True,
+        )
     return _status(code)
 
 

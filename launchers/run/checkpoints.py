@@ -10,6 +10,7 @@ from gptscale.common.checkpoint.reader import agreed
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.engine import Engine
 from gptscale.common.errors import StorageError
+from gptscale.common.process.progress import progress
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import workload
 from gptscale.launchers.run.preflight import Plan, check_same_work
@@ -67,6 +68,7 @@ class Saver:
         every = run.config.save_every
         if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
             return
+        progress.at("saving")
         self.before()
         facts = {
             "recipe": run.recipe,

@@ -15,6 +15,8 @@ from gptscale.common.engine import Engine
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, GptscaleError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
+from gptscale.common.process.heartbeat import Heartbeat
+from gptscale.common.process.progress import progress
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.train import train
@@ -55,9 +57,11 @@ def work(plan: Plan) -> int:
     world = plan.run.world
     keep_freed_memory()
     record: RunRecord | None = None
+    heartbeat = Heartbeat.of_world(world.rank, world.world_size)
     with ExitStack() as stack:
         try:
             stack.enter_context(process_group(world) if get(plan.run.recipe).axes else nullcontext())
+            stack.enter_context(heartbeat)
             check_same_options(plan)
             run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
             record = stack.enter_context(RunRecord(plan, run_id))
@@ -67,7 +71,7 @@ def work(plan: Plan) -> int:
             return PREEMPTED_EXIT_STATUS if stopped else 0
         except BaseException as error:
             # Whatever the error was, the row must be left. Nothing is swallowed.
-            reason, status = report(error, world.rank)
+            reason, status = report(error, world.rank, heartbeat.missing)
             if record is not None:
                 record.finish("oom" if is_out_of_memory(error) else "failed", reason)
             # After a failure nothing is torn down, see process_group.
@@ -109,6 +113,7 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
         def evaluate(step: int) -> Any:
             if not run.config.eval_every or step % run.config.eval_every:
                 return None
+            progress.at("evaluation")
             losses = [engine.eval_loss(held_out.batch(i).to(run.world.device)) for i in range(run.config.eval_batches)]
             return torch.stack(losses).mean()
 
@@ -123,6 +128,7 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync),
             stop_requested=stop,
         )
+    progress.at("closing")
     record.offload, record.bubble = engine.offload(), engine.bubble()
     # No rank closes its engine, which may delete files, while another still counts them.
     gather_objects(None)

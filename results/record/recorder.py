@@ -141,6 +141,7 @@ class Recorder:
     def waiting(self) -> Iterator[None]:
         """Time the wait for a batch."""
         progress.at("data")
+        progress.step = self.last_step + 1
         began = self.clock()
         yield
         self._waited_s = self.clock() - began
@@ -152,7 +153,6 @@ class Recorder:
     def step(self, step: int, lr: float, result: StepResult) -> bool:
         """Take a finished 1-based step, and return whether the host waited for the device and read the window."""
         progress.at("record")
-        progress.step = step + 1
         self._pending.append(PendingStep(step, lr, result, self._waited_s))
         self.last_step = step
         config = self.run.config

@@ -5,9 +5,11 @@ Starting a world costs most, so that each test asserts all that a world shows.
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -161,9 +163,9 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
     assert list(steps(tmp_path / "rank0").index) == [1, 2, 3]
 
 
-def begun(out, recipe="ddp"):
+def begun(out, recipe="ddp", *options):
     """Start a run on two ranks that would last minutes, and return it once it has saved, with its ranks' processes."""
-    words = ["--nproc", 2, "--steps", 100000, "--save-every", 5, "--out", out, "--run-name", "long"]
+    words = ["--nproc", 2, "--steps", 100000, "--save-every", 5, "--out", out, "--run-name", "long", *options]
     launcher = Started(command("run", recipe, *words))
     launcher.wait_for(lambda: step_folders(out / "runs" / "long" / "checkpoints"))
     return launcher, launcher.ranks()
@@ -182,7 +184,8 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim,
     processes[victim].kill()
     status, _, err = launcher.ended()
     assert status == 7
-    assert f"rank {victim} was killed by SIGKILL" in err
+    assert f"rank {victim} was killed by SIGKILL (last seen at step " in err
+    assert re.search(rf"rank {1 - victim}: rank {victim} died or fell silent .* at step \d+ in \w+, while", err), err
     assert len(processes) == 2
     assert psutil.wait_procs(processes, timeout=60)[1] == []
     (row,) = summary(tmp_path)
@@ -204,6 +207,39 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim,
         "--resume",
     )
     assert list(steps(tmp_path / "runs" / "long").index) == list(range(1, last + 4))
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
+def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(recipe, tmp_path):
+    launcher, processes = begun(tmp_path, recipe, "--dist-timeout-s", 4)
+    began = time.monotonic()
+    processes[1].suspend()
+    status, _, err = launcher.ended()
+    assert status == 7
+    assert time.monotonic() - began < 4 + 10
+    assert re.search(
+        r"rank 0: rank 1 died or fell silent .*, last seen [4-9] s ago at step \d+ in \w+, while rank 0", err
+    )
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    (row,) = summary(tmp_path)
+    assert row["error"].startswith("rank 1 died or fell silent")
+
+
+def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_path):
+    words = ["--nproc", 2, "--steps", 60, "--data", "synthetic", "--out", tmp_path]
+    run = Started(command("run", "ddp", *words, "--run-name", "paused"))
+    log = tmp_path / "runs" / "paused" / "steps.csv"
+    run.wait_for(lambda: log.exists() and log.read_text().count("\n") > 8)
+    rank = run.ranks()[1]
+    rank.suspend()
+    time.sleep(4)  # the fault itself
+    rank.resume()
+    status, _, err = run.ended()
+    assert status == 0
+    assert "rank 1 is slow" in err
+    ok("run", "ddp", *words, "--run-name", "even")
+    figures = ["tokens", "loss", "grad_norm", "lr"]
+    assert steps(tmp_path / "runs" / "paused")[figures].equals(steps(tmp_path / "runs" / "even")[figures])
 
 
 def test_sigterm_saves_and_exits_75(tmp_path):

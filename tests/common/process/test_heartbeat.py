@@ -1,0 +1,85 @@
+"""Who is missing, from beats in a store that is a dict."""
+
+import pytest
+
+from gptscale.common.process import heartbeat
+from gptscale.common.process.ending import report
+from gptscale.common.process.heartbeat import Heartbeat, beat_of
+from gptscale.common.process.progress import Progress
+
+
+class Store(dict):
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+    def get(self, key):
+        return self[key]
+
+
+def beats_at(store, rank, step, part, *, waits=False):
+    """Return the heartbeat of a rank that has told its place once, by hand."""
+    own = Progress()
+    own.step = step
+    own.at(part)
+    if waits:
+        own.wait_begins()
+    beat = Heartbeat(rank, 3, store, own)
+    beat._closed.set()
+    beat._beat()
+    return beat
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """Ranks whose hearts beat tell their place again while another looks."""
+    store = Store()
+    store.beating = []
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda s: [beat._beat() for beat in store.beating])
+    return store
+
+
+def test_a_heart_that_no_longer_beats(store):
+    own, _, other = (beats_at(store, rank, 7, "backward", waits=True) for rank in range(3))
+    store.beating = [other]
+    assert own.missing() == (
+        "rank 1",
+        "last seen 0 s ago at step 7 in backward, while rank 0 was at step 7 in backward",
+    )
+
+
+def test_a_rank_that_beats_but_does_not_come(store):
+    own, lost = beats_at(store, 0, 7, "optimizer", waits=True), beats_at(store, 1, 7, "data")
+    store.beating = [lost, beats_at(store, 2, 7, "forward", waits=True)]
+    assert own.missing() == ("rank 1", "for 0 s at step 7 in data, while rank 0 was at step 7 in optimizer")
+
+
+def test_a_rank_that_failed_of_itself_is_not_blamed(store):
+    own, failed = beats_at(store, 0, 7, "forward", waits=True), beats_at(store, 1, 7, "forward", waits=True)
+    failed.missing()
+    store.beating = [failed]
+    assert own.missing() is None
+
+
+def test_without_a_store_there_is_no_answer():
+    with Heartbeat.of_world(0, 1) as alone:
+        assert alone.missing() is None
+
+
+def test_a_beat_is_read_back(store):
+    beats_at(store, 2, 11, "evaluation")
+    beat = beat_of(store, 2)
+    assert (beat.place, beat.waits, beat_of(store, 1)) == ("at step 11 in evaluation", False, None)
+
+
+def test_the_error_names_who_is_missing(capsys):
+    error = RuntimeError("[gloo] Timed out waiting 4000ms for recv operation to complete")
+    known, status = report(error, 0, lambda: ("rank 1", "last seen 4 s ago at step 7 in forward"))
+    assert status == 7
+    expected = (
+        "rank 1 died or fell silent ([gloo] Timed out waiting 4000ms for recv operation to complete), last seen 4 s ago"
+    )
+    assert str(known).startswith(expected)
+    assert f"gptscale: error: rank 0: {expected}" in capsys.readouterr().err

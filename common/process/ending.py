@@ -23,6 +23,10 @@ OUT_OF_MEMORY_SIGNS = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 
+# Gloo's messages for a connection that a peer closed, and for one that gloo closed itself when a wait took too long. The second
+# has no word of gloo where another collective had been waiting on the same connection.
+MISSED_PEER_SIGNS = ("gloo", "Connection closed by peer", "Application timeout caused pair closure")
+
 
 def report(
     error: BaseException, rank: int, missing: Callable[[], tuple[str, str] | None] = lambda: None
@@ -72,7 +76,7 @@ def as_known(error: BaseException) -> GptscaleError | None:
     if isinstance(error, GptscaleError):
         return error
     text = str(error)
-    if isinstance(error, torch.distributed.DistError) or "gloo" in text or "Connection closed by peer" in text:
+    if isinstance(error, torch.distributed.DistError) or any(sign in text for sign in MISSED_PEER_SIGNS):
         first = text.splitlines()[0] if text else type(error).__name__
         return PeerError(
             f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above"

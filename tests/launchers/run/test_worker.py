@@ -214,6 +214,7 @@ def test_results_that_are_removed_during_the_run_end_it_with_5(plan, tmp_path, b
 
 def test_errors_of_collectives_are_a_peers():
     assert isinstance(as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
+    assert isinstance(as_known(RuntimeError("Application timeout caused pair closure")), PeerError)
     assert as_known(ValueError("a defect")) is None
 
 

@@ -10,6 +10,7 @@ Writing is in common/checkpoint/writer.py.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Callable
@@ -211,3 +212,14 @@ def newest_valid(folder: Path, say: Any = print) -> Reader:
     raise CheckpointError(
         "no checkpoint that verifies", f"in {folder}", "start anew without --resume, or give --resume PATH"
     )
+
+
+def newest_readable(folder: Path) -> Reader | None:
+    """Return the newest checkpoint under `folder` with a sound manifest, or None if there is none.
+
+    The bytes of its files are not read, so that this is cheap, and nothing is set aside.
+    """
+    for path in step_folders(folder):
+        with contextlib.suppress(CheckpointError):
+            return Reader(path)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,11 @@ def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
         "data_fingerprint": data_fingerprint,
         "seed": c.seed,
     }
+
+
+def changed_work(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return a line for each part of a saved run's work that is another in the run that resumes it."""
+    return [f"{name} was {saved[name]}, is {now}" for name, now in current.items() if saved.get(name, now) != now]
 
 
 def workload_hash(work: dict[str, Any]) -> str:

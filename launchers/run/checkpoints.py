@@ -12,7 +12,7 @@ from gptscale.common.engine import Engine
 from gptscale.common.errors import StorageError
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import gather_objects
-from gptscale.common.settings.run import workload
+from gptscale.common.settings.run import changed_work, workload
 from gptscale.launchers.run.preflight import Plan, check_same_work
 from gptscale.results.record.files import warn
 
@@ -48,7 +48,8 @@ def _load(plan: Plan, engine: Engine, source: Path) -> int:
     reader.load_into(engine)
     if plan.run.world.is_main:
         origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
-        print(f"resumed from {reader.path}, saved by {origin}", flush=True)
+        changes = changed_work(reader.manifest["workload"], workload(plan.run, plan.fingerprint))
+        print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
     return reader.step
 
 

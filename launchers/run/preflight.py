@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gptscale.common.checkpoint.folders import deepspeeds_folder, is_deepspeeds_own
-from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.checkpoint.reader import Reader, newest_readable
 from gptscale.common.checkpoint.trusted import check_sums
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
@@ -107,8 +107,12 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main))
     # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
     plan.batches(train, 0, run.batch.dp_size)
-    if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
-        check_same_work(Reader(plan.resume).verify(), plan)
+    if plan.resume is not None and world.is_main:
+        if (plan.resume / "manifest.json").exists():
+            check_same_work(Reader(plan.resume).verify(), plan)
+        elif (newest := newest_readable(plan.resume)) is not None:
+            # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
+            check_same_model(newest, plan)
     return plan
 
 
@@ -226,11 +230,8 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
     return folder
 
 
-def check_same_work(reader: Reader, plan: Plan) -> None:
-    """Raise CheckpointError unless the saved run had this model, optimizer, seed and data.
-
-    Steps and learning rates may change.
-    """
+def check_same_model(reader: Reader, plan: Plan) -> None:
+    """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
     saved, current = reader.manifest["workload"], workload(plan.run, plan.fingerprint)
     if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
@@ -240,5 +241,10 @@ def check_same_work(reader: Reader, plan: Plan) -> None:
             f"in {reader.path}",
             "add --allow-data-change to accept",
         )
+
+
+def check_same_work(reader: Reader, plan: Plan) -> None:
+    """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
+    check_same_model(reader, plan)
     if reader.step >= plan.run.config.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")

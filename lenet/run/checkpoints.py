@@ -11,6 +11,7 @@ from gptscale.common.checkpoint.manifest import damaged
 from gptscale.common.checkpoint.reader import agreed
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.process.world import gather_objects
+from gptscale.common.settings.run import changed_work
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, check_same_work
 from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
@@ -66,6 +67,7 @@ def resume(plan: VisionPlan, engine: VisionEngine, folder: Path) -> tuple[int, E
     except (KeyError, TypeError) as error:
         raise damaged(reader.path, "manifest.json", f"has no valid 'past' ({error})") from None
     if plan.world.is_main:
-        print(f"resumed from {reader.path}", flush=True)
+        changes = changed_work(reader.manifest["workload"], plan.work)
+        print("\n".join([f"resumed from {reader.path}", *changes]), flush=True)
         set_aside_beyond(folder, reader.step)
     return reader.step, past

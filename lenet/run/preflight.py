@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.checkpoint.reader import Reader, newest_readable
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.devices import supports_bf16
 from gptscale.common.model.precision import check_gpu_precision
@@ -98,8 +98,12 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
         raise ConfigError(f"{data.name} has images of {data.side} pixels", "in --data", "add --image-size 32")
     batch_order = BatchOrder(len(data.train), config.batch_size, config.seed, world.rank, world.world_size)
     plan = VisionPlan(config, world, data, batch_order, _resume_path(config))
-    if plan.resume is not None and world.is_main and (plan.resume / "manifest.json").exists():
-        check_same_work(Reader(plan.resume).verify(), plan)
+    if plan.resume is not None and world.is_main:
+        if (plan.resume / "manifest.json").exists():
+            check_same_work(Reader(plan.resume).verify(), plan)
+        elif (newest := newest_readable(plan.resume)) is not None:
+            # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
+            check_same_model(newest, plan)
     return plan
 
 
@@ -126,14 +130,19 @@ def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
         check_gpu_precision(config.precision, device)
 
 
-def check_same_work(reader: Reader, plan: VisionPlan) -> None:
-    """Raise CheckpointError unless the saved run is an earlier part of this one, whose epochs and learning rates may differ.
+def check_same_model(reader: Reader, plan: VisionPlan) -> None:
+    """Raise CheckpointError, with all that differs, unless the saved run is an earlier part of this one.
 
-    Raises ConfigError if all steps of this run are saved already.
+    Its epochs and learning rates may differ.
     """
     saved, here = reader.manifest["workload"], plan.work
     if different := [f"{key} {saved.get(key)} there, {here[key]} here" for key in FIXED if saved.get(key) != here[key]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
+
+
+def check_same_work(reader: Reader, plan: VisionPlan) -> None:
+    """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
+    check_same_model(reader, plan)
     if reader.step >= plan.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --epochs", f"train more than {reader.step} steps")
 

@@ -309,6 +309,19 @@ def test_a_checkpoint_of_another_model_lists_what_differs(capsys, folder):
     assert "seed 7 there, 1234 here" in line
 
 
+@pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])
+def test_another_model_is_refused_before_the_start_however_the_run_is_named(resume, capsys, folder):
+    """C14. The newest checkpoint with a sound manifest is compared; nothing is verified or set aside yet."""
+    checkpoints = folder / "results" / "runs" / "mine" / "checkpoints"
+    save(Holder(), checkpoints, 4, {"workload": {"n_layer": 3, "seed": 1234}})
+    (save(Holder(), checkpoints, 6, {"workload": {}}) / "manifest.json").write_text("{}")
+    words = ["run", "single", "--run-name", "mine", "--resume", resume]
+    line = refused(capsys, folder, words)
+    assert "n_layer 3 there, 4 here" in line
+    assert "seed" not in line
+    assert "step-4" in line
+
+
 def test_under_five_seconds_by_the_real_command(folder):
     """Start of Python and torch included: of the processor's time, since the tests beside this one take theirs, and no waiting."""
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -125,6 +125,22 @@ def test_whatever_ends_a_run_leaves_its_row(plan, tmp_path, monkeypatch, capsys,
     assert ("Traceback" in said) == isinstance(error, ZeroDivisionError)  # only a defect deserves one
 
 
+def test_what_a_resumed_run_computes_otherwise_is_said(plan, capsys):
+    assert entry.work(plan("--steps", "2", "--save-last")) == 0
+    assert " was " not in capsys.readouterr().out
+    other = "--dropout 0.1 --beta1 0.8 --clip-grad-norm 0.5 --precision bf16 --weight-decay 0.0".split()
+    assert entry.work(plan("--steps", "3", "--resume", "auto", *other)) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if " was " in line] == [
+        "dropout was 0.0, is 0.1",
+        "steps was 2, is 3",
+        "precision was fp32, is bf16",
+        "clip_grad_norm was 1.0, is 0.5",
+        "weight_decay was 0.1, is 0.0",
+        "betas was [0.9, 0.95], is [0.8, 0.95]",
+    ]
+
+
 def test_sigterm_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch):
     original = single.build
 

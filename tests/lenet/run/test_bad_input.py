@@ -120,6 +120,13 @@ def test_a_checkpoint_of_another_run_lists_what_differs(
     line = refused(capsys, folder, [*words, "--resume", saved, "--model", "cnn", "--seed", "7"])
     assert "model lenet there, cnn here" in line
     assert "seed 1234 there, 7 here" in line
+    for place in ("auto", "results/runs/a"):
+        line = refused(capsys, folder, [*words, "--run-name", "a", "--resume", place, "--seed", "7"])
+        assert "the saved run differs: seed 1234 there, 7 here, in " in line
+    longer = [*words, "--run-name", "a", "--resume", "--epochs", "2", "--weight-decay", "0.1"]
+    assert main(longer) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert {"epochs was 1, is 2", "weight_decay was 0.0, is 0.1"} == {line for line in said if " was " in line}
     assert "step 3 is saved already" in refused(capsys, folder, [*words, "--resume", saved])
     (folder / "results" / "runs" / "a" / "checkpoints" / "step-3" / "rank-00000-0000.safetensors").write_bytes(b"")
     assert "has 0 bytes" in refused(capsys, folder, [*words, "--epochs", "2", "--resume", saved])

@@ -123,8 +123,13 @@ def _listed(ranks: Sequence[int], most: int = 8) -> str:
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:
     """Return `did you mean 'x'?` for the nearest of `known`, or the list of them if none is near."""
+    names = [str(name) for name in known]
+    near = nearest(word, names, 0.5)
+    return f"did you mean {near!r}?" if near else "use one of: " + " ".join(names)
+
+
+def nearest(word: str, names: Iterable[str], cutoff: float) -> str | None:
+    """Return the name that is most like `word`, or None if none is like it by `cutoff`, from 0 (any) to 1 (the same)."""
     import difflib
 
-    names = [str(name) for name in known]
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else "use one of: " + " ".join(names)
+    return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), None)

@@ -11,10 +11,23 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError, StorageError
-from gptscale.common.settings.checks import did_you_mean, option_of
+from gptscale.common.settings.checks import nearest, option_of
 from gptscale.common.settings.needs import ignored, refuse_ignored
 
 T = TypeVar("T")
+# What other trainers call our options, for whoever types it here.
+OTHER_NAMES = {
+    "learning_rate": "lr",
+    "batch_size": "global_batch_size",
+    "gradient_accumulation_steps": "grad_accum_steps",
+    "gradient_clipping": "clip_grad_norm",
+    "hidden_size": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "max_steps": "steps",
+    "dtype": "precision",
+    "nproc_per_node": "nproc",
+}
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> T:
@@ -41,11 +54,10 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
             raise
         raise ConfigError(_first_sentence(messages.getvalue()), "on the command line", f"see {prog} --help") from None
     if unknown:
-        options = [option_of(name) for name in _field_names(kind)]
         word = next((u for u in unknown if u.startswith("-")), unknown[0]).split("=")[0]
-        raise ConfigError(
-            f"unknown option {word!r}", "on the command line", did_you_mean(word.replace("_", "-"), options)
-        )
+        near = _nearest_option(word, _field_names(kind))
+        fix = f"did you mean {near!r}?" if near else f"see {prog} --help"
+        raise ConfigError(f"unknown option {word!r}", "on the command line", fix)
     refuse_ignored(parsed, argv)
     return parsed
 
@@ -76,6 +88,14 @@ def bare_resume(argv: Sequence[str]) -> list[str]:
         if word == "--resume" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
             words.append("newest")
     return words
+
+
+def _nearest_option(word: str, fields: Sequence[str]) -> str | None:
+    """Return the option that `word` comes near to, by its own name or by the name that other trainers have for it."""
+    names = {field: field for field in fields}
+    names = {other: field for other, field in OTHER_NAMES.items() if field in fields} | names
+    near = nearest(word.lstrip("-").replace("-", "_"), names, 0.7)
+    return option_of(names[near]) if near else None
 
 
 def _field_names(kind: Any) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gptscale.common.settings.batch_plan import BatchPlan
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.learning_rate import learning_rate
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
 
 if TYPE_CHECKING:  # torch is not imported before options are parsed
     from gptscale.common.process.world import World
@@ -42,6 +42,12 @@ class Run:
     @property
     def tokens_per_step(self) -> int:
         return self.batch.global_batch_size * self.seq_len
+
+    @property
+    def state_bytes(self) -> float:
+        """Return the bytes of weights and gradients, 4 per parameter each, and of the optimizer's moments, before any split."""
+        moments = MOMENT_BYTES[self.config.optimizer_state] if self.config.optimizer == "adamw" else 0.0
+        return (8 + moments) * self.gpt.n_params
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of 0-based `step`."""

@@ -48,13 +48,14 @@ def main(argv: Sequence[str]) -> int:
     begin_warm_parent(config.device, imports=["gptscale.launchers.run.start"])
     # After the options are parsed, because it imports torch.
     from gptscale.launchers.run.record import new_run_id
+    from gptscale.launchers.run.space import check_memory
     from gptscale.launchers.run.start import nproc_of, plan_run, recipes_named, start
 
     plans = []
     for name in recipes_named(options.sweep.recipes, config):
         recipe_config = default_recipe_config(name)
         nproc = nproc_of(name, config, options.sweep.nproc)
-        plan_run(name, config, recipe_config, nproc)
+        check_memory(plan_run(name, config, recipe_config, nproc).run, recipe_config.offload)
         plans.append((name, recipe_config, nproc))
     failures = 0
     for repeat in range(options.sweep.repeats):

@@ -25,7 +25,7 @@ from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.run import Run, workload
-from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS
@@ -74,16 +74,14 @@ class Plan:
             f"compute  {gflop:.4f} GFLOP per token, {gflop * run.tokens_per_step / 1e3:,.3f} TFLOP per step",
             f"batch    {run.batch.describe()}; {run.tokens_per_step:,} tokens per step",
             f"data     {run.config.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
-            f"state    {_state_bytes(run) / 2**30:,.2f} GiB of fp32 weights and gradients and {run.config.optimizer_state} AdamW "
-            "state before any sharding",
+            f"state    {run.state_bytes / 2**30:,.2f} GiB of fp32 weights and gradients and {_moments(run)} before any sharding",
             *emulation(run.config.precision, run.world.device),
             *self.recipe_config.describe(run),
         ]
 
 
-def _state_bytes(run: Run) -> float:
-    """Return the bytes of weights and gradients, 4 per parameter each, and of the two moments of each parameter."""
-    return (8 + MOMENT_BYTES[run.config.optimizer_state]) * run.gpt.n_params
+def _moments(run: Run) -> str:
+    return f"{run.config.optimizer_state} AdamW state" if run.config.optimizer == "adamw" else "no optimizer state"
 
 
 def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:

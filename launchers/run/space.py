@@ -1,12 +1,16 @@
-"""The space that a run will take on the disk, estimated before its first step."""
+"""The space that a run will take on the disk and in memory, estimated before its first step."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
+import psutil
+import torch
+
 from gptscale.common.checkpoint.reader import step_folders
-from gptscale.common.errors import StorageError
+from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.settings.run import Run
 
 # Per parameter: fp32 weights, and AdamW's two moments, which a checkpoint holds in fp32 whatever the run keeps them in.
@@ -38,4 +42,28 @@ def check_space(run: Run, folder: Path) -> None:
             f"the run needs {needed:,} bytes on the disk ({checkpoints}{log_bytes:,} of logs), {free:,} are free",
             f"in {nearest}",
             "free space, save fewer checkpoints or point --out elsewhere",
+        )
+
+
+def check_memory(run: Run, offload: str) -> None:
+    """Raise ConfigError if weights, gradients and moments cannot fit even if they are split over all ranks.
+
+    offload: cpu adds the host's memory to a GPU's; with nvme the disk is checked instead. What a recipe keeps whole, and
+    activations, come on top, so that a run which passes may still end out of memory.
+    """
+    if offload == "nvme":
+        return
+    world = run.world
+    needed = run.state_bytes / world.world_size
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    present = (memory.total + swap.total) / int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
+    if world.device.type == "cuda":
+        on_device = torch.cuda.get_device_properties(world.device).total_memory
+        present = on_device + (present if offload == "cpu" else 0)
+    if needed > present:
+        raise ConfigError(
+            f"each rank needs {needed / 2**30:,.2f} GiB of memory or more for {run.gpt.n_params:,} parameters, their gradients "
+            f"and moments, it has {present / 2**30:,.2f}",
+            "in the model's size",
+            "use a smaller --model, --n-embd or --n-layer, or more machines",
         )

@@ -15,7 +15,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import Plan, preflight, why_not_here
 from gptscale.launchers.run.record import new_run_id
-from gptscale.launchers.run.space import check_space
+from gptscale.launchers.run.space import check_memory, check_space
 from gptscale.recipes import RECIPES, get
 from gptscale.results.record.files import append_summary
 from gptscale.results.record.launch_with_row import launch_with_row
@@ -63,6 +63,7 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     A run whose rank 0 was killed gets its row from here.
     """
     plan = plan_run(recipe, config, recipe_config, nproc)
+    check_memory(plan.run, recipe_config.offload)
     name = config.run_name or new_run_id(recipe)
     folder = config.out / "runs" / name
     check_space(plan.run, folder)

@@ -24,6 +24,7 @@ from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import Plan, preflight
 from gptscale.launchers.run.record import RunRecord, new_run_id
+from gptscale.launchers.run.space import check_memory
 from gptscale.recipes import get
 from gptscale.results.record.facts import version
 from gptscale.results.record.recorder import Recorder
@@ -36,6 +37,7 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
         plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
+        check_memory(plan.run, recipe_config.offload)
     except GptscaleError as error:
         if rank == 0:
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.command_line import bare_resume, changed_options, fail, parse
+from gptscale.common.settings.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,27 @@ def test_an_unknown_option_names_the_nearest():
     assert (
         refused("--out-foldr", "x") == "unknown option '--out-foldr', on the command line, did you mean '--out-folder'?"
     )
-    assert refused("--stepz=3").startswith("unknown option '--stepz'")
+    assert refused("--stepz=3").endswith("did you mean '--steps'?")
+    assert refused("--max-steps", "3").endswith("did you mean '--steps'?")
     assert refused("word").startswith("unknown option 'word'")
+
+
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("--learning-rte", "did you mean '--lr'?"),
+        ("--learning_rate", "did you mean '--lr'?"),
+        ("--warmup-step", "did you mean '--warmup-steps'?"),
+        ("--frobnicate", "see gptscale --help"),
+        ("--x", "see gptscale --help"),
+        ("-", "see gptscale --help"),
+    ],
+)
+def test_only_a_near_option_is_suggested(word, fix):
+    """Before, --learning-rte was taken for --timing-warmup-steps."""
+    with pytest.raises(ConfigError) as error:
+        parse(RunConfig, [word, "3"], prog="gptscale")
+    assert error.value.fix == fix
 
 
 def test_help_ends_with_status_0(capsys):

@@ -1,5 +1,6 @@
 """Everything a user can get wrong: one line that says how to mend it, exit status 2, nothing created, fast."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -16,8 +17,10 @@ import gptscale.recipes
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero import swap_folder
+from gptscale.common.errors import ConfigError
 from gptscale.common.state import Shard
 from gptscale.launchers.cli import main
+from gptscale.launchers.run import space
 from gptscale.ops.build import cache as build_cache
 from gptscale.recipes import Recipe
 
@@ -83,6 +86,9 @@ CASES = {
     "steps of a trace": (["trace", "--steps", "9"], "a trace is 6 steps of each schedule and leaves no run, in --steps, leave it out"),
     "resume a sweep": (["sweep", "--recipes", "single", "--resume", "x"], "a sweep begins its runs anew, in --resume"),
     "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
+    "more than the memory": (["run", "single", "--n-embd", "1000000", "--device", "cpu"], "each rank needs 715,2"),
+    "more than all memories": (["sweep", "--recipes", "ddp,fsdp", "--n-embd", "1000000", "--device", "cpu"], "in the model's size, use a smaller --model"),
+    "blocks": (["run", "single", "--n-layer", "1000000000"], "n_layer 1000000000 is out of range, in --n-layer, use 1 to 10000"),
     "heads": (["run", "single", "--n-head", "5"], "n_embd 128 is not divisible by n_head 5, in the model, use n_head 4"),
     "no layers": (["run", "single", "--n-layer", "0"], "n_layer 0 is out of range"),
     "batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "7"], "use 6 or 8"),
@@ -345,6 +351,23 @@ def test_under_torchrun_only_rank_0_speaks(folder):
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
         assert (ended.returncode, len(ended.stderr.splitlines())) == (2, lines)
     assert not list(folder.iterdir())
+
+
+def test_what_fits_when_it_is_split_is_not_refused(plan, monkeypatch):
+    """Two ranks of one machine share its memory; two machines have twice of it."""
+    run = plan("--model", "tiny").run
+    assert run.state_bytes == 16 * run.gpt.n_params
+    memory = space.psutil.virtual_memory()
+    monkeypatch.setattr(space.psutil, "swap_memory", lambda: memory._replace(total=0))
+    monkeypatch.setattr(space.psutil, "virtual_memory", lambda: memory._replace(total=run.state_bytes))
+    space.check_memory(run, "none")
+    space.check_memory(dataclasses.replace(run, world=dataclasses.replace(run.world, world_size=2)), "none")
+    monkeypatch.setattr(space.psutil, "virtual_memory", lambda: memory._replace(total=run.state_bytes - 1))
+    space.check_memory(run, "nvme")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    space.check_memory(dataclasses.replace(run, world=dataclasses.replace(run.world, world_size=2)), "none")
+    with pytest.raises(ConfigError, match="each rank needs"):
+        space.check_memory(run, "none")
 
 
 def test_dry_run_creates_nothing(capsys, folder):

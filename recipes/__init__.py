@@ -28,7 +28,7 @@ class Recipe(NamedTuple):
     config: the name of its frozen dataclass in `module`. what: one line for `gptscale list`.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
-    series: how the engine's versions that are known to work begin; "" is any.
+    series: how the engine's versions that are known to work begin; "" is any. torch: the oldest that has what it calls.
     environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
 
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
@@ -46,6 +46,7 @@ class Recipe(NamedTuple):
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
     series: str = ""
+    torch: tuple[int, int] = (2, 5)
     environment: str = ""
     casts_weights: bool = False
     fp8: bool = False
@@ -75,6 +76,10 @@ class Recipe(NamedTuple):
         if self.environment:
             environments.require(self.engine, self.series, self.environment)
             return
+        if tuple(int(number) for number in version("torch").split(".")[:2]) < self.torch:
+            oldest = ".".join(map(str, self.torch))
+            what = f"{self.module.rpartition('.')[2]} needs torch {oldest} or newer, not {version('torch')}"
+            raise ConfigError(what, where, f"pip install 'torch>={oldest}'")
         try:
             installed = version(self.engine)
         except PackageNotFoundError:
@@ -155,6 +160,7 @@ RECIPES: dict[str, Recipe] = {
         "weights, gradients, optimizer sharded (fully_shard); HSDP",
         casts_weights=True,
         fp8=True,
+        torch=(2, 7),
     ),
     "fsdp_offload": Recipe(
         "gptscale.recipes.fsdp",
@@ -164,6 +170,7 @@ RECIPES: dict[str, Recipe] = {
         casts_weights=True,
         fp8=True,
         process_gib=0.64,
+        torch=(2, 7),
     ),
     "zero1": _zero("DeepSpeed ZeRO 1: fp32 weights and optimizer state sharded", stage=1),
     "zero2": _zero("DeepSpeed ZeRO 2: and gradients", stage=2),
@@ -191,12 +198,14 @@ RECIPES: dict[str, Recipe] = {
         "TensorParallelConfig",
         "matrices and vocabulary cut, sequence between layers (DTensor)",
         axes=("tp",),
+        torch=(2, 7),
     ),
     "pipeline": Recipe(
         "gptscale.recipes.pipeline",
         "PipelineConfig",
         "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)",
         axes=("pp",),
+        torch=(2, 7),
     ),
     "hybrid_3d": Recipe(
         "gptscale.recipes.hybrid_3d",
@@ -204,6 +213,7 @@ RECIPES: dict[str, Recipe] = {
         "data x tensor x pipeline on one mesh (--tp-size, --pp-size)",
         axes=("dp", "tp", "pp"),
         casts_weights=True,
+        torch=(2, 7),
     ),
     "accelerate_fsdp": Recipe(
         "gptscale.recipes.accelerate_fsdp",

@@ -49,7 +49,6 @@ def shard(model: nn.Module, config: DDPConfig) -> DistributedDataParallel:
         broadcast_buffers=False,
         gradient_as_bucket_view=True,
         static_graph=config.static_graph,
-        init_sync=False,  # every rank built the same weights, there is nothing to broadcast
     )
 
 

@@ -271,7 +271,14 @@ def test_a_killed_rank_ends_all_and_is_named(tmp_path):
     assert [(row["status"], row["engine"]) for row in rows(tmp_path)] == [("failed", "colossalai")]
 
 
-# --- common/ under Colossal-AI's torch
+# --- what else runs under Colossal-AI's torch
+
+
+@needs_colossalai
+def test_ddp_runs_under_its_torch(one_process, tmp_path):
+    there("run", "ddp", "--nproc", 2, *WORK, "--out", tmp_path, "--run-name", "r")
+    found, one = steps(tmp_path / "runs" / "r"), steps(one_process)
+    assert ((found.loss - one.loss).abs() / one.loss).max() <= TOLERANCE
 
 
 @needs_colossalai

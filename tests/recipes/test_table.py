@@ -94,6 +94,13 @@ def test_unknown_recipe_names_the_nearest():
         get("fspd")
 
 
+def test_a_torch_that_is_too_old_is_named(monkeypatch):
+    monkeypatch.setattr("gptscale.recipes.version", lambda distribution: "2.6.0+cpu")
+    get("ddp").check_installed()
+    with pytest.raises(ConfigError, match=r"fsdp needs torch 2\.7 or newer, not 2\.6\.0"):
+        get("fsdp_offload").load()
+
+
 def test_the_contract_stays_small():
     import gptscale.common.engine as engine
 

@@ -1,5 +1,8 @@
 """The part of an engine that checkpoints need, with a few small tensors."""
 
+import hashlib
+import json
+
 import torch
 
 from gptscale.common.checkpoint.manifest import sealed
@@ -40,3 +43,18 @@ def reseal(checkpoint, content):
     """Write another manifest, with the hash of what it says."""
     content = {key: value for key, value in content.items() if key != "manifest_sha256"}
     (checkpoint / "manifest.json").write_bytes(sealed(content))
+
+
+def poison(checkpoint, name):
+    """Replace the first number of a tensor in the first file by a NaN, with hashes that agree."""
+    file = checkpoint / "rank-00000-0000.safetensors"
+    data = bytearray(file.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    (tensor,) = (facts for key, facts in header.items() if key.split("@")[0] == name)
+    at = begin + tensor["data_offsets"][0]
+    data[at : at + 4] = b"\x00\x00\xc0\x7f"
+    file.write_bytes(data)
+    content = json.loads((checkpoint / "manifest.json").read_bytes())
+    content["files"][0]["sha256"] = hashlib.sha256(data).hexdigest()
+    reseal(checkpoint, content)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from holder import poison
 from worlds import gptscale, ok, ranks
 
 from gptscale.common.checkpoint.reader import newest_valid, step_folders
@@ -79,8 +80,9 @@ def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
     assert list(pd.read_csv(folder.parent / "steps.csv").step) == [1, 2, 3, 4, 5]
     # Damaged checkpoints are no reason to begin: not now, and not when they were set aside.
     for path in step_folders(folder):
-        (path / "manifest.json").write_bytes(b"{")
+        poison(path, "model/wte.weight")
     for status, message in ((4, "no checkpoint that verifies"), (2, "holds no checkpoint")):
         ended = gptscale(*words, "--steps", 6)
         assert ended.returncode == status
         assert message in ended.stderr
+        assert ended.stdout.count("tensor 'model/wte.weight' holds NaN or Inf") == (2 if status == 4 else 0)

@@ -48,6 +48,10 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "launchers.commands.parity",
         "gptscale parity [--recipes A,B] [--nproc N]: does each recipe compute what one process computes?",
     ),
+    "soak": (
+        "launchers.commands.soak",
+        "gptscale soak [--minutes 30] [--recipes A,B]: break runs at random, resume them, and prove that nothing is lost.",
+    ),
     "trace": (
         "launchers.commands.trace_pipeline",
         "gptscale trace [--schedules A,B] [--nproc N] [options]: a picture of each pipeline schedule, from real steps.",

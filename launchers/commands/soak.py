@@ -1,0 +1,91 @@
+"""`gptscale soak`: break runs at random, let them go on, and prove that nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.process.warm_parent import begin_warm_parent
+from gptscale.common.settings.checks import check_ranges, parse_names
+from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.soak.disk import own_mounts, small_disk
+
+
+@dataclass(frozen=True)
+class SoakOptions:
+    """What to break, and for how long."""
+
+    minutes: float = 30.0
+    """No run is begun after that time."""
+    recipes: str = "all"
+    """Names with commas between, or all that can run on this machine's CPU."""
+    faults: str = "all"
+    """Kinds with commas between, or all; the table at the end has their names."""
+    runs: int | None = None
+    """Runs to break of each recipe; default as many as there is time for."""
+    nproc: int = 2
+    """Processes for each recipe that splits its batch."""
+    seed: int = 1234
+    """Fixes which faults strike, and when: the same ones in every run with the same number."""
+    out: Path | None = None
+    """A new folder for soak.csv and the runs; default a temporary one, which stays only if something went wrong."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, {"minutes": (0.01, 10**5), "runs": (1, 10**6), "nproc": (2, 64), "seed": (0, 2**31 - 1)})
+        if self.out is not None and self.out.exists():
+            raise ConfigError(f"{self.out} exists already", "in --out", "name a new folder")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Break runs until the time is over, print the table, and return 0 if nothing was lost and every end was as promised."""
+    options = parse(
+        SoakOptions, argv, prog="gptscale soak", about="Break runs at random and prove that nothing is lost."
+    )
+    # First of all, because only processes that are started later see the disk that is mounted then.
+    may_mount = own_mounts()
+    begin_warm_parent("cpu", imports=[])
+    # After the options are parsed, because these import torch.
+    from gptscale.launchers.run.start import nproc_of, recipes_named
+    from gptscale.launchers.soak import report
+    from gptscale.launchers.soak.faults import FAULTS
+    from gptscale.launchers.soak.rounds import soak
+    from gptscale.launchers.soak.work import SoakWork
+
+    on_cpu = RunConfig(device="cpu")
+    names = list(FAULTS) if options.faults == "all" else parse_names(options.faults, FAULTS, "fault", "--faults")
+    recipes = recipes_named(options.recipes, on_cpu)
+    works = [SoakWork(recipe, nproc_of(recipe, on_cpu, options.nproc), options.seed) for recipe in recipes]
+    for work in works:
+        work.check(options.out or Path(tempfile.gettempdir()))
+    out = options.out or Path(tempfile.mkdtemp(prefix="gptscale-soak-"))
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with ended_by_sigterm(), small_disk(out / "disk") if may_mount else nullcontext() as disk:
+        if disk is None:
+            print("no disk can be mounted here: a limit on the size of files stands for a full one", file=sys.stderr)
+        faults = [FAULTS[name] for name in names]
+        outcomes = soak(works, faults, out, disk, n_runs=options.runs, limit_s=60.0 * options.minutes)
+    report.show(outcomes)
+    if not report.as_promised(outcomes):
+        print(f"the runs that went wrong, with the logs of their starts: {out}")
+        return 1
+    if options.out is None:
+        shutil.rmtree(out)
+    return 0
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM end the body as Ctrl-C does, so that the disk is unmounted."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

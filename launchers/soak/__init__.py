@@ -1,0 +1,1 @@
+"""Break runs on purpose, again and again, and prove that nothing is lost."""

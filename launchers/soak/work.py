@@ -1,0 +1,78 @@
+"""The small run that a soak breaks, and the program that starts it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from gptscale.common.process.program import Program
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.run.options import default_recipe_config, option_words
+from gptscale.launchers.run.start import plan_run
+from gptscale.recipes import get
+
+STEPS, SAVE_EVERY, EVAL_EVERY = 96, 4, 3
+# In the runs in which a rank is frozen; all others have a run's default.
+SHORT_TIMEOUT_S = 5.0
+RUN_NAME = "run"
+LAUNCHER_IMPORTS = ("gptscale.launchers.run.start", "gptscale.launchers.run.worker")
+
+
+@dataclass(frozen=True)
+class SoakWork:
+    """What one recipe trains, whether it is broken or not."""
+
+    recipe: str
+    nproc: int
+    seed: int
+
+    def config(self, out: Path, *, short_timeout: bool = False) -> RunConfig:
+        """Return the run's options. Dropout is on, so that a random state that is not restored shows."""
+        return RunConfig(
+            n_layer=2,
+            n_embd=32,
+            n_head=4,
+            seq_len=16,
+            dropout=0.1,
+            data="synthetic",
+            seed=self.seed,
+            global_batch_size=4,
+            steps=STEPS,
+            save_every=SAVE_EVERY,
+            eval_every=EVAL_EVERY,
+            eval_batches=1,
+            device="cpu",
+            tensorboard=False,
+            dist_timeout_s=SHORT_TIMEOUT_S if short_timeout else None,
+            resume="auto",
+            out=out,
+            run_name=RUN_NAME,
+        )
+
+    def check(self, out: Path) -> None:
+        """Raise ConfigError if the run cannot start here."""
+        config = dataclasses.replace(self.config(out), resume=None)
+        plan_run(self.recipe, config, default_recipe_config(self.recipe), self.nproc)
+
+    def program(self, out: Path, *, short_timeout: bool = False) -> Program:
+        """Return the command that begins the run, or goes on from the newest checkpoint if there is one."""
+        import os, shutil  # SHIM
+        from gptscale.common.checkpoint.reader import step_folders
+
+        run = out / "runs" / RUN_NAME
+        fresh = not step_folders(run / "checkpoints") and not list((run / "checkpoints").glob("*.corrupt"))
+        if fresh:
+            shutil.rmtree(run, ignore_errors=True)
+        row = get(self.recipe)
+        words = option_words(
+            self.recipe, self.config(out, short_timeout=short_timeout), default_recipe_config(self.recipe)
+        )
+        if fresh:
+            i = words.index("--resume")
+            words = words[:i] + words[i + 2 :]
+        # The launcher forks the ranks from itself, so it begins with what they import.
+        imports = LAUNCHER_IMPORTS + (() if row.environment else row.imports[1:])
+        return Program(
+            "gptscale.launchers.cli", ("run", self.recipe, "--nproc", str(self.nproc), *words), imports=imports
+        )

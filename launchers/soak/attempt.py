@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from gptscale.common.checkpoint.reader import step_folders
+from gptscale.common.checkpoint.folders import step_folders
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import start_process
 

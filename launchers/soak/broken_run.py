@@ -11,7 +11,7 @@ from random import Random
 
 import psutil
 
-from gptscale.common.checkpoint.reader import step_folders
+from gptscale.common.checkpoint.folders import step_folders
 from gptscale.common.errors import PREEMPTED_EXIT_STATUS, GptscaleError
 from gptscale.launchers.soak.attempt import LIMIT_S, Attempt, last_row, newest_step
 from gptscale.launchers.soak.contract import Bytes, broken_promises, bytes_of

@@ -6,7 +6,8 @@ import csv
 import hashlib
 from pathlib import Path
 
-from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.checkpoint.folders import step_folders
+from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.errors import GptscaleError
 
 Bytes = dict[str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from gptscale.common.checkpoint.reader import step_folders
+from gptscale.common.checkpoint.folders import step_folders
 
 
 def flip_bit(file: Path, random: Random) -> None:

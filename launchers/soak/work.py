@@ -57,20 +57,10 @@ class SoakWork:
 
     def program(self, out: Path, *, short_timeout: bool = False) -> Program:
         """Return the command that begins the run, or goes on from the newest checkpoint if there is one."""
-        import os, shutil  # SHIM
-        from gptscale.common.checkpoint.reader import step_folders
-
-        run = out / "runs" / RUN_NAME
-        fresh = not step_folders(run / "checkpoints") and not list((run / "checkpoints").glob("*.corrupt"))
-        if fresh:
-            shutil.rmtree(run, ignore_errors=True)
         row = get(self.recipe)
         words = option_words(
             self.recipe, self.config(out, short_timeout=short_timeout), default_recipe_config(self.recipe)
         )
-        if fresh:
-            i = words.index("--resume")
-            words = words[:i] + words[i + 2 :]
         # The launcher forks the ranks from itself, so it begins with what they import.
         imports = LAUNCHER_IMPORTS + (() if row.environment else row.imports[1:])
         return Program(

@@ -57,6 +57,20 @@ def load_own(engine: Any, folder: Path) -> int:
     return optimizer.load_own(folder)
 
 
+def count_up(cpu_adam: Any, steps: int) -> None:
+    """Let a DeepSpeedCPUAdam compute the powers of its betas as if it had done `steps` steps.
+
+    It multiplies them up in fp32, step by step. One that starts at a later step would call pow(), whose last bit differs, and
+    a resumed run would leave the path of the unbroken one. It takes some microseconds per step.
+    """
+    parameter, grad, *state = (torch.zeros(1) for _ in range(4))
+    options = cpu_adam.defaults
+    for step in range(1, steps + 1):
+        cpu_adam.ds_opt_adam.adam_update(
+            cpu_adam.opt_id, step, 0.0, *options["betas"], options["eps"], 0.0, True, parameter, grad, *state
+        )
+
+
 def full_shape(parameter: Any) -> torch.Size:
     """Return the shape of a parameter, which at ZeRO stage 3 looks empty and has its shape in `ds_shape`."""
     shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
@@ -167,6 +181,8 @@ class ZeroOptimizer(Stepper):
                 step = self.inner.state[flat]["step"]
                 steps = counters["optimizer_steps"]
                 self.inner.state[flat]["step"] = torch.full_like(step, steps) if torch.is_tensor(step) else int(steps)
+            if hasattr(self.inner, "ds_opt_adam"):
+                count_up(self.inner, int(counters["optimizer_steps"]))
         if self.dynamic:
             scaler = self.zero.loss_scaler
             scaler.cur_scale = counters["loss_scale"]

@@ -5,8 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gptscale.common.engines.zero.optimizer import ZeroOptimizer, loss_scale_floor
+from gptscale.common.engines.zero import operators
+from gptscale.common.engines.zero.optimizer import ZeroOptimizer, count_up, loss_scale_floor
 from gptscale.common.errors import NumericError
+from gptscale.common.optim.fused import ADAMW_STATE
+from gptscale.launchers.run.preflight import why_not_here
 
 
 def test_the_loss_scales_floor_is_one_line():
@@ -38,3 +41,31 @@ def test_a_step_raises_deepspeeds_own_error_unless_it_is_the_floor(error, expect
     with pytest.raises(expected) as raised:
         stepper.step(1.0, torch.tensor(1.0))
     assert raised.value.__cause__ is (None if expected is ValueError else error)
+
+
+def test_a_resumed_cpu_adam_takes_the_same_steps_to_the_bit(monkeypatch):
+    """DeepSpeed's CPU Adam keeps powers of its betas that no state dict holds."""
+    monkeypatch.delenv("XDG_CACHE_HOME")  # the user's own, where `gptscale prepare` has built it
+    if reason := why_not_here("zero_offload"):
+        pytest.skip(reason)
+    operators.load(("cpu_adam",))
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    grads = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
+
+    def trained(begin, weight, state):
+        parameter = torch.nn.Parameter(weight.clone())
+        adam = DeepSpeedCPUAdam([parameter], lr=0.1)
+        adam.state[parameter] = {key: value.clone() for key, value in state.items()} | {"step": begin}
+        count_up(adam, begin)
+        for step in range(begin, 40):
+            parameter.grad = grads[step].clone()
+            adam.step()
+            if step == 29:
+                at_30 = parameter.detach().clone(), {k: adam.state[parameter][k].clone() for k in ADAMW_STATE}
+        return parameter.detach(), at_30 if begin < 30 else None
+
+    zeros = torch.zeros(64)
+    unbroken, at_30 = trained(0, torch.ones(64), dict.fromkeys(ADAMW_STATE, zeros))
+    resumed, _ = trained(30, *at_30)
+    assert torch.equal(resumed, unbroken)

@@ -29,3 +29,15 @@ def test_every_recipe_has_a_page_and_its_rows(recipe):
     readme, status = (re.findall(r"(?m)^\|.*", (ROOT / name).read_text()) for name in ("README.md", "docs/status.md"))
     assert any(f"[{recipe}](docs/recipes/" in row for row in readme)
     assert any(f"`{recipe}`" in row for row in status)
+
+
+def test_every_fault_of_the_matrix_has_its_row_and_every_test_it_names_is_there():
+    page = (ROOT / "docs" / "guides" / "faults.md").read_text()
+    rows = re.findall(r"(?m)^\| ([PSCNX]\d+) \|(.*)\|$", page)
+    counts = {"P": 18, "S": 20, "C": 18, "N": 8, "X": 12}
+    assert sorted(row for row, _ in rows) == sorted(f"{part}{i}" for part, n in counts.items() for i in range(1, n + 1))
+    for row, text in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+        missing = [name for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()]
+        assert missing == [], row
+        assert named or text.rstrip().endswith("no test"), row

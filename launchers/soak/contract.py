@@ -56,9 +56,10 @@ def torn_lines(path: Path) -> list[str]:
     wrong = [] if text.endswith("\n") else [f"the last line of {path.name} is torn"]
     header, *rows = csv.reader(text.splitlines())
     wrong += [f"line {i} of {path.name} is torn" for i, row in enumerate(rows, 2) if len(row) != len(header)]
-    steps = [row[0] for row in rows] if header[0] == "step" else []
-    if steps != sorted(set(steps), key=int):
-        wrong.append(f"{path.name} has steps twice or in disorder")
+    if header[0] == "step":
+        steps = [int(row[0]) if row and row[0].isdecimal() else 0 for row in rows if len(row) == len(header)]
+        if steps != sorted(set(steps)):
+            wrong.append(f"{path.name} has steps twice or in disorder")
     return wrong
 
 

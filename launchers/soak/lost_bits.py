@@ -31,7 +31,9 @@ def cells(path: Path, expected: Path, columns: tuple[str, ...]) -> int:
     """Return the bits of the cells that differ between two CSVs, each missing or additional cell too."""
     rows, expected_rows = _rows(path, columns), _rows(expected, columns)
     n_rows = max(len(rows), len(expected_rows))
-    same = sum(a == b for row, other in zip(rows, expected_rows, strict=False) for a, b in zip(row, other, strict=True))
+    same: int = sum(
+        a == b for row, other in zip(rows, expected_rows, strict=False) for a, b in zip(row, other, strict=True)
+    )
     return CELL_BITS * (n_rows * len(columns) - same)
 
 

@@ -18,9 +18,13 @@ from gptscale.common.checkpoint.writer import save
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero import swap_folder
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.run import workload
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard
 from gptscale.launchers.cli import main
 from gptscale.launchers.run import space
+from gptscale.launchers.run.options import default_recipe_config
+from gptscale.launchers.run.start import plan_run
 from gptscale.ops.build import cache as build_cache
 from gptscale.recipes import Recipe
 
@@ -313,6 +317,16 @@ def test_a_checkpoint_of_another_model_lists_what_differs(capsys, folder):
     line = refused(capsys, folder, ["run", "single", "--resume", str(path)])
     assert "n_layer 3 there, 4 here" in line
     assert "seed 7 there, 1234 here" in line
+
+
+def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
+    words = ["run", "single", "--data", "synthetic", "--device", "cpu"]
+    plan = plan_run("single", RunConfig(data="synthetic", device="cpu"), default_recipe_config("single"), 1)
+    path = save(Holder(), folder, 4, {"workload": workload(plan.run, "of other data")})
+    line = refused(capsys, folder, [*words, "--resume", str(path)])
+    assert "the data differs from the saved run's (synthetic)" in line
+    assert line.endswith("add --allow-data-change to accept")
+    assert main([*words, "--resume", str(path), "--allow-data-change", "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])

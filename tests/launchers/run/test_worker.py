@@ -96,6 +96,15 @@ def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
     assert "summary.csv" in said
 
 
+def test_no_file_of_a_run_holds_a_secret_of_the_environment(plan, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GPTSCALE_TEST_TOKEN", "canary-3141592")
+    assert entry.work(plan("--steps", "2", "--save-last")) == 0
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "run.json" for path in files)
+    assert [path for path in files if b"canary-3141592" in path.read_bytes()] == []
+    assert "canary-3141592" not in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("error", "status", "exit_status"),
     [

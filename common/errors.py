@@ -67,3 +67,5 @@ class PeerError(GptscaleError):
 
 # SIGTERM arrived. If the run saves checkpoints, the same command with --resume continues it.
 PREEMPTED_EXIT_STATUS = 75
+# Ctrl-C, as shells count it: 128 and the number of SIGINT.
+INTERRUPTED_EXIT_STATUS = 130

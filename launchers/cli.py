@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from types import FrameType
+from typing import NoReturn
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail
@@ -89,17 +92,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Carry out a command line and return its exit status: 2, after one line, for an error that is the user's."""
     if argv is None:
         declare_fresh()
+        signal.signal(signal.SIGTERM, _stop)
     try:
         status = _carry_out(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return status
     except GptscaleError as error:
         return fail(error)
+    except KeyboardInterrupt as end:
+        name = "SIGTERM" if isinstance(end, Stopped) else "SIGINT"
+        print(f"gptscale: error: ended by {name}, in this command, start it again", file=sys.stderr, flush=True)
+        return PREEMPTED_EXIT_STATUS if isinstance(end, Stopped) else INTERRUPTED_EXIT_STATUS
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # The status that a shell gives for SIGPIPE.
         return 141
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM, for a command whose ranks do not run yet or any more. Those that run get it themselves (ranks.launch)."""
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # the end of the command takes what it has begun with it
+    raise Stopped
 
 
 def _carry_out(words: Sequence[str]) -> int:

@@ -73,8 +73,9 @@ def train(argv: Sequence[str]) -> int:
     from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.worker import train as train_here
 
+    world = world_from_environment(options.run)
     share_cores()
-    return train_here(options.run, world_from_environment(options.run)).exit_status
+    return train_here(options.run, world).exit_status
 
 
 def launch_run(config: VisionConfig, nproc: int) -> int:

@@ -95,6 +95,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.engines.zero import operators as deepspeed_ops
     from gptscale.common.engines.zero.optimizer import ZeroOptimizer, full_shape
+    from gptscale.common.engines.zero.options import check_by_deepspeed
     from gptscale.common.engines.zero.swap_folder import SwapFolder
     from gptscale.common.model.build import materialise, meta_gpt
     from gptscale.common.optim.fused import decay_groups
@@ -105,6 +106,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     config = replace(config, nvme_path=swap.path if swap else None)
     json = ds_config(run, config)
     deepspeed_ops.start_deepspeed(run.world.device)
+    check_by_deepspeed(json, config.ds_config)
     if config.stage == 3:
         model = meta_gpt(run, deepspeed.zero.Init(config_dict_or_path=json))
         # The tied head uses the table outside its module.

@@ -12,6 +12,7 @@ from gptscale.common.data.hub import check_hub
 from gptscale.common.errors import ConfigError, DataError
 
 BPE_FILES = ("vocab.json", "merges.txt")
+FILE_BYTES_MAX = 2**25  # GPT-2's largest has 1 MB
 IDS_MAX = 2**16  # ids are kept in 16 bits, in memory and in files
 WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
 
@@ -56,22 +57,36 @@ class GPT2Tokenizer:
         tokenizer_class = _tokenizer_class()
         if missing := [name for name in BPE_FILES if not (folder / name).is_file()]:
             raise DataError(f"{folder} lacks {' and '.join(missing)}", WHERE, FIX)
+        # transformers reads others of these too if they are there, and would wait for ever for a pipe.
+        for path in (path for path in folder.iterdir() if path.suffix in (".json", ".txt", ".jinja")):
+            if not path.is_file() or path.stat().st_size > FILE_BYTES_MAX:
+                fix = "remove it, or give a folder with vocab.json and merges.txt alone"
+                raise DataError(f"{path.name} is no file, or has more than {FILE_BYTES_MAX} bytes", f"in {folder}", fix)
         try:
             self._bpe: Any = tokenizer_class.from_pretrained(str(folder), local_files_only=True)
-        except Exception as error:  # the Rust library has no narrower class for a file that it cannot read
+            self.vocab_size, self.end_of_text = len(self._bpe), int(self._bpe.eos_token_id)
+            self.fingerprint: str | None = hashlib.sha256(self._bpe.backend_tokenizer.to_str().encode()).hexdigest()
+            ids = set(self._bpe.get_vocab().values())
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the Rust library has no narrower class for a file that it cannot read
             raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
-        self.vocab_size, self.end_of_text = len(self._bpe), int(self._bpe.eos_token_id)
         if self.vocab_size > IDS_MAX:
             raise ConfigError(
                 f"tokenizer {folder} has {self.vocab_size} ids, at most {IDS_MAX} fit 16 bits", WHERE, FIX
             )
-        self.fingerprint: str | None = hashlib.sha256(self._bpe.backend_tokenizer.to_str().encode()).hexdigest()
+        if ids != set(range(self.vocab_size)):
+            what = f"{folder} has ids from {min(ids)} to {max(ids)}, expected {self.vocab_size} without a gap"
+            raise DataError(what, WHERE, FIX)
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids (uint16) of `text`, in which half of a surrogate pair becomes a question mark."""
         clean = text.encode("utf-8", errors="replace").decode("utf-8")
-        ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        return np.asarray(ids, dtype=np.uint16)
+        try:
+            ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+            return np.asarray(ids, dtype=np.uint16)
+        except Exception as error:  # of what the folder's other files say
+            raise DataError(f"the tokenizer cannot encode text ({_first_line(error)})", WHERE, FIX) from None
 
     def decode(self, ids: np.ndarray) -> str:
         """Return the text of `ids`, without the end of text."""
@@ -121,5 +136,5 @@ def _tokenizer_class() -> Any:
     return GPT2TokenizerFast
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -10,6 +10,7 @@ import faulthandler
 import io
 import os
 import platform
+import signal
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
@@ -41,7 +42,10 @@ def signals_on_their_own_stack() -> None:
     aborts in a later malloc instead of saving (github.com/uxlfoundation/oneDNN/issues/4845). Python's handlers use an alternate
     stack if there is one (since 3.10), and faulthandler makes one for the thread that enables it. Signals go to the main
     thread. faulthandler also prints where in Python a process was when a library crashed.
+
+    Until the run asks for more (ending.StopRequest), Ctrl-C ends the process as SIGTERM does, without a traceback.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
 

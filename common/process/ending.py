@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
 
 import torch
 
-from gptscale.common.errors import GptscaleError, PeerError, StorageError
+from gptscale.common.errors import (
+    INTERRUPTED_EXIT_STATUS,
+    PREEMPTED_EXIT_STATUS,
+    DataError,
+    GptscaleError,
+    PeerError,
+    StorageError,
+)
 
+# The group of processes and the launcher may both pass on what was one Ctrl-C, or one SIGTERM.
+SAME_REQUEST_S = 1.0
 # Messages for memory that torch's allocator was not asked for: the CPU's, a CUDA context's, a library handle's
 # (pytorch/pytorch#128601), Triton's.
 OUT_OF_MEMORY_SIGNS = (
@@ -43,32 +54,43 @@ def report(
     if user_error is not None:
         sys.stderr.write(f"gptscale: error: rank {rank}: {user_error}\n")
         return user_error, user_error.exit_status
+    if isinstance(error, KeyboardInterrupt):
+        sys.stderr.write(f"gptscale: error: rank {rank}: interrupted by SIGINT, before a step, start it again\n")
+        return error, INTERRUPTED_EXIT_STATUS
     sys.stderr.write(f"{traceback.format_exc()}gptscale: error: rank {rank}: {error}\n")
-    return error, 130 if isinstance(error, KeyboardInterrupt) else 1
+    return error, 1
 
 
 class StopRequest:
-    """A flag that SIGTERM sets, as a scheduler sends it before it takes the machine.
+    """A flag that SIGTERM sets, as a scheduler sends it before it takes the machine, or SIGINT, which is Ctrl-C.
 
-    The run looks at the flag between steps and saves. A second SIGTERM ends the process at once.
+    The run looks at the flag between steps and saves. A second signal ends the process at once.
     """
 
     def __init__(self) -> None:
-        self.received = False
+        self._first: tuple[int, float] | None = None
 
     def __enter__(self) -> StopRequest:
-        self._before = signal.signal(signal.SIGTERM, self._note)
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGTERM, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._first = self._first or (number, time.monotonic())
+        if time.monotonic() - self._first[1] > SAME_REQUEST_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def __call__(self) -> bool:
-        return self.received
+        return self._first is not None
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of a run that stops on request, of this process or of another rank."""
+        return INTERRUPTED_EXIT_STATUS if self._first and self._first[0] == signal.SIGINT else PREEMPTED_EXIT_STATUS
 
 
 def as_known(error: BaseException) -> GptscaleError | None:
@@ -81,6 +103,9 @@ def as_known(error: BaseException) -> GptscaleError | None:
         return PeerError(
             f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above"
         )
+    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
+        fix = "use fewer --num-workers, or 0, if memory ran out, or see what else ended it"
+        return DataError(f"a data worker died ({text.splitlines()[0][:160]})", "in --loader dataloader", fix)
     if is_out_of_memory(error):
         return GptscaleError(
             f"out of memory ({text.splitlines()[0][:160]})",

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import Process, start_process
 
@@ -33,57 +34,64 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
 
     environment: variables beside this process's own. fork: whether ranks may be forked from a warm parent, which ranks that
     use CUDA may not. A rank killed by a signal gives 7. SIGTERM and SIGINT are passed on, and the ranks' own statuses
-    returned.
+    returned, or 130 if SIGINT ended a rank.
     """
-    # The rendezvous lives here, on a port that the system chose: no race for a free port between runs.
-    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
-        variables = {**os.environ, **(environment or {})}
-        variables |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks connect to that store instead of starting one
-            "TORCHELASTIC_RESTART_COUNT": "0",  # asked for by torch 2.5
-            "WORLD_SIZE": str(nproc),
-            "LOCAL_WORLD_SIZE": str(nproc),
-            "GLOO_SOCKET_IFNAME": variables.get("GLOO_SOCKET_IFNAME", "lo"),
-        }
-        ranks = [
-            start_process(program, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, fork=fork)
-            for rank in range(nproc)
-        ]
-        return _watch(ranks, listener)
-
-
-def _watch(ranks: Sequence[Process], listener: socket.socket) -> int:
-    """Serve the rendezvous, wait for the ranks, and return what `launch` returns."""
-    asked_at: float | None = None
-    store: Store | None = None
+    ranks: list[Process] = []
+    requests: list[tuple[signal.Signals, float]] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        nonlocal asked_at
-        asked_at = asked_at or time.monotonic()
+        requests.append((signal.Signals(number), time.monotonic()))
         _signal(ranks, signal.Signals(number))
 
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        store = _store(listener)
-        while True:
-            codes = [rank.poll() for rank in ranks]
-            failed = [(i, code) for i, code in enumerate(codes) if code]
-            if failed and asked_at is None:
-                _end(ranks, GRACE_S)
-                return _explain(*_first_cause(failed), store)
-            if all(code is not None for code in codes):
-                return max((_status(code) for code in codes if code is not None), default=0)
-            if asked_at is not None and time.monotonic() - asked_at > PREEMPTION_GRACE_S:
-                _end(ranks, 0.0)
-                return PEER_EXIT_STATUS
-            time.sleep(POLL_S)
+        # The rendezvous lives here, on a port that the system chose: no race for a free port between runs.
+        with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+            variables = {**os.environ, **(environment or {})}
+            variables |= {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(listener.getsockname()[1]),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks connect to that store instead of starting one
+                "TORCHELASTIC_RESTART_COUNT": "0",  # asked for by torch 2.5
+                "WORLD_SIZE": str(nproc),
+                "LOCAL_WORLD_SIZE": str(nproc),
+                "GLOO_SOCKET_IFNAME": variables.get("GLOO_SOCKET_IFNAME", "lo"),
+            }
+            for rank in range(nproc):
+                ranks.append(
+                    start_process(program, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, fork=fork)
+                )
+            if requests:  # the rank that was being started has not heard of it
+                _signal(ranks, requests[0][0])
+            return _watch(ranks, listener, requests)
     finally:
         _end(ranks, 0.0)
         for number, handler in previous.items():
             signal.signal(number, handler)
-        del store
+
+
+def _watch(ranks: Sequence[Process], listener: socket.socket, requests: Sequence[tuple[signal.Signals, float]]) -> int:
+    """Serve the rendezvous, wait for the ranks, and return what `launch` returns.
+
+    requests: the signals that asked for an end, each with its time; the caller adds to them.
+    """
+    store = _store(listener)
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        failed = [(i, code) for i, code in enumerate(codes) if code]
+        if failed and not requests:
+            _end(ranks, GRACE_S)
+            return _explain(*_first_cause(failed), store)
+        if all(code is not None for code in codes):
+            if requests and any(code == -requests[0][0] for _, code in failed):
+                fix = "start it again, with --resume if it had saved before"
+                name = requests[0][0].name
+                print(f"gptscale: error: ended by {name}, before it could save, {fix}", file=sys.stderr, flush=True)
+            return max((_status(code) for code in codes if code is not None), default=0)
+        if requests and time.monotonic() - requests[0][1] > PREEMPTION_GRACE_S:
+            _end(ranks, 0.0)
+            return PEER_EXIT_STATUS
+        time.sleep(POLL_S)
 
 
 def _store(listener: socket.socket) -> Store:
@@ -124,7 +132,7 @@ def _explain(rank: int, code: int, store: Store) -> int:
 
 
 def _status(code: int) -> int:
-    return PEER_EXIT_STATUS if code < 0 else code
+    return INTERRUPTED_EXIT_STATUS if code == -signal.SIGINT else PEER_EXIT_STATUS if code < 0 else code
 
 
 def _signal(ranks: Sequence[Process], number: signal.Signals) -> None:

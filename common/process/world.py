@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.progress import count_waits
+from gptscale.common.process.rendezvous import check_rendezvous, whole_number
 
+RANKS_MAX = 2**20
 DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
 
 # Process groups that have ended are kept until the process ends. Whoever drops the last reference joins gloo's threads.
@@ -55,9 +57,9 @@ class World:
                 "in the environment",
                 "start with `gptscale run` or torchrun",
             )
-        rank, world_size, local_rank = (
-            int(os.environ.get(n, d)) for n, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-        )
+        world_size = whole_number("WORLD_SIZE", 1, 1, RANKS_MAX)
+        rank, local_rank = (whole_number(name, 0, 0, world_size - 1) for name in ("RANK", "LOCAL_RANK"))
+        whole_number("LOCAL_WORLD_SIZE", 1, 1, world_size)
         if wants_cuda and local_rank >= torch.cuda.device_count():
             raise ConfigError(
                 f"local rank {local_rank} has no GPU of its own ({torch.cuda.device_count()} visible)",
@@ -98,8 +100,12 @@ def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]
 
     CPU tensors use gloo, and CUDA tensors use `cuda_backend`. After an exception the group is not torn down: peers may be
     gone, and the teardown would wait for them. The process is about to end, and its end closes the connections, which tells
-    the peers.
+    the peers. Raises ConfigError if the rendezvous cannot be opened or reached.
     """
+    check_rendezvous(world.rank)
+    # The ranks of one machine need no other interface. By itself gloo listens on the one that the host's name stands for.
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(world.world_size):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     backend = f"cpu:gloo,cuda:{cuda_backend}" if world.device.type == "cuda" else "gloo"

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
@@ -63,8 +64,10 @@ def main(argv: Sequence[str]) -> int:
             run_id = f"{config.run_name}-{name}-{repeat}" if config.run_name else new_run_id(name)
             processes = f"{nproc} process{'es' if nproc > 1 else ''}"
             print(f"\n== {name} on {processes} ({repeat + 1} of {options.sweep.repeats})", flush=True)
-            if start(name, dataclasses.replace(config, run_name=run_id), recipe_config, nproc):
-                failures += 1
+            status = start(name, dataclasses.replace(config, run_name=run_id), recipe_config, nproc)
+            if status in (PREEMPTED_EXIT_STATUS, INTERRUPTED_EXIT_STATUS):
+                return status
+            failures += status != 0
     print(flush=True)
     from gptscale.results.comparison.write import write_comparison
 

@@ -12,11 +12,12 @@ import torch
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, GptscaleError, StorageError
+from gptscale.common.errors import GptscaleError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
+from gptscale.common.process.rendezvous import speaks
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.train import train
@@ -33,13 +34,12 @@ from gptscale.results.record.recorder import Recorder
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     """Parse, check, train, and end the process with the run's exit status."""
     begin_process()
-    rank = int(os.environ.get("RANK", "0"))
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
         plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
         check_memory(plan.run, recipe_config.offload)
     except GptscaleError as error:
-        if rank == 0:
+        if speaks():
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
         # 2 for every kind of error, since nothing ran and nothing was created.
         sys.exit(2)
@@ -59,18 +59,19 @@ def work(plan: Plan) -> int:
     world = plan.run.world
     keep_freed_memory()
     record: RunRecord | None = None
-    heartbeat = Heartbeat.of_world(world.rank, world.world_size)
+    heartbeat = Heartbeat(world.rank, world.world_size, None)
     with ExitStack() as stack:
         try:
             stack.enter_context(process_group(world) if get(plan.run.recipe).axes else nullcontext())
-            stack.enter_context(heartbeat)
+            # Only now: rank 0 may have opened the store with the group.
+            heartbeat = stack.enter_context(Heartbeat.of_world(world.rank, world.world_size))
             check_same_options(plan)
             run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
             record = stack.enter_context(RunRecord(plan, run_id))
-            stopped = _train(plan, record)
-            if not record.finish("interrupted" if stopped else "ok"):
+            status = _train(plan, record)
+            if not record.finish("interrupted" if status else "ok"):
                 return StorageError.exit_status
-            return PREEMPTED_EXIT_STATUS if stopped else 0
+            return status
         except BaseException as error:
             # Whatever the error was, the row must be left. Nothing is swallowed.
             reason, status = report(error, world.rank, heartbeat.missing)
@@ -90,8 +91,8 @@ def check_same_options(plan: Plan) -> None:
     check_same_on_ranks(gather_objects(facts))
 
 
-def _train(plan: Plan, record: RunRecord) -> bool:
-    """Build the engine, resume, run the loop, and return whether it stopped early because it was asked to."""
+def _train(plan: Plan, record: RunRecord) -> int:
+    """Build the engine, resume, run the loop, and return the exit status: not 0 if it stopped because it was asked to."""
     run = plan.run
     with ExitStack() as stack:
         # Before the engine, because what the engine puts on disk must be deleted whenever the run ends.
@@ -101,7 +102,7 @@ def _train(plan: Plan, record: RunRecord) -> bool:
         return _train_with(engine, plan, record, stop)
 
 
-def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> bool:
+def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> int:
     run = plan.run
     start = resume(plan, engine, record.folder / "checkpoints")
     batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
@@ -134,4 +135,4 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
     record.offload, record.bubble = engine.offload(), engine.bubble()
     # No rank closes its engine, which may delete files, while another still counts them.
     gather_objects(None)
-    return last < run.config.steps
+    return stop.exit_status if last < run.config.steps else 0

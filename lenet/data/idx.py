@@ -22,8 +22,8 @@ from gptscale.common.errors import DataError
 
 # 08 stands for unsigned bytes, 03 and 01 are the numbers of dimensions.
 IMAGES_MAGIC, LABELS_MAGIC = 0x00000803, 0x00000801
-# Largest content of a gzipped file; anything larger is no data set of this kind.
-UNPACKED_BYTES_MAX = 2**32
+# Largest content of a gzipped file, which is unpacked in memory. EMNIST's largest file has half as much.
+UNPACKED_BYTES_MAX = 2**30
 PIECE_BYTES = 2**20
 FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
          "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}  # fmt: skip
@@ -87,71 +87,64 @@ class IdxDataset(Dataset[tuple[Tensor, int]]):
 
 def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
     if not path.is_file():
-        raise DataError(f"{path.name} does not exist", f"in {path.parent}", "check --data")
-    n_dims = magic & 0xFF
-    header_bytes = 4 * (1 + n_dims)
-    content = _content(path)
-    if len(content) < 4:
-        raise DataError(
-            f"{len(content)} bytes, expected a header of {header_bytes}", f"in {path}", "get the file again"
-        )
-    file_magic = int.from_bytes(content[:4].tobytes(), "big")
-    if file_magic != magic:
+        fault = "is no file" if path.exists() else "does not exist"
+        raise DataError(f"{path.name} {fault}", f"in {path.parent}", "check --data")
+    packed = _starts_as_gzip(path)
+    header_bytes = 4 * (1 + (magic & 0xFF))
+    # The header says how long the file must be, before any of the rest is unpacked.
+    header = _unpacked(path, header_bytes) if packed else _first_bytes(path, header_bytes)
+    file_magic = int.from_bytes(header[:4], "big")
+    if len(header) >= 4 and file_magic != magic:
         fix = f"give an idx file of {what}, unsigned bytes"
         raise DataError(f"magic 0x{file_magic:08x}, expected 0x{magic:08x}", f"in {path}", fix)
-    if len(content) < header_bytes:
-        raise DataError(
-            f"{len(content)} bytes, expected a header of {header_bytes}", f"in {path}", "get the file again"
-        )
-    shape = tuple(int(n) for n in np.frombuffer(content[4:header_bytes].tobytes(), ">u4"))
-    expected = header_bytes + math.prod(shape)
+    if len(header) < header_bytes:
+        raise DataError(f"{len(header)} bytes, expected a header of {header_bytes}", f"in {path}", "get the file again")
+    shape = tuple(np.frombuffer(header[4:], ">u4").tolist())
+    expected, sizes = header_bytes + math.prod(shape), " x ".join(map(str, shape))
+    if packed:
+        if expected > UNPACKED_BYTES_MAX:
+            raise DataError(
+                f"{sizes} {what} are more than {UNPACKED_BYTES_MAX} bytes", f"in {path}", "unpack it: gunzip"
+            )
+        content: NDArray[np.uint8] = np.frombuffer(_unpacked(path, expected + 1, expected), np.uint8)
+        content.flags.writeable = False
+        size = f"more than {expected}" if len(content) > expected else f"{len(content)}"
+    else:
+        content, size = np.memmap(path, np.uint8, "r"), f"{path.stat().st_size}"
     if len(content) != expected:
-        sizes = " x ".join(map(str, shape))
-        raise DataError(
-            f"{len(content)} bytes, expected {expected} for {sizes} {what}", f"in {path}", "get the file again"
-        )
+        raise DataError(f"{size} bytes, expected {expected} for {sizes} {what}", f"in {path}", "get the file again")
     return content[header_bytes:].reshape(shape)
 
 
-def _content(path: Path) -> NDArray[np.uint8]:
-    if _starts_as_gzip(path):
-        return _unpacked(path)
-    # An empty file cannot be mapped.
-    return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
-
-
 def _starts_as_gzip(path: Path) -> bool:
+    return _first_bytes(path, 2) == b"\x1f\x8b"
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
     with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+        return file.read(count)
 
 
-def _unpacked(path: Path) -> NDArray[np.uint8]:
-    """Return the content of a gzipped file.
+def _unpacked(path: Path, count: int, expected: int | None = None) -> bytearray:
+    """Return the first `count` bytes of a gzipped file, or all if it has fewer, in memory for no more than that.
 
     Raises DataError for a stream that is cut off or damaged, with the number of bytes that could be read.
+    expected: the length that the header names, for the error.
     """
     stream, content, fault = zlib.decompressobj(wbits=31), bytearray(), ""
     with path.open("rb") as file:
-        while not stream.eof and not fault:
-            piece = file.read(PIECE_BYTES)
+        while not (stream.eof or fault) and len(content) < count:
+            piece = stream.unconsumed_tail or file.read(PIECE_BYTES)
             if not piece:
                 fault = "ends"
                 break
             try:
-                content += stream.decompress(piece)
+                content += stream.decompress(piece, count - len(content))
             except zlib.error:
                 fault = "is damaged"
-            if len(content) > UNPACKED_BYTES_MAX:
-                raise DataError(f"more than {UNPACKED_BYTES_MAX} bytes", f"in {path}", "give a file of images")
     if fault:
-        what = f"the gzip stream {fault} after {len(content)} bytes{_expected_size(bytes(content))}"
-        raise DataError(what, f"in {path}", "get the file again")
-    return np.frombuffer(bytes(content), np.uint8)
-
-
-def _expected_size(content: bytes) -> str:
-    """Return what the header of an incomplete stream says about its length, or nothing if the header is incomplete too."""
-    if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 * (1 + content[3]):
-        return ""
-    header_bytes = 4 * (1 + content[3])
-    return f", expected {header_bytes + math.prod(np.frombuffer(content[4:header_bytes], '>u4').tolist())}"
+        length = "" if expected is None else f", expected {expected}"
+        raise DataError(
+            f"the gzip stream {fault} after {len(content)} bytes{length}", f"in {path}", "get the file again"
+        )
+    return content

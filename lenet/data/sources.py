@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,11 @@ from gptscale.lenet.data import idx
 
 NAMED = ("digits", "mnist", "cifar10")
 IMAGE_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+# What these files may hold, whatever their names say: the decoder of PostScript, for one, starts another program.
+IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+# A picture is decoded whole before it is made small. A few bytes can claim to be many more than these, which take 0.5 GiB.
+IMAGE_PIXELS_MAX = 2**26
 # Every fourth of the embedded digits is held out for tests.
 HELD_OUT_EVERY = 4
 
@@ -67,12 +72,17 @@ def open_data(data: str, *, root: Path, image_size: int | None = None, download:
     digits, the images' own size for MNIST and CIFAR-10, and 32 for a folder of images. root: the folder in which torchvision
     keeps its data sets, and with `download` stores them. Raises DataError or ConfigError. Without `download` no file is created.
     """
-    if data == "digits":
-        name, train, test, classes = _digits(image_size or 28)
-    elif data in ("mnist", "cifar10"):
-        name, train, test, classes = _torchvision(data, root, download)
-    else:
-        name, train, test, classes = _folder(Path(data), image_size or 32)
+    try:
+        if data == "digits":
+            name, train, test, classes = _digits(image_size or 28)
+        elif data in ("mnist", "cifar10"):
+            name, train, test, classes = _torchvision(data, root, download)
+        else:
+            name, train, test, classes = _folder(Path(data), image_size or 32)
+    except OSError as error:
+        raise DataError(
+            f"{data} cannot be read ({error})", "in --data", "check the files, and whose they are"
+        ) from None
     train, test = (_resized(part, image_size) for part in (train, test))
     for part, what in ((train, "train"), (test, "test")):
         if len(part) == 0:
@@ -187,24 +197,36 @@ def _copied(mapped: NDArray[np.uint8]) -> Tensor:
 
 def _images(folder: Path, classes: tuple[str, ...], side: int) -> LabelledImages:
     """Return all images of folder/CLASS/*, resampled to `side`, as RGB, or as grey if every one of them is grey."""
-    from PIL import Image, UnidentifiedImageError
-
     files = [(path, i) for i, name in enumerate(classes) for path in sorted((folder / name).glob("*"))]
     files = [(path, i) for path, i in files if path.suffix.lower() in IMAGE_ENDS]
     pixels = np.empty((len(files), side, side, 3), np.uint8)
     for place, (path, _) in enumerate(files):
-        try:
-            with Image.open(path) as image:
-                rgb = image.convert("RGB")
-                pixels[place] = np.asarray(rgb if rgb.size == (side, side) else rgb.resize((side, side)))
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise DataError(
-                f"{path.name} is no whole image ({error})", f"in {path.parent}", "remove the file"
-            ) from None
+        pixels[place] = _image(path, side)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     if bool((images == images[:, :1]).all()):
         images = images[:, :1]
     return LabelledImages(images.contiguous(), torch.tensor([i for _, i in files], dtype=torch.long))
+
+
+def _image(path: Path, side: int) -> NDArray[np.uint8]:
+    """Return an image file as RGB (side, side, 3), or raise DataError if it is no image, or larger than any should be."""
+    from PIL import Image
+
+    where, fix = f"in {path.parent}", "remove the file"
+    if not path.is_file():
+        raise DataError(f"{path.name} is no file", where, fix)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a large picture, or of one with damaged metadata
+            with Image.open(path, formats=IMAGE_FORMATS) as image:
+                width, height = image.size
+                if width * height <= IMAGE_PIXELS_MAX:
+                    rgb = image.convert("RGB")
+                    return np.asarray(rgb if rgb.size == (side, side) else rgb.resize((side, side)))
+    except Exception as error:  # decoders raise what they like about a file that they cannot read
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise DataError(f"{path.name} is no whole image ({reason})", where, fix) from None
+    raise DataError(f"{path.name} has {width} x {height} pixels, at most {IMAGE_PIXELS_MAX:,} are read", where, fix)
 
 
 def _resized(part: LabelledImages, side: int | None) -> LabelledImages:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,7 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     if data.side not in SIDES:
         raise ConfigError(f"{data.name} has images of {data.side} pixels", "in --data", "add --image-size 32")
     batch_order = BatchOrder(len(data.train), config.batch_size, config.seed, world.rank, world.world_size)
+    check_shared_memory(config, batch_order, data)
     plan = VisionPlan(config, world, data, batch_order, _resume_path(config))
     if plan.resume is not None and world.is_main:
         if (plan.resume / "manifest.json").exists():
@@ -105,6 +108,25 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
             check_same_model(newest, plan)
     return plan
+
+
+def check_shared_memory(
+    config: VisionConfig, batch_order: BatchOrder, data: VisionData, folder: str = "/dev/shm"
+) -> None:
+    """Raise ConfigError unless the batches of data workers fit the shared memory, where a full one kills the worker."""
+    if not config.num_workers:
+        return
+    # Of fp32 images and int64 labels each worker has two batches ready, and one in the making.
+    batch_bytes = batch_order.share * (4 * data.channels * data.side**2 + 8)
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", batch_order.world_size))
+    needed, place = 3 * config.num_workers * ranks * batch_bytes, Path(folder)
+    free = shutil.disk_usage(place).free if place.is_dir() else 0
+    if free < needed:
+        raise ConfigError(
+            f"{folder} has {free:,} bytes free, {needed:,} are needed by {ranks * config.num_workers} data workers",
+            "in --num-workers",
+            "use --num-workers 0, or give the container more (--shm-size=1g)",
+        )
 
 
 def world_from_environment(config: VisionConfig) -> World:

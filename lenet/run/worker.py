@@ -11,9 +11,10 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError, StorageError
+from gptscale.common.errors import ConfigError, GptscaleError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
+from gptscale.common.process.rendezvous import RendezvousError, speaks
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
@@ -61,7 +62,7 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
         try:
             check_same_options(plan)
             run.row.open(stack)
-            status = PREEMPTED_EXIT_STATUS if run.train() else 0
+            status = run.train()
             return run.finish("interrupted" if status else "ok", None, status)
         except BaseException as error:
             # The row is written whatever the error was, and `report` prints the error.
@@ -87,8 +88,8 @@ class PlannedRun:
         self.recorder: VisionRecorder | None = None
         self.sampler = UsageSampler(plan.world.device)
 
-    def train(self) -> bool:
-        """Build the engine, resume, train and test, and return whether the run was asked to stop early."""
+    def train(self) -> int:
+        """Build the engine, resume, train and test, and return the exit status: not 0 if the run was asked to stop early."""
         plan, folder = self.plan, self.row.folder
         with StopRequest() as stop:
             engine = VisionEngine(plan.config, plan.shape, plan.world)
@@ -98,7 +99,7 @@ class PlannedRun:
             recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=began, quiet=quiet)
             saver = VisionSaver(plan, engine, recorder, folder / "checkpoints")
             with recorder as self.recorder, self.sampler:
-                return train_epochs(plan, engine, recorder, start, saver, stop)
+                return stop.exit_status if train_epochs(plan, engine, recorder, start, saver, stop) else 0
 
     def finish(self, status: str, error: BaseException | None, exit_status: int) -> RunOutcome:
         """Write the run's row and return how the run ended."""
@@ -113,13 +114,13 @@ def worker(argv: Sequence[str]) -> int:
 
     Rank 0 prints one line about anything that is wrong before the run starts.
     """
-    rank = int(os.environ.get("RANK", "0"))
     try:
         config = parse_vision(argv)
+        world = world_from_environment(config)
         share_cores()
-        return train(config, world_from_environment(config)).exit_status
+        return train(config, world).exit_status
     except GptscaleError as error:
-        if rank == 0:
+        if speaks() or isinstance(error, RendezvousError):
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
         # The same status for every kind of error, since no run began and no file was created.
         return 2

@@ -106,3 +106,15 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwante
     imported = {line.split("|")[-1].strip().split(".")[0] for line in lines}
     assert "gptscale" in imported
     assert not imported & unwanted
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 75), ("SIGINT", 130)])
+def test_a_command_that_a_signal_ends_says_so_in_one_line(number, status):
+    code = (
+        "import os, signal, sys; from gptscale.launchers import cli\n"
+        f"cli._carry_out = lambda words: os.kill(os.getpid(), signal.{number})\n"
+        "sys.exit(cli.main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == status
+    assert ended.stderr == f"gptscale: error: ended by {number}, in this command, start it again\n"

@@ -286,6 +286,8 @@ def test_torchrun_by_hand(module, tmp_path):
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout
     assert [row["status"] for row in summary(tmp_path)] == ["ok"]
+    (warning,) = (line for line in ended.stderr.splitlines() if line.startswith("gptscale: "))
+    assert warning.startswith("gptscale: warning: torchrun lets every machine that reaches this one write to port ")
 
 
 def test_offload_is_in_the_row(tmp_path):

@@ -26,6 +26,9 @@ RUN_KEYS = {
     "activation_checkpointing": "use --activation-checkpointing",
 }
 
+# DeepSpeed's own files have some kilobytes, and four levels.
+FILE_BYTES_MAX, DEPTH_MAX = 2**20, 16
+
 
 @dataclass(frozen=True)
 class DeepSpeedConfig(RecipeConfig):
@@ -85,10 +88,18 @@ def merged(ours: dict[str, Any], file: Path) -> dict[str, Any]:
     contradicts the run, or a key that only the run's own options may set.
     """
     where = f"in --ds-config {file}"
+    if file.exists() and not (file.is_file() and file.stat().st_size <= FILE_BYTES_MAX):
+        what = f"no file, or one of more than {FILE_BYTES_MAX} bytes"
+        raise ConfigError(what, where, "give DeepSpeed's configuration")
     try:
         user_json = json.loads(file.read_text())
+        is_deep = _depth(user_json) > DEPTH_MAX
     except (OSError, ValueError) as error:
         raise ConfigError(f"not a JSON file ({error})", where, "give DeepSpeed's configuration") from None
+    except RecursionError:
+        is_deep = True
+    if is_deep:
+        raise ConfigError(f"nested deeper than {DEPTH_MAX} levels", where, "give DeepSpeed's configuration")
     if not isinstance(user_json, dict):
         raise ConfigError(f"holds a {type(user_json).__name__}, not an object", where, "give DeepSpeed's configuration")
     for key in RUN_KEYS.keys() & user_json.keys():
@@ -96,6 +107,25 @@ def merged(ours: dict[str, Any], file: Path) -> dict[str, Any]:
     if contradictions := list(_contradictions(ours, user_json, ())):
         raise ConfigError("; ".join(contradictions), where, "leave it out, or change the run's options")
     return _over(ours, user_json)
+
+
+def check_by_deepspeed(json: dict[str, Any], file: Path | None) -> None:
+    """Raise ConfigError if DeepSpeed cannot use what the user's file made of its configuration."""
+    if file is None:
+        return
+    from deepspeed.runtime.config import DeepSpeedConfig as DeepSpeedsOwn
+
+    try:
+        DeepSpeedsOwn(json)
+    except Exception as error:  # of pydantic, assertions, and whatever a value of another type leads to
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        fix = "correct it by DeepSpeed's documentation"
+        raise ConfigError(f"DeepSpeed refuses it ({reason})", f"in --ds-config {file}", fix) from None
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _contradictions(ours: dict[str, Any], user_json: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
@@ -106,14 +136,15 @@ def _contradictions(ours: dict[str, Any], user_json: dict[str, Any], path: tuple
         if isinstance(run_value, dict) and isinstance(value, dict):
             yield from _contradictions(run_value, value, (*path, key))
         elif value != run_value:
-            yield f"{name} is {value} there, {run_value} in this run"
+            yield f"{name} is {str(value)[:100]} there, {run_value} in this run"
 
 
 def _over(ours: dict[str, Any], user_json: dict[str, Any]) -> dict[str, Any]:
     result = dict(ours)
     for key, value in user_json.items():
         if isinstance(value, dict):
-            result[key] = _over(ours.get(key, {}), value)
+            run_value = ours.get(key)
+            result[key] = _over(run_value if isinstance(run_value, dict) else {}, value)
         elif value != "auto":
             result[key] = value
     return result

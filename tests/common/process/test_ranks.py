@@ -1,5 +1,6 @@
 """The launcher with tiny ranks, which need no torch and print whole lines, as workers do; forked ones and ones started afresh."""
 
+import contextlib
 import signal
 import time
 
@@ -99,6 +100,37 @@ def test_a_request_to_stop_reaches_the_ranks_and_their_status_comes_back(start, 
     assert [launcher.stdout.readline() for _ in range(2)] == ["up\n"] * 2
     launcher.process.send_signal(number)
     assert launcher.ended()[0] == 75
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 7), (signal.SIGINT, 130)])
+def test_a_request_to_stop_while_ranks_start_is_one_line(start, number, expected):
+    """A terminal and some schedulers send the signal to the whole group, and the launcher passes it on once more."""
+    code = "from gptscale.common.process.begin import begin_process; begin_process(); print('up', flush=True); time.sleep(600)"
+    launcher = start(code)
+    assert [launcher.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+    launcher.process.send_signal(number)
+    for rank in launcher.ranks():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.send_signal(number)
+    status, _, err = launcher.ended()
+    assert status == expected
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith((f"gptscale: error: ended by {number.name}, before it could save", "gptscale: error: rank "))
+
+
+def test_one_request_that_comes_twice_is_one_and_a_later_one_ends_at_once(start):
+    code = """
+from gptscale.common.process import ending
+ending.SAME_REQUEST_S = 2.0
+with ending.StopRequest() as stop:
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop() and stop.exit_status == 75
+    time.sleep(2.5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    sys.exit(3)
+"""
+    assert start(code, 1).ended()[0] == 7
 
 
 def test_a_killed_launcher_takes_its_ranks_along(start):

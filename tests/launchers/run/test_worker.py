@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 
-from gptscale.common.errors import PeerError
+from gptscale.common.errors import DataError, PeerError
 from gptscale.common.process import begin as process
 from gptscale.common.process.ending import as_known
 from gptscale.launchers.cli import main
@@ -150,7 +150,8 @@ def test_what_a_resumed_run_computes_otherwise_is_said(plan, capsys):
     ]
 
 
-def test_sigterm_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch, capsys, number, expected):
     original = single.build
 
     def build(run, config):
@@ -159,16 +160,17 @@ def test_sigterm_saves_after_the_step_and_says_interrupted(plan, tmp_path, monke
 
         def train_step(batch, lr):
             if batch.step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
             return step(batch, lr)
 
         engine.train_step = train_step
         return engine
 
     monkeypatch.setattr(single, "build", build)
-    assert entry.work(plan("--steps", "50", "--save-every", "50")) == 75
+    assert entry.work(plan("--steps", "50", "--save-every", "50")) == expected
     assert row(tmp_path)["status"] == "interrupted"
     assert [p.name for p in (tmp_path / "runs" / "r" / "checkpoints").iterdir()] == ["step-3"]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.fixture
@@ -237,9 +239,10 @@ def test_results_that_are_removed_during_the_run_end_it_with_5(plan, tmp_path, b
     assert row(tmp_path)["status"] == "failed"
 
 
-def test_errors_of_collectives_are_a_peers():
+def test_errors_of_collectives_are_a_peers_and_those_of_data_workers_are_the_datas():
     assert isinstance(as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
     assert isinstance(as_known(RuntimeError("Application timeout caused pair closure")), PeerError)
+    assert isinstance(as_known(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")), DataError)
     assert as_known(ValueError("a defect")) is None
 
 

@@ -169,3 +169,18 @@ def test_under_torchrun_only_rank_0_speaks(folder: Path) -> None:
 def test_help_names_the_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lenet"]) == 0
     assert "gptscale lenet train" in capsys.readouterr().out
+
+
+def test_a_shared_memory_too_small_for_data_workers(folder: Path) -> None:
+    """Docker's 64 MiB, made smaller. Without the check the worker dies of a bus error."""
+    pytest.importorskip("torchvision")
+    words = [*TRAIN, "--loader", "dataloader", "--num-workers", "2", "--epochs", "1", "--nproc", "1"]
+    mount = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh"]
+    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs root, who may mount a file system for one process")
+    command = [*mount, sys.executable, "-m", "gptscale.launchers.cli", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 2, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert "/dev/shm has 65,536 bytes free, 603,648 are needed by 2 data workers, in --num-workers" in line
+    assert not list(folder.iterdir())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 from holder import reseal
@@ -233,3 +234,22 @@ def test_a_row_of_other_columns_is_refused(tmp_path: Path) -> None:
     rows = read_summary(tmp_path / "lenet.csv")
     assert rows.run_id.tolist() == ["a", "b"]
     assert rows.error[0] == "'=1+1 x"
+
+
+def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
+    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchvision")
+    step = VisionEngine.train_step
+
+    def train_step(engine: VisionEngine, number: int, *batch: Any) -> Any:
+        for worker in psutil.Process().children() if number == 2 else []:
+            worker.kill()
+        return step(engine, number, *batch)
+
+    monkeypatch.setattr(VisionEngine, "train_step", train_step)
+    outcome = run(tmp_path, "r", data=str(idx_folder), loader="dataloader", num_workers=1, batch_size=4)
+    assert outcome.exit_status == 3
+    assert "a data worker died (DataLoader worker (pid" in outcome.row["error"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gptscale: error: rank 0: a data worker died")

@@ -1,0 +1,108 @@
+"""The checks of the rendezvous, by which the ranks of a run find each other, before torch's own code tries for minutes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from gptscale.common.errors import ConfigError
+
+REACH_S = 30.0  # for rank 0 to open the rendezvous, while others wait
+START = "start with `gptscale run` or torchrun"
+
+
+class RendezvousError(ConfigError):
+    """A rendezvous that this rank, and perhaps no other, cannot reach."""
+
+
+def speaks() -> bool:
+    """Return whether this process tells the mistakes that all ranks find: it is rank 0, or its rank is no number."""
+    rank = os.environ.get("RANK", "0")
+    return rank == "0" or not rank.isdecimal()
+
+
+def check_rendezvous(rank: int) -> None:
+    """Raise ConfigError unless the rendezvous can be opened by rank 0, and reached by the other ranks.
+
+    torch would try for as long as a collective may take, and say so in a page of C++ frames. Rank 0 warns of what a
+    rendezvous that torch opens offers to others.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    if not address:
+        raise ConfigError("MASTER_ADDR is not set", "in the environment", START)
+    port = whole_number("MASTER_PORT", None, 1, 65535)
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if serves:
+        _check_free(port)
+    else:
+        _reach(address, port)
+    if rank == 0 and (serves or "TORCHELASTIC_RUN_ID" in os.environ):
+        by = "rank 0" if serves else "torchrun"
+        print(
+            f"gptscale: warning: {by} lets every machine that reaches this one write to port {port}, on all interfaces and "
+            "without a password, in the rendezvous, use a firewall, or `gptscale run` on a single machine",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def whole_number(name: str, default: int | None, low: int, high: int) -> int:
+    """Return an environment variable that is a whole number in [low, high], or raise ConfigError."""
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not text:
+        raise ConfigError(f"{name} is not set", "in the environment", START)
+    if not (text.isascii() and text.isdecimal() and low <= int(text[:10]) <= high):
+        raise ConfigError(f"{name} is {text[:40]!r}, expected {low} to {high}", "in the environment", START)
+    return int(text)
+
+
+def _check_free(port: int) -> None:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} cannot be opened ({error.strerror})", "in MASTER_PORT", "use another"
+            ) from None
+        raise ConfigError(f"port {port} is in use by {listener(port)}", "in MASTER_PORT", "use another") from None
+
+
+def _reach(address: str, port: int) -> None:
+    deadline = time.monotonic() + REACH_S
+    while True:
+        left_s = deadline - time.monotonic()
+        try:
+            socket.create_connection((address, port), timeout=max(1.0, left_s)).close()
+            return
+        except OSError as error:  # rank 0 may be starting still, and its name may not be known yet
+            if left_s < 1:
+                reason = error.strerror or str(error)
+                raise RendezvousError(
+                    f"{address}:{port} did not answer for {REACH_S:g} s ({reason})",
+                    "in MASTER_ADDR and MASTER_PORT",
+                    "see that rank 0 runs there, and that nothing blocks the port",
+                ) from None
+        time.sleep(0.1)
+
+
+def listener(port: int) -> str:
+    """Name the process of this machine that listens on a port, as far as this user may see it."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        lines = Path(table).read_text().splitlines()[1:] if Path(table).exists() else []
+        rows = [line.split() for line in lines]
+        sockets |= {
+            f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+        }
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(descriptor) in sockets:
+                process = descriptor.parents[1]
+                return f"process {process.name} ({(process / 'comm').read_text().strip()})"
+        except OSError:  # it has ended, or belongs to another user
+            continue
+    return "a process of another user"

@@ -1,0 +1,105 @@
+"""A rank with a broken environment, or a rendezvous that is not there: one line, soon, before torch tries for minutes."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.process import rendezvous
+from gptscale.common.process.rendezvous import check_rendezvous
+from gptscale.common.process.world import World
+
+RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+BROKEN = {
+    "rank is no number": (RANK_1 | {"RANK": "x"}, "RANK is 'x', expected 0 to 1"),
+    "rank beyond the world": (RANK_1 | {"RANK": "2"}, "RANK is '2', expected 0 to 1"),
+    "negative": (RANK_1 | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1', expected 0 to 1"),
+    "no ranks": (RANK_1 | {"WORLD_SIZE": "0"}, "WORLD_SIZE is '0', expected 1 to"),
+    "an absurd world": (RANK_1 | {"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE is '9999"),
+    "empty": (RANK_1 | {"RANK": ""}, "RANK is not set"),
+    "a digit that is none": (RANK_1 | {"RANK": "\u00b2"}, "expected 0 to 1"),
+    "ranks of this machine": (RANK_1 | {"LOCAL_WORLD_SIZE": "x"}, "LOCAL_WORLD_SIZE is 'x', expected 1 to 2"),
+    "rank alone": ({"RANK": "1"}, "LOCAL_RANK, WORLD_SIZE is not set though RANK is"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_variable_that_makes_no_sense_is_named(monkeypatch, case):
+    variables, message = BROKEN[case]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as caught:
+        World.from_environment("cpu")
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("in the environment, start with `gptscale run` or torchrun")
+
+
+@pytest.fixture
+def address(monkeypatch, free_port):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    monkeypatch.setattr(rendezvous, "REACH_S", 1.5)
+    return "127.0.0.1", free_port
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
+def test_a_rendezvous_that_nobody_names(monkeypatch, address, name):
+    monkeypatch.delenv(name)
+    with pytest.raises(ConfigError, match=f"{name} is not set, in the environment"):
+        check_rendezvous(0)
+
+
+def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypatch):
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r":\d+ did not answer for 1.5 s .Connection refused., in MASTER_ADDR"):
+        check_rendezvous(1)
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    with pytest.raises(ConfigError, match=r"nowhere.invalid:\d+ did not answer for 1.5 s"):
+        check_rendezvous(1)
+    assert time.monotonic() - began < 60
+
+
+def test_a_port_that_is_taken_names_its_process(address, capsys):
+    with socket.create_server(address):
+        with pytest.raises(
+            ConfigError, match=rf"port {address[1]} is in use by process {os.getpid()} \(.+\), in MASTER_PORT"
+        ):
+            check_rendezvous(0)
+        check_rendezvous(1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rendezvous_on_all_interfaces_is_told_in_one_line(address, capsys, monkeypatch):
+    check_rendezvous(0)
+    assert capsys.readouterr().err.startswith(
+        f"gptscale: warning: rank 0 lets every machine that reaches this one write to port {address[1]}"
+    )
+    with socket.create_server(address):
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        check_rendezvous(0)  # as under `gptscale run`
+        assert capsys.readouterr().err == ""
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        check_rendezvous(1)
+        assert capsys.readouterr().err == ""
+        check_rendezvous(0)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gptscale: warning: torchrun lets every machine")
+
+
+@pytest.mark.parametrize(
+    "module", [["gptscale.recipes", "ddp", "--data", "synthetic"], ["gptscale.lenet.run.worker", "--strategy", "ddp"]]
+)
+@pytest.mark.parametrize("variables", [{"RANK": "x"}, {"MASTER_PORT": "0"}], ids=str)
+def test_a_rank_says_one_line_and_ends_with_2(module, variables, tmp_path):
+    environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", **variables}
+    command = [sys.executable, "-m", *module, "--device", "cpu", "--out", str(tmp_path / "out")]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("gptscale: error: ")
+    assert next(iter(variables)) in line
+    assert ended.returncode == 2
+    assert not (tmp_path / "out").exists()

@@ -42,8 +42,12 @@ class Group:
     @cached_property
     def medians(self) -> dict[str, float]:
         """The medians over the runs that succeeded, of the columns that have figures."""
-        medians = self.ok[NUMBERS].median()
-        return {column: value for column, value in medians.items() if value == value}
+        import numpy as np
+
+        figures = self.ok[NUMBERS].to_numpy(float)
+        present = ~np.isnan(figures).all(axis=0)
+        medians = np.nanmedian(figures[:, present], axis=0)
+        return dict(zip(np.array(NUMBERS)[present].tolist(), medians.tolist(), strict=True))
 
     @property
     def recipe(self) -> str:
@@ -51,9 +55,9 @@ class Group:
 
     def median(self, column: str) -> float | None:
         """Return the median over the runs that succeeded, None if there is no figure."""
-        value = self.medians.get(column)
-        return None if value is None else float(value)
+        return self.medians.get(column)
 
+    @cached_property
     def spread(self) -> tuple[float, float] | None:
         """Return the lowest and highest tokens/s of the repeats, or of one run those at its p90 and p10 step times."""
         ok = self.ok.dropna(subset=["tokens_per_s"])
@@ -88,17 +92,20 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
 
     work: by default that of the most recipes, and among equals the newest. A row that is damaged is a group of its own.
     """
-    damaged = [
-        Group(row.run_id, frame.iloc[[row.Index]], [row.error]) for row in frame.itertuples() if row.status == DAMAGED
-    ]
-    if damaged:
-        frame = frame[frame.status != DAMAGED]
+    is_damaged = frame.status == DAMAGED
+    rows_apart = [row for _, row in frame[is_damaged].groupby(level=0)]
+    damaged = [Group(row.run_id.iloc[0], row, [row.error.iloc[0]]) for row in rows_apart]
+    frame = frame[~is_damaged]
     if frame.empty:
         return Comparison(damaged, [])
     if work is None:
         works = frame.groupby("workload_hash").agg(recipes=("recipe", "nunique"), newest=("timestamp", "max"))
         work = str(works.sort_values(["recipes", "newest"], ascending=False).index[0])
     comparison = Comparison([], [])
+    remarks: dict[Any, list[str]] = {}
+    for row in frame[(frame.status != "ok") | (frame.damage != "")].itertuples():
+        status, damage = [f"{row.status}: {row.error}"[:160]] * (row.status != "ok"), f"{row.run_id}: {row.damage}"
+        remarks[row.Index] = [*status, damage] if row.damage else status
     reference = frame[frame.workload_hash == work].iloc[-1]
     for (group_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
         group = Group(_name(rows.iloc[0]), rows)
@@ -107,9 +114,7 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
         else:
             comparison.apart.append(group)
             group.notes.append(f"other work: {_differences(reference, rows.iloc[0])}")
-        for row in rows[(rows.status != "ok") | (rows.damage != "")].itertuples():
-            group.notes += [f"{row.status}: {row.error}"[:160]] if row.status != "ok" else []
-            group.notes += [f"{row.run_id}: {row.damage}"] if row.damage else []
+        group.notes += [remark for row in rows.index for remark in remarks.get(row, [])]
     comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
     for groups in (comparison.ranked, comparison.apart):
         _make_names_differ(groups)
@@ -156,5 +161,5 @@ def _differences(reference: Any, row: Any) -> str:
 
 def _mark_ties(ranked: list[Group]) -> None:
     for faster, slower in pairwise(ranked):
-        slow, fast = slower.spread(), faster.spread()
+        slow, fast = slower.spread, faster.spread
         slower.tied_with_faster = slow is not None and fast is not None and slow[1] >= fast[0]

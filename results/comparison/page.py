@@ -78,8 +78,8 @@ def _runs(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return name, command and environment of the runs whose run.json is still there, at most RUNS_MAX of them."""
     runs = []
     for group in comparison.ranked + comparison.apart:
-        for folder, run_id in zip(group.rows.folder, group.rows.run_id, strict=True):
-            start = read_run_json(folder, run_id)
-            if start.command and len(runs) < RUNS_MAX:
+        rows = group.rows[group.rows.has_files][: RUNS_MAX - len(runs)]
+        for folder, run_id in zip(rows.folder, rows.run_id, strict=True):
+            if (start := read_run_json(folder, run_id)).command:
                 runs.append((run_id, start.command, f"# {start.environment}"))
     return runs

@@ -30,7 +30,8 @@ def steps_of(group: Group) -> pd.DataFrame | None:
 
     What is wrong with a steps.csv on the way is added to the group's notes.
     """
-    for folder, run_id in zip(group.rows.folder[::-1], group.rows.run_id[::-1], strict=True):
+    rows = group.rows[group.rows.has_files][::-1]
+    for folder, run_id in zip(rows.folder, rows.run_id, strict=True):
         steps, damage = read_steps(folder, run_id)
         if damage:
             group.notes.append(f"{run_id}: {damage}")
@@ -135,7 +136,7 @@ def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str,
     top = max((value for value in values if value), default=1.0)
     for i, (group, value) in enumerate(zip(groups, values, strict=True)):
         axis.barh(i, value or 0.0, color=colours[group.name], alpha=0.85)
-        spread = group.spread() if column == "tokens_per_s" else None
+        spread = group.spread if column == "tokens_per_s" else None
         if spread:
             axis.plot(spread, (i, i), color="#555555", linewidth=1.5, marker="|")
         reach = max(value or 0.0, spread[1] if spread else 0.0)

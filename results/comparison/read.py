@@ -39,7 +39,7 @@ DAMAGED = "damaged"
 
 # Bounds of what is read from files that anyone may have written, far above what a run writes.
 LINE_BYTES_MAX, TEXT_MAX, RUN_JSON_BYTES_MAX, NUMBER_MAX = 2**16, 300, 2**20, 1e18
-DAMAGED_ROWS_MAX = 20
+DAMAGED_ROWS_MAX, EQUAL_TEXTS_MAX = 20, 10_000
 
 
 class DamagedFileError(Exception):
@@ -68,9 +68,12 @@ class SummaryRows:
 
     def shown(self, text: str) -> str:
         """Return text as it may be printed."""
-        if text not in self._shown:
-            self._shown[text] = clip(visible(text))
-        return self._shown[text]
+        shown = self._shown.get(text)
+        if shown is None:
+            shown = clip(visible(text))
+            if len(self._shown) < EQUAL_TEXTS_MAX:
+                self._shown[text] = shown
+        return shown
 
     def add(self, texts: Iterable[str], folder: str, numbers: Iterable[float]) -> None:
         """Append a row, with texts and numbers in the order of TEXT and NUMBERS."""
@@ -89,18 +92,20 @@ class SummaryRows:
         import numpy as np
         import pandas as pd
 
-        columns: dict[str, Any] = {name: np.array(values, dtype=object) for name, values in self.text.items()}
+        columns: dict[str, Any] = {name: np.array(self.text.pop(name), dtype=object) for name in list(self.text)}
         columns |= {name: np.frombuffer(figures) for name, figures in self.numbers.items() if name not in INTEGERS}
         columns |= {name: np.nan_to_num(np.frombuffer(self.numbers[name])).astype(np.int64) for name in INTEGERS}
-        rows = pd.DataFrame(columns, copy=False)
-        return rows.drop_duplicates(["folder", "run_id"], keep="last", ignore_index=True)
+        rows = pd.DataFrame(columns)
+        earlier = rows.duplicated(["folder", "run_id"], keep="last")
+        return rows[~earlier].reset_index(drop=True) if earlier.any() else rows
 
 
 def load(paths: Sequence[Path]) -> pd.DataFrame:
     """Read all rows of results folders, summary files or single runs' folders.
 
     A run that was resumed, or repeated under its name, has several rows. Only the last counts. A row that is damaged has the
-    status `damaged`. The column `folder` is the results folder that the run is in, `damage` says what of it cannot be read.
+    status `damaged`. The column `folder` is the results folder that the run is in, `has_files` whether the run's own folder is
+    still there, `damage` what of it cannot be read.
     """
     rows = SummaryRows()
     for path in paths:
@@ -110,11 +115,12 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
     frame = rows.frame()
     # Most rows of a large summary have no folder any more.
     folders = {folder: _names_in(Path(folder) / "runs") for folder in frame.folder.unique()}
-    starts = [
-        read_run_json(folder, run_id) if run_id in folders[folder] else RunStart()
-        for folder, run_id in zip(frame.folder, frame.run_id, strict=True)
-    ]
-    return frame.assign(recipe_options=[s.recipe_options for s in starts], damage=[s.damage for s in starts])
+    runs = list(zip(frame.folder, frame.run_id, strict=True))
+    has_files = [run_id in folders[folder] for folder, run_id in runs]
+    gone = RunStart()
+    starts = [read_run_json(*run) if has else gone for run, has in zip(runs, has_files, strict=True)]
+    options, damages = [start.recipe_options for start in starts], [start.damage for start in starts]
+    return frame.assign(recipe_options=options, damage=damages, has_files=has_files)
 
 
 def _names_in(folder: Path) -> set[str]:

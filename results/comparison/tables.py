@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from gptscale.results.comparison.groups import Comparison, Group
@@ -58,8 +59,8 @@ def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0
 
 def _status(group: Group) -> str:
     """Return each status, with its count if the runs ended differently: `ok`, `2 ok 1 oom`."""
-    counts = group.rows.status.value_counts()
-    return " ".join(str(status) if len(group.rows) == n else f"{n} {status}" for status, n in counts.items())
+    counts = Counter(group.rows.status).most_common()
+    return " ".join(status if len(counts) == 1 else f"{n} {status}" for status, n in counts)
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -127,7 +128,7 @@ def as_csv(comparison: Comparison) -> bytes:
         relative = tokens / base if ranked and tokens and base else None
         words = [group.name, ranked, len(group.rows), _status(group), relative, group.tied_with_faster]
         words += [
-            *(group.spread() or (None, None)),
+            *(group.spread or (None, None)),
             *group.rows.iloc[0][IDENTITY],
             *(group.median(column) for column in FIGURES),
             "; ".join(group.notes),

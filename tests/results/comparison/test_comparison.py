@@ -24,7 +24,7 @@ from gptscale.results.comparison.picture import figure_png, thinned
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
-from gptscale.results.record.columns import STEP_COLUMNS
+from gptscale.results.record.columns import STEP_COLUMNS, SUMMARY_COLUMNS
 from gptscale.results.record.files import append_summary, write_json
 from gptscale.results.record.step_log import StepLog
 
@@ -180,7 +180,7 @@ def test_repeats_are_one_group_with_median_and_spread(tmp_path: Path) -> None:
     add_failure(tmp_path, "ddp", "failed", "rank 1 died", repeat=4)
     (group,) = compare(load([tmp_path])).ranked
     assert group.median("tokens_per_s") == 1100
-    assert group.spread() == (1000, 1300)
+    assert group.spread == (1000, 1300)
     (row,) = cells(compare(load([tmp_path])))
     assert (row["runs"], row["status"]) == ("4", "3 ok 1 failed")
     assert group.notes == ["failed: rank 1 died"]
@@ -200,7 +200,7 @@ def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
     add_run(tmp_path, "single", 1000.0, jitter=0.2)
     add_run(tmp_path, "ddp", 1100.0, jitter=0.01)
     comparison = compare(load([tmp_path]))
-    assert comparison.ranked[1].spread() == pytest.approx((1000 / 1.2, 1000 / 0.8))
+    assert comparison.ranked[1].spread == pytest.approx((1000 / 1.2, 1000 / 0.8))
     assert comparison.ranked[1].tied_with_faster
     assert "no significant difference" in notes(comparison)[0]
 
@@ -285,12 +285,18 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "a word for a number": (lambda line: line.replace("1234.5", "fast"), "could not convert string to float: 'fast'"),
     "an infinite number": (lambda line: line.replace("1234.5", "inf"), "tokens_per_s inf is out of range"),
     "a negative number": (lambda line: line.replace("1234.5", "-5"), "tokens_per_s -5.0 is out of range"),
-    "too few cells": (lambda line: line[: len(line) // 2], "cells in place of 60"),
-    "too many cells": (lambda line: line + ",1", "61 cells in place of 60"),
-    "an open quote": (lambda line: line.replace("stdlib", '"stdlib'), "cells in place of 60"),
-    "NULs": (lambda line: "\0" * 500, "1 cells in place of 60"),
-    "nothing": (lambda line: "", "1 cells in place of 60"),
-    "endless": (lambda line: line + "," + "x" * 10**6, "61 cells in place of 60"),
+    "too few cells": (lambda line: line[: len(line) // 2], f"cells in place of {len(SUMMARY_COLUMNS)}"),
+    "too many cells": (
+        lambda line: line + ",1",
+        f"{len(SUMMARY_COLUMNS) + 1} cells in place of {len(SUMMARY_COLUMNS)}",
+    ),
+    "an open quote": (lambda line: line.replace("stdlib", '"stdlib'), f"cells in place of {len(SUMMARY_COLUMNS)}"),
+    "NULs": (lambda line: "\0" * 500, f"1 cells in place of {len(SUMMARY_COLUMNS)}"),
+    "nothing": (lambda line: "", f"1 cells in place of {len(SUMMARY_COLUMNS)}"),
+    "endless": (
+        lambda line: line + "," + "x" * 10**6,
+        f"{len(SUMMARY_COLUMNS) + 1} cells in place of {len(SUMMARY_COLUMNS)}",
+    ),
     "a status of no run": (lambda line: line.replace(",ok,", ",fine,"), "status 'fine' is none of ok, oom"),
     "a path for a name": (
         lambda line: line.replace("single-0-0", "../../secret"),
@@ -545,7 +551,7 @@ def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path: Path) -
     file = tmp_path / "old" / "summary.csv"
     rows = list(csv.DictReader(io.StringIO(file.read_text())))
     columns = [c for c in rows[0] if c not in ("optimizer_state", "fp8_tflops_per_device", "fp8_mixed_utilisation")]
-    assert len(columns) == 57
+    assert len(columns) == len(SUMMARY_COLUMNS) - 3
     lines = [",".join(columns), *(",".join(row[c] for c in columns) for row in rows)]
     file.write_text("\n".join(lines).replace("\n4,", "\n3,") + "\n")
     (group,) = compare(load([tmp_path / "old", tmp_path / "new"])).ranked

@@ -1,0 +1,159 @@
+"""Random damage in what runs leave: `compare` and a resumed run end in one line or go on, and never in a traceback.
+
+GPTSCALE_FUZZ=5000 tries that many files in place of the few of a usual run.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import random
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gptscale.common.errors import ConfigError, StorageError
+from gptscale.results.comparison.groups import compare
+from gptscale.results.comparison.page import page
+from gptscale.results.comparison.picture import figure_png, steps_of
+from gptscale.results.comparison.read import load
+from gptscale.results.comparison.tables import as_csv, as_markdown, show
+from gptscale.results.record.columns import STEP_COLUMNS, SUMMARY_COLUMNS
+from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.recorder import _first_loss
+from gptscale.results.record.step_log import StepLog
+
+N_FILES = int(os.environ.get("GPTSCALE_FUZZ", "60"))
+WORDS = [
+    *(b"nan inf -inf 1e400 -1 1e18 99999999999999999999 0x10 1_0 true null {} [] $\\frac$ =1+1 ../../x ok oom".split()),
+    *("\u202e \x1b[31m \u0663 é \U0001f600 <script> [bold] |".split()),
+    b"",
+    b"9" * 5000,
+    b"[" * 5000,
+    b"x" * 200_000,
+]
+Damage = Callable[[random.Random, bytes], bytes]
+
+
+def cut(rng: random.Random, data: bytes) -> bytes:
+    return data[: rng.randrange(len(data) + 1)]
+
+
+def flip(rng: random.Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 3, 30)) if changed else 0):
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def replace_part(rng: random.Random, data: bytes) -> bytes:
+    """Replace a part by NULs, separators, a part of the file itself, or nothing."""
+    begin = rng.randrange(len(data) + 1)
+    end = min(len(data), begin + rng.choice((0, 1, 10, 500)))
+    other = rng.randrange(len(data) + 1)
+    new = rng.choice((b"\0" * 512, b"\n", b",", b'"', b"\r", b"", b"\xff\xfe", data[other : other + 300]))
+    return data[:begin] + new + data[end:]
+
+
+def replace_word(rng: random.Random, data: bytes) -> bytes:
+    """Replace what stands between two separators."""
+    parts = data.split(b",")
+    word = rng.choice(WORDS)
+    parts[rng.randrange(len(parts))] = word if isinstance(word, bytes) else word.encode()
+    return b",".join(parts)
+
+
+def damaged(rng: random.Random, data: bytes) -> bytes:
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        kind: Damage = rng.choice((cut, flip, replace_part, replace_word, replace_word))
+        data = kind(rng, data)
+    return data
+
+
+def made(out: Path) -> list[Path]:
+    """Leave three runs, and return the files to damage."""
+    files = [out / "summary.csv"]
+    for n, recipe in enumerate(("single", "ddp", "fsdp")):
+        row = dict.fromkeys(SUMMARY_COLUMNS, 1.0) | dict.fromkeys(("model", "data", "device", "host"), "tiny")
+        row |= {"schema_version": 4, "run_id": f"{recipe}-1", "status": "ok", "error": "", "recipe": recipe}
+        row |= {"timestamp": "2026-01-01", "workload_hash": "abcd" if n < 2 else "ef01", "world_size": n + 1}
+        append_summary(out, row)
+        folder = out / "runs" / f"{recipe}-1"
+        folder.mkdir(parents=True)
+        facts = {"python": "3.11", "device": "cpu", "packages": {"torch": "2.11"}}
+        write_json(
+            folder / "run.json",
+            {"workload": {"steps": n}, "recipe_config": {"stage": 2}, "command": ["gptscale"], "environment": facts},
+        )
+        log = StepLog(folder / "steps.csv")
+        for step in range(1, 21):
+            log.append(dict.fromkeys(STEP_COLUMNS, 0.25) | {"step": step})
+        log.close()
+        files += [folder / "run.json", folder / "steps.csv"]
+    return files
+
+
+def compare_all(out: Path, *, draw: bool) -> None:
+    comparison = compare(load([out]))
+    for group in comparison.ranked:
+        steps_of(group)
+    if draw:
+        figure_png(comparison)
+    printed = io.StringIO()
+    show(comparison, Console(width=100, file=printed, force_terminal=False))
+    texts = [printed.getvalue(), as_csv(comparison).decode(), as_markdown(comparison), page(comparison, b"")]
+    assert all(c.isprintable() or c == "\n" for text in texts for c in text)
+    assert "<script>" not in texts[2] + texts[3]
+
+
+def resume_from(path: Path) -> None:
+    log = StepLog(path, after_step=10)
+    log.append(dict.fromkeys(STEP_COLUMNS, 0.25) | {"step": 11})
+    log.close()
+    _first_loss(path)
+    header, *rows = csv.reader(io.StringIO(path.read_text()))
+    assert header == list(STEP_COLUMNS)
+    assert all(len(row) == len(header) and int(row[0]) <= 11 for row in rows)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.timeout(3600)
+def test_random_damage_is_never_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = made(tmp_path)
+    whole = {file: file.read_bytes() for file in files}
+    slowest_s, refused = 0.0, 0
+    for seed in range(N_FILES):
+        rng = random.Random(seed)
+        file = rng.choice(files)
+        content = damaged(rng, whole[file])
+        file.write_bytes(content)
+        began = time.monotonic()
+        try:
+            compare_all(tmp_path, draw=seed % 25 == 0)
+        except ConfigError:
+            # The header of the summary is damaged, so that nothing says what its columns are.
+            assert file == files[0], seed
+            assert content.partition(b"\n")[0] != whole[file].partition(b"\n")[0], seed
+            refused += 1
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, {file.name}") from error
+        if file.name == "steps.csv":
+            file.write_bytes(content)
+            try:
+                resume_from(file)
+            except StorageError:
+                # The header is damaged, and may be that of a file with other columns.
+                assert content.partition(b"\n")[0] != whole[file].partition(b"\n")[0], seed
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, resumed") from error
+        slowest_s = max(slowest_s, time.monotonic() - began)
+        file.write_bytes(whole[file])
+    capsys.readouterr()
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    print(f"{N_FILES} files, {refused} summaries refused, slowest {slowest_s:.2f} s, peak {peak_mib:,.0f} MiB")
+    assert slowest_s < 5

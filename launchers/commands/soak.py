@@ -7,7 +7,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
     # After the options are parsed, because these import torch.
     from gptscale.launchers.run.start import nproc_of, recipes_named
     from gptscale.launchers.soak import report
+    from gptscale.launchers.soak.broken_run import Outcome
     from gptscale.launchers.soak.faults import FAULTS
     from gptscale.launchers.soak.rounds import soak
     from gptscale.launchers.soak.work import SoakWork
@@ -67,12 +68,19 @@ def main(argv: Sequence[str]) -> int:
         work.check(options.out or Path(tempfile.gettempdir()))
     out = options.out or Path(tempfile.mkdtemp(prefix="gptscale-soak-"))
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with ended_by_sigterm(), small_disk(out / "disk") if may_mount else nullcontext() as disk:
+    outcomes: list[Outcome] = []
+    # The table is printed also after Ctrl-C.
+    with ExitStack() as stack:
+        stack.callback(report.show, outcomes)
+        stack.enter_context(ended_by_sigterm())
+        disk = stack.enter_context(small_disk(out / "disk")) if may_mount else None
         if disk is None:
             print("no disk can be mounted here: a limit on the size of files stands for a full one", file=sys.stderr)
         faults = [FAULTS[name] for name in names]
-        outcomes = soak(works, faults, out, disk, n_runs=options.runs, limit_s=60.0 * options.minutes)
-    report.show(outcomes)
+        for ended in soak(works, faults, out, disk, n_runs=options.runs, limit_s=60.0 * options.minutes):
+            outcomes += ended
+            print(*map(report.line, ended), sep="\n", flush=True)
+            report.append(ended, out / "soak.csv")
     if not report.as_promised(outcomes):
         print(f"the runs that went wrong, with the logs of their starts: {out}")
         return 1

@@ -31,9 +31,7 @@ def cells(path: Path, expected: Path, columns: tuple[str, ...]) -> int:
     """Return the bits of the cells that differ between two CSVs, each missing or additional cell too."""
     rows, expected_rows = _rows(path, columns), _rows(expected, columns)
     n_rows = max(len(rows), len(expected_rows))
-    same: int = sum(
-        a == b for row, other in zip(rows, expected_rows, strict=False) for a, b in zip(row, other, strict=True)
-    )
+    same = sum(a == b for row, other in zip(rows, expected_rows, strict=False) for a, b in zip(row, other, strict=True))
     return CELL_BITS * (n_rows * len(columns) - same)
 
 
@@ -46,7 +44,7 @@ def bits(saved: Reader, expected: Reader) -> int:
         same_layout = len({(tensor.dtype, tensor.shape) for tensor in present}) == 1 and len(present) == 2
         differing = data[0] ^ data[1] if same_layout else np.full(max(map(len, data)), 255, np.uint8)
         lost += int(np.unpackbits(differing).sum())
-    return lost + CELL_BITS * (saved.manifest["counters"] != expected.manifest["counters"])
+    return lost + (CELL_BITS if saved.manifest["counters"] != expected.manifest["counters"] else 0)
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> list[list[str]]:

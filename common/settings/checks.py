@@ -6,6 +6,7 @@ Each raises a ConfigError that says what to type instead.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -43,12 +44,26 @@ def check_ranges(options: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
         check_range(getattr(options, field), low, high, field)
 
 
+def check_path(path: Path, option: str) -> None:
+    """Raise ConfigError for a path that no file can have, such as one with a name of 400 letters."""
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError) or error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            reason = getattr(error, "strerror", None) or str(error)
+            what = f"{str(path)[:40]}... cannot be a path ({reason})"
+            raise ConfigError(what, f"in {option}", "give another") from None
+
+
 def check_output_file(file: Path | None, option: str, problem: str | None = None) -> None:
     """Raise ConfigError if `file` is a folder or lies in a folder that does not exist.
 
     option: as the user types it, `--csv`. problem: words in place of those that say which of the two it is.
     """
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+    if file is None:
+        return
+    check_path(file, option)
+    if file.is_dir() or not file.absolute().parent.is_dir():
         reason = "is a folder" if file.is_dir() else "is in a folder that does not exist"
         raise ConfigError(f"{file} {problem or reason}", f"in {option}", "name a file in a folder that exists")
 

@@ -8,10 +8,11 @@ import io
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError, StorageError
-from gptscale.common.settings.checks import nearest, option_of
+from gptscale.common.settings.checks import check_path, nearest, option_of
 from gptscale.common.settings.needs import ignored, refuse_ignored
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
         fix = f"did you mean {near!r}?" if near else f"see {prog} --help"
         raise ConfigError(f"unknown option {word!r}", "on the command line", fix)
     refuse_ignored(parsed, argv)
+    _check_paths(parsed)
     return parsed
 
 
@@ -88,6 +90,16 @@ def bare_resume(argv: Sequence[str]) -> list[str]:
         if word == "--resume" and (i + 1 == len(argv) or argv[i + 1].startswith("--")):
             words.append("newest")
     return words
+
+
+def _check_paths(options: Any) -> None:
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            _check_paths(value)
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path):
+                check_path(path, option_of(field.name))
 
 
 def _nearest_option(word: str, fields: Sequence[str]) -> str | None:

@@ -140,6 +140,7 @@ def test_a_build_error_is_one_printable_line():
     assert str(cache.BuildError("a\nb", "\x1b[1mc", "d")) == "a\\nb, \\x1b[1mc, d"
 
 
+@pytest.mark.slow
 def test_importing_the_operators_imports_no_compiler():
     code = (
         "import sys, gptscale.ops\n"

@@ -184,6 +184,7 @@ def test_first_and_second_derivatives(implementation):
     assert torch.autograd.gradgradcheck(lambda w: f(x, w, bias), (leaves[1],))  # as in a first layer: x needs none
 
 
+@pytest.mark.slow
 @needs_cpp
 def test_torch_library_accepts_the_operators():
     ops = torch.ops.gptscale
@@ -310,6 +311,7 @@ int main() {
 """
 
 
+@pytest.mark.slow
 @needs_cpp
 def test_nothing_is_touched_outside_the_tensors(tmp_path):
     """The kernels of each instruction set are compiled with the address sanitizer."""
@@ -338,6 +340,7 @@ def test_nothing_is_touched_outside_the_tensors(tmp_path):
         assert ended.returncode == 0, f"{isa}: {ended.returncode} {ended.stderr[:2000]}"
 
 
+@pytest.mark.slow
 @needs_cpp
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 def test_lesser_instruction_sets_compute_the_same(isa):
@@ -401,6 +404,7 @@ def test_an_implementation_that_is_not_there_is_refused():
         c.conv_bias_relu(X, W, B, groups=2, implementation="triton")
 
 
+@pytest.mark.slow
 def test_without_a_compiler_python_does_the_work(tmp_path):
     code = (
         "import torch; from gptscale.ops.conv import conv_bias_relu\n"
@@ -427,6 +431,7 @@ def random_cases(count):
     return cases
 
 
+@pytest.mark.slow
 def test_the_triton_kernels_under_its_interpreter():
     """The kernels need a GPU, but Triton's interpreter runs the same source on CPU tensors, except dot products in bf16."""
     pytest.importorskip("triton")

@@ -15,6 +15,7 @@ def interpreted(code):
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
 
 
+@pytest.mark.slow
 def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
     """Blocks end before, in and behind the padding. A row in seven is ignored, and there are huge logits and a block of -inf."""
     interpreted(
@@ -46,6 +47,7 @@ def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
     )
 
 
+@pytest.mark.slow
 def test_in_the_head_no_copy_of_logits_is_made():
     """As on CUDA, products, kernel and sums of blocks give the result of fp64, and softmax gets only 16-bit logits."""
     interpreted(

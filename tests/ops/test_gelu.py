@@ -198,6 +198,7 @@ def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
     assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
+@pytest.mark.slow
 @needs_cpp
 @pytest.mark.parametrize("dtype", NARROW)
 def test_nothing_is_written_outside_the_output(dtype, tmp_path):
@@ -251,6 +252,7 @@ def test_nothing_is_written_outside_the_output(dtype, tmp_path):
         assert ended.returncode == 0, isa
 
 
+@pytest.mark.slow
 @needs_cpp
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 def test_lesser_instruction_sets_compute_the_same(isa):
@@ -328,6 +330,7 @@ def test_an_implementation_that_is_not_there_is_refused():
         g.gelu(torch.ones(2), "erf", "triton")
 
 
+@pytest.mark.slow
 def test_without_a_compiler_one_line_says_so_and_python_does_the_work(tmp_path):
     code = (
         "import torch; from gptscale.ops.gelu import gelu, bias_gelu\n"
@@ -349,6 +352,7 @@ def test_without_a_compiler_one_line_says_so_and_python_does_the_work(tmp_path):
     assert not kernels.built_ahead()
 
 
+@pytest.mark.slow
 def test_the_triton_kernels_under_its_interpreter():
     """The kernels need a GPU, but Triton's interpreter runs the same source on CPU tensors, with other rounding."""
     pytest.importorskip("triton")

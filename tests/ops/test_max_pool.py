@@ -312,6 +312,7 @@ int main() {
 """
 
 
+@pytest.mark.slow
 @needs_cpp
 def test_nothing_is_touched_outside_the_tensors(tmp_path):
     """The kernels of each instruction set are compiled with the address sanitizer."""
@@ -401,6 +402,7 @@ def test_an_implementation_that_is_not_there_is_refused():
         m.max_pool2d(X, 2, implementation="triton")
 
 
+@pytest.mark.slow
 def test_without_a_compiler_python_does_the_work(tmp_path):
     code = (
         "import torch; from gptscale.ops.max_pool import max_pool2d\n"
@@ -413,6 +415,7 @@ def test_without_a_compiler_python_does_the_work(tmp_path):
     subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=100)
 
 
+@pytest.mark.slow
 def test_the_triton_kernels_under_its_interpreter():
     """The kernels need a GPU, but Triton's interpreter runs the same source on CPU tensors. It rounds bf16 in its own way."""
     pytest.importorskip("triton")

@@ -182,6 +182,7 @@ def version_1(checkpoint):
     (checkpoint / "manifest.json").write_text(json.dumps(content, indent=1))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peak memory is read from Linux's /proc")
 def test_a_changed_checkpoint_is_refused_or_gives_what_was_saved(tmp_path, monkeypatch):

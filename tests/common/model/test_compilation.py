@@ -15,6 +15,7 @@ from gptscale.recipes.single import SingleConfig, build
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids, random_model):
     """Three blocks of one shape are compiled once; forward and backward agree with eager to rounding."""

@@ -36,6 +36,7 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache):
     if deepspeed_ops.what_is_missing("pin_memory"):

@@ -152,6 +152,7 @@ def test_more_processes_than_gpus(
         assert "2 processes need as many GPUs, 1 visible, in --nproc" in refused(capsys, folder, ["lenet", *words])
 
 
+@pytest.mark.slow
 def test_under_torchrun_only_rank_0_speaks(folder: Path) -> None:
     command = [sys.executable, "-m", "gptscale.lenet.run.worker", "--model", "lenet6"]
     said = []

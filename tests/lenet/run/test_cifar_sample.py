@@ -42,6 +42,7 @@ def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:
     return [engine.train_step(step, images, labels, config.lr).item() for step in range(STEPS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_learns(sample: VisionData, model: str) -> None:
     """In eight steps nets of ten convolutions hardly learn, since torch's initial weights lose the signal without batch norm."""
@@ -49,6 +50,7 @@ def test_every_model_learns(sample: VisionData, model: str) -> None:
     assert found[-1] < found[0] - (0 if model.startswith("conv10") else 0.05), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-pure", "fp16-pure"])
 def test_every_precision_learns(sample: VisionData, precision: str) -> None:
     name, _, pure = precision.partition("-")
@@ -56,6 +58,7 @@ def test_every_precision_learns(sample: VisionData, precision: str) -> None:
     assert found[-1] < found[0] - 0.2, found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_resnet18_passes_40_percent(cifar_sample: Path, tmp_path: Path) -> None:
     """Train two epochs in bf16 where the processor multiplies it, which reached 46.4 and 47.1 %."""

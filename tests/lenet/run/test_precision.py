@@ -25,6 +25,7 @@ from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, wh
 LENET = ["--model", "lenet", "--batch-size", "32"]
 
 
+@pytest.mark.slow
 def test_every_mode_of_a_processor(
     study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

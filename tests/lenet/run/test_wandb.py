@@ -81,6 +81,7 @@ def history(file: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
     train(tmp_path, offline, "--data", str(idx_folder), "--save-every", "1")
@@ -107,6 +108,7 @@ def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, o
     assert steps == [3, 6, 9]
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_a_run_that_failed_is_failed_there_too(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
     harm = "--lr 100 --weight-decay 100 --optimizer sgd --epochs 9 --no-tensorboard".split()
@@ -181,6 +183,7 @@ def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(
         WandbBoard(tmp_path, 0, {})
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_the_gpt_has_it_too(tmp_path: Path, offline: dict[str, str]) -> None:
     words = ["run", "single", "--data", "synthetic", "--steps", "2", "--seq-len", "16", "--micro-batch-size", "2"]

@@ -20,6 +20,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
+@pytest.mark.slow
 def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Run the command as a user types it, for one seed, and check accuracy, rows, table and figure."""
     pytest.importorskip("sklearn")
@@ -51,6 +52,7 @@ def test_presets_are_valid(name: str) -> None:
     assert VisionConfig(**PRESETS[name]).epochs >= 3
 
 
+@pytest.mark.slow
 def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run one round on the digits, with every contender in a process of its own, and check the ratios."""
     pytest.importorskip("sklearn")

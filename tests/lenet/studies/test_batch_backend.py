@@ -22,6 +22,7 @@ LENET = ["--model", "lenet", "--augment", "none"]
 ON_CUDA = World(0, 0, 2, torch.device("cuda", 0), 60.0)
 
 
+@pytest.mark.slow
 def test_batches(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
     """Two processes with half of the batch each compute what one process with the whole batch computes."""
     rows = study("batch", *LENET, "--per-rank", "32")
@@ -38,6 +39,7 @@ def test_batches(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixtu
     assert "memory is the resident set of a rank's process" in said
 
 
+@pytest.mark.slow
 def test_gloo_against_itself(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
     rows = study("backend", *LENET, "--per-rank", "16")
     assert rows.backend.to_dict() == {"Gloo, 16 per rank": "gloo", "Gloo again, 16 per rank": "gloo"}

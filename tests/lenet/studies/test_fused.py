@@ -14,6 +14,7 @@ from gptscale.lenet.studies.fused import cudnn, variants
 pytest.importorskip("sklearn")
 
 
+@pytest.mark.slow
 def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [word for kind in ("csv", "md", "png") for word in (f"--{kind}", str(tmp_path / f"f.{kind}"))]
     words = ["--repeats", "1", "--epochs", "1", "--max-steps", "12", "--batch-size", "32", "--device", "cpu", *files]

@@ -10,6 +10,7 @@ import pytest
 from gptscale.lenet.studies.study import Column, not_significant, of, overlaps, table
 
 
+@pytest.mark.slow
 def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
     """One process, and Fabric on one and two, must have the same loss. test_training.py tests DDP."""
     pytest.importorskip("lightning_fabric")
@@ -22,6 +23,7 @@ def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys:
     assert "dataparallel was not run" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_workers(study: Callable[..., pd.DataFrame]) -> None:
     pytest.importorskip("torchvision")
     rows = study("workers", "--workers", "0,2")

@@ -1,12 +1,14 @@
 """`gptscale bench engines` on one process: the row and the table of an engine, and a recipe that has no minimal loop."""
 
 import pandas as pd
+import pytest
 
 from gptscale.launchers.bench.engines.minimal_loops import SETUPS
 from gptscale.launchers.cli import main
 from gptscale.recipes import RECIPES
 
 
+@pytest.mark.slow
 def test_an_engine_beside_its_own_loop(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["--recipes", "ddp", "--nproc", "1", "--rounds", "1", "--n-embd", "64", "--csv", str(tmp_path / "e.csv")]

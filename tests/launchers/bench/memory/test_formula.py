@@ -55,6 +55,7 @@ WIDE = "--n-embd 256 --n-layer 6 --n-head 8 --seq-len 128 --vocab-size 2048".spl
 TABLE = "--n-embd 128 --n-layer 2 --seq-len 128 --vocab-size 50257".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "mode", "state", "precision"),
     [

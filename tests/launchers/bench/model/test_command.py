@@ -17,6 +17,7 @@ SHAPE = "--hidden 32 --layers 2 --heads 2 --seq-len 32 --vocab-size 301 --batch-
 WORDS = ["bench", "model", *SHAPE, "--steps", "3", "--rounds", "2"]
 
 
+@pytest.mark.slow
 def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_process, tmp_path, capsys):
     pytest.importorskip("transformers")
     files = {name: tmp_path / f"b.{name}" for name in ("csv", "png")}
@@ -43,6 +44,7 @@ def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_proc
         assert word in printed
 
 
+@pytest.mark.slow
 def test_as_a_user_types_it(tmp_path, monkeypatch):
     """Two contenders, each in a process of its own, real text."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

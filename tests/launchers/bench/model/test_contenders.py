@@ -16,6 +16,7 @@ from gptscale.launchers.bench.model.options import ContenderResult, ModelBenchOp
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=301)
 
 
+@pytest.mark.slow
 def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypatch):
     """On a CPU, where torch's operations stand for them; an operator that is not the MLP is seen."""
     monkeypatch.setattr(model_contenders.MLP, "forward", model_contenders.MLP.forward)

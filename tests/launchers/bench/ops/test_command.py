@@ -31,6 +31,7 @@ def test_bytes_and_rates() -> None:
     assert row["share_of_copy"] == pytest.approx(row["ours_gb_per_s"] / row["copy_gb_per_s"], rel=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small")
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--largest-kib", "4", "--rounds", "1", "--dtypes", "fp32", "--threads", "1"]

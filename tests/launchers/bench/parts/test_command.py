@@ -33,6 +33,7 @@ def quick(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_way_of_every_part_computes_the_same(dtype, tmp_path, capsys):
     assert main(["bench", "parts", *SHAPE, "--dtype", dtype, "--csv", str(tmp_path / "p.csv")]) == 0

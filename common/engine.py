@@ -6,7 +6,7 @@ It does one optimizer step on this process's share of one global batch: the wide
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,6 +66,10 @@ class Engine(ABC):
     @abstractmethod
     def load_counters(self, counters: dict[str, float]) -> None:
         """Restore the `counters()` of a saved run, after the tensors of `state()` were filled in place."""
+
+    def skip_steps(self, skips: Callable[[torch.Tensor, torch.Tensor], bool]) -> None:
+        """Ask `skips`, with the global loss and gradient norm, before each optimizer step whether to leave it out."""
+        raise NotImplementedError("this engine cannot leave a step out")
 
     def offload(self) -> Offload | None:
         """Return what this process keeps off the device and what that costs, or None if it keeps nothing there."""

@@ -106,6 +106,13 @@ UNSUPPORTED = (
         FP8_INSTEAD,
     ),
     Pair(
+        lambda row: is_deepspeed(row) or is_colossalai(row),
+        "on_spike",
+        ("skip",),
+        "these libraries compute the norm and apply the step in one call",
+        "use warn or stop, or skip with ddp or fsdp",
+    ),
+    Pair(
         is_deepspeed,
         "compile",
         (True,),

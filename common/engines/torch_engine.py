@@ -43,6 +43,9 @@ class SteppedEngine(Engine):
     def load_counters(self, counters: dict[str, float]) -> None:
         self.optimizer.load_counters(counters)
 
+    def skip_steps(self, skips: Callable[[Tensor, Tensor], bool]) -> None:
+        self.optimizer.skips = skips
+
     def offload(self) -> Offload | None:
         return self.optimizer.offload()
 

@@ -94,7 +94,8 @@ class FusedOptimizer(Stepper):
         # 1e-6 as in torch's clip_grad_norm_
         excess = (norm + 1e-6) / self.clip if self.clip else torch.zeros_like(norm)
         self.torch.grad_scale = torch.clamp(excess, min=1.0) * scale  # type: ignore[attr-defined]
-        self.torch.found_inf = (self.poisoned | overflowed).float()  # type: ignore[attr-defined]
+        left_out = self.skips is not None and self.skips(loss, norm)
+        self.torch.found_inf = (self.poisoned | overflowed | left_out).float()  # type: ignore[attr-defined]
         for group in self.torch.param_groups:
             group["lr"] = lr
         began_s = self.meter.total_s

@@ -75,7 +75,7 @@ class LibraryOptimizer(Stepper):
         norm = norm.full_tensor() if is_dtensor(norm) else norm
         # Once set it stays set: after one bad step no later step may change the weights.
         self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & torch.isfinite(norm))
-        if not self.poisoned:
+        if not self.poisoned and not (self.skips and self.skips(loss, norm)):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()

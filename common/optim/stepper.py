@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,9 @@ class Stepper(ABC):
 
     common/optim/fused.py has the one of torch's own recipes. A library that brings its own optimizer brings its own Stepper.
     """
+
+    # Asked before each step, with the global loss and the norm, whether to leave the step out. It must be told on every rank.
+    skips: Callable[[Tensor, Tensor], bool] | None = None
 
     def __init__(self, device: torch.device) -> None:
         self._one = torch.ones((), device=device)

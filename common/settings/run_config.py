@@ -107,6 +107,10 @@ class RunConfig:
     """First steps left out of speed figures (compilation, caches); they are trained and logged like any other."""
     log_every: int = 1
     """Steps between synchronisations with the device; rows are written then, each step still has its own."""
+    on_spike: Literal["warn", "skip", "stop"] = "warn"
+    """When loss or gradient norm is 6 standard deviations above the last 128 steps: say it | leave the step out | end the run."""
+    check_replicas: int | None = None
+    """Compare the bits that ranks hold in common every N steps and at each save; default at each save, 0 never."""
     save_every: int = 0
     """Save a checkpoint every N steps; 0 saves none unless --save-last."""
     save_last: bool = False
@@ -169,6 +173,7 @@ class RunConfig:
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
             "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
+            "check_replicas": (0, 10**9),
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),
             "vocab_size": (2, 2**31),
         }  # fmt: skip

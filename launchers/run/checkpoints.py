@@ -7,9 +7,11 @@ from pathlib import Path
 
 from gptscale.common.checkpoint.folders import is_deepspeeds_own, set_aside_beyond
 from gptscale.common.checkpoint.reader import agreed
+from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.engine import Engine
 from gptscale.common.errors import StorageError
+from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import changed_work, workload
@@ -20,10 +22,11 @@ from gptscale.results.record.files import warn
 SAVE_MISSES_MAX = 3
 
 
-def resume(plan: Plan, engine: Engine, folder: Path) -> int:
+def resume(plan: Plan, engine: Engine, folder: Path, spikes: SpikeWatch) -> int:
     """Load the checkpoint that --resume means, the same on every rank, and return the step to go on from.
 
     Without --resume that is step 0. folder: that of the run's own checkpoints. Those beyond the step are set aside.
+    spikes: gets the losses and norms of the steps before, on which it decides.
     """
     if plan.run.config.resume is None:
         return 0
@@ -33,19 +36,20 @@ def resume(plan: Plan, engine: Engine, folder: Path) -> int:
         if plan.run.world.is_main:
             print(f"nothing to resume in {folder}, the run begins at step 0", flush=True)
         return 0
-    step = _load(plan, engine, source)
+    step = _load(plan, engine, source, spikes)
     if plan.run.world.is_main:
         set_aside_beyond(folder, step)
     return step
 
 
-def _load(plan: Plan, engine: Engine, source: Path) -> int:
+def _load(plan: Plan, engine: Engine, source: Path, spikes: SpikeWatch) -> int:
     if is_deepspeeds_own(source):
         from gptscale.common.engines.zero.optimizer import load_own
 
         return load_own(engine, source)
     reader = agreed(source, lambda reader: check_same_work(reader, plan), is_main=plan.run.world.is_main)
     reader.load_into(engine)
+    spikes.restore(reader.manifest.get("recent_steps"))
     if plan.run.world.is_main:
         origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
         changes = changed_work(reader.manifest["workload"], workload(plan.run, plan.fingerprint))
@@ -56,20 +60,31 @@ def _load(plan: Plan, engine: Engine, source: Path) -> int:
 class Saver:
     """The saving of checkpoints when they are due.
 
-    before: called first, to put rows up to the step on disk, so that a resumed CSV has no gap.
+    Replicas are compared before each save, or as `--check-replicas` asks. If they differ, nothing is saved.
+    before: called before a save, to put rows up to the step on disk, so that a resumed CSV has no gap.
+    spikes: whose statistics are part of a checkpoint.
     A disk that is full now and then costs a checkpoint, not the run.
     """
 
-    def __init__(self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None]) -> None:
-        self.plan, self.engine, self.folder, self.before = plan, engine, folder, before
+    def __init__(
+        self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None], spikes: SpikeWatch
+    ) -> None:
+        self.plan, self.engine, self.folder, self.before, self.spikes = plan, engine, folder, before, spikes
+        self.check_replicas = ReplicaCheck(engine)
         self.misses = 0
 
     def __call__(self, step: int, last: bool) -> None:
         run = self.plan.run
-        every = run.config.save_every
-        if not ((every and step % every == 0) or (last and (every or run.config.save_last))):
+        every, check_every = run.config.save_every, run.config.check_replicas
+        due = bool(every and step % every == 0) or (last and bool(every or run.config.save_last))
+        check_due = check_every != 0 and (due or bool(check_every and step % check_every == 0))
+        if not (due or check_due):
             return
         progress.at("saving")
+        if check_due:
+            self.check_replicas(step)
+        if not due:
+            return
         self.before()
         facts = {
             "recipe": run.recipe,
@@ -77,6 +92,7 @@ class Saver:
             "dp_size": run.batch.dp_size,
             "tokens": step * run.tokens_per_step,
             "workload": workload(run, self.plan.fingerprint),
+            "recent_steps": self.spikes.recent(),
         }
         try:
             save(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)

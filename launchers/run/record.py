@@ -180,6 +180,7 @@ def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
         recorder.speed()
     )
     slow = recorder.slow_ranks
+    of_steps["skipped_spikes"] = recorder.spikes.skipped()
     return of_steps | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})
 
 

@@ -13,6 +13,7 @@ import torch
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, StorageError
+from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
@@ -104,11 +105,14 @@ def _train(plan: Plan, record: RunRecord) -> int:
 
 def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> int:
     run = plan.run
-    start = resume(plan, engine, record.folder / "checkpoints")
+    spikes = SpikeWatch(skip=run.config.on_spike == "skip")
+    start = resume(plan, engine, record.folder / "checkpoints", spikes)
+    if spikes.skip:
+        engine.skip_steps(spikes.skips)
     batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
     held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
     with (
-        Recorder(run, record.folder, start_step=start, sequences=batches.sequences) as recorder,
+        Recorder(run, record.folder, start_step=start, sequences=batches.sequences, spikes=spikes) as recorder,
         Prefetcher(batches, run.world.device) as data,
     ):
         record.recorder = recorder
@@ -128,7 +132,7 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             start=start,
             steps=run.config.steps,
             evaluate=evaluate,
-            save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync),
+            save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync, spikes),
             stop_requested=stop,
         )
     progress.at("closing")

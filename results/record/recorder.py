@@ -23,11 +23,13 @@ from gptscale.common.errors import NumericError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.slow_ranks import SlowRanks
 from gptscale.common.measure.speed import Speed, peak_memory, reset_peak_memory, speed, synchronize
+from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
 from gptscale.results.record.board import Board
 from gptscale.results.record.console import StepLines
 from gptscale.results.record.files import warn
+from gptscale.results.record.spike_log import SpikeLog
 from gptscale.results.record.step_log import StepLog, close_logs
 from gptscale.results.record.wandb_board import WandbBoard
 
@@ -77,6 +79,7 @@ class Recorder:
     (saving, evaluating) is `paused` and not timed. The step before such a pause ends a window, so that no pause waits for
     steps.
     sequences(step, rank): which sequences of the data a rank had in 0-based `step`, to name a bad batch.
+    spikes: what finds spikes; it may know the steps before `start_step`.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Recorder:
         *,
         start_step: int = 0,
         sequences: Callable[[int, int], tuple[int, ...]] = lambda step, rank: (),
+        spikes: SpikeWatch | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.run, self.folder, self.sequences, self.clock = run, folder, sequences, clock
@@ -99,6 +103,7 @@ class Recorder:
         self._waited_s = 0.0
         self._skipped = 0
         self.slow_ranks: SlowRanks | None = None
+        self.spikes = SpikeLog(run, folder, spikes or SpikeWatch(), sequences, start_step)
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
         self._boards: list[Board | WandbBoard] = []
@@ -135,6 +140,7 @@ class Recorder:
                 board.close(failed=kind is not None)
             if self._console:
                 self._console.close()
+            self.spikes.close()
             close_logs((self._evals, self._log), failed=kind is not None)
 
     @contextmanager
@@ -156,7 +162,8 @@ class Recorder:
         self._pending.append(PendingStep(step, lr, result, self._waited_s))
         self.last_step = step
         config = self.run.config
-        ends = any(every and step % every == 0 for every in (config.log_every, config.eval_every, config.save_every))
+        periods = (config.log_every, config.eval_every, config.save_every, config.check_replicas)
+        ends = any(every and step % every == 0 for every in periods)
         if ends or step == config.steps:
             self._read_window()
         return not self._pending
@@ -217,6 +224,7 @@ class Recorder:
             if self.run.world.is_main:
                 self._write(pending, loss, grad_norm, step_time_s, peak_gib)
             self._check(pending.step, loss, grad_norm, rank_losses)
+            self.spikes.step(pending.step, loss, grad_norm)
         if self._log:
             self._log.flush()
         last = window[-1].step

@@ -66,6 +66,24 @@ def test_a_number_that_is_none_never_reaches_the_weights_nor_does_any_later_step
     assert optimizer.counters()["optimizer_steps"] == 0
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_step_that_is_left_out_changes_nothing_and_the_next_is_applied(name):
+    params, others = parameters(), parameters()
+    optimizer, reference = (
+        FusedOptimizer(params, RunConfig(optimizer=name)),
+        FusedOptimizer(others, RunConfig(optimizer=name)),
+    )
+    optimizer.skips = lambda loss, norm: float(loss) > 5
+    for loss, seed in ((1.0, 0), (9.0, 1), (1.0, 2)):
+        give_gradients(params, seed=seed)
+        optimizer.step(0.1, torch.tensor(loss))
+        if loss < 5:
+            give_gradients(others, seed=seed)
+            reference.step(0.1, torch.tensor(loss))
+        assert all(torch.equal(p, others[n]) for n, p in params.items())
+    assert optimizer.counters() == reference.counters()
+
+
 def test_fp16_overflow_skips_the_step_halves_the_scale_and_goes_on():
     config = dataclasses.replace(RunConfig(), precision="fp16")
     params = parameters()

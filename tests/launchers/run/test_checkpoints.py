@@ -7,18 +7,20 @@ from worlds import gptscale, ok, ranks
 
 from gptscale.common.checkpoint.reader import newest_valid, step_folders
 from gptscale.common.errors import StorageError
+from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.launchers.run import checkpoints
 
 
 def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, monkeypatch, capsys):
     saves = []
+    monkeypatch.setattr(checkpoints, "ReplicaCheck", lambda engine: lambda step: None)
 
     def save(*args, **options):
         saves.append(args[2])
         raise StorageError("disk full", "in ckpt", "free space")
 
     monkeypatch.setattr(checkpoints, "save", save)
-    saver = checkpoints.Saver(plan("--save-every", "2"), None, None, lambda: None)
+    saver = checkpoints.Saver(plan("--save-every", "2"), None, None, lambda: None, SpikeWatch())
     for step in (1, 2, 3, 4):
         saver(step, last=False)
     assert saves == [2, 4]
@@ -27,15 +29,25 @@ def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, monkeypatch, caps
         saver(6, last=False)
 
 
-def test_saves_when_due_and_only_then(plan, monkeypatch):
-    saved = []
+def test_saves_and_compares_replicas_when_due_and_only_then(plan, monkeypatch):
+    saved, checked = [], []
+    monkeypatch.setattr(checkpoints, "ReplicaCheck", lambda engine: checked.append)
     monkeypatch.setattr(checkpoints, "save", lambda engine, folder, step, facts, keep: saved.append(step))
-    for words, expected in ((["--save-every", "3"], [3, 6, 7]), (["--save-last"], [7]), ([], [])):
+    every = ["--save-every", "3"]
+    for words, expected, compared in (
+        (every, [3, 6, 7], [3, 6, 7]),
+        (["--save-last"], [7], [7]),
+        ([], [], []),
+        (["--check-replicas", "2"], [], [2, 4, 6]),
+        ([*every, "--check-replicas", "2"], [3, 6, 7], [2, 3, 4, 6, 7]),
+        ([*every, "--check-replicas", "0"], [3, 6, 7], []),
+    ):
         saved.clear()
-        saver = checkpoints.Saver(plan(*words), None, None, lambda: None)
+        checked.clear()
+        saver = checkpoints.Saver(plan(*words), None, None, lambda: None, SpikeWatch())
         for step in range(1, 8):
             saver(step, last=step == 7)
-        assert saved == expected
+        assert (saved, checked) == (expected, compared)
 
 
 @pytest.mark.parametrize(("moment", "newest"), [("writing", 2), ("committing", 2), ("committed", 4)])

@@ -1,0 +1,96 @@
+"""Spikes: steps whose loss or gradient norm is far above those of the steps before."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gptscale.common.process.world import agree_any
+
+WINDOW_STEPS = 128
+# With fewer steps a standard deviation says little, and the loss of a new model still falls too fast.
+STEPS_MIN = 32
+DEVIATIONS_MAX = 6.0
+# Losses of a constant batch hardly differ. A deviation is taken to be at least this share of the mean.
+DEVIATION_SHARE_MIN = 0.005
+
+
+class Spike(NamedTuple):
+    """A figure of a step, and how many standard deviations it is above the mean of the steps before."""
+
+    figure: str
+    value: float
+    mean: float
+    deviations: float
+
+    def __str__(self) -> str:
+        return f"{self.figure} {self.value:.4g} is {self.deviations:.1f} standard deviations above the mean {self.mean:.4g}"
+
+
+class SpikeWatch:
+    """The losses and gradient norms of the last 128 steps, with which every new step is compared.
+
+    skip: whether the optimizer asks `skips` before each step. Then `verdict` tells what was answered, step by step.
+    A spike enters the statistics only as the largest value that is none, so that it hides no later spike, while a loss that
+    stays high is soon an ordinary one.
+    """
+
+    def __init__(self, *, skip: bool = False) -> None:
+        self.skip = skip
+        self._recent: tuple[deque[float], deque[float]] = (deque(maxlen=WINDOW_STEPS), deque(maxlen=WINDOW_STEPS))
+        self._answers: deque[Spike | None] = deque()
+
+    def recent(self) -> list[list[float]]:
+        """Return [losses, norms] for a checkpoint, so that a resumed run decides as one that never stopped."""
+        return [list(values) for values in self._recent]
+
+    def restore(self, recent: Any) -> None:
+        """Take over `recent()` of a saved run. A checkpoint without it begins the statistics anew."""
+        if not (isinstance(recent, list) and len(recent) == 2 and all(isinstance(values, list) for values in recent)):
+            return
+        for values, saved in zip(self._recent, recent, strict=True):
+            values.extend(float(v) for v in saved if isinstance(v, (int, float)) and math.isfinite(v))
+
+    def look(self, loss: float, norm: float) -> Spike | None:
+        """Compare a step with those before, add it to them, and return the spike if it is one.
+
+        Figures that are not finite are another fault, and do not count.
+        """
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return None
+        spikes = []
+        for figure, value, values in zip(("loss", "gradient norm"), (loss, norm), self._recent, strict=True):
+            mean, deviation = mean_and_deviation(values)
+            excess = (value - mean) / deviation if deviation else 0.0
+            is_spike = len(values) >= STEPS_MIN and excess > DEVIATIONS_MAX
+            if is_spike:
+                spikes.append(Spike(figure, value, mean, excess))
+            values.append(mean + DEVIATIONS_MAX * deviation if is_spike else value)
+        return spikes[0] if spikes else None
+
+    def skips(self, loss: Tensor, norm: Tensor) -> bool:
+        """Return whether the optimizer must leave out the step with these figures, the same on every rank.
+
+        The host waits for the figures. Ranks vote, so that rounding cannot divide them.
+        """
+        spike = self.look(float(loss), float(norm))
+        skips = agree_any(spike is not None)
+        self._answers.append((spike or Spike("loss", float(loss), math.nan, math.nan)) if skips else None)
+        return skips
+
+    def verdict(self, loss: float, norm: float) -> Spike | None:
+        """Return the spike that the next step was, if it was one: what `skips` has answered, or a first look."""
+        return self._answers.popleft() if self.skip else self.look(loss, norm)
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation, which is at least a small share of the mean."""
+    if not values:
+        return 0.0, 0.0
+    mean = sum(values) / len(values)
+    deviation = math.hypot(*[v - mean for v in values]) / math.sqrt(len(values))
+    return mean, max(deviation, DEVIATION_SHARE_MIN * abs(mean))

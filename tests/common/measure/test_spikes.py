@@ -1,0 +1,67 @@
+"""Spikes in made-up losses: what is one, what is none, and what a resumed run decides."""
+
+import math
+import random
+
+import pytest
+
+from gptscale.common.measure.spikes import STEPS_MIN, SpikeWatch
+
+
+def steps(n, seed=0):
+    """Losses that fall as those of a new model do, with noise, and gradient norms that fall too."""
+    noise = random.Random(seed)
+    return [(2 + 4 * math.exp(-i / 40) + noise.gauss(0, 0.02), 1 + 3 / (i + 1) + noise.gauss(0, 0.1)) for i in range(n)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_run_has_none(seed):
+    watch = SpikeWatch()
+    assert not any(watch.look(*step) for step in steps(2000, seed))
+
+
+@pytest.mark.parametrize(("loss", "norm", "figure"), [(5.0, 1.0, "loss"), (2.0, 9.0, "gradient norm")])
+def test_a_spike_is_found_each_time(loss, norm, figure):
+    watch = SpikeWatch()
+    for step in steps(400):
+        watch.look(*step)
+    for _ in range(3):
+        spike = watch.look(loss, norm)
+        assert (spike.figure, spike.value) == (figure, max(loss, norm))
+        assert spike.deviations > 6
+        assert f"{figure} {max(loss, norm):.4g} is " in str(spike)
+        watch.look(2.0, 1.0)
+
+
+def test_a_loss_that_stays_high_is_soon_an_ordinary_one():
+    watch = SpikeWatch()
+    for step in steps(400):
+        watch.look(*step)
+    found = [bool(watch.look(6.0, 1.0)) for _ in range(128)]
+    assert found[0]
+    assert not any(found[40:])
+
+
+def test_few_steps_falls_and_figures_that_are_not_finite_are_none():
+    watch = SpikeWatch()
+    assert not any(watch.look(2.0 if i < STEPS_MIN - 1 else 50.0, 1.0) for i in range(STEPS_MIN))
+    watch = SpikeWatch()
+    for step in steps(200):
+        watch.look(*step)
+    assert watch.look(0.01, 0.01) is None
+    before = watch.recent()
+    assert watch.look(math.nan, 1.0) is watch.look(2.0, math.inf) is None
+    assert watch.recent() == before
+
+
+def test_a_restored_watch_decides_alike():
+    whole, resumed = SpikeWatch(), SpikeWatch()
+    for step in steps(150):
+        whole.look(*step)
+    resumed.restore(whole.recent())
+    rest = [(2.0 + 0.001 * i, 1.0) for i in range(300)]
+    assert [resumed.look(*step) for step in rest] == [whole.look(*step) for step in rest]
+    for damaged in (None, [], [[1.0]], [["x"], [math.nan]], "text"):
+        fresh = SpikeWatch()
+        fresh.restore(damaged)
+        assert fresh.recent() == [[], []]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.errors import ConfigError, NumericError
-from gptscale.common.measure.devices import is_emulated
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.data import Augmentation
@@ -104,6 +103,7 @@ def choose(options: PrecisionOptions) -> tuple[list[str], dict[str, str]]:
 
 def why_not(run_options: dict[str, Any], device: torch.device) -> str | None:
     """Return why a device has no arithmetic for a mode, or None if it has."""
+    from gptscale.common.measure.devices import is_emulated
     from gptscale.lenet.run.preflight import check_vision_precision
 
     config = VisionConfig(**run_options)

@@ -90,9 +90,14 @@ def test_every_word_has_its_module(table):
         (["list"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "ddp", "--precision", "fp4"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["lenet", "precision", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["bench", "memory", "--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["bench", "engines", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["bench", "ops", "--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["minigrad", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "single", "--steps", "1", "--data", "synthetic", "--device", "cpu"], 0, NEVER),
     ],
-    ids=["list", "help", "a refused option", "a run"],
+    ids=["list", "help", "a refused option", "a study", "memory", "engines", "operators", "minigrad", "a run"],
 )
 def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwanted):
     """Of the command and, since they inherit the variable, of the ranks that it starts."""

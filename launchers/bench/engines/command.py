@@ -43,11 +43,12 @@ class EnginesOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Measure each engine in a world of its own, print, write, and return 0."""
+    about = "Our layer against each engine's own loop."
+    options = parse(EnginesOptions, argv, prog="gptscale bench engines", about=about)
+    # After the options are parsed, because they import torch.
     from gptscale.launchers.bench.engines.minimal_loops import SETUPS
     from gptscale.launchers.run.preflight import why_not_here
 
-    about = "Our layer against each engine's own loop."
-    options = parse(EnginesOptions, argv, prog="gptscale bench engines", about=about)
     names = [n for n in SETUPS if not why_not_here(n)] if options.recipes == "all" else options.recipes.split(",")
     unknown = [name for name in names if name not in SETUPS]
     if unknown:

@@ -118,12 +118,13 @@ def ways_of(word: str) -> list[WayToFit]:
 
 def main(argv: Sequence[str]) -> int:
     """Predict, try, print, write, and return exit status 1 if a run failed for another reason than memory."""
+    about = "The largest batch that fits, by each way."
+    options = parse(MemoryLadderOptions, argv, prog="gptscale bench memory", about=about)
+    # After the options are parsed, because they import torch and pandas.
     from gptscale.launchers.bench.memory.ladder import Ladder, read_rows, rows_of_other_jobs
     from gptscale.launchers.bench.memory.picture import draw
     from gptscale.launchers.bench.memory.search import limits
 
-    about = "The largest batch that fits, by each way."
-    options = parse(MemoryLadderOptions, argv, prog="gptscale bench memory", about=about)
     jobs = plan(options)
     budgets = (options.memory_gib, options.host_memory_gib, options.disk_gib)
     files = options.nvme_path or options.out or Path(tempfile.gettempdir())

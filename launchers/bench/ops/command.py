@@ -76,11 +76,12 @@ class OpsOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, write, and return 0."""
+    options = parse(OpsOptions, argv, prog="gptscale bench ops", about="Operators beside PyTorch's own, and copying.")
+    # After the options are parsed, because they import torch and pandas.
     from gptscale.common.process.begin import keep_freed_memory
     from gptscale.launchers.bench.ops.pictures import draw
     from gptscale.ops import registry
 
-    options = parse(OpsOptions, argv, prog="gptscale bench ops", about="Operators beside PyTorch's own, and copying.")
     keep_freed_memory()
     registry.ready()
     if options.csv:

@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "gptscale lenet WORD [options]: the vision experiments; `gptscale lenet --help` lists the words.",
     ),
     "minigrad": (
-        "lenet.minigrad.experiment",
+        "lenet.minigrad.command",
         "gptscale minigrad [--model pure_linear|simple_conv|LeNet]: train with a small autograd, beside the old figures.",
     ),
 }

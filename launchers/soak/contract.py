@@ -43,7 +43,7 @@ def broken_promises(run: Path, before: Bytes) -> list[str]:
             Reader(folder).verify()
         except GptscaleError as error:
             wrong.append(str(error))
-    for path in (run / "steps.csv", run / "eval.csv", run.parents[1] / "summary.csv"):
+    for path in (run / "steps.csv", run / "eval.csv", run / "spikes.csv", run.parents[1] / "summary.csv"):
         wrong += torn_lines(path)
     return wrong
 

@@ -19,10 +19,11 @@ CELL_BITS = 64
 def lost_bits(run: Path, unbroken: Path) -> int:
     """Return in how many bits a run differs from the unbroken one.
 
-    Counted are the rows of steps.csv and eval.csv, without times, and all tensors and counters of the last checkpoint.
+    Counted are the rows of steps.csv, eval.csv and spikes.csv without times, and tensors and counters of the last checkpoint.
     """
     lost = cells(run / "steps.csv", unbroken / "steps.csv", COLUMNS)
     lost += cells(run / "eval.csv", unbroken / "eval.csv", ("step", "loss"))
+    lost += cells(run / "spikes.csv", unbroken / "spikes.csv", ("step",))
     checkpoint = Path("checkpoints", f"step-{STEPS}")
     return lost + bits(Reader(run / checkpoint).verify(), Reader(unbroken / checkpoint).verify())
 

@@ -111,11 +111,15 @@ def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]
     backend = f"cpu:gloo,cuda:{cuda_backend}" if world.device.type == "cuda" else "gloo"
     # A device lets NCCL connect at once. Gloo has no use for it.
     device_id = world.device if "nccl" in backend else None
+    timeout = timedelta(seconds=world.timeout_s)
+    store, _, _ = next(dist.rendezvous("env://", world.rank, world.world_size, timeout=timeout))
     dist.init_process_group(
         backend,
+        # torchrun's store outlives the ranks that it restarts. Addresses of the dead must not be taken for those of the living.
+        store=dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store),
         rank=world.rank,
         world_size=world.world_size,
-        timeout=timedelta(seconds=world.timeout_s),
+        timeout=timeout,
         device_id=device_id,
     )
     count_waits()

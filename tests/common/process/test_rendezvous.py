@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from gptscale.common.process import rendezvous
 from gptscale.common.process.rendezvous import check_rendezvous
 from gptscale.common.process.world import World
 
+WORLDS = Path(__file__).parents[2] / "worlds"
 RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 BROKEN = {
     "rank is no number": (RANK_1 | {"RANK": "x"}, "RANK is 'x', expected 0 to 1"),
@@ -103,3 +105,15 @@ def test_a_rank_says_one_line_and_ends_with_2(module, variables, tmp_path):
     assert next(iter(variables)) in line
     assert ended.returncode == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ranks_that_torchrun_restarts_meet_again(tmp_path):
+    """torchrun keeps one store for all starts. GPTSCALE_RESTARTS=20 has them meet that often."""
+    last = os.environ.get("GPTSCALE_RESTARTS", "2")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", last]
+    command = [sys.executable, *torchrun, str(WORLDS / "world_restarts.py"), last, str(tmp_path / "met")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert (tmp_path / "met").read_text() == f"{last}\n"

@@ -88,7 +88,7 @@ def test_run_names():
         check_run_name(name, None)
     check_run_name("a", "auto")
     check_run_name(None, "results/runs/a")
-    for name in ("", "-a", ".a", "a/b", "x" * 65, "a b"):
+    for name in ("", "-a", ".a", "a/b", "x" * 65, "a b", "a\0b", "../../etc/x", "/etc/x", "a\n", "=HYPERLINK(1)", "é"):
         assert refused(check_run_name, name, None).startswith(f"bad run name {name!r}, in --run-name, use 1 to 64")
     assert refused(check_run_name, None, "auto").startswith("nothing names the run to resume, in --resume")
 

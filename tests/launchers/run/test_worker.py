@@ -230,6 +230,14 @@ def test_a_disk_with_too_little_space_refuses_the_run(plan, small_disk, capsys):
     assert not list(small_disk.iterdir())
 
 
+def test_a_disk_that_is_read_only_refuses_the_run(small_disk, capsys):
+    remount = ["mount", "-o", "remount,ro", str(small_disk)]
+    subprocess.run(remount, check=True)
+    assert main(["run", "single", "--data", "synthetic", "--out", str(small_disk / "out")]) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert f"cannot be written, at {small_disk}" in error
+
+
 def test_results_that_are_removed_during_the_run_end_it_with_5(plan, tmp_path, before_step, capsys):
     before_step(2, lambda: shutil.rmtree(tmp_path))
     assert entry.work(plan("--steps", "9")) == 5

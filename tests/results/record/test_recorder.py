@@ -226,6 +226,20 @@ def test_truncated_events_cost_only_what_was_cut(tmp_path: Path) -> None:
     assert list(points(tmp_path, "train/loss")) == list(range(1, 11))
 
 
+def test_a_flipped_bit_in_the_events_costs_no_row(tmp_path: Path) -> None:
+    clock = Clock()
+    with Recorder(make_run(), tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 6))
+    (events,) = tmp_path.glob("events*")
+    content = bytearray(events.read_bytes())
+    content[len(content) // 2] ^= 16
+    events.write_bytes(content)
+    with Recorder(make_run(), tmp_path, start_step=5, clock=clock) as resumed:
+        record(resumed, clock, range(6, 11))
+    assert list(pd.read_csv(tmp_path / "steps.csv").step) == list(range(1, 11))
+    assert set(range(6, 11)) <= set(points(tmp_path, "train/loss"))
+
+
 def test_check_sum_of_an_event() -> None:
     """The example of RFC 3720 for CRC-32C, 0xe3069283, masked."""
     rotated = (0xE3069283 >> 15) | (0xE3069283 << 17)

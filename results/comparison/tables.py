@@ -91,7 +91,7 @@ def _offload(group: Group) -> str:
 def _bubble(group: Group) -> str:
     """Say how much of its time a pipeline computed nothing, or nothing without stages."""
     measured, theory = group.median("bubble_fraction"), group.median("bubble_fraction_theory")
-    if measured is None:
+    if measured is None or theory is None:
         return ""
     return f"pipeline idle {measured:.1%} of the time, its schedule alone would be {theory:.1%}"
 

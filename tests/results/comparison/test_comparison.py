@@ -585,3 +585,9 @@ def test_says_what_offload_costs(tmp_path: Path) -> None:
     assert notes(compare(load([tmp_path])))[-1] == (
         "zero_infinity x2: keeps 0.5 GiB on the host and 2 GiB on disk, 25.0% of the step waiting for it"
     )
+
+
+def test_a_bubble_without_its_theory_says_nothing(tmp_path: Path) -> None:
+    """A foreign summary may hold the one and not the other."""
+    add_run(tmp_path, "pipeline", bubble_fraction=0.25)
+    assert notes(compare(load([tmp_path]))) == []

@@ -21,6 +21,8 @@ RUN_WORDS = ("newest", "auto")
 # Options that may differ between the ranks of a run: where a machine keeps its copy of the data, whose content is compared
 # instead, and its own fast disk. `out` is none of them, because every rank writes its part of a checkpoint there.
 OF_THE_MACHINE = frozenset({"data", "tokenizer", "data_dir", "download", "nvme_path"})
+# What matplotlib writes; without an ending it adds .png.
+PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps")
 
 
 def option_of(field: str) -> str:
@@ -63,6 +65,10 @@ def check_output_file(file: Path | None, option: str, problem: str | None = None
     if file is None:
         return
     check_path(file, option)
+    if option == "--png" and file.suffix not in ("", *PICTURES):
+        raise ConfigError(
+            f"{file} does not end as a picture does", "in --png", f"end it in one of: {' '.join(PICTURES)}"
+        )
     if file.is_dir() or not file.absolute().parent.is_dir():
         reason = "is a folder" if file.is_dir() else "is in a folder that does not exist"
         raise ConfigError(f"{file} {problem or reason}", f"in {option}", "name a file in a folder that exists")

@@ -16,6 +16,8 @@ from gptscale.common.settings.checks import check_path, nearest, option_of
 from gptscale.common.settings.needs import ignored, refuse_ignored
 
 T = TypeVar("T")
+# Words that are a path unless they are something else.
+MAY_NAME_A_FILE = ("data", "tokenizer", "resume")
 # What other trainers call our options, for whoever types it here.
 OTHER_NAMES = {
     "learning_rate": "lr",
@@ -98,8 +100,8 @@ def _check_paths(options: Any) -> None:
         if dataclasses.is_dataclass(value):
             _check_paths(value)
         for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path):
-                check_path(path, option_of(field.name))
+            if isinstance(path, Path) or (field.name in MAY_NAME_A_FILE and isinstance(path, str)):
+                check_path(Path(path), option_of(field.name))
 
 
 def _nearest_option(word: str, fields: Sequence[str]) -> str | None:

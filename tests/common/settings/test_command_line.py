@@ -75,6 +75,8 @@ def test_an_unknown_option_names_the_nearest():
 @pytest.mark.parametrize(("path", "why"), [("x" * 300, "File name too long"), ("a\0b", "embedded null byte")])
 def test_what_cannot_be_a_path(path, why):
     assert f"cannot be a path ({why}), in --out-folder, give another" in refused("--out-folder", path)
+    with pytest.raises(ConfigError, match="cannot be a path"):
+        parse(RunConfig, ["--data", path], prog="gptscale")
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,9 @@ def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]
     # A device lets NCCL connect at once. Gloo has no use for it.
     device_id = world.device if "nccl" in backend else None
     timeout = timedelta(seconds=world.timeout_s)
+    # Libraries make groups of their own without a timeout (DeepSpeed's is all ranks again), which would wait for half an hour.
+    constants = vars(dist.distributed_c10d)
+    constants["default_pg_timeout"] = constants["default_pg_nccl_timeout"] = timeout
     store, _, _ = next(dist.rendezvous("env://", world.rank, world.world_size, timeout=timeout))
     dist.init_process_group(
         backend,

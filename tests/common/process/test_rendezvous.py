@@ -5,14 +5,17 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import rendezvous
 from gptscale.common.process.rendezvous import check_rendezvous
-from gptscale.common.process.world import World
+from gptscale.common.process.world import World, process_group
 
 WORLDS = Path(__file__).parents[2] / "worlds"
 RANK_1 = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -117,3 +120,12 @@ def test_ranks_that_torchrun_restarts_meet_again(tmp_path):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert (tmp_path / "met").read_text() == f"{last}\n"
+
+
+def test_a_group_that_a_library_makes_waits_no_longer_than_the_runs_own(address, monkeypatch):
+    """DeepSpeed gives its groups no timeout: a rank that stood still was missed after half an hour."""
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        monkeypatch.setattr(dist.distributed_c10d, name, dist.distributed_c10d.default_pg_timeout)
+    with process_group(World(0, 0, 1, torch.device("cpu"), 7.0)):
+        group = dist.new_group([0])
+        assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=7)

@@ -1,13 +1,9 @@
-"""The engine: what every strategy offers the one training loop.
-
-It does one optimizer step on this process's share of one global batch: the widest operation that all strategies share.
-"""
+"""The engine: what every strategy offers the one training loop, an optimizer step on this process's share of a batch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,8 +14,7 @@ if TYPE_CHECKING:
     from gptscale.common.state import Shard
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """This process's share of the global batch of one optimizer step."""
 
     step: int  # 0-based; with the seed it fixes the order of the data, and dropout
@@ -30,7 +25,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """Copy the batch to `device` without blocking the host."""
         inputs, targets = (t.to(device, non_blocking=True) for t in (self.inputs, self.targets))
-        return replace(self, inputs=inputs, targets=targets)
+        return self._replace(inputs=inputs, targets=targets)
 
 
 class StepResult(NamedTuple):

@@ -108,6 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # The status that a shell gives for SIGPIPE.
         return 141
+    finally:
+        if argv is None:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is done; a traceback at the interpreter's end helps nobody
 
 
 class Stopped(KeyboardInterrupt):

@@ -46,7 +46,7 @@ class Recipe(NamedTuple):
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
     series: str = ""
-    torch: tuple[int, int] = (2, 5)
+    torch: tuple[int, ...] = ()
     environment: str = ""
     casts_weights: bool = False
     fp8: bool = False

@@ -76,7 +76,7 @@ def page(comparison: Comparison, png: bytes) -> str:
 
 def _runs(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return name, command and environment of the runs whose run.json is still there, at most RUNS_MAX of them."""
-    runs = []
+    runs: list[tuple[str, str, str]] = []
     for group in comparison.ranked + comparison.apart:
         rows = group.rows[group.rows.has_files][: RUNS_MAX - len(runs)]
         for folder, run_id in zip(rows.folder, rows.run_id, strict=True):

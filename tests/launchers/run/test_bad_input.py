@@ -408,7 +408,7 @@ def test_an_engine_at_a_version_that_is_not_known_to_work(capsys, folder, monkey
 
 
 def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys, folder, monkeypatch):
-    monkeypatch.setattr(deepspeed_ops, "library", lambda op: folder / "nowhere.so")
+    monkeypatch.setattr(deepspeed_ops, "library", lambda op: build_cache.root() / "nowhere" / "nowhere.so")
     said = refused(capsys, folder, ["run", "zero_offload"])
     assert "DeepSpeed's cpu_adam not compiled yet, on this machine, run gptscale prepare" in said
     monkeypatch.setattr(build_cache.shutil, "which", lambda name, **options: None)
@@ -418,7 +418,7 @@ def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys,
     assert refused(capsys, folder, ["prepare", "--recipes", "zero_offload"]).endswith("apt-get install g++")
     monkeypatch.undo()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(deepspeed_ops, "library", lambda op: folder / "nowhere.so")
+    monkeypatch.setattr(deepspeed_ops, "library", lambda op: build_cache.root() / "nowhere" / "nowhere.so")
     monkeypatch.setattr(deepspeed_ops, "_has_libaio", lambda: False)
     assert "apt-get install libaio-dev" in refused(capsys, folder, ["run", "zero_infinity"])
 

@@ -29,7 +29,8 @@ def test_recipe_options_stand_beside_the_runs_and_the_launchers():
 
 
 @pytest.mark.parametrize(
-    ("words", "resume"), [(["--resume"], "auto"), (["--resume", "a/b"], "a/b"), (["--resume", "--steps", "3"], "auto")]
+    ("words", "resume"),
+    [(["--resume"], "newest"), (["--resume", "a/b"], "a/b"), (["--resume", "--steps", "3"], "newest")],
 )
 def test_bare_resume(words, resume):
     assert parse_run("ddp", ["--run-name", "r", *words])[0].resume == resume

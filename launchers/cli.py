@@ -110,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
     finally:
         if argv is None:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all is done; a traceback at the interpreter's end helps nobody
+            # All is done. A traceback at the interpreter's end would help nobody.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class Stopped(KeyboardInterrupt):

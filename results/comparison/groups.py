@@ -104,8 +104,8 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
     comparison = Comparison([], [])
     remarks: dict[Any, list[str]] = {}
     for row in frame[(frame.status != "ok") | (frame.damage != "")].itertuples():
-        status = [] if row.status == "ok" else [f"{row.status}: {row.error}"[:160]]
-        remarks[row.Index] = [*status, f"{row.run_id}: {row.damage}"] if row.damage else status
+        status = [] if row.status == "ok" else [f"{row.status}: {row.error!s}"[:160]]
+        remarks[row.Index] = [*status, f"{row.run_id}: {row.damage!s}"] if row.damage else status
     reference = frame[frame.workload_hash == work].iloc[-1]
     for (group_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
         group = Group(_name(rows.iloc[0]), rows)

@@ -105,7 +105,7 @@ def test_the_contract_stays_small():
     import gptscale.common.engine as engine
 
     assert len(Path(engine.__file__).read_text().splitlines()) < 80
-    assert METHODS == "bubble close counters eval_loss load_counters offload skip_steps state train_step".split()
+    assert "bubble close counters eval_loss load_counters offload skip_steps state train_step".split() == METHODS
 
 
 @pytest.mark.parametrize("module_name", MODULES)

@@ -17,8 +17,7 @@ import torch.distributed as dist
 OWN_PARTS = ("data", "forward", "backward", "optimizer", "record", "stopped")
 # Parts that are no work of the step: waits for other ranks, and what the loop does between steps.
 WAIT, BETWEEN_STEPS = "wait", ("set-up", "evaluation", "saving", "closing", "failed")
-
-
+# A pause is told up to this long after its end.
 JUST_NOW_S = 0.25
 
 

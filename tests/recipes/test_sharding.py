@@ -53,7 +53,8 @@ def measured(recipe, options, precision, out):
 def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, formula, constant, tmp_path):
     if reason := why_not_here(recipe):
         pytest.skip(reason)
-    for found in measured(recipe, options, precision, tmp_path):
+    # Short sequences: activations are gone when the bytes are counted, and emulated bf16 is slow.
+    for found in measured(recipe, ["--seq-len", "16", *options], precision, tmp_path):
         per_parameter = found["with_gradients"] / found["n"]
         assert 0.98 * formula <= per_parameter <= 1.02 * formula + constant
         if "zero" in recipe:

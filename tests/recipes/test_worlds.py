@@ -153,7 +153,7 @@ def test_a_run_goes_on_in_another_recipe(begun, nproc, continued, options, tmp_p
     "recipe", ["ddp", "fsdp", "zero1", "zero3", "zero_infinity", "fairscale_sdp", "lightning_fabric"]
 )
 def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
-    ranks("world_nan.py", 2, recipe, tmp_path)
+    ranks("world_nan.py", 2, recipe, tmp_path, "loss")
     for rank in (0, 1):
         folder = tmp_path / f"rank{rank}"
         error, expected = (folder / "error").read_text(), (folder / "expected").read_text()
@@ -161,6 +161,16 @@ def test_nan_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
         assert f"at step 3 (data rank 1, sequences {expected})" in error
         assert (folder / "moved").read_text() == ""
     assert list(steps(tmp_path / "rank0").index) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp", "zero2", "zero3", "fairscale_sdp", "tensor_parallel", "hybrid_3d"])
+def test_an_infinite_gradient_on_one_rank_stops_all_before_the_optimizer(recipe, tmp_path):
+    """The loss is finite there, so that only the norm over all ranks tells."""
+    ranks("world_nan.py", 2, recipe, tmp_path, "gradient")
+    for rank in (0, 1):
+        error = (tmp_path / f"rank{rank}" / "error").read_text()
+        assert re.match(r"loss \d+\.\d+, gradient norm (inf|nan), at step 3", error), error
+        assert (tmp_path / f"rank{rank}" / "moved").read_text() == ""
 
 
 def begun(out, recipe="ddp", *options):

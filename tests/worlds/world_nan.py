@@ -1,6 +1,6 @@
-"""Run as ranks: from the third step on, rank 1's loss is NaN. Every rank must stop, named, with its weights as they were.
+"""Run as ranks: from the third step on, rank 1 has a NaN. Every rank must stop, named, with its weights as they were.
 
-usage: world_nan.py RECIPE OUT
+usage: world_nan.py RECIPE OUT loss|gradient; what is sick: the loss (NaN), or only its gradient (Inf)
 """
 
 import os
@@ -12,6 +12,7 @@ import torch
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.data.loader import Prefetcher
+from gptscale.common.engines import tensor_parallel
 from gptscale.common.errors import NumericError
 from gptscale.common.model import loss as loss_module
 from gptscale.common.process.world import World, process_group
@@ -24,7 +25,19 @@ from gptscale.results.record.recorder import Recorder
 SICK_STEP = 2  # 0-based
 
 
-def main(recipe: str, out: Path) -> None:
+class InfiniteGradient(torch.autograd.Function):
+    """The identity, with a gradient that is Inf."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+
+
+def main(recipe: str, out: Path, what: str) -> None:
     torch.set_num_threads(1)
     # a window of 4 steps: the host finds out one step late, the weights must not have moved all the same
     config, recipe_config = parse_run(
@@ -40,9 +53,11 @@ def main(recipe: str, out: Path) -> None:
 
         def sick(*arguments):
             loss = healthy(*arguments)
-            return loss * float("nan") if step["now"] >= SICK_STEP and world.rank == 1 else loss
+            if step["now"] < SICK_STEP or world.rank != 1:
+                return loss
+            return loss * float("nan") if what == "loss" else InfiniteGradient.apply(loss)
 
-        loss_module.linear_cross_entropy = sick
+        loss_module.linear_cross_entropy = tensor_parallel.linear_cross_entropy = sick
 
         def lr_at(now):
             if now == SICK_STEP:
@@ -72,6 +87,6 @@ def main(recipe: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
     sys.stdout.flush()
     os._exit(0)

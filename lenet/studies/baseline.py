@@ -6,9 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
@@ -16,14 +14,16 @@ from gptscale.common.settings.checks import check_output_file, parse_whole_numbe
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.models import Gelu
-from gptscale.lenet.run.columns import SUMMARY_COLUMNS, read_summary
 from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig
-from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.presets import preset
-from gptscale.lenet.run.worker import RunOutcome, train
 from gptscale.lenet.studies.reference_figures import EXERCISE_ACCURACY, LENET_WITH_ADAM, LENET_WITH_AFFINE
 from gptscale.lenet.studies.study import show
 from gptscale.results.render import DPI, markdown, subplots
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gptscale.lenet.run.worker import RunOutcome
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,9 @@ class BaselineOptions:
 def main(argv: Sequence[str]) -> int:
     """Train once for each seed, print the table, draw the figure, and return 0 if every run ended well."""
     options = parse(BaselineOptions, argv, prog="gptscale lenet baseline", about="LeNet-5 beside the reports' figures.")
+    from gptscale.lenet.run.preflight import world_from_environment  # torch, not before the options are read
+    from gptscale.lenet.run.worker import train
+
     configs = [options.config(seed) for seed in options.seed_numbers]
     world = world_from_environment(configs[0])
     if world.world_size > 1:
@@ -109,6 +112,8 @@ def main(argv: Sequence[str]) -> int:
 
 def table(outcomes: Sequence[RunOutcome]) -> list[dict[str, str]]:
     """Return the lines of the table: one for each seed, their median, and those of the exercise and the reports."""
+    import pandas as pd
+
     rows = []
     for outcome in outcomes:
         losses = pd.read_csv(outcome.folder / "epochs.csv").train_loss
@@ -167,6 +172,10 @@ def class_medians(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
 
 def write(options: BaselineOptions, outcomes: Sequence[RunOutcome], lines: list[dict[str, str]]) -> None:
     """Write the files that the options name, and the figure."""
+    import pandas as pd
+
+    from gptscale.lenet.run.columns import SUMMARY_COLUMNS, read_summary
+
     names = [outcome.row["run_id"] for outcome in outcomes]
     if options.csv:
         rows = read_summary(options.out / "lenet.csv")

@@ -12,21 +12,18 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
-
-import pandas as pd
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.errors import GptscaleError
-from gptscale.common.measure.devices import device_name
 from gptscale.common.process.task import answer, run_worker
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig
-from gptscale.lenet.run.preflight import make_plan, world_from_environment
-from gptscale.lenet.run.worker import train
 from gptscale.results import render
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -74,6 +71,8 @@ class LenetContender:
 def main(argv: Sequence[str]) -> int:
     """Measure all contenders, print the table, write the file."""
     options = parse(LenetBenchOptions, argv, prog="gptscale lenet bench", about="Beside a plain PyTorch script.")
+    from gptscale.lenet.run.preflight import make_plan, world_from_environment  # torch, not before the options are read
+
     config = VisionConfig(data=options.data, data_dir=options.data_dir, device="cpu")
     # A mistake in the data is one line of this process, before any contender starts.
     make_plan(config, world_from_environment(config))
@@ -115,6 +114,12 @@ def run_contender(name: str, options: LenetBenchOptions, seed: int) -> dict[str,
 
 def train_fast(task: dict[str, Any]) -> dict[str, Any]:
     """Train by this package in this process, with all files of a run, and return the epochs' seconds and the accuracy."""
+    import pandas as pd
+    import torch
+
+    from gptscale.lenet.run.preflight import world_from_environment
+    from gptscale.lenet.run.worker import train
+
     torch.set_num_threads(task.pop("threads"))
     del task["contender"]
     with tempfile.TemporaryDirectory() as folder:
@@ -133,6 +138,11 @@ def train_fast(task: dict[str, Any]) -> dict[str, Any]:
 
 def figures(contenders: Sequence[LenetContender], options: LenetBenchOptions) -> pd.DataFrame:
     """Return a row for each contender, with the ratios of its median images/s to those of the two plain scripts."""
+    import pandas as pd
+    import torch
+
+    from gptscale.common.measure.devices import device_name
+
     medians = {m.name: statistics.median(m.images_per_s) for m in contenders}
     rows = []
     for m in contenders:
@@ -166,7 +176,7 @@ def show(frame: pd.DataFrame, options: LenetBenchOptions) -> None:
     """Print the table."""
     console = render.console(120)
     console.print(
-        f"{frame.device[0]}, torch {torch.__version__}, {options.threads} threads, {options.epochs} epochs, "
+        f"{frame.device[0]}, torch {frame.torch_version[0]}, {options.threads} threads, {options.epochs} epochs, "
         f"{options.rounds} rounds",
         highlight=False,
     )

@@ -7,32 +7,21 @@ their times can be compared. docs/lenet/README.md says what report D is.
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pandas as pd
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from gptscale.common.measure.devices import device_name
-from gptscale.common.measure.speed import synchronize
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.models.registry import Convolutions, build_model
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.loop import TestSet
-from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.studies.reference_figures import FUSED_CONVOLUTIONS
 from gptscale.lenet.studies.study import StudyOptions, finish
-from gptscale.ops import registry as library
 from gptscale.results.render import DPI, subplots
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NETS = ("conv2_shared", "conv2_independent", "conv10_shared", "conv10_independent")
 
@@ -53,30 +42,18 @@ class FusedOptions(StudyOptions):
         parse_names(self.nets, NETS, "net", "--nets", f"use {', '.join(NETS)}")
 
 
-@dataclass(frozen=True)
-class NetVariant:
-    """One way to compute a net: on which device, by the fused operator or not, with cuDNN or not."""
-
-    name: str
-    device: torch.device
-    fused: bool = False
-    cudnn: bool = True
-
-
-@dataclass(frozen=True)
-class NetFigures:
-    """The measurements of one net in one variant: seconds of all steps, first and last loss, and test accuracy."""
-
-    forward_s: float
-    backward_s: float
-    loss_first: float
-    loss_last: float
-    accuracy: float
-
-
 def main(argv: Sequence[str]) -> int:
     """Train all nets in all variants, print the table, write the files."""
     options = parse(FusedOptions, argv, prog="gptscale lenet fused", about="Fused convolution, bias and ReLU in nets.")
+    # torch, not before the options are read
+    import pandas as pd
+    import torch
+
+    from gptscale.common.measure.devices import device_name
+    from gptscale.lenet.run.preflight import make_plan, world_from_environment
+    from gptscale.lenet.studies.fused_nets import train, variants
+    from gptscale.ops import registry as library
+
     share_cores()
     keep_freed_memory()
     config = VisionConfig(
@@ -101,67 +78,6 @@ def main(argv: Sequence[str]) -> int:
     note = f"{machine}; seconds of {plan.steps} steps"
     finish("fused", options, frame, table(frame), [note], lambda path: draw(frame, path))
     return 0
-
-
-def variants(device: torch.device) -> list[NetVariant]:
-    """Return two variants on the CPU, and with a GPU also the other three of report D."""
-    cpu = torch.device("cpu")
-    on_cpu = [NetVariant("CPU", cpu), NetVariant("CPU, fused", cpu, fused=True)]
-    if device.type != "cuda":
-        return on_cpu
-    cudnn_off = NetVariant("cuDNN off", device, cudnn=False)
-    return [NetVariant("cuDNN", device), NetVariant("fused", device, fused=True), cudnn_off, *on_cpu]
-
-
-def train(net: str, variant: NetVariant, plan: VisionPlan) -> NetFigures:
-    """Train `net` with the options of the plan and return its measurements.
-
-    Forward and backward each end by waiting for the device, so that their sum is no step time.
-    """
-    model = build_model(net, plan.shape, seed=plan.config.seed).to(variant.device)
-    assert isinstance(model, Convolutions)
-    model.fused = variant.fused
-    optimizer = torch.optim.Adam(model.parameters(), lr=plan.config.lr, fused=True)
-    losses: list[Tensor] = []
-    times = {"forward": 0.0, "backward": 0.0}
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        synchronize(variant.device)
-        began = time.perf_counter()
-        result = work()
-        synchronize(variant.device)
-        times[name] += time.perf_counter() - began
-        return result
-
-    loader = plan.loader()
-    with cudnn(variant):
-        for step in range(plan.steps):
-            epoch, place = divmod(step, plan.batch_order.steps_per_epoch)
-            if place == 0:
-                batches = loader.epoch(epoch)
-            images, labels = next(batches)
-            loss = timed("forward", partial(_loss, model, images, labels))
-            timed("backward", loss.backward)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            losses.append(loss.detach())
-        accuracy = _accuracy(model, plan)
-    return NetFigures(times["forward"], times["backward"], losses[0].item(), losses[-1].item(), accuracy)
-
-
-def cudnn(variant: NetVariant) -> AbstractContextManager[None]:
-    """Return a context in which cuDNN is off for a variant without it."""
-    return nullcontext() if variant.cudnn else torch.backends.cudnn.flags(enabled=False)  # type: ignore[no-any-return]
-
-
-def _loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(model(images), labels)
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, plan: VisionPlan) -> float:
-    hits = [model(images).argmax(1) == labels for images, labels in TestSet(plan).batches()]
-    return torch.cat(hits).float().mean().item()
 
 
 def table(frame: pd.DataFrame) -> list[dict[str, str]]:

@@ -11,31 +11,29 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
-
-import pandas as pd
-import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.devices import device_name
 from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.config import DATA_DIR_NEED, Precision, VisionConfig
-from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.studies.memory_account import CATEGORIES, Mark, StorageAccount
 from gptscale.lenet.studies.study import show
 from gptscale.results.render import DPI, subplots
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from gptscale.lenet.run.engine import VisionEngine
+    from gptscale.lenet.run.preflight import VisionPlan
+    from gptscale.lenet.studies.memory_account import Mark, StorageAccount
 
 MIB = 2**20
 # Most entries of the allocator's history. A step of resnet18 has some thousand.
 HISTORY_ENTRIES = 100_000
-COLOURS = dict(zip(CATEGORIES, ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#CCCCCC"), strict=True))
+COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#CCCCCC")  # of the categories, in their order
 
 
 @dataclass(frozen=True)
@@ -85,6 +83,9 @@ class VisionMemoryOptions:
 def main(argv: Sequence[str]) -> int:
     """Take the steps, print the table, write the files."""
     options = parse(VisionMemoryOptions, argv, prog="gptscale lenet memory", about="What fills the memory in a step.")
+    from gptscale.lenet.run.preflight import make_plan, world_from_environment  # torch, not before the options are read
+    from gptscale.lenet.studies.memory_account import CATEGORIES, StorageAccount
+
     config = options.config()
     world = world_from_environment(config)
     if world.world_size > 1:
@@ -115,6 +116,8 @@ def main(argv: Sequence[str]) -> int:
 
 def title(plan: VisionPlan) -> str:
     """Return the title of the table and the picture: what is trained, and on which device."""
+    from gptscale.common.measure.devices import device_name
+
     config = plan.config
     precision = config.precision if config.amp else f"{config.precision} without autocast"
     return (
@@ -125,6 +128,11 @@ def title(plan: VisionPlan) -> str:
 
 def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
     """Build the model, load the images and take `steps` training steps, all of it under `account`."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    from gptscale.lenet.data.loader import FastLoader
+    from gptscale.lenet.run.engine import VisionEngine
+
     with account:
         engine = VisionEngine(plan.config, plan.shape, plan.world)
         loader = FastLoader(plan.data.train, plan.batch_order, plan.normalise(), plan.config.augment)
@@ -167,6 +175,8 @@ def allocator_history(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
+    import torch
+
     torch.cuda.memory._record_memory_history(max_entries=HISTORY_ENTRIES)
     try:
         yield
@@ -207,6 +217,8 @@ class StepView:
 
 def table(step: StepView) -> list[dict[str, str]]:
     """Return the lines of the table in MiB: one for each category and one for all, at each phase's end and at the peak."""
+    from gptscale.lenet.studies.memory_account import CATEGORIES
+
     at = {f"after {mark.phase}": row for mark, _, row in step.ends()} | {"peak": step.peak}
     names = [*zip(CATEGORIES, CATEGORIES, strict=True), ("all", "live_bytes")]
     rows = [{"MiB": name} | {when: mib(row[column]) for when, row in at.items()} for name, column in names]
@@ -230,12 +242,12 @@ def draw(step: StepView, heading: str, path: Path) -> None:
 
 def paint(axes: Any, step: StepView) -> None:
     """Draw the picture of a step on matplotlib's `axes`."""
+    from gptscale.lenet.studies.memory_account import CATEGORIES
+
     ends = [end for _, end, _ in step.ends()]
     ms = [*step.events.ms, ends[-1]]
     heights = [[*(step.events[name] / MIB), step.events[name].iloc[-1] / MIB] for name in CATEGORIES]
-    axes.stackplot(
-        ms, heights, labels=CATEGORIES, colors=[COLOURS[name] for name in CATEGORIES], step="post", linewidth=0
-    )
+    axes.stackplot(ms, heights, labels=CATEGORIES, colors=COLOURS, step="post", linewidth=0)
     peak, top = step.peak, step.peak.live_bytes / MIB
     axes.plot(peak.ms, top, "k.")
     axes.annotate(

@@ -13,6 +13,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.cli import BENCHES, COMMANDS, main
 from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import parse_run
+from gptscale.lenet.cli import USAGE
 from gptscale.recipes import RECIPES
 
 NEVER = {"pandas", "matplotlib", "jinja2", "transformers", "deepspeed", "wandb"}
@@ -84,20 +85,23 @@ def test_every_word_has_its_module(table):
             assert "\ndef main(argv: Sequence[str]" in source.read_text()
 
 
+STUDIES = [word for word in USAGE if word != "train"]
+
+
 @pytest.mark.parametrize(
     ("words", "status", "unwanted"),
     [
         (["list"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "ddp", "--precision", "fp4"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
-        (["lenet", "precision", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
+        *((["lenet", word, "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ) for word in STUDIES),
         (["bench", "memory", "--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["bench", "engines", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
         (["bench", "ops", "--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["minigrad", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "single", "--steps", "1", "--data", "synthetic", "--device", "cpu"], 0, NEVER),
     ],
-    ids=["list", "help", "a refused option", "a study", "memory", "engines", "operators", "minigrad", "a run"],
+    ids=["list", "help", "a refused option", *STUDIES, "bench memory", "engines", "operators", "minigrad", "a run"],
 )
 def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwanted):
     """Of the command and, since they inherit the variable, of the ranks that it starts."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.studies.fused import cudnn, variants
+from gptscale.lenet.studies.fused_nets import cudnn, variants
 
 pytest.importorskip("sklearn")
 

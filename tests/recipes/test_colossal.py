@@ -284,8 +284,8 @@ def test_ddp_runs_under_its_torch(one_process, tmp_path):
 @needs_colossalai
 @pytest.mark.timeout(800)
 def test_common_runs_under_its_torch():
-    # Without the tests of forked ranks: the launcher never runs there, and its forked ranks do in the tests above.
-    options = ["-q", "-p", "no:cacheprovider", "-m", "not world"]
+    # Without processes, whose forked ranks run in the tests above, and without the fuzz, to which torch is all one.
+    options = ["-q", "-p", "no:cacheprovider", "-m", "not world", "--ignore=tests/common/process", "-k", "not fuzz"]
     words = [environments.python("colossalai"), "-m", "pytest", *options, "tests/common"]
     ended = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=780, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:]

@@ -14,6 +14,7 @@ import torch
 from gptscale.ops.build import cache as build_cache
 from gptscale.ops.build.sources import fingerprint
 
+pytestmark = pytest.mark.slow  # a wheel is built, and the operators are compiled
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "launchers", "lenet", "ops", "recipes", "results")
 

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM, for a command whose ranks do not run yet or any more. Those that run get it themselves (ranks.launch)."""
+    """SIGTERM to a command while it has no ranks. Running ranks get the signal themselves (ranks.launch)."""
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -95,7 +95,7 @@ class ReplicaCheck:
 
 
 def odd_ones(hashes: dict[int, int]) -> list[int]:
-    """Return the ranks whose hash is not that of more than half of the ranks. Without such a half it is all of them."""
+    """Return the ranks whose hash differs from the majority's, or all ranks if there is no majority."""
     values = list(hashes.values())
     common = max(values, key=values.count)
     if values.count(common) * 2 <= len(values):

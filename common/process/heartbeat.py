@@ -30,7 +30,7 @@ class Store(Protocol):
 
 
 class Beat(NamedTuple):
-    """The place of a rank as it last told it: how long it had been there, and when it told that, by its host's clock."""
+    """The last place that a rank told: how long it had been there, and when it told so, by its host's clock."""
 
     number: int
     step: int
@@ -142,7 +142,7 @@ class Heartbeat:
 
 
 def _connect() -> Store | None:
-    """Return a client of the rendezvous store, None if there is none. A run does not fail for want of a heartbeat."""
+    """Return a client of the rendezvous store, or None if it cannot be reached. No run fails because of its heartbeat."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not (host and port):
         return None

@@ -98,12 +98,8 @@ def count_waits() -> None:
 
 def _counted(wait: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*arguments: Any, **options: Any) -> Any:
-        before = progress.waits
-        progress._turn(progress.part, True)
-        try:
+        with progress.waiting():
             return wait(*arguments, **options)
-        finally:
-            progress._turn(progress.part, before)
 
     counted.counted = True  # type: ignore[attr-defined]
     return counted

@@ -20,7 +20,7 @@ class RendezvousError(ConfigError):
 
 
 def speaks() -> bool:
-    """Return whether this process tells the mistakes that all ranks find: it is rank 0, or its rank is no number."""
+    """Return whether this process prints a mistake that all ranks find. Rank 0 does, and one whose rank is no number."""
     rank = os.environ.get("RANK", "0")
     return rank == "0" or not rank.isdecimal()
 

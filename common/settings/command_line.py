@@ -105,7 +105,7 @@ def _check_paths(options: Any) -> None:
 
 
 def _nearest_option(word: str, fields: Sequence[str]) -> str | None:
-    """Return the option that `word` comes near to, by its own name or by the name that other trainers have for it."""
+    """Return the option whose name is most like `word`, also by the names that other trainers use."""
     names = {field: field for field in fields}
     names = {other: field for other, field in OTHER_NAMES.items() if field in fields} | names
     near = nearest(word.lstrip("-").replace("-", "_"), names, 0.7)

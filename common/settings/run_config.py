@@ -110,7 +110,7 @@ class RunConfig:
     on_spike: Literal["warn", "skip", "stop"] = "warn"
     """When loss or gradient norm is 6 standard deviations above the last 128 steps: say it | leave the step out | end the run."""
     check_replicas: int | None = None
-    """Compare the bits that ranks hold in common every N steps and at each save; default at each save, 0 never."""
+    """Compare the bits that ranks hold in common at each save (default), and also every N steps. 0 never compares."""
     save_every: int = 0
     """Save a checkpoint every N steps; 0 saves none unless --save-last."""
     save_last: bool = False
@@ -118,7 +118,7 @@ class RunConfig:
     keep_checkpoints: int = 2
     """Newest checkpoints kept, at least 2."""
     resume: str | None = None
-    """Newest checkpoint of --run-name that verifies; with `auto`, step 0 if it has none yet; or a path: of a run, of a step-N."""
+    """Newest checkpoint of --run-name that verifies. `auto` begins at step 0 if there is none. Or the path of a run or step-N."""
     trust_checkpoint: bool = False
     """With --resume, read a checkpoint in DeepSpeed's own format: pickle, which can run any code of whoever made it. Its files
     must be those that you listed in SHA256SUMS beside them."""

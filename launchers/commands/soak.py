@@ -23,19 +23,19 @@ class SoakOptions:
     """What to break, and for how long."""
 
     minutes: float = 30.0
-    """No run is begun after that time."""
+    """No run begins after this many minutes."""
     recipes: str = "all"
     """Names with commas between, or all that can run on this machine's CPU."""
     faults: str = "all"
-    """Kinds with commas between, or all; the table at the end has their names."""
+    """Kinds with commas between, or all. The table at the end has their names."""
     runs: int | None = None
-    """Runs to break of each recipe; default as many as there is time for."""
+    """Runs to break of each recipe. Default: as many as there is time for."""
     nproc: int = 2
     """Processes for each recipe that splits its batch."""
     seed: int = 1234
     """Fixes which faults strike, and when: the same ones in every run with the same number."""
     out: Path | None = None
-    """A new folder for soak.csv and the runs; default a temporary one, which stays only if something went wrong."""
+    """A new folder for soak.csv and the runs. Default: a temporary one, which stays only if something went wrong."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"minutes": (0.01, 10**5), "runs": (1, 10**6), "nproc": (2, 64), "seed": (0, 2**31 - 1)})

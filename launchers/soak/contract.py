@@ -1,4 +1,4 @@
-"""What every end of a run owes its user, judged by what the run left behind."""
+"""Check what a run left when it ended: whole files, earlier checkpoints unchanged, no torn line."""
 
 from __future__ import annotations
 

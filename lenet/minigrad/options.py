@@ -31,9 +31,9 @@ class MinigradOptions:
     batch_size: int = 128
     """Images per step."""
     optimizer: Literal["adam", "sgd"] = "adam"
-    """Adam or SGD; the learning rate falls to 0 on half a cosine."""
+    """Adam or SGD. The learning rate falls to 0 on half a cosine."""
     lr: float | None = None
-    """Learning rate at the start; default 0.001 for adam, 0.1 for sgd."""
+    """Learning rate at the start. Default: 0.001 for adam, 0.1 for sgd."""
     momentum: float = 0.0
     """Of sgd."""
     pool_backward: PoolBackward = "auto"
@@ -45,15 +45,15 @@ class MinigradOptions:
     train_samples: int | None = None
     """Learn from only so many images."""
     timed_steps: int | None = None
-    """Steps of LeNet to time by operation, loop against kernel; default 3, 0 to leave it out."""
+    """Steps of LeNet to time by operation, loop against kernel. Default: 3. 0 leaves it out."""
     seed: int = 0
     """Fixes the weights and the order of the images."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
     threads: int | None = None
-    """CPU threads; default what torch takes."""
+    """CPU threads. Default: what torch takes."""
     csv: Path | None = None
-    """File for the rows; the times of operations go beside it, to NAME-ops.csv."""
+    """File for the rows. The times of operations go beside it, to NAME-ops.csv."""
     png: Path | None = None
     """File for a picture of the curves."""
 

@@ -106,7 +106,7 @@ class VisionConfig:
     keep_checkpoints: int = 2
     """Newest checkpoints kept, at least 2."""
     resume: str | None = None
-    """Newest checkpoint of --run-name that verifies; with `auto`, step 0 if it has none yet; or a path: of a run, of a step-N."""
+    """Newest checkpoint of --run-name that verifies. `auto` begins at step 0 if there is none. Or the path of a run or step-N."""
     out: Path = Path("results")
     """Folder for lenet.csv and runs/."""
     run_name: str | None = None

@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import visible
-from gptscale.results.comparison.read import DAMAGED, NUMBERS, clip, read_run_json
+from gptscale.results.comparison.read import DAMAGED, NUMBERS
+from gptscale.results.comparison.run_files import clip, read_run_json
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 from gptscale.results.comparison.groups import Comparison
-from gptscale.results.comparison.read import read_run_json
+from gptscale.results.comparison.run_files import read_run_json
 from gptscale.results.comparison.tables import cells, notes
 
 # Of more runs the page does not say how each was started.

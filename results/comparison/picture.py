@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gptscale.results.comparison.groups import Comparison, Group
-from gptscale.results.comparison.read import clip, read_steps
+from gptscale.results.comparison.run_files import clip, read_steps
 from gptscale.results.render import DPI, subplots
 
 if TYPE_CHECKING:

@@ -1,22 +1,25 @@
-"""Reading what runs left, also what is damaged or foreign: each fault is told beside its run, and all other runs are read."""
+"""Read the rows of summaries. A damaged or foreign row becomes a row that says so, and all others are read."""
 
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
-import shlex
-import stat
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.settings.checks import RUN_NAME
+from gptscale.results.comparison.run_files import (
+    NUMBER_MAX,
+    DamagedFileError,
+    RunStart,
+    clip,
+    read_run_json,
+    whole_lines,
+)
 from gptscale.results.record.columns import NEW_SINCE_1, STATUSES, SUMMARY_COLUMNS
 
 if TYPE_CHECKING:
@@ -37,24 +40,7 @@ STATUS, OPTIMIZER_STATE = TEXT.index("status"), TEXT.index("optimizer_state")
 # A status that only a comparison knows: nothing but this is known of the run.
 DAMAGED = "damaged"
 
-# Bounds of what is read from files that anyone may have written, far above what a run writes.
-LINE_BYTES_MAX, TEXT_MAX, RUN_JSON_BYTES_MAX, NUMBER_MAX = 2**16, 300, 2**20, 1e18
 DAMAGED_ROWS_MAX, EQUAL_TEXTS_MAX = 20, 10_000
-
-
-class DamagedFileError(Exception):
-    """A file of a run that cannot be read, with the reason in a few words."""
-
-
-@dataclass(frozen=True)
-class RunStart:
-    """What run.json says of a run. `damage` is why it says nothing, empty if it is whole or not there."""
-
-    workload: dict[str, Any] | None = None
-    recipe_options: str = ""
-    command: str = ""
-    environment: str = ""
-    damage: str = ""
 
 
 class SummaryRows:
@@ -195,19 +181,6 @@ class Columns(NamedTuple):
         return texts, numbers
 
 
-def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file, but not a last one without a newline, which is still being written, or torn.
-
-    Of a line that is too long the part that is not read is left out.
-    """
-    while line := file.readline(LINE_BYTES_MAX):
-        whole = line
-        while line and not line.endswith(b"\n"):
-            line = file.readline(LINE_BYTES_MAX)
-        if line:
-            yield whole
-
-
 def _cells(line: bytes) -> list[str]:
     """Return the cells of a line, none if it is no line of a CSV."""
     try:
@@ -216,96 +189,3 @@ def _cells(line: bytes) -> list[str]:
         return next(csv.reader([line.decode().rstrip("\r\n")]), []) if b"\0" not in line else []
     except (ValueError, csv.Error):
         return []
-
-
-def clip(text: str, length: int = TEXT_MAX) -> str:
-    """Return at most `length` characters of a text, with dots in place of the rest."""
-    return text if len(text) <= length else text[: length - 3] + "..."
-
-
-@contextmanager
-def run_file(folder: str, run_id: str, name: str) -> Iterator[IO[bytes]]:
-    """Open a file of a run for reading, which no link or name leads out of the results folder.
-
-    Raises FileNotFoundError if it is gone, and DamagedFileError if it is no file or lies behind a link.
-    """
-    if not RUN_NAME.fullmatch(run_id):
-        raise DamagedFileError(f"{run_id!r} is no name of a run")
-    place, flags = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        for part in ("runs", run_id, name):
-            outer, place = place, os.open(part, flags | (0 if part == name else os.O_DIRECTORY), dir_fd=place)
-            os.close(outer)
-        if not stat.S_ISREG(os.fstat(place).st_mode):
-            raise DamagedFileError("it is no file")
-        with open(place, "rb", closefd=False) as file:
-            yield file
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DamagedFileError(f"it cannot be opened, or is a link ({error.strerror})") from None
-    finally:
-        os.close(place)
-
-
-def read_run_json(folder: str, run_id: str) -> RunStart:
-    """Read what a run wrote when it started."""
-    try:
-        with run_file(folder, run_id, "run.json") as file:
-            content = file.read(RUN_JSON_BYTES_MAX + 1)
-        if len(content) > RUN_JSON_BYTES_MAX:
-            raise DamagedFileError(f"it has more than {RUN_JSON_BYTES_MAX:,} bytes")
-        start = json.loads(content)
-        options, packages = start.get("recipe_config", {}), start["environment"]["packages"]
-        about = ", ".join(f"{k} {v}" for k, v in packages.items())
-        return RunStart(
-            workload=dict(start["workload"]),
-            recipe_options="\n".join(clip(visible(f"{name}={value}")) for name, value in sorted(options.items())),
-            command=clip(visible(shlex.join(start["command"])), 4000),
-            environment=clip(
-                visible(f"Python {start['environment']['python']}, {about}, {start['environment']['device']}"), 4000
-            ),
-        )
-    except FileNotFoundError:
-        return RunStart()
-    except DamagedFileError as error:
-        return RunStart(damage=f"run.json is not read: {error}")
-    except KeyError as error:
-        return RunStart(damage=f"run.json is damaged: it has no {visible(str(error))}")
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return RunStart(damage="run.json is damaged: it is not what a run writes")
-
-
-def read_steps(folder: str, run_id: str) -> tuple[pd.DataFrame, str]:
-    """Return the steps and losses of a run's steps.csv, and what is wrong with the file, which is empty for a whole one."""
-    import numpy as np
-    import pandas as pd
-
-    steps, losses, n_bad = array("q"), array("d"), 0
-    damage = ""
-    try:
-        with run_file(folder, run_id, "steps.csv") as file:
-            lines = whole_lines(file)
-            header = next(lines, b"").rstrip(b"\r\n").split(b",")
-            if b"step" not in header or b"loss" not in header:
-                raise DamagedFileError("it has no columns step and loss" if header != [b""] else "it is empty")
-            i, j, n = header.index(b"step"), header.index(b"loss"), len(header)
-            for line in lines:
-                cells = line.split(b",")
-                try:
-                    step, loss = int(cells[i]), float(cells[j])
-                    if len(cells) != n or not 0 <= step <= NUMBER_MAX:
-                        raise ValueError
-                except (ValueError, IndexError):
-                    n_bad += 1
-                    continue
-                steps.append(step)
-                losses.append(loss if abs(loss) < NUMBER_MAX else math.nan)
-    except FileNotFoundError:
-        pass
-    except DamagedFileError as error:
-        damage = f"steps.csv is not read: {error}"
-    if n_bad:
-        damage = f"steps.csv has {n_bad:,} lines that are no rows"
-    frame = pd.DataFrame({"step": np.array(steps, dtype=np.int64), "loss": np.array(losses, dtype=float)})
-    return frame.drop_duplicates("step", keep="last"), damage

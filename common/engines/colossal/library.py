@@ -1,4 +1,4 @@
-"""Import Colossal-AI, quietly: its import takes seconds, and warns of much that does not matter here."""
+"""Import Colossal-AI once, without the warnings of its import that do not matter here."""
 
 from __future__ import annotations
 

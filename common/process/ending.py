@@ -103,18 +103,30 @@ def as_known(error: BaseException) -> GptscaleError | None:
         return PeerError(
             f"another rank died or fell silent ({first[:160]})", "in a collective", "see its own message above"
         )
-    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
+    if is_dead_data_worker(error):
         fix = "use fewer --num-workers, or 0, if memory ran out, or see what else ended it"
-        return DataError(f"a data worker died ({text.splitlines()[0][:160]})", "in --loader dataloader", fix)
+        first = text.splitlines()[0] if text else type(error).__name__
+        return DataError(f"a data worker died ({first[:160]})", "in --loader dataloader", fix)
     if is_out_of_memory(error):
         return GptscaleError(
             f"out of memory ({text.splitlines()[0][:160]})",
             "on this device",
             "lower --micro-batch-size, add --activation-checkpointing full, or use fsdp",
         )
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
         return StorageError(str(error), "in the results folder", "free space or point --out elsewhere")
     return None
+
+
+def is_dead_data_worker(error: BaseException) -> bool:
+    """Return whether an error means that a worker process of torch's DataLoader ended.
+
+    The loader says so itself, unless the broken connection to the worker is met before its death is known.
+    """
+    if isinstance(error, (ConnectionError, EOFError)):
+        frames = traceback.extract_tb(error.__traceback__)
+        return any(frame.filename.endswith("torch/utils/data/dataloader.py") for frame in frames)
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

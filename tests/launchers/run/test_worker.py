@@ -254,6 +254,22 @@ def test_errors_of_collectives_are_a_peers_and_those_of_data_workers_are_the_dat
     assert as_known(ValueError("a defect")) is None
 
 
+def test_a_connection_that_breaks_in_the_data_loader_is_a_dead_worker_and_no_full_disk():
+    """The loader meets the broken connection before it knows that the worker is dead: seen once in some hundred kills."""
+    source = "def get():\n    raise ConnectionResetError(104, 'Connection reset by peer')"
+    loader, elsewhere = {}, {}
+    exec(compile(source, "/site-packages/torch/utils/data/dataloader.py", "exec"), loader)
+    exec(compile(source, "/elsewhere.py", "exec"), elsewhere)
+    with pytest.raises(ConnectionResetError) as from_loader:
+        loader["get"]()
+    with pytest.raises(ConnectionResetError) as from_elsewhere:
+        elsewhere["get"]()
+    known = as_known(from_loader.value)
+    assert isinstance(known, DataError)
+    assert known.what == "a data worker died ([Errno 104] Connection reset by peer)"
+    assert as_known(from_elsewhere.value) is None
+
+
 @pytest.mark.parametrize(
     ("processes", "said", "expected"), [("1", None, CORES), ("2", None, max(1, CORES // 2)), ("1", "1", 1)]
 )

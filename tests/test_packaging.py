@@ -16,7 +16,7 @@ from gptscale.ops.build.sources import fingerprint
 
 pytestmark = pytest.mark.slow  # a wheel is built, and the operators are compiled
 ROOT = Path(__file__).parents[1]
-ROOMS = ("common", "launchers", "lenet", "ops", "recipes", "results")
+ROOMS = ("common", "foresight", "launchers", "lenet", "ops", "recipes", "results")
 
 
 def folders_with_modules():

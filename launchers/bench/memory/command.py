@@ -1,7 +1,8 @@
 """The command `gptscale bench memory`: the largest micro-batch of each model that fits one device, by each way to fit it.
 
-A way is a recipe, what blocks keep for backward, and the precision of AdamW's moments. A prediction (formula.py) says where to
-begin. Each try is a run of the product in a process of its own. docs/measurements/memory_ladder.md defines every figure.
+A way is a recipe, what blocks keep for backward, and the precision of AdamW's moments. A prediction
+(foresight/memory/closed_form.py) says where to begin. Each try is a run of the product in a process of its own.
+docs/measurements/memory_ladder.md defines every figure.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import MOMENT_BYTES
+from gptscale.foresight.memory.closed_form import RECIPES, WayToFit
 from gptscale.launchers.bench.measurement import print_written, tell, write_csv
-from gptscale.launchers.bench.memory.formula import RECIPES, WayToFit
 from gptscale.recipes import get
 from gptscale.results import render
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gptscale.common.measure.devices import device_name
+from gptscale.foresight.memory.closed_form import WayToFit
 from gptscale.launchers.bench.memory import trial as memory_trial
 from gptscale.launchers.bench.memory.command import MemoryLadderOptions, search, ways_of
-from gptscale.launchers.bench.memory.formula import WayToFit
 from gptscale.launchers.bench.memory.search import GIB, largest_batch, limits, resident
 from gptscale.launchers.bench.memory.trial import COLUMNS, Job, run_try
 from gptscale.launchers.cli import main

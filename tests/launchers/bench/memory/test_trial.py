@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from gptscale.common.process.ending import OUT_OF_MEMORY_SIGNS, report
-from gptscale.launchers.bench.memory.formula import WayToFit
+from gptscale.foresight.memory.closed_form import WayToFit
 from gptscale.launchers.bench.memory.trial import COLUMNS, Job, judge, run_try
 
 JOB = Job("tiny", WayToFit("single"), 64, "fp32", False, "cpu", "cpu: none", 3)

@@ -17,8 +17,8 @@ from gptscale.common.optim import blockwise
 from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.settings.run_config import MOMENT_BYTES
-from gptscale.launchers.bench.memory import formula as memory_formula
-from gptscale.launchers.bench.memory.formula import RECIPES, Need, Step, WayToFit, kept_per_token, need
+from gptscale.foresight.memory import closed_form
+from gptscale.foresight.memory.closed_form import RECIPES, Need, Step, WayToFit, kept_per_token, need
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
@@ -98,12 +98,12 @@ def test_what_a_block_keeps_is_what_autograd_saves():
 
 
 def test_constants_are_those_of_the_modules_that_import_torch():
-    assert memory_formula.LOGITS_BYTES == loss.LOGITS_BYTES
+    assert closed_form.LOGITS_BYTES == loss.LOGITS_BYTES
     assert MOMENT_BYTES["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, gptscale.launchers.bench.memory.formula; sys.exit('torch' in sys.modules)"
+    code = "import sys, gptscale.foresight.memory.closed_form; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

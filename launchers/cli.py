@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
 from gptscale.common.process.fork_server import declare_fresh
+from gptscale.common.process.mock import refuse_mock
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail
 
@@ -134,6 +135,7 @@ def _carry_out(words: Sequence[str]) -> int:
     if words[0] == "--version":
         print(f"gptscale {importlib.metadata.version('gptscale')}")
         return 0
+    refuse_mock(f"carry out {words[0][:20]}")
     return _start(COMMANDS, words, "gptscale COMMAND")
 
 

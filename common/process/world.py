@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.mock import refuse_mock
 from gptscale.common.process.progress import count_waits
 from gptscale.common.process.rendezvous import check_rendezvous, whole_number
 
@@ -46,6 +47,7 @@ class World:
         A process that none of them started is a world of one. device: auto (CUDA when it is there), cpu or cuda.
         timeout_s: None is the default of the device. Raises ConfigError if the device or a variable is missing.
         """
+        refuse_mock("train")
         wants_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
         if wants_cuda and not torch.cuda.is_available():
             raise ConfigError("no CUDA device is visible", "in --device cuda", "use --device cpu")

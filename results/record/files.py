@@ -17,6 +17,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gptscale.common.errors import StorageError
+from gptscale.common.process.mock import is_mock
 from gptscale.results.record.columns import SUMMARY_COLUMNS, summary_cells
 
 LOCK_WAIT_S = 60.0
@@ -40,6 +41,10 @@ def append_row(path: Path, columns: Sequence[str], cells: Sequence[str]) -> Path
     It is one write under a lock, and a torn last line is cut off first. Raises StorageError if the file has other columns,
     the lock stays taken or the disk is full or fails.
     """
+    if is_mock():
+        raise StorageError(
+            "CUDA is a mock, and its figures are none", f"in {path}", "use gptscale simulate, which leaves no row"
+        )
     line, header = csv_line(cells), csv_line(columns)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,178 @@
+"""Say to whom each allocation belongs: the module at work and the part of the step when it was made, and what it became.
+
+A part and a module are noted as the allocation is made. What a storage is (a parameter, a gradient, a moment, a gathered
+weight) is looked up where the engine has it: after it was built, before each optimizer step, and at the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from gptscale.common.engine import Engine
+from gptscale.common.state import local
+from gptscale.foresight.memory.counter import Counter
+
+PARAMETER, GRADIENT, STATE = "parameter", "gradient", "optimizer state"
+GATHERED, BUCKET, LOGITS = "gathered shard", "bucket", "logits and loss"
+# parts of a step
+BUILD, FORWARD, BACKWARD, OPTIMIZER = "build", "forward", "backward", "optimizer"
+WRAPPERS = re.compile(r"(module|_fsdp_wrapped_module|_orig_mod|_forward_module)\.|\b\d+\.(?=blocks\.|ln_f|wte|wpe)")
+
+
+class Owners:
+    """What is known of allocations while they are logged.
+
+    places: for each number that the counter logs, the part of the step and the module. labels: (time, address, what) for
+    storages that were recognised. marks: (time, part) where a part of a step begins.
+    """
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
+        self.places: list[tuple[str, str]] = []
+        self.labels: list[tuple[int, int, str]] = []
+        self.marks: list[tuple[int, str]] = []
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._names: dict[int, str] = {}
+        self._modules: list[str] = []
+        self._part = BUILD
+        self._is_parameter: set[int] = set()
+        self._tell()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note modules and backward passes while the body runs."""
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def run_backward(*arguments: Any, **options: Any) -> Any:
+            with self.part(BACKWARD):
+                return run(*arguments, **options)
+
+        torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+            for hook in hooks:
+                hook.remove()
+
+    @contextmanager
+    def part(self, part: str) -> Iterator[None]:
+        """Note that `part` of the step is at work."""
+        before, modules = self._part, self._modules
+        self._part, self._modules = part, []
+        self.marks.append((self.counter.now(), part))
+        self._tell()
+        try:
+            yield
+        finally:
+            self._part, self._modules = before, modules
+            self.marks.append((self.counter.now(), before))
+            self._tell()
+
+    def of_engine(self, engine: Engine) -> None:
+        """Name the modules of a built engine, and watch its optimizer's step."""
+        if (model := model_of(engine)) is not None:
+            self._names = {id(module): plain_name(name) for name, module in model.named_modules()}
+        self.label_state(engine)
+        stepper: Any = getattr(engine, "optimizer", None)
+        if stepper is None:
+            return
+        step: Callable[..., Any] = stepper.step
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            self.label_gradients(engine)
+            with self.part(OPTIMIZER):
+                return step(*arguments, **options)
+
+        stepper.step = watched
+
+    def label_state(self, engine: Engine) -> None:
+        """Recognise the parameters, and what optimizers hold beside them."""
+        parameters = {address(p) for p in _parameters(engine)} - {0}
+        self._is_parameter |= parameters
+        self._label(parameters, PARAMETER)
+        states: set[int] = set()
+        for optimizer in (o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)):
+            for group in optimizer.param_groups:
+                states |= {address(p) for p in group["params"]}
+            states |= {address(t) for state in optimizer.state.values() for t in _tensors(state)}
+        self._label(states - parameters - {0}, STATE)
+
+    def label_gradients(self, engine: Engine) -> None:
+        """Recognise the gradients that the parameters have now."""
+        self._label({address(p.grad) for p in _parameters(engine) if p.grad is not None} - {0}, GRADIENT)
+
+    def seen_by_group(self, what: str, tensor: Tensor) -> None:
+        """Recognise the tensors of a collective: what is gathered, and buckets that are summed."""
+        self._label([address(tensor)], GATHERED if what == "received" else BUCKET)
+
+    def _label(self, addresses: Iterable[int], what: str) -> None:
+        now = self.counter.now()
+        self.labels += [(now, place, what) for place in addresses]
+
+    def _enter(self, module: nn.Module, inputs: object) -> None:
+        self._modules.append(self._names.get(id(module), type(module).__name__))
+        # What a strategy has gathered for this module stands in the place of its shards.
+        places = {address(p) for p in module._parameters.values() if p is not None}
+        self._label(places - self._is_parameter - {0}, GATHERED)
+        self._tell()
+
+    def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
+        if self._modules:
+            self._modules.pop()
+        self._tell()
+
+    def _tell(self) -> None:
+        place = (self._part, self._modules[-1] if self._modules else "")
+        if place not in self._numbers:
+            self._numbers[place] = len(self.places)
+            self.places.append(place)
+        self.counter.set_owner(self._numbers[place])
+
+
+def plain_name(name: str) -> str:
+    """Return a module's name in the whole model, without the wrappers of a strategy."""
+    return WRAPPERS.sub("", name + ".").removesuffix(".")
+
+
+def address(tensor: Tensor) -> int:
+    """Return where a tensor's storage begins, or 0 if it has no memory. Of a DTensor it is that of its shard."""
+    own = local(tensor)
+    if own.device.type == "meta":
+        return 0
+    try:
+        return int(own.untyped_storage().data_ptr())
+    except RuntimeError:  # a library's stand-in for a tensor
+        return 0
+
+
+def model_of(engine: Engine) -> nn.Module | None:
+    """Return the module that an engine trains, in whatever wrapper, or None if it has none of torch's."""
+    model: Any = getattr(engine, "model", None) or getattr(engine, "boosted", None)
+    return model if isinstance(model, nn.Module) else None
+
+
+def _parameters(engine: Engine) -> Iterable[Tensor]:
+    model = model_of(engine)
+    yield from model.parameters() if model is not None else ()
+
+
+def _tensors(state: Any) -> Iterator[Tensor]:
+    """Yield the tensors in an optimizer's state of one parameter, however deep."""
+    for value in state.values() if isinstance(state, dict) else state:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (dict, list, tuple)):
+            yield from _tensors(value)

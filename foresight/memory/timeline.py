@@ -1,0 +1,153 @@
+"""What lived when, and whose it was: the log of a counter, read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gptscale.foresight.memory.owners import (
+    BACKWARD,
+    BUILD,
+    FORWARD,
+    GRADIENT,
+    LOGITS,
+    OPTIMIZER,
+    PARAMETER,
+    STATE,
+    Owners,
+)
+
+ACTIVATION, UNDER_WAY, STEPPING, OTHER = "activation", "under way in backward", "under way in the optimizer", "other"
+# Every label, the surest first: an allocation with two labels is the first of them.
+ORDER = (PARAMETER, STATE, GRADIENT)
+# A module of the head by its name, or by its class in a recipe that has none of our names.
+BLOCK_NUMBER = re.compile(r"\.\d+\b")
+HEAD = re.compile(r"(^|\.)(loss|lm_head)$|CrossEntropy")
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """One entry for each allocation: when it was made and freed (by the counter's time), its bytes, and its owner."""
+
+    born: np.ndarray
+    died: np.ndarray
+    nbytes: np.ndarray
+    owner: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The memory of one process from before its engine was built to the end of its last step.
+
+    times: events in all. marks: (time, part) where a part begins. steps: the time when each step begins.
+    """
+
+    allocations: Allocations
+    times: int
+    marks: list[tuple[int, str]]
+    steps: list[int]
+
+    @cached_property
+    def total(self) -> np.ndarray:
+        """Return the bytes that live after each event."""
+        change = np.zeros(self.times + 1, dtype=np.int64)
+        np.add.at(change, self.allocations.born, self.allocations.nbytes)
+        np.add.at(change, self.allocations.died, -self.allocations.nbytes)
+        return np.cumsum(change[: self.times])
+
+    @property
+    def peak_at(self) -> int:
+        """Return the time of the peak."""
+        return int(np.argmax(self.total))
+
+    @property
+    def peak(self) -> int:
+        """Return the most bytes that lived at once."""
+        return int(self.total.max(initial=0))
+
+    def peak_of(self, begin: int, end: int | None = None) -> int:
+        """Return the most bytes that lived at once between two times."""
+        return int(self.total[begin:end].max(initial=0))
+
+    def by_owner(self, time: int) -> dict[str, int]:
+        """Return the bytes that lived at `time` by their owner, the largest first."""
+        a = self.allocations
+        found: dict[str, int] = {}
+        for i in np.flatnonzero((a.born <= time) & (a.died > time)):
+            found[a.owner[i]] = found.get(a.owner[i], 0) + int(a.nbytes[i])
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def part_at(self, time: int) -> str:
+        """Return the part of the step in which `time` lies."""
+        return next((part for begin, part in reversed(self.marks) if begin <= time), BUILD)
+
+    def curves(self, begin: int, end: int) -> dict[str, np.ndarray]:
+        """Return the bytes after each event between two times, for each kind of owner."""
+        a = self.allocations
+        kinds = np.array([kind_of(owner) for owner in a.owner])
+        curves = {}
+        for kind in dict.fromkeys(kinds.tolist()):
+            change = np.zeros(self.times + 1, dtype=np.int64)
+            chosen = kinds == kind
+            np.add.at(change, a.born[chosen], a.nbytes[chosen])
+            np.add.at(change, a.died[chosen], -a.nbytes[chosen])
+            curves[str(kind)] = np.cumsum(change)[begin:end]
+        return curves
+
+
+def kind_of(owner: str) -> str:
+    """Return an owner without the module, so that all activations are one kind."""
+    return owner.partition(" of ")[0]
+
+
+def read_timeline(log: np.ndarray, owners: Owners, steps: list[int]) -> Timeline:
+    """Return the timeline of a log, an array of (address, signed bytes, number of the place), with what `owners` noted."""
+    live: dict[int, int] = {}
+    born: list[int] = []
+    died: list[int] = []
+    labels: list[str] = []
+    noted, i = owners.labels, 0
+    for time, (place, nbytes, _) in enumerate(log.tolist()):
+        while i < len(noted) and noted[i][0] <= time:
+            _note(live, labels, noted[i])
+            i += 1
+        if nbytes > 0:
+            live[place] = len(born)
+            born.append(time)
+            died.append(len(log))
+            labels.append("")
+        elif place in live:
+            died[live.pop(place)] = time
+    for note in noted[i:]:
+        _note(live, labels, note)
+    times = np.array(born, dtype=np.int64)
+    where = [owners.places[int(log[time, 2])] for time in born]
+    ends = np.array(died, dtype=np.int64)
+    found = zip(labels, where, died, strict=True)
+    owner = [label or _owner(*place, alive=end == len(log)) for label, place, end in found]
+    return Timeline(Allocations(times, ends, log[times, 1], owner), len(log), owners.marks, steps)
+
+
+def _note(live: dict[int, int], labels: list[str], note: tuple[int, int, str]) -> None:
+    _, place, label = note
+    if place in live:
+        before = labels[live[place]]
+        if before not in ORDER or (label in ORDER and ORDER.index(label) < ORDER.index(before)):
+            labels[live[place]] = label
+
+
+def _owner(part: str, module: str, *, alive: bool) -> str:
+    """Return the owner of an allocation that nobody recognised, from where it was made."""
+    if HEAD.search(module):
+        return LOGITS
+    if part == OPTIMIZER:
+        return STATE if alive else STEPPING
+    if part == BACKWARD and not module:
+        return UNDER_WAY
+    if part in (FORWARD, BACKWARD) and module:
+        return f"{ACTIVATION} of {BLOCK_NUMBER.sub('.*', module)}"
+    return OTHER

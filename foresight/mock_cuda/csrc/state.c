@@ -1,0 +1,176 @@
+/* The device that is played, its memory, and the list of what was asked of it. */
+#define _GNU_SOURCE
+#include "mock.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Device played;
+__thread int current_device = 0;
+
+static long long setting(const char *name, long long otherwise) {
+    const char *text = getenv(name);
+    return text && *text ? atoll(text) : otherwise;
+}
+
+/* The environment describes the device, see foresight/mock_cuda/devices.py. Without it the mock shows no device at all. */
+__attribute__((constructor)) static void read_device(void) {
+    const char *name = getenv("GPTSCALE_MOCK_NAME");
+    snprintf(played.name, sizeof played.name, "mock of %s", name ? name : "nothing");
+    played.devices = name ? (int)setting("GPTSCALE_MOCK_DEVICES", 1) : 0;
+    played.version = (int)setting("GPTSCALE_MOCK_VERSION", 13000);
+    played.major = (int)setting("GPTSCALE_MOCK_MAJOR", 9);
+    played.minor = (int)setting("GPTSCALE_MOCK_MINOR", 0);
+    played.multiprocessors = (int)setting("GPTSCALE_MOCK_MULTIPROCESSORS", 132);
+    played.threads_per_multiprocessor = (int)setting("GPTSCALE_MOCK_THREADS", 2048);
+    played.blocks_per_multiprocessor = (int)setting("GPTSCALE_MOCK_BLOCKS", 32);
+    played.shared_per_block = (int)setting("GPTSCALE_MOCK_SHARED_BLOCK", 232448);
+    played.shared_per_multiprocessor = (int)setting("GPTSCALE_MOCK_SHARED_MULTIPROCESSOR", 233472);
+    played.l2_bytes = (int)setting("GPTSCALE_MOCK_L2", 50 << 20);
+    played.bus_bits = (int)setting("GPTSCALE_MOCK_BUS", 5120);
+    played.memory = (size_t)setting("GPTSCALE_MOCK_MEMORY", 80ll << 30);
+}
+
+const Device *device(void) { return &played; }
+
+uintptr_t new_handle(void) {
+    static uintptr_t next = 0x1000;
+    return __sync_fetch_and_add(&next, 16);
+}
+
+/* ---- memory ---- */
+
+enum { BUCKETS = 4096 };
+static Block *blocks[BUCKETS];
+static size_t in_use[MAX_DEVICES], in_use_peak[MAX_DEVICES], pinned, pinned_peak;
+
+static unsigned bucket_of(uintptr_t address) { return (unsigned)((address >> 12) % BUCKETS); }
+
+static void keep(uintptr_t address, size_t bytes, int kind) {
+    Block *block = malloc(sizeof *block);
+    *block = (Block){address, bytes, kind, current_device, blocks[bucket_of(address)]};
+    blocks[bucket_of(address)] = block;
+}
+
+void *take(size_t bytes, int kind) {
+    /* CUDA gives out whole pages of 2 MiB; small requests share one, which matters little here. */
+    size_t page = kind == ON_DEVICE ? 2u << 20 : 4096, whole = (bytes + page - 1) / page * page;
+    size_t mapped = kind == ON_DEVICE ? whole + page : whole;
+    if (!bytes) return NULL;
+    pthread_mutex_lock(&lock);
+    void *address = NULL;
+    if (kind == PINNED || in_use[current_device] + whole <= played.memory) {
+        address = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (address == MAP_FAILED) address = NULL;
+    }
+    if (address) {
+        if (kind == ON_DEVICE) { /* aligned to its page, as the device's memory is */
+            uintptr_t start = ((uintptr_t)address + page - 1) / page * page;
+            if (start > (uintptr_t)address) munmap(address, start - (uintptr_t)address);
+            munmap((void *)(start + whole), (uintptr_t)address + mapped - start - whole);
+            address = (void *)start;
+        }
+        size_t *now = kind == PINNED ? &pinned : &in_use[current_device];
+        size_t *peak = kind == PINNED ? &pinned_peak : &in_use_peak[current_device];
+        *now += whole;
+        if (*now > *peak) *peak = *now;
+        keep((uintptr_t)address, whole, kind);
+    }
+    pthread_mutex_unlock(&lock);
+    return address;
+}
+
+int give_back(void *address) {
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (Block **at = &blocks[bucket_of((uintptr_t)address)]; *at; at = &(*at)->next) {
+        Block *block = *at;
+        if (block->address != (uintptr_t)address) continue;
+        *at = block->next;
+        if (block->kind != REGISTERED) munmap(address, block->bytes);
+        if (block->kind == ON_DEVICE) in_use[block->device] -= block->bytes;
+        else pinned -= block->bytes;
+        free(block);
+        found = 1;
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+int find_block(const void *pointer, Block *found) {
+    uintptr_t address = (uintptr_t)pointer;
+    int is_found = 0;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < BUCKETS && !is_found; i++)
+        for (Block *block = blocks[i]; block; block = block->next)
+            if (address >= block->address && address < block->address + block->bytes) {
+                *found = *block;
+                is_found = 1;
+                break;
+            }
+    pthread_mutex_unlock(&lock);
+    return is_found;
+}
+
+/* Memory of the host that a program pins after it has allocated it. */
+API int mock_register(void *address, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    keep((uintptr_t)address, bytes, REGISTERED);
+    pinned += bytes;
+    if (pinned > pinned_peak) pinned_peak = pinned;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+size_t bytes_in_use(int number) { return in_use[number]; }
+API size_t mock_peak_bytes(int number) { return in_use_peak[number]; }
+API size_t mock_pinned_bytes(void) { return pinned; }
+API size_t mock_pinned_peak_bytes(void) { return pinned_peak; }
+
+void copy(void *to, const void *from, size_t bytes) {
+    if (to && from && bytes <= SMALL_COPY) memmove(to, from, bytes);
+}
+
+/* ---- what was asked ---- */
+
+static FILE *list;
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Write the list to a file from now on, one line of tab-separated fields each; NULL ends it. */
+API void mock_list(const char *path) {
+    pthread_mutex_lock(&lock);
+    if (list) fclose(list);
+    list = path ? fopen(path, "w") : NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+void note(const char *kind, const void *stream, const char *name, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+    if (!list) return;
+    pthread_mutex_lock(&lock);
+    if (list)
+        fprintf(list, "%.9f\t%s\t%llx\t%s\t%llu\t%llu\t%llu\t%llu\n", seconds(), kind, (unsigned long long)(uintptr_t)stream,
+                name ? name : "?", (unsigned long long)a, (unsigned long long)b, (unsigned long long)c, (unsigned long long)d);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Where the program's own marks (a step begins, a module is entered) join the list. */
+API void mock_mark(const char *name) { note("mark", NULL, name, 0, 0, 0, 0); }
+
+API int mock_is_loaded(void) { return 1; }
+
+int missing(const char *name, int error) {
+    static __thread const char *last;
+    if (last != name) fprintf(stderr, "gptscale: mock of CUDA: the program called %s, which the mock lacks\n", name);
+    last = name;
+    return error;
+}

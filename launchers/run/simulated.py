@@ -1,0 +1,145 @@
+"""One rank of a world that is not there, under the mock of CUDA: a run's own program, of which only the memory is kept.
+
+`gptscale simulate` starts this as a process of its own. It trains for a few steps as a run does, with the run's data, engine and
+loop, and leaves what the allocator did and what the device was asked to do in a folder. Losses and times are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptscale.common.data.loader import Prefetcher
+from gptscale.common.engine import StepResult
+from gptscale.common.errors import GptscaleError
+from gptscale.common.process.begin import begin_process, share_cores
+from gptscale.common.process.ending import is_out_of_memory, report
+from gptscale.common.process.mock import simulating
+from gptscale.common.process.world import World
+from gptscale.common.train import train
+from gptscale.foresight.memory.owners import FORWARD, Owners
+from gptscale.foresight.memory.saved import save_timeline
+from gptscale.foresight.memory.timeline import read_timeline
+from gptscale.foresight.mock_cuda import library
+from gptscale.foresight.mock_cuda.counter import CudaCounter
+from gptscale.foresight.mock_cuda.world import lone_group
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import Plan, preflight
+from gptscale.recipes import get
+
+# The first step makes the optimizer's state. From the second on all steps are alike, but for buckets that DDP orders anew once.
+STEPS = 3
+OOM_EXIT_STATUS = 7
+
+
+class StepMarks:
+    """The loop's observer: it notes where steps begin, and reads nothing from the device."""
+
+    def __init__(self, counter: CudaCounter) -> None:
+        self.counter = counter
+        self.begins: list[int] = []
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        library.mark(f"step {len(self.begins)}")
+        self.begins.append(self.counter.now())
+        yield
+
+    def step(self, step: int, lr: float, result: StepResult) -> bool:
+        library.mark("step ends")
+        return False
+
+    def evaluated(self, step: int, loss: torch.Tensor) -> None: ...
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        yield
+
+
+def main(argv: list[str]) -> int:
+    """Simulate the rank that the environment names.
+
+    argv: the folder for the results, the recipe, and the run's options.
+    """
+    folder, recipe, *words = argv
+    begin_process()
+    with simulating():
+        try:
+            config, recipe_config = parse_run(recipe, words)
+            plan = preflight(recipe, config, recipe_config, World.from_environment("cuda", config.dist_timeout_s))
+        except GptscaleError as error:
+            print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+            return 2
+        share_cores()
+        return _simulate(plan, Path(folder))
+
+
+def _simulate(plan: Plan, folder: Path) -> int:
+    run = plan.run
+    counter = CudaCounter(run.world.device)
+    owners = Owners(counter)
+    marks = StepMarks(counter)
+    facts: dict[str, Any] = {"recipe": run.recipe, "rank": run.world.rank, "world_size": run.world.world_size}
+    status = 0
+    with ExitStack() as stack:
+        stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
+        torch.cuda.init()
+        stack.enter_context(library.listing(folder / "calls.tsv"))
+        try:
+            with counter.counting(), owners.watching():
+                engine = get(run.recipe).load().build(run, plan.recipe_config)
+                stack.callback(engine.close)
+                owners.of_engine(engine)
+                batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
+                data = stack.enter_context(closing(Prefetcher(batches, run.world.device)))
+                with owners.part(FORWARD):
+                    train(engine, data, marks, lr_at=run.lr_at, start=0, steps=STEPS)
+                owners.label_state(engine)
+        except BaseException as error:
+            if is_out_of_memory(error):
+                facts["out_of_memory"] = str(error).splitlines()[0]
+                status = OOM_EXIT_STATUS
+            else:
+                _, status = report(error, run.world.rank)
+                stack.pop_all()
+                return status
+    timeline = read_timeline(counter.events(), owners, marks.begins)
+    device = run.world.device.index or 0
+    facts |= {
+        "device": torch.cuda.get_device_name(run.world.device),
+        "device_memory": torch.cuda.get_device_properties(run.world.device).total_memory,
+        "peak_allocated": torch.cuda.max_memory_allocated(run.world.device),
+        "peak_reserved": torch.cuda.max_memory_reserved(run.world.device),
+        "peak_taken": library.device_peak_bytes(device),
+        "peak_pinned": library.pinned_peak_bytes(),
+        "peak_host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_counted": timeline.peak,
+        "peak_part": timeline.part_at(timeline.peak_at),
+        "peak_by_owner": timeline.by_owner(timeline.peak_at),
+    }
+    (folder / "facts.json").write_text(json.dumps(facts))
+    save_timeline(timeline, folder / "timeline.npz")
+    return status
+
+
+@contextmanager
+def closing(data: Prefetcher) -> Iterator[Prefetcher]:
+    """Hold the reader of the data, without a warning for what it still reads ahead."""
+    with data:
+        yield data
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of libraries wait for peers that are not there.
+    os._exit(status)

@@ -56,6 +56,10 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "launchers.commands.soak",
         "gptscale soak [--minutes 30] [--recipes A,B]: break runs at random, resume them, and prove that nothing is lost.",
     ),
+    "simulate": (
+        "launchers.commands.simulate",
+        "gptscale simulate RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
+    ),
     "trace": (
         "launchers.commands.trace_pipeline",
         "gptscale trace [--schedules A,B] [--nproc N] [options]: a picture of each pipeline schedule, from real steps.",

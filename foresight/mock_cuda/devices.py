@@ -51,9 +51,7 @@ DEVICES = {
 def device_named(name: str) -> MockDevice:
     """Return a device of the table, or raise ConfigError with the nearest name."""
     if name not in DEVICES:
-        raise ConfigError(
-            f"unknown device {name!r}{did_you_mean(name, DEVICES)}", "in --as", f"use one of {', '.join(DEVICES)}"
-        )
+        raise ConfigError(f"unknown device {name!r}", "in --as", did_you_mean(name, DEVICES))
     return DEVICES[name]
 
 

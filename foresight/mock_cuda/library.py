@@ -46,6 +46,11 @@ def device_peak_bytes(device: int) -> int:
     return int(_library().mock_peak_bytes(device))
 
 
+def communicators() -> int:
+    """Return how many groups of two or more ranks have a communicator of NCCL."""
+    return int(_library().mock_communicators())
+
+
 def mark(name: str) -> None:
     """Write a mark into the list of calls."""
     _library().mock_mark(name.encode())

@@ -26,7 +26,7 @@ _stores: list[dist.Store] = []
 
 
 class LoneStore(dist.Store):
-    """A store in which every key is there: what this rank has set, and zeros of the length of NCCL's identifier otherwise."""
+    """A store that never waits: it gives what this rank has set, and otherwise zeros of the length of NCCL's identifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,8 @@ class LoneStore(dist.Store):
     def wait(self, *keys_and_timeout: Any) -> None: ...
 
     def check(self, keys: list[str]) -> bool:
-        return True
+        # NCCL's watchdog looks for the key of a peer that failed.
+        return all(key in self.values for key in keys)
 
     def delete_key(self, key: str) -> bool:
         return self.values.pop(key, None) is not None

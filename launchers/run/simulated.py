@@ -114,6 +114,7 @@ def _simulate(plan: Plan, folder: Path) -> int:
     timeline = read_timeline(counter.events(), owners, marks.begins)
     device = run.world.device.index or 0
     facts |= {
+        "communicators": library.communicators(),
         "device": torch.cuda.get_device_name(run.world.device),
         "device_memory": torch.cuda.get_device_properties(run.world.device).total_memory,
         "peak_allocated": torch.cuda.max_memory_allocated(run.world.device),

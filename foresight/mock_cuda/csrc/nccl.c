@@ -9,7 +9,11 @@ typedef struct { char bytes[128]; } UniqueId;
 static const int BYTES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1}; /* of a number of each of NCCL's types */
 static size_t size_of(size_t count, int type) { return count * (size_t)(type >= 0 && type < 12 ? BYTES[type] : 1); }
 
+static int communicators = 0; /* of more than one rank: each has buffers on the device, which torch does not know of */
+API int mock_communicators(void) { return communicators; }
+
 static int begin(Comm **comm, int ranks, int rank) {
+    if (ranks > 1) __sync_fetch_and_add(&communicators, 1);
     *comm = malloc(sizeof **comm);
     **comm = (Comm){ranks, rank, current_device, 0};
     return SUCCESS;
@@ -23,12 +27,8 @@ API int ncclCommInitAll(Comm **comms, int count, const int *devices) {
     for (int i = 0; i < count; i++) begin(&comms[i], count, i);
     return SUCCESS;
 }
-/* How many ranks share a color is not known to one rank. The caller sets it, see foresight/mock_cuda/world.py. */
-static int split_ranks = 0, split_rank = 0;
-API void mock_nccl_split(int ranks, int rank) { split_ranks = ranks; split_rank = rank; }
-API int ncclCommSplit(Comm *comm, int color, int key, Comm **out, void *config) {
-    return begin(out, split_ranks ? split_ranks : comm->ranks, split_ranks ? split_rank : key);
-}
+/* How many ranks share a color is not known to one rank. No group is split: world.py makes each group anew. */
+API int ncclCommSplit(Comm *comm, int color, int key, Comm **out, void *config) { return missing("ncclCommSplit", 3); }
 API int ncclCommShrink(Comm *comm, int *excluded, int count, Comm **out, void *config, int flags) { return begin(out, comm->ranks - count, comm->rank); }
 API int ncclCommFinalize(Comm *comm) { return SUCCESS; }
 API int ncclCommDestroy(Comm *comm) { free(comm); return SUCCESS; }

@@ -1,0 +1,141 @@
+"""What a simulation tells: a table of the memory by owner, `simulation.json`, and a picture of the memory over a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gptscale.foresight.memory.constants import Constant
+from gptscale.foresight.memory.timeline import ACTIVATION, OTHER, Timeline
+from gptscale.results.render import subplots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GIB = 2**30
+# A curve needs no more points than a picture has columns.
+POINTS = 2000
+COLOURS = {
+    "parameter": "#4c72b0",
+    "optimizer state": "#8172b3",
+    "gradient": "#c44e52",
+    "gathered shard": "#64b5cd",
+    "bucket": "#937860",
+    "activation": "#55a868",
+    "logits and loss": "#ccb974",
+    "under way in backward": "#da8bc3",
+    "under way in the optimizer": "#8c8c8c",
+    "other": "#bbbbbb",
+}
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """The memory of one rank, in bytes.
+
+    allocated, reserved: the peaks of torch's allocator; on a CPU, which has none, both are the peak of live tensors.
+    capacity: of the device, or None where nothing is known. pinned: host memory pinned for the device. constants: what lies
+    beside the allocator. out_of_memory: the allocator's message, if the memory ended.
+    """
+
+    rank: int
+    timeline: Timeline
+    allocated: int
+    reserved: int
+    capacity: int | None = None
+    pinned: int = 0
+    host: int | None = None
+    constants: Sequence[Constant] = ()
+    out_of_memory: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def needed(self) -> int:
+        """Return what the device must hold: what torch reserves, and the constants."""
+        return self.reserved + sum(constant.nbytes for constant in self.constants)
+
+    @property
+    def fits(self) -> bool | None:
+        """Return whether the device holds it, or None if the device is not known."""
+        if self.out_of_memory:
+            return False
+        return None if self.capacity is None else self.needed <= self.capacity
+
+    def rounding(self) -> int:
+        """Return what the allocator's blocks hold at the peak beyond what was asked for."""
+        return max(0, self.allocated - self.timeline.peak)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures in JSON's types."""
+        timeline = self.timeline
+        return {
+            "rank": self.rank,
+            "peak_allocated_bytes": self.allocated,
+            "peak_reserved_bytes": self.reserved,
+            "peak_part": timeline.part_at(timeline.peak_at),
+            "peak_by_owner_bytes": {**timeline.by_owner(timeline.peak_at), "rounding of blocks": self.rounding()},
+            "fragmentation": 1 - self.allocated / self.reserved if self.reserved else 0.0,
+            "capacity_bytes": self.capacity,
+            "outside_of_torch_bytes": {constant.name: constant.nbytes for constant in self.constants},
+            "needed_bytes": self.needed,
+            "fits": self.fits,
+            "out_of_memory": self.out_of_memory,
+            "pinned_bytes": self.pinned,
+            "host_bytes": self.host,
+            **self.extra,
+        }
+
+
+def merged(by_owner: dict[str, int]) -> dict[str, int]:
+    """Return the bytes by owner with the activations of all modules in one, the largest first."""
+    found: dict[str, int] = {}
+    for owner, nbytes in by_owner.items():
+        kind = owner.partition(" of ")[0]
+        found[kind] = found.get(kind, 0) + nbytes
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def filled_by(memory: RankMemory, most: int = 3) -> str:
+    """Return what fills the peak, in a few words: the largest owners with their GiB."""
+    owners = merged(memory.timeline.by_owner(memory.timeline.peak_at))
+    words = [f"{owner}{'s' if owner == ACTIVATION else ''} {nbytes / GIB:.1f} GiB" for owner, nbytes in owners.items()]
+    return ", ".join(words[:most])
+
+
+def draw(ranks: Sequence[RankMemory], title: str) -> Figure:
+    """Draw the memory over the last step by owner, of each rank beside the others, on one scale."""
+    figure, axes = subplots(1, len(ranks), (4.5 + 4.0 * len(ranks), 4.4), sharey=True)
+    figure.suptitle(title, fontsize=10, x=0.01, horizontalalignment="left")
+    kinds = [kind for kind in COLOURS if any(kind in _curves(rank) for rank in ranks)]
+    for axis, rank in zip(axes[0], ranks, strict=True):
+        curves = _curves(rank)
+        length = max((len(curve) for curve in curves.values()), default=0)
+        stacked = [curves.get(kind, np.zeros(length)) / GIB for kind in kinds]
+        axis.stackplot(np.arange(length), *stacked, colors=[COLOURS[kind] for kind in kinds], labels=kinds, linewidth=0)
+        axis.axhline(rank.reserved / GIB, color="black", linestyle="--", linewidth=0.8, label="reserved at most")
+        if rank.capacity is not None:
+            axis.axhline(rank.capacity / GIB, color="red", linewidth=0.8, label="the device")
+        axis.set_title(f"rank {rank.rank}: peak {rank.allocated / GIB:.2f} GiB", fontsize=9)
+        axis.set_xlabel("allocations and releases of one step, in turn", fontsize=8)
+        axis.set_xticks([])
+        axis.margins(x=0)
+    axes[0][0].set_ylabel("GiB")
+    handles, labels = axes[0][-1].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
+def _curves(rank: RankMemory) -> dict[str, np.ndarray]:
+    """Return the curves of the last step, thinned so that each point is the one of the highest total around it."""
+    timeline = rank.timeline
+    begin = timeline.steps[-1] if timeline.steps else 0
+    curves = {
+        kind if kind in COLOURS else OTHER: curve for kind, curve in timeline.curves(begin, timeline.times).items()
+    }
+    total = timeline.total[begin : timeline.times]
+    every = max(1, len(total) // POINTS)
+    chosen = [i + int(np.argmax(total[i : i + every])) for i in range(0, len(total), every)]
+    return {kind: curve[chosen] for kind, curve in curves.items()}

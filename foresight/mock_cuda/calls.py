@@ -1,0 +1,123 @@
+"""What one step asks of the device: kernels, products, collectives and copies, and how long the host takes to ask."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gptscale.foresight.mock_cuda.library import Call
+
+DEMANGLE_TIMEOUT_S = 60
+# What stands around the part of a kernel's name that says what it does.
+NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::|\(.*$")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of (m, k) by (k, n), `batch` of them at once, asked `count` times in a step."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of `ranks` ranks on a stream of its own, asked `count` times in a step.
+
+    nbytes: of the whole tensor; what a ring sends follows from it and from `ranks`.
+    """
+
+    name: str
+    nbytes: int
+    ranks: int
+    stream: int
+    count: int
+
+
+@dataclass(frozen=True)
+class StepCalls:
+    """One step, after the first.
+
+    host_s: the least time that the host took to ask for a step. The device is idle where it needs less.
+    kernels: how often each is launched, by name. copied: bytes by direction.
+    """
+
+    host_s: float
+    kernels: dict[str, int]
+    products: list[Product]
+    collectives: list[Collective]
+    copied: dict[str, int]
+
+    @property
+    def launches(self) -> int:
+        """Return how many pieces of work a step gives the device."""
+        return sum(self.kernels.values()) + sum(each.count for each in (*self.products, *self.collectives))
+
+    @property
+    def product_flops(self) -> int:
+        """Return the floating-point operations of the products, two for each multiplication."""
+        return sum(2 * p.m * p.n * p.k * p.batch * p.count for p in self.products)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it in JSON's types."""
+        return {"launches": self.launches, "product_flops": self.product_flops, **asdict(self)}
+
+
+def last_step(calls: Sequence[Call]) -> StepCalls:
+    """Return what the last whole step asked, or raise ValueError if there is none."""
+    begins = [
+        i
+        for i, call in enumerate(calls)
+        if call.kind == "mark" and call.name.startswith("step ") and call.name != "step ends"
+    ]
+    ends = [i for i, call in enumerate(calls) if call.kind == "mark" and call.name == "step ends"]
+    steps = list(zip(begins, ends, strict=False))
+    if not steps:
+        raise ValueError("no step has ended")
+    # The first step makes the optimizer's state, and compiles.
+    host_s = min(calls[end].time_s - calls[begin].time_s for begin, end in steps[1:] or steps)
+    asked = calls[steps[-1][0] + 1 : steps[-1][1]]
+    streams = {stream: number for number, stream in enumerate(dict.fromkeys(call.stream for call in asked))}
+    products = Counter(call.sizes for call in asked if call.kind == "product")
+    collectives = Counter((c.name, c.sizes[0], c.sizes[1], streams[c.stream]) for c in asked if c.kind == "collective")
+    copied: Counter[str] = Counter()
+    for call in asked:
+        if call.kind == "copy":
+            copied[call.name] += call.sizes[0]
+    kernels = Counter(readable(call.name for call in asked if call.kind == "kernel"))
+    return StepCalls(
+        host_s,
+        dict(kernels.most_common()),
+        [Product(*sizes, count) for sizes, count in products.most_common()],
+        [Collective(*facts, count) for facts, count in collectives.most_common()],
+        dict(copied),
+    )
+
+
+def readable(names: Iterable[str]) -> list[str]:
+    """Return kernels' names without what a C++ compiler made of them, as far as c++filt is here."""
+    mangled = list(names)
+    filt = shutil.which("c++filt")
+    if filt is None or not mangled:
+        return mangled
+    once = sorted(set(mangled))
+    output = subprocess.run(
+        [filt], input="\n".join(once), capture_output=True, text=True, timeout=DEMANGLE_TIMEOUT_S, check=False
+    )
+    plain = dict(zip(once, output.stdout.splitlines(), strict=False))
+    return [_short(plain.get(name, name)) for name in mangled]
+
+
+def _short(name: str) -> str:
+    """Return what a kernel does, without its namespaces and arguments."""
+    inner = re.search(r"(\w+_kernel_cuda|\w*[Ff]unctor\w*|\w+Op)\b", name)
+    outer = NOISE.sub("", name).split("<")[0].split("(")[0]
+    return f"{outer}: {inner[1]}" if inner and inner[1] not in outer else outer

@@ -1,0 +1,187 @@
+"""`gptscale simulate`: what one rank of any world needs in memory, on a machine without that world."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import check_range
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
+from gptscale.foresight.mock_cuda.calls import StepCalls
+from gptscale.foresight.mock_cuda.devices import device_named
+from gptscale.launchers.run.options import parse_launch
+from gptscale.launchers.run.remedies import TRIES, remedies
+from gptscale.recipes import get
+from gptscale.results.render import DPI, console, table
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """Which rank of which world, on which device."""
+
+    nproc: int = 1
+    """Processes of the world, one per device."""
+    rank: str = "0"
+    """Ranks to simulate: numbers with commas between, last, or stages (the first rank of each pipeline stage)."""
+    device_kind: Annotated[str, tyro.conf.arg(name="as")] = "h100-80"
+    """The device to play: a100-80 | h100-80 | h200 | b200 | 24gb. Not for --device cpu."""
+    gpus_per_node: int = 8
+    """Devices of one machine."""
+    save: Path | None = None
+    """Folder for simulation.json and simulation.png."""
+
+    def __post_init__(self) -> None:
+        check_range(self.nproc, 1, 2**16, "nproc")
+        check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
+        device_named(self.device_kind)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Simulate the recipe that the first word names, and return 0 if every rank fits."""
+    if argv and argv[0] in ("-h", "--help"):
+        print("usage: gptscale simulate RECIPE [options]\n\nFor the options: gptscale simulate ddp --help")
+        raise SystemExit(0)
+    if not argv or argv[0].startswith("-"):
+        raise ConfigError("a recipe is missing", "on the command line", "gptscale simulate RECIPE [options]")
+    recipe = argv[0]
+    config, recipe_config, options = parse_launch(recipe, argv[1:], SimulateOptions)
+    assert options is not None
+    ranks = ranks_of(recipe, config, options)
+    memories = []
+    for rank in ranks:
+        with console(stderr=True).status(f"rank {rank} of {options.nproc}"):
+            memories.append(_on_mock(recipe, config, recipe_config, options, rank))
+    for memory in memories:
+        _print(recipe, memory, options)
+    if options.save is not None:
+        _save(recipe, config, options, memories)
+    if too_large := next((memory for memory in memories if memory.fits is False), None):
+        print(_advice(recipe, config, recipe_config, options, too_large.rank), file=sys.stderr)
+    return 0 if all(memory.fits is not False for memory in memories) else 1
+
+
+def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[int]:
+    """Return the ranks that --rank names, or raise ConfigError for one that the world does not have."""
+    if options.rank == "last":
+        return [options.nproc - 1]
+    if options.rank == "stages":
+        axes = get(recipe).axes
+        if "pp" not in axes:
+            raise ConfigError(f"{recipe} has no pipeline stages", "in --rank", "name ranks, or use recipe pipeline")
+        stages = config.pp_size or (options.nproc if axes[0] == "pp" else 1)
+        # The pipeline is the outermost axis of our own mesh. Colossal-AI's has the data ranks there, and stages next.
+        apart = (config.tp_size or 1) if get(recipe).engine == "colossalai" else max(1, options.nproc // stages)
+        return [stage * apart for stage in range(stages)]
+    words = [word.strip() for word in options.rank.split(",")]
+    if not all(word.isdecimal() and int(word) < options.nproc for word in words):
+        fix = f"use numbers from 0 to {options.nproc - 1}, last, or stages"
+        raise ConfigError(f"no such rank: {options.rank[:40]!r}", "in --rank", fix)
+    return [int(word) for word in words]
+
+
+def _on_mock(
+    recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
+) -> RankMemory:
+    from gptscale.foresight.memory.constants import outside_of_torch
+    from gptscale.launchers.run.simulation import simulate
+
+    found = simulate(
+        recipe,
+        config,
+        recipe_config,
+        device=options.device_kind,
+        rank=rank,
+        world_size=options.nproc,
+        ranks_per_node=options.gpus_per_node,
+    )
+    facts = found.facts
+    return RankMemory(
+        rank,
+        found.timeline,
+        facts["peak_allocated"],
+        facts["peak_reserved"],
+        facts["device_memory"],
+        facts["peak_pinned"],
+        facts["peak_host"],
+        outside_of_torch(facts["communicators"]),
+        found.out_of_memory,
+        {"device": facts["device"], "step": found.calls.as_json() if found.calls else None, "calls": found.calls},
+    )
+
+
+def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int) -> str:
+    """Return which options make the rank fit, found by simulating them in turn."""
+    tried = []
+    for words, other, less, less_recipe in islice(remedies(recipe, config, recipe_config, options.nproc), TRIES):
+        with console(stderr=True).status(f"trying {words}"):
+            memory = _on_mock(other, less, less_recipe, options, rank)
+        if memory.fits:
+            return f"fits with {words}: {memory.needed / GIB:.2f} GiB needed (simulated)"
+        tried.append(words)
+    return f"does not fit with any of: {'; '.join(tried)}"
+
+
+def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
+    timeline = memory.timeline
+    peak = timeline.peak_at
+    title = f"{recipe}, rank {memory.rank} of {options.nproc}, on {memory.extra.get('device', 'cpu')}"
+    rows = table(("what fills the peak", "GiB", "share"), left=("what fills the peak",), title=title)
+    owners = merged(timeline.by_owner(peak)) | {"rounding of the allocator's blocks": memory.rounding()}
+    for owner, nbytes in owners.items():
+        if nbytes >= 2**20:
+            rows.add_row(owner, f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, memory.allocated):.0%}")
+    rows.add_row("allocated at most", f"{memory.allocated / GIB:,.2f}", "", end_section=True)
+    rows.add_row("reserved by torch's allocator", f"{memory.reserved / GIB:,.2f}", "")
+    for constant in memory.constants:
+        rows.add_row(f"{constant.name} (a constant)", f"{constant.nbytes / GIB:,.2f}", "")
+    rows.add_row("needed", f"{memory.needed / GIB:,.2f}", "")
+    console(log_columns=120, highlight=False).print(rows)
+    print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB")
+    calls = memory.extra.get("calls")
+    if isinstance(calls, StepCalls):
+        sent = sum(c.nbytes * c.count for c in calls.collectives)
+        print(
+            f"step     {calls.launches:,} launches, which this host issues in {1e3 * calls.host_s:,.0f} ms; products "
+            f"{calls.product_flops / 1e12:,.1f} TFLOP; collectives {sum(c.count for c in calls.collectives):,} of "
+            f"{sent / GIB:,.2f} GiB"
+        )
+    if memory.out_of_memory:
+        # Of torch's message, what could not be had. The rest is in the table above.
+        print(
+            f"does not fit: {memory.out_of_memory.split(' GPU ')[0]} The memory is filled by {filled_by(memory)}.",
+            file=sys.stderr,
+        )
+    elif memory.fits is False:
+        over = (memory.needed - (memory.capacity or 0)) / GIB
+        print(f"does not fit: {over:.2f} GiB too much, filled by {filled_by(memory)}", file=sys.stderr)
+    elif memory.capacity:
+        print(f"fits     with {(memory.capacity - memory.needed) / GIB:,.2f} of {memory.capacity / GIB:,.2f} GiB free")
+
+
+def _save(recipe: str, config: RunConfig, options: SimulateOptions, memories: Sequence[RankMemory]) -> None:
+    folder = options.save
+    assert folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = [{key: value for key, value in memory.as_json().items() if key != "calls"} for memory in memories]
+    facts = {
+        "recipe": recipe,
+        "world_size": options.nproc,
+        "options": {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)},
+        "ranks": ranks,
+    }
+    (folder / "simulation.json").write_text(json.dumps(facts, indent=1) + "\n")
+    kind = config.device if config.device == "cpu" else options.device_kind
+    figure = draw(memories, f"{recipe}, {config.model}, {options.nproc} x {kind}: memory over one step, by owner")
+    figure.savefig(folder / "simulation.png", dpi=DPI)
+    print(f"files    {folder / 'simulation.json'}, {folder / 'simulation.png'}")

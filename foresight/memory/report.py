@@ -116,7 +116,8 @@ def draw(ranks: Sequence[RankMemory], title: str) -> Figure:
         stacked = [curves.get(kind, np.zeros(length)) / GIB for kind in kinds]
         axis.stackplot(np.arange(length), *stacked, colors=[COLOURS[kind] for kind in kinds], labels=kinds, linewidth=0)
         axis.axhline(rank.reserved / GIB, color="black", linestyle="--", linewidth=0.8, label="reserved at most")
-        if rank.capacity is not None:
+        # A device that is nearly empty would press the curves flat.
+        if rank.capacity is not None and rank.reserved > 0.4 * rank.capacity:
             axis.axhline(rank.capacity / GIB, color="red", linewidth=0.8, label="the device")
         axis.set_title(f"rank {rank.rank}: peak {rank.allocated / GIB:.2f} GiB", fontsize=9)
         axis.set_xlabel("allocations and releases of one step, in turn", fontsize=8)

@@ -9,6 +9,7 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.run.options import default_recipe_config
+from gptscale.launchers.run.simulation import prepare_mock
 from gptscale.ops.build import kernels
 from gptscale.ops.build.cache import BuildError, CacheFolderError
 from gptscale.recipes import RECIPES, get
@@ -41,6 +42,11 @@ def main(argv: Sequence[str]) -> int:
         raise StorageError(*error.args) from None
     except BuildError as error:
         print(f"leaving out the C++ operators, which will run in Python: {error}")
+    try:
+        mock = prepare_mock("")
+        print(f"the mock of CUDA is there, for gptscale simulate: {mock.parent}")
+    except ConfigError as error:
+        print(f"leaving out the mock of CUDA: {error}")
     recipe_of_op: dict[str, str] = {}
     for name in names:
         try:

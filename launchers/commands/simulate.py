@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
 from gptscale.foresight.mock_cuda.calls import StepCalls
@@ -24,6 +25,12 @@ from gptscale.launchers.run.options import parse_launch
 from gptscale.launchers.run.remedies import TRIES, remedies
 from gptscale.recipes import get
 from gptscale.results.render import DPI, console, table
+
+# Three steps are simulated, whatever the run would do, and nothing is saved or read again.
+WITHOUT_EFFECT = (
+    "steps,eval_every,eval_batches,timing_warmup_steps,log_every,on_spike,check_replicas,save_every,save_last,keep_checkpoints,"
+    "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb"
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,10 @@ class SimulateOptions:
     save: Path | None = None
     """Folder for simulation.json and simulation.png."""
 
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed(WITHOUT_EFFECT, lambda o: False, "a simulation is three steps and leaves no run"),
+    )
+
     def __post_init__(self) -> None:
         check_range(self.nproc, 1, 2**16, "nproc")
         check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
@@ -57,6 +68,8 @@ def main(argv: Sequence[str]) -> int:
     recipe = argv[0]
     config, recipe_config, options = parse_launch(recipe, argv[1:], SimulateOptions)
     assert options is not None
+    if config.device == "cpu":
+        raise ConfigError("the memory of CPUs is not simulated yet", "in --device cpu", "leave it out")
     ranks = ranks_of(recipe, config, options)
     memories = []
     for rank in ranks:

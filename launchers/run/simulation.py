@@ -69,10 +69,9 @@ def simulate(
     """
     row = get(recipe)
     gpu = device_named(device)
-    torch_folder = _torch_folder(row.environment)
-    library = prepare(torch_folder / "lib")
+    library = prepare_mock(row.environment)
     devices = min(ranks_per_node, world_size)
-    variables = environment(gpu, library, devices, _cuda_version(torch_folder))
+    variables = environment(gpu, library, devices, _cuda_version(_torch_folder(row.environment)))
     with tempfile.TemporaryDirectory(prefix="gptscale-simulation-") as name:
         folder = Path(name)
         config = dataclasses.replace(config, device="cuda", out=folder / "out", tensorboard=False, run_name=None)
@@ -101,6 +100,11 @@ def simulate(
         except ValueError:
             step = None
         return Simulation(facts, load_timeline(folder / "timeline.npz"), step)
+
+
+def prepare_mock(environment: str) -> Path:
+    """Compile the mock for the torch of an environment, unless that was done, and return its library."""
+    return prepare(_torch_folder(environment) / "lib")
 
 
 def _refuse(recipe: str, ended: subprocess.CompletedProcess[str]) -> None:

@@ -1,4 +1,4 @@
-"""What one step asks of the device: kernels, products, collectives and copies, and how long the host takes to ask."""
+"""What one step asks of the device: kernels, products, collectives and copies."""
 
 from __future__ import annotations
 
@@ -46,11 +46,9 @@ class Collective:
 class StepCalls:
     """One step, after the first.
 
-    host_s: the least time that the host took to ask for a step. The device is idle where it needs less.
     kernels: how often each is launched, by name. copied: bytes by direction.
     """
 
-    host_s: float
     kernels: dict[str, int]
     products: list[Product]
     collectives: list[Collective]
@@ -82,8 +80,6 @@ def last_step(calls: Sequence[Call]) -> StepCalls:
     steps = list(zip(begins, ends, strict=False))
     if not steps:
         raise ValueError("no step has ended")
-    # The first step makes the optimizer's state, and compiles.
-    host_s = min(calls[end].time_s - calls[begin].time_s for begin, end in steps[1:] or steps)
     asked = calls[steps[-1][0] + 1 : steps[-1][1]]
     streams = {stream: number for number, stream in enumerate(dict.fromkeys(call.stream for call in asked))}
     products = Counter(call.sizes for call in asked if call.kind == "product")
@@ -94,7 +90,6 @@ def last_step(calls: Sequence[Call]) -> StepCalls:
             copied[call.name] += call.sizes[0]
     kernels = Counter(readable(call.name for call in asked if call.kind == "kernel"))
     return StepCalls(
-        host_s,
         dict(kernels.most_common()),
         [Product(*sizes, count) for sizes, count in products.most_common()],
         [Collective(*facts, count) for facts, count in collectives.most_common()],

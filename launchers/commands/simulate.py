@@ -129,7 +129,12 @@ def _on_mock(
         facts["peak_host"],
         outside_of_torch(facts["communicators"]),
         found.out_of_memory,
-        {"device": facts["device"], "step": found.calls.as_json() if found.calls else None, "calls": found.calls},
+        {
+            "device": facts["device"],
+            "host_s": facts.get("host_s"),
+            "step": found.calls.as_json() if found.calls else None,
+            "calls": found.calls,
+        },
     )
 
 
@@ -163,11 +168,11 @@ def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
     print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB")
     calls = memory.extra.get("calls")
     if isinstance(calls, StepCalls):
-        sent = sum(c.nbytes * c.count for c in calls.collectives)
+        sent = sum(c.nbytes * c.count for c in calls.collectives) / GIB
         print(
-            f"step     {calls.launches:,} launches, which this host issues in {1e3 * calls.host_s:,.0f} ms; products "
-            f"{calls.product_flops / 1e12:,.1f} TFLOP; collectives {sum(c.count for c in calls.collectives):,} of "
-            f"{sent / GIB:,.2f} GiB"
+            f"step     {calls.launches:,} launches; products {calls.product_flops / 1e12:,.1f} TFLOP; "
+            f"{sum(c.count for c in calls.collectives):,} collectives of {sent:,.2f} GiB; "
+            f"this host needs {1e3 * memory.extra['host_s']:,.0f} ms to ask for it"
         )
     if memory.out_of_memory:
         # Of torch's message, what could not be had. The rest is in the table above.

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from gptscale.common.data.loader import Prefetcher
-from gptscale.common.engine import StepResult
+from gptscale.common.engine import Engine, StepResult
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.begin import begin_process, share_cores
 from gptscale.common.process.ending import is_out_of_memory, report
@@ -37,6 +38,8 @@ from gptscale.recipes import get
 
 # The first step makes the optimizer's state. From the second on all steps are alike, but for buckets that DDP orders anew once.
 STEPS = 3
+# Further steps that nobody follows, to time how long the host takes to ask for one.
+TIMED_STEPS = 3
 OOM_EXIT_STATUS = 7
 
 
@@ -92,9 +95,8 @@ def _simulate(plan: Plan, folder: Path) -> int:
     with ExitStack() as stack:
         stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
         torch.cuda.init()
-        stack.enter_context(library.listing(folder / "calls.tsv"))
         try:
-            with counter.counting(), owners.watching():
+            with counter.counting(), owners.watching(), library.listing(folder / "calls.tsv"):
                 engine = get(run.recipe).load().build(run, plan.recipe_config)
                 stack.callback(engine.close)
                 owners.of_engine(engine)
@@ -103,6 +105,7 @@ def _simulate(plan: Plan, folder: Path) -> int:
                 with owners.part(FORWARD):
                     train(engine, data, marks, lr_at=run.lr_at, start=0, steps=STEPS)
                 owners.label_state(engine)
+            facts["host_s"] = _issue_time_s(engine, data)
         except BaseException as error:
             if is_out_of_memory(error):
                 facts["out_of_memory"] = str(error).splitlines()[0]
@@ -129,6 +132,16 @@ def _simulate(plan: Plan, folder: Path) -> int:
     (folder / "facts.json").write_text(json.dumps(facts))
     save_timeline(timeline, folder / "timeline.npz")
     return status
+
+
+def _issue_time_s(engine: Engine, data: Prefetcher) -> float:
+    """Return the least seconds that the host needs to ask for a step: a device that is faster has to wait for it."""
+    times_s = []
+    for step in range(STEPS, STEPS + TIMED_STEPS):
+        batch, began = data.get(step), time.perf_counter()
+        engine.train_step(batch, 1e-4)
+        times_s.append(time.perf_counter() - began)
+    return min(times_s)
 
 
 @contextmanager

@@ -40,6 +40,10 @@ BENCHES: Table = {
 # word is given, so that a command loads only what it needs.
 COMMANDS: dict[str, tuple[str | Table, str]] = {
     "run": ("launchers.commands.run", "gptscale run RECIPE [options]: train with one strategy."),
+    "submit": (
+        "launchers.commands.submit",
+        "gptscale submit RECIPE --nodes N [options]: the same as a job of Slurm, which resumes by itself.",
+    ),
     "sweep": (
         "launchers.commands.sweep",
         "gptscale sweep --recipes A,B,C [options]: train with several, then compare.",

@@ -107,3 +107,15 @@ def nvml_handle(device: torch.device) -> Any:
 
     pynvml.nvmlInit()
     return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+
+
+def driver_version() -> str | None:
+    """Return the version of NVIDIA's driver, or None if NVML cannot tell."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return None
+    return version if isinstance(version, str) else version.decode()

@@ -84,10 +84,22 @@ def _moments(run: Run) -> str:
     return f"{run.config.optimizer_state} AdamW state" if run.config.optimizer == "adamw" else "no optimizer state"
 
 
+def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Run:
+    """Return a run with its mesh and its batch arithmetic, or raise ConfigError if they do not work out."""
+    config = _with_axes(recipe, config, world)
+    return Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, world), world)
+
+
+def check_without_device(run: Run, recipe_config: RecipeConfig) -> None:
+    """Check what can be checked on a machine that has not the devices of the run."""
+    unsupported.check(run.recipe, run.config, recipe_config)
+    _check_results_folder(run)
+
+
 def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
     """Resolve a run and check it, so that errors which the user can prevent are found before anything starts."""
-    config = _with_axes(recipe, config, world)
-    run = Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, world), world)
+    run = resolve(recipe, config, recipe_config, world)
+    config = run.config
     for check in (
         _check_device,
         check_precision,

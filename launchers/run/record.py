@@ -27,7 +27,7 @@ from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import Plan
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
-from gptscale.results.record.facts import git_commit, highest, version
+from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, version
 from gptscale.results.record.files import append_summary, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
@@ -57,11 +57,12 @@ class RunRecord:
 
     def __enter__(self) -> RunRecord:
         config, world = self.plan.run.config, self.plan.run.world
+        nodes = nodes_of(gather_objects(node_facts(world.device)))
         if world.is_main:
             check_space(self.plan.run, self.folder)
             resumes = config.resume is not None
             self._stack.enter_context(run_directory(config.out, self.run_id, resumes=resumes))
-            write_json(self.folder / "run.json", of_this_start(run_json(self.plan, self.run_id)))
+            write_json(self.folder / "run.json", of_this_start(run_json(self.plan, self.run_id) | {"nodes": nodes}))
             for line in emulation(config.precision, world.device):
                 print(line, flush=True)
         # The folder must exist before any other rank goes on.

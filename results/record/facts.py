@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import platform
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from gptscale.common.measure.devices import device_name, driver_version
 from gptscale.common.measure.speed import Memory
 
 
@@ -26,6 +33,28 @@ def version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def node_facts(device: torch.device) -> dict[str, Any]:
+    """Return what a node has: its name, system, devices and versions."""
+    facts: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+    facts |= {"device": device_name(device), "cpu_cores": len(os.sched_getaffinity(0))}
+    if device.type == "cuda":
+        nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
+        facts |= {"gpus": torch.cuda.device_count(), "driver": driver_version(), "nccl": nccl}
+    return facts | {name: version(name) for name in ("gptscale", "torch")}
+
+
+def nodes_of(facts_of_ranks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the facts of each node once, with the ranks on it."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for rank, facts in enumerate(facts_of_ranks):
+        nodes.setdefault(facts["host"], {**facts, "ranks": []})["ranks"].append(rank)
+    return list(nodes.values())
 
 
 def git_commit() -> str:

@@ -1,0 +1,66 @@
+"""`gptscale submit`: a run as a job of Slurm, on one node or several."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gptscale.common.errors import ConfigError
+from gptscale.launchers.run.batch_script import batch_script
+from gptscale.launchers.run.options import parse_launch
+from gptscale.launchers.run.record import new_run_id
+from gptscale.launchers.run.submission import Allocation, directives, fit_to_nodes, job_task, split_sbatch, submit
+
+
+@dataclass(frozen=True)
+class SubmitOptions(Allocation):
+    """The nodes of a job and its ranks."""
+
+    nproc: int | None = None
+    """Ranks on each node; default one per GPU, or one."""
+    dry_run: bool = False
+    """Print the script and stop; nothing is created."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Check a run, write its script, and hand it to sbatch."""
+    if not argv or argv[0].startswith("-"):
+        usage = "gptscale submit RECIPE --nodes N [--gpus-per-node N] [options of sbatch] [options of gptscale run]"
+        if argv and argv[0] in ("-h", "--help"):
+            print(f"usage: {usage}\n\nFor the options: gptscale submit ddp --help")
+            raise SystemExit(0)
+        raise ConfigError("a recipe is missing", "on the command line", usage)
+    recipe = argv[0]
+    sbatch, words = split_sbatch(argv[1:])
+    config, recipe_config, options = parse_launch(recipe, words, SubmitOptions)
+    assert options is not None
+    per_node = options.nproc or options.gpus_per_node or 1
+    name = config.run_name or new_run_id(recipe)
+    config = dataclasses.replace(config, run_name=name)
+    config = fit_to_nodes(recipe, config, recipe_config, options, per_node)
+    requeue, log = config.resume is not None, config.out / "jobs" / f"{name}-%j.log"
+    script = batch_script(
+        directives(name, options, per_node, log, sbatch, requeue=requeue),
+        [job_task(recipe, config, recipe_config, per_node)],
+        f"gptscale submit {shlex.join(argv)}",
+        sys.executable,
+        requeue=requeue,
+    )
+    if options.dry_run:
+        print(script, end="")
+        return 0
+    job = submit(script, log.with_name(f"{name}.sbatch"))
+    its_log = str(log).replace("%j", job)
+    print(f"job     {job}: {name} on {options.nodes} nodes, {per_node} ranks on each")
+    print(f"script  {log.with_name(f'{name}.sbatch')}")
+    print(f"log     {its_log}")
+    print(f"follow  squeue --jobs {job}; tail -F {shlex.quote(its_log)}")
+    print(
+        f"stop    scancel --batch --signal=TERM {job}  (saves, and goes back into the queue); scancel {job}  (ends it)"
+    )
+    if not requeue:
+        print("note    the run saves nothing, so it is not started again if it is preempted: add --save-every N")
+    return 0

@@ -1,0 +1,232 @@
+"""Machines of a test: a name, a network, mounts and process ids of their own, on this one. They need root, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+
+from gptscale.common.process.fork_server import die_with_parent
+
+NETWORK = "10.77.0."
+SLURM = ("slurmctld", "slurmd", "munged", "sbatch")
+# What a variable of a job or of an earlier world would change.
+FOREIGN = ("SLURM", "MASTER_", "RANK", "LOCAL_", "WORLD_SIZE", "TORCHELASTIC", "GPTSCALE_START", "PYTEST")
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 120.0) -> Any:
+    """Wait until `condition` returns something true, and return it; fail after `limit_s` seconds."""
+    deadline = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: nothing came of it in {limit_s:.0f} s"
+        time.sleep(0.1)
+    return value
+
+
+class Machine:
+    """A host, as far as a process in it can tell. It ends, with all that runs on it, by `die` or with the test's process."""
+
+    def __init__(self, name: str, number: int, hosts: Path) -> None:
+        self.name, self.address, self.hosts, self.number = name, f"{NETWORK}{number}", hosts, number
+        # A test may put others before Slurm's programs (`programs`).
+        self.path = os.environ["PATH"]
+        self.start()
+
+    def start(self) -> None:
+        """Switch it on."""
+        own = f"hostname {self.name} && mount --bind {self.hosts} /etc/hosts && ip link set lo up"
+        first = f"{own} && echo up && sleep inf & wait"
+        namespaces = ["--mount", "--uts", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+        self._process = subprocess.Popen(
+            ["unshare", *namespaces, "bash", "-c", first],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"up\n":
+            pytest.skip("namespaces cannot be made here")
+        (self.pid,) = [child.pid for child in psutil.Process(self._process.pid).children()]
+
+    def command(self, *words: Any, folder: str | None = None) -> list[str]:
+        """Return the words that start a program on this machine, by default in this process's folder."""
+        inside = ["-t", str(self.pid), "-m", "-u", "-n", "-p", f"--wd={folder or os.getcwd()}"]
+        return ["nsenter", *inside, "--", *map(str, words)]
+
+    def run(self, *words: Any, timeout: float = 240, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a program on this machine to its end."""
+        environment = self._environment(variables)
+        return subprocess.run(
+            self.command(*words), env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def ok(self, *words: Any, **variables: str) -> str:
+        """Run a program that must end well, and return what it printed."""
+        ended = self.run(*words, **variables)
+        assert ended.returncode == 0, f"{words}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"
+        return ended.stdout
+
+    def begin(self, *words: Any, log: IO[Any] | int, **variables: str) -> subprocess.Popen[bytes]:
+        """Start a program on this machine, whose output goes to `log`."""
+        environment = self._environment(variables)
+        return subprocess.Popen(
+            self.command(*words), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+    def die(self) -> None:
+        """Switch it off: every process on it ends by SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _environment(self, variables: dict[str, str]) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        return own | {"OMP_NUM_THREADS": "1", "PATH": self.path, **variables}
+
+
+def connect(switch: Machine, machine: Machine) -> None:
+    """Give a machine its address, on a wire to `switch`, which has a bridge."""
+    wire = f"wire{machine.number}"
+    # In the network of the switch alone: the process id of the machine is one of this process's numbers.
+    veth = f"ip link add {wire} type veth peer name eth0 netns {machine.pid}".split()
+    subprocess.run(["nsenter", "-t", str(switch.pid), "-n", *veth], check=True)
+    switch.ok("ip", "link", "set", wire, "master", "bridge", "up")
+    machine.ok("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
+    machine.ok("ip", "link", "set", "eth0", "up")
+
+
+@contextmanager
+def machines(folder: Path, *names: str) -> Iterator[dict[str, Machine]]:
+    """Switch on machines with these names, which know each other by name; the first is also their switch."""
+    if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
+        pytest.skip("needs root and the programs unshare, nsenter and ip")
+    hosts = folder / "hosts"
+    lines = [f"{NETWORK}{i} {name}" for i, name in enumerate(names, 1)]
+    hosts.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+    made: dict[str, Machine] = {}
+    try:
+        for i, name in enumerate(names, 1):
+            made[name] = Machine(name, i, hosts)
+        switch, *others = made.values()
+        if switch.run("ip", "link", "add", "bridge", "type", "bridge").returncode:
+            pytest.skip("the kernel has no bridge")
+        switch.ok("ip", "address", "add", f"{switch.address}/24", "dev", "bridge")
+        switch.ok("ip", "link", "set", "bridge", "up")
+        for machine in others:
+            connect(switch, machine)
+        yield made
+    finally:
+        for machine in made.values():
+            machine.die()
+
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost=login({address})
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=3
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout=20
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,bf_interval=1
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class SlurmCluster:
+    """A controller on the machine `login`, and a slurmd on each of the others."""
+
+    def __init__(self, folder: Path, made: dict[str, Machine]) -> None:
+        self.folder, self.machines, self.login = folder, made, made["login"]
+        self.nodes = [name for name in made if name != "login"]
+        (folder / "state").mkdir()
+        nodes = [f"NodeName={n} NodeAddr={made[n].address} CPUs=4 RealMemory=1000 State=UNKNOWN" for n in self.nodes]
+        text = CONFIGURATION.format(address=self.login.address, folder=folder, nodes="\n".join(nodes))
+        (folder / "slurm.conf").write_text(text)
+        unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+        (folder / "cgroup.conf").write_text("IgnoreSystemd=yes\n" if unified else "CgroupPlugin=cgroup/v1\n")
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        files = [
+            f"--{what}={folder}/munge.{what.removesuffix('-file')}" for what in ("socket", "pid-file", "seed-file")
+        ]
+        self._daemon(self.login, "munged", "--foreground", "--force", f"--key-file={key}", *files)
+        wait_for((folder / "munge.socket").exists, "munged")
+        self._daemon(self.login, "slurmctld", "-D")
+        for name in self.nodes:
+            self.start_slurmd(name)
+        wait_for(lambda: self.states() == ["idle"] * len(self.nodes), "the nodes")
+
+    def start_slurmd(self, name: str) -> None:
+        """Start the daemon of a node."""
+        (self.folder / f"spool-{name}").mkdir(exist_ok=True)
+        self._daemon(self.machines[name], "slurmd", "-D", "-N", name)
+
+    def _daemon(self, machine: Machine, *words: str) -> None:
+        with (self.folder / f"{words[0]}-{machine.name}.log").open("ab") as log:
+            machine.begin(*words, log=log, SLURM_CONF=f"{self.folder}/slurm.conf")
+
+    def programs(self) -> Path:
+        """Return a folder of programs that stand for Slurm's, for a process that is not on the login machine."""
+        folder = self.folder / "bin"
+        folder.mkdir()
+        for name in ("sbatch", "squeue", "scontrol", "scancel"):
+            words = " ".join(w if "PWD" in w else shlex.quote(w) for w in self.login.command(name, folder='"$PWD"'))
+            # Jobs inherit the variables, and must find Slurm's own programs.
+            variables = f"PATH={shlex.quote(os.environ['PATH'])} SLURM_CONF={self.folder}/slurm.conf"
+            (folder / name).write_text(f'#!/bin/sh\n{variables} exec {words} "$@"\n')
+            (folder / name).chmod(0o755)
+        return folder
+
+    def ok(self, *words: Any, **variables: str) -> str:
+        """Run a program on the login machine, which must end well, and return what it printed."""
+        return self.login.ok(*words, SLURM_CONF=f"{self.folder}/slurm.conf", **variables)
+
+    def states(self) -> list[str]:
+        """Return the state of each node, in their order."""
+        ended = self.login.run("sinfo", "-h", "-N", "-o", "%T", SLURM_CONF=f"{self.folder}/slurm.conf")
+        return ended.stdout.split()
+
+    def job(self, number: str) -> dict[str, str]:
+        """Return what Slurm knows of a job, by Slurm's own names of its fields."""
+        words = self.ok("scontrol", "show", "job", "-o", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_for_end(self, number: str, limit_s: float = 240.0) -> dict[str, str]:
+        """Wait until a job has ended for good, and return what Slurm knows of it."""
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        return wait_for(lambda: (job := self.job(number))["JobState"] in ends and job, f"job {number}", limit_s)
+
+
+@contextmanager
+def slurm_cluster(folder: Path, nodes: Sequence[str] = ("n1", "n2")) -> Iterator[SlurmCluster]:
+    """Bring up a Slurm cluster in `folder`, and end it with all that runs on it."""
+    if lacking := [name for name in SLURM if not shutil.which(name)]:
+        pytest.skip(f"needs {', '.join(lacking)}: apt-get install slurmctld slurmd slurm-client munge")
+    with machines(folder, "login", *nodes) as made:
+        yield SlurmCluster(folder, made)

@@ -137,6 +137,14 @@ UNSUPPORTED = (
         only_if=("schedule", SPLIT_BACKWARD),
     ),
     Pair(
+        is_deepspeed,
+        "save_async",
+        (True,),
+        "the state on disk would have to fit into memory to be copied aside",
+        "leave it out",
+        only_if=("offload", ("nvme",)),
+    ),
+    Pair(
         is_colossalai,
         "precision",
         ("fp16",),

@@ -6,6 +6,7 @@ work, the time in which it does not wait. Therefore the waits for other ranks ar
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,9 @@ def count_waits() -> None:
 
 def _counted(wait: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*arguments: Any, **options: Any) -> Any:
+        # A save behind the training waits in a thread of its own.
+        if threading.current_thread() is not threading.main_thread():
+            return wait(*arguments, **options)
         with progress.waiting():
             return wait(*arguments, **options)
 

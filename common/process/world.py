@@ -42,7 +42,7 @@ class World:
 
     @classmethod
     def from_environment(cls, device: str = "auto", timeout_s: float | None = None) -> World:
-        """Read what torchrun, Slurm's wrapper or `gptscale run` set in the environment.
+        """Read what torchrun, a job of Slurm or `gptscale run` set in the environment.
 
         A process that none of them started is a world of one. device: auto (CUDA when it is there), cpu or cuda.
         timeout_s: None is the default of the device. Raises ConfigError if the device or a variable is missing.
@@ -155,10 +155,13 @@ def gather_numbers(values: list[float]) -> list[list[float]]:
     return rows
 
 
-def gather_objects(value: Any) -> list[Any]:
-    """Return the `value` of every rank, in rank order. Without a process group that is [value]."""
+def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return the `value` of every rank, in rank order. Without a process group that is [value].
+
+    group: all ranks again, for a thread beside the one that trains; None is the default group.
+    """
     if not dist.is_initialized():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=group)
     return gathered

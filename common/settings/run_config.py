@@ -115,6 +115,8 @@ class RunConfig:
     """Save a checkpoint every N steps; 0 saves none unless --save-last."""
     save_last: bool = False
     """Save a checkpoint after the last step."""
+    save_async: bool = False
+    """Hold the steps only while the state is copied aside, and write it behind them. Takes the state once more in host memory."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept, at least 2."""
     resume: str | None = None
@@ -148,6 +150,7 @@ class RunConfig:
         OptionNeed(
             "keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"
         ),
+        OptionNeed("save_async", lambda c: c.save_every, "the last save has no steps behind it", "add --save-every N"),
         OptionNeed(
             "trust_checkpoint,allow_data_change", lambda c: c.resume, "the run resumes nothing", "add --resume PATH"
         ),

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
+from gptscale.launchers.run.allocation import Allocation, split_sbatch
 from gptscale.launchers.run.batch_script import batch_script
 from gptscale.launchers.run.options import parse_launch
-from gptscale.launchers.run.record import new_run_id
-from gptscale.launchers.run.submission import Allocation, directives, fit_to_nodes, job_task, split_sbatch, submit
+from gptscale.recipes import get
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,13 @@ def main(argv: Sequence[str]) -> int:
     sbatch, words = split_sbatch(argv[1:])
     config, recipe_config, options = parse_launch(recipe, words, SubmitOptions)
     assert options is not None
+    # After the options are parsed, because they import torch.
+    from gptscale.launchers.run.record import new_run_id
+    from gptscale.launchers.run.submission import directives, fit_to_nodes, job_task, submit
+
     per_node = options.nproc or options.gpus_per_node or 1
+    if not get(recipe).axes and options.nodes * per_node > 1:
+        raise ConfigError(f"{recipe} is one process", "in --nodes", "use --nodes 1 --nproc 1")
     name = config.run_name or new_run_id(recipe)
     config = dataclasses.replace(config, run_name=name)
     config = fit_to_nodes(recipe, config, recipe_config, options, per_node)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.run.allocation import Allocation, split_sbatch
 from gptscale.launchers.run.options import default_recipe_config
+from gptscale.recipes import get
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,28 @@ class SweepOptions:
 
 
 @dataclass(frozen=True)
+class SweepAllocation(Allocation):
+    """The nodes of each run, if the sweep is a job of Slurm."""
+
+    submit: bool = False
+    """As a job array of Slurm, one task for each run, and their comparison when the last has ended. --nproc is for each node."""
+    dry_run: bool = False
+    """Print the script of the array and stop; nothing is created."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed(
+            "nodes,min_nodes,gpus_per_node,dry_run", lambda c: c.submit, "the runs stay on this machine", "add --submit"
+        ),
+    )
+
+
+@dataclass(frozen=True)
 class RunAndSweepOptions:
     """A run's options and the sweep's."""
 
     run: RunConfig = field(default_factory=RunConfig)
     sweep: SweepOptions = field(default_factory=SweepOptions)
+    allocation: SweepAllocation = field(default_factory=SweepAllocation)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,9 +66,12 @@ def main(argv: Sequence[str]) -> int:
     A run that fails leaves its row, and the sweep goes on.
     """
     about = "Train the same work with several recipes, then compare."
-    options = parse(RunAndSweepOptions, argv, prog="gptscale sweep", about=about)
+    sbatch, words = split_sbatch(argv) if "--submit" in argv else ([], list(argv))
+    options = parse(RunAndSweepOptions, words, prog="gptscale sweep", about=about)
     config = options.run
     refuse_changed(config, ["resume"], "a sweep begins its runs anew", "resume one run with gptscale run RECIPE")
+    if options.allocation.submit:
+        return _submit(options, sbatch, f"gptscale sweep {shlex.join(argv)}")
     begin_warm_parent(config.device, imports=["gptscale.launchers.run.start"])
     # After the options are parsed, because it imports torch.
     from gptscale.launchers.run.record import new_run_id
@@ -73,3 +99,46 @@ def main(argv: Sequence[str]) -> int:
 
     write_comparison([config.out], config.out)
     return 1 if failures else 0
+
+
+def _submit(options: RunAndSweepOptions, sbatch: Sequence[str], about: str) -> int:
+    """Submit all runs as one job array, and a job that compares them when the last has ended."""
+    from gptscale.launchers.run.batch_script import batch_script
+    from gptscale.launchers.run.record import new_run_id
+    from gptscale.launchers.run.start import recipes_named
+    from gptscale.launchers.run.submission import directives, fit_to_nodes, job_task, submit
+
+    allocation, out = options.allocation, options.run.out
+    name = options.run.run_name or new_run_id("sweep")
+    per_node = options.sweep.nproc or allocation.gpus_per_node or (2 if allocation.nodes == 1 else 1)
+    tasks, requeue = [], False
+    for repeat in range(options.sweep.repeats):
+        for recipe in recipes_named(options.sweep.recipes, options.run):
+            recipe_config = default_recipe_config(recipe)
+            config = dataclasses.replace(options.run, run_name=f"{name}-{recipe}-{repeat}")
+            ranks = per_node if get(recipe).axes else 1
+            config = fit_to_nodes(recipe, config, recipe_config, allocation, ranks)
+            requeue = config.resume is not None
+            tasks.append(job_task(recipe, config, recipe_config, per_node))
+    log = out / "jobs" / f"{name}-%A_%a.log"
+    words = directives(name, allocation, per_node, log, sbatch, requeue=requeue)
+    script = batch_script([*words, f"--array=0-{len(tasks) - 1}"], tasks, about, sys.executable, requeue=requeue)
+    if allocation.dry_run:
+        print(script, end="")
+        return 0
+    job = submit(script, out / "jobs" / f"{name}.sbatch")
+    files = [word for kind in ("csv", "md", "png", "html") for word in (f"--{kind}", str(out / f"comparison.{kind}"))]
+    compare = shlex.join([sys.executable, "-m", "gptscale.launchers.cli", "compare", str(out), *files])
+    its_log = out / "jobs" / f"{name}-comparison.log"
+    # In the same partition, on the same account, if the user named them.
+    kept = [word for word in sbatch if word.partition("=")[0] in ("--account", "--partition", "--qos", "--time")]
+    script = "\n".join(
+        ["#!/usr/bin/env bash", *(f"#SBATCH {shlex.quote(word)}" for word in kept), f"exec {compare}", ""]
+    )
+    file = out / "jobs" / f"{name}-comparison.sbatch"
+    after = submit(script, file, f"--dependency=afterany:{job}", f"--output={its_log}", f"--job-name={name}-comparison")
+    print(f"job     {job}: {name}, {len(tasks)} runs on {allocation.nodes} nodes each")
+    print(f"logs    {str(log).replace('%A', job).replace('%a', '*')}")
+    print(f"then    job {after} compares them: {its_log} and {out / 'comparison.html'}")
+    print(f"follow  squeue --jobs {job},{after}")
+    return 0

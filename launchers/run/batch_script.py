@@ -14,22 +14,22 @@ WARNING_S = 60
 # Seconds that the ranks which are left may take to end after the first has ended.
 PEERS_END_S = 30
 
-HEAD = """\
+RANKS = """\
 # The ranks meet at the first node, on a port of the job's own.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+export OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}}
 # This start of the run, for run.json and status.json.
-export GPTSCALE_START=$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
-"""
+export GPTSCALE_START=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$per_node; exec "$@"'
 
-# srun has one task for each rank. Its exit status is the highest of the ranks.
-RANKS = """\
-rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE={per_node}; exec "$@"'
-# Slurm warns this script. srun hands SIGTERM on to every rank, which then saves and ends with 75.
-trap 'warned=yes; kill -TERM ${{ranks-}}' TERM
-srun --nodes={nodes} --ntasks={ntasks} --ntasks-per-node={per_node} --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" \\
-    --kill-on-bad-exit=0 --wait={wait_s} bash -c "$rank" rank "${{command[@]}}" &
+# Slurm warns this script, which hands SIGTERM on to every rank: they save and end with 75. srun itself would kill them.
+running() {{ [[ $(squeue --noheader --format %T --jobs "$SLURM_JOB_ID") == RUNNING ]]; }}
+trap 'warned=yes; running && scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+# srun starts a task for each rank, and ends with the highest status of them.
+srun --nodes="$nodes" --ntasks=$((nodes * per_node)) --ntasks-per-node="$per_node" \\
+    --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=0 --wait={wait_s} \\
+    bash -c "$rank" rank "${{command[@]}}" &
 ranks=$!
 wait "$ranks"
 status=$?
@@ -46,11 +46,11 @@ ROW = """\
 """
 
 REQUEUE = """\
-# In the queue again, the run goes on from its newest checkpoint: after a warning, and at most {restarts} times because a rank or
-# a node is gone (7, or more than 128). A cancelled job is no longer RUNNING, and stays cancelled.
+# In the queue again, the run goes on from its newest checkpoint: after a warning, and at most {restarts} times because a rank is
+# gone (7, or more than 128). When a node is gone, Slurm does it itself. A cancelled job is not RUNNING, and stays cancelled.
 ((status == 75)) && again=yes
 ((status == 7 || status > 128)) && [[ ${{warned-}} || ${{SLURM_RESTART_COUNT:-0}} -lt {restarts} ]] && again=yes
-if [[ ${{again-}} && $(squeue --noheader --format %T --jobs "$SLURM_JOB_ID") == RUNNING ]]; then
+if [[ ${{again-}} ]] && running; then
     echo "status $status: back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -73,30 +73,22 @@ def batch_script(directives: Sequence[str], tasks: Sequence[JobTask], about: str
     directives: the options of sbatch. about: a line for readers. requeue: whether the job goes back into the queue when it is
     preempted, out of time, or has lost a rank or a node.
     """
-    lines = ["#!/usr/bin/env bash", *(f"#SBATCH {shlex.quote(word)}" for word in directives), f"# {about}", ""]
+    head = ["#!/usr/bin/env bash", *(f"#SBATCH {shlex.quote(word)}" for word in directives), f"# {about}", ""]
     if len(tasks) == 1:
-        lines += _assignments(tasks[0])
-        per_node, nodes = str(tasks[0].ranks_per_node), tasks[0].nodes or '"$SLURM_JOB_NUM_NODES"'
-        ntasks = f"$((SLURM_JOB_NUM_NODES * {per_node}))"
+        head += _assignments(tasks[0])
     else:
-        lines.append("case $SLURM_ARRAY_TASK_ID in")
-        for i, task in enumerate(tasks):
-            lines += [f"{i})", *(f"    {line}" for line in _assignments(task))]
-            lines += [
-                f"    nodes={task.nodes or '$SLURM_JOB_NUM_NODES'}",
-                f"    per_node={task.ranks_per_node}",
-                "    ;;",
-            ]
-        lines.append("esac")
-        per_node, nodes, ntasks = "$per_node", '"$nodes"', "$((nodes * per_node))"
-    # The ranks read per_node in a shell of their own.
-    lines += ["export per_node"] if len(tasks) > 1 else []
-    ranks = RANKS.format(per_node=per_node, nodes=nodes, ntasks=ntasks, wait_s=PEERS_END_S)
-    parts = ["\n".join(lines) + "\n", HEAD, ranks, ROW.format(python=shlex.quote(python))]
+        cases = [[f"{i})", *(f"    {line}" for line in _assignments(task)), "    ;;"] for i, task in enumerate(tasks)]
+        head += ["case $SLURM_ARRAY_TASK_ID in", *(line for case in cases for line in case), "esac"]
+    parts = ["\n".join(head) + "\n", RANKS.format(wait_s=PEERS_END_S), ROW.format(python=shlex.quote(python))]
     if requeue:
         parts.append(REQUEUE.format(restarts=RESTARTS_MAX))
     return "\n".join([*parts, 'exit "$status"\n'])
 
 
 def _assignments(task: JobTask) -> list[str]:
-    return [f"folder={shlex.quote(str(task.folder))}", f"command=({shlex.join(task.command)})"]
+    return [
+        f"folder={shlex.quote(str(task.folder))}",
+        f"command=({shlex.join(task.command)})",
+        f"nodes={task.nodes or '$SLURM_JOB_NUM_NODES'}",
+        f"export per_node={task.ranks_per_node}",
+    ]

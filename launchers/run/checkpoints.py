@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from gptscale.common.checkpoint.background import BackgroundSave
 from gptscale.common.checkpoint.folders import is_deepspeeds_own, set_aside_beyond
 from gptscale.common.checkpoint.reader import agreed
 from gptscale.common.checkpoint.replicas import ReplicaCheck
@@ -64,6 +66,7 @@ class Saver:
     before: called before a save, to put rows up to the step on disk, so that a resumed CSV has no gap.
     spikes: whose statistics are part of a checkpoint.
     A disk that is full now and then costs a checkpoint, not the run.
+    With --save-async a save goes on behind the next steps. The last one, after SIGTERM too, is waited for.
     """
 
     def __init__(
@@ -72,11 +75,15 @@ class Saver:
         self.plan, self.engine, self.folder, self.before, self.spikes = plan, engine, folder, before, spikes
         self.check_replicas = ReplicaCheck(engine)
         self.misses = 0
+        self.background = BackgroundSave()
 
     def __call__(self, step: int, last: bool) -> None:
         run = self.plan.run
         every, check_every = run.config.save_every, run.config.check_replicas
         due = bool(every and step % every == 0) or (last and bool(every or run.config.save_last))
+        if self.background.under_way and (due or last or self.background.is_done()):
+            progress.at("saving")
+            self._attempt(self.background.finish)
         check_due = check_every != 0 and (due or bool(check_every and step % check_every == 0))
         if not (due or check_due):
             return
@@ -94,12 +101,26 @@ class Saver:
             "workload": workload(run, self.plan.fingerprint),
             "recent_steps": self.spikes.recent(),
         }
+        if run.config.save_async and not last:
+            self.background.begin(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)
+        else:
+            keep = run.config.keep_checkpoints
+            self._attempt(lambda: save(self.engine, self.folder, step, facts, keep=keep), last=last)
+
+    def wait(self) -> None:
+        """Wait for the save under way, which the end of the run is not to lose."""
+        if self.background.under_way:
+            with suppress(StorageError):
+                self.background.finish()
+
+    def _attempt(self, finish: Callable[[], object], *, last: bool = False) -> None:
+        """Finish a save, and raise its StorageError only if it was the last one, or too many have failed."""
         try:
-            save(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)
+            finish()
             self.misses = 0
         except StorageError as error:
             self.misses += 1
             if last or self.misses >= SAVE_MISSES_MAX:
                 raise
-            if run.world.is_main:
+            if self.plan.run.world.is_main:
                 warn(f"{error} (missed {self.misses} of {SAVE_MISSES_MAX})")

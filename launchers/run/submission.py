@@ -1,4 +1,4 @@
-"""Handing runs to Slurm: which options are sbatch's, which ranks a job has, and what sbatch answers."""
+"""Handing runs to Slurm: which ranks a job has, its options, and what sbatch answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,55 +15,12 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.process import environments
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.run.allocation import Allocation
 from gptscale.launchers.run.batch_script import WARNING_S, JobTask
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import check_without_device, preflight, resolve
 from gptscale.recipes import get
-
-# Options of sbatch that are handed on as they are. All but the last few have a value.
-SBATCH = frozenset(
-    "account begin comment constraint cpus-per-gpu cpus-per-task dependency exclude gres hint job-name licenses mail-type "
-    "mail-user mem mem-per-cpu mem-per-gpu network nice nodelist output partition priority qos reservation signal switches "
-    "time time-min tmp wckey".split()
-)
-SBATCH_FLAGS = frozenset(["exclusive", "hold", "oversubscribe"])
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """The nodes of a job."""
-
-    nodes: int = 1
-    """Nodes of the job."""
-    min_nodes: int | None = None
-    """Go on with as few nodes as this when others are gone: the same global batch, with more accumulation. Default --nodes."""
-    gpus_per_node: int | None = None
-    """GPUs, and ranks, on each node; default a run on CPUs."""
-
-    def __post_init__(self) -> None:
-        check_range(self.nodes, 1, 4096, "nodes")
-        check_range(self.min_nodes, 1, self.nodes, "min_nodes")
-        check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
-
-
-def split_sbatch(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the options of sbatch in a command line, each as one word `--name=value`, and the other words."""
-    sbatch, others, words = [], [], iter(argv)
-    for word in words:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in SBATCH | SBATCH_FLAGS:
-            others.append(word)
-            continue
-        if name in SBATCH and not equals:
-            value = next(words, "--")
-            if value.startswith("--"):
-                raise ConfigError(f"--{name} has no value", "in the options of sbatch", f"give --{name}=VALUE")
-        if not value.isprintable():
-            raise ConfigError(f"--{name} has a value of several lines", "in the options of sbatch", "give one line")
-        sbatch.append(f"--{name}={value}" if value else f"--{name}")
-    return sbatch, others
 
 
 def fit_to_nodes(
@@ -127,11 +83,12 @@ def directives(
 ) -> list[str]:
     """Return the options of sbatch for a job: ours, and the user's, which replace ours of the same name."""
     fewest = allocation.min_nodes or allocation.nodes
-    nodes = f"{fewest}-{allocation.nodes}" if fewest < allocation.nodes else str(allocation.nodes)
-    ours = {
-        "--job-name": name,
-        "--nodes": nodes,
-        "--ntasks-per-node": str(per_node),
+    ours = {"--job-name": name, "--nodes": str(allocation.nodes), "--ntasks-per-node": str(per_node)}
+    if fewest < allocation.nodes:
+        # Told of tasks, Slurm would take the fewest nodes that hold those of the fewest nodes.
+        ours = {"--job-name": name, "--nodes": f"{fewest}-{allocation.nodes}"}
+        sbatch = [*sbatch, *({"--exclusive"} - set(sbatch))]
+    ours |= {
         "--output": str(log),
         # A job that is started again goes on in its log.
         "--open-mode": "append",

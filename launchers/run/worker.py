@@ -12,7 +12,7 @@ import torch
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
-from gptscale.common.errors import GptscaleError, StorageError
+from gptscale.common.errors import GptscaleError, NumericError, StorageError
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
@@ -124,17 +124,23 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             losses = [engine.eval_loss(held_out.batch(i).to(run.world.device)) for i in range(run.config.eval_batches)]
             return torch.stack(losses).mean()
 
-        last = train(
-            engine,
-            data,
-            recorder,
-            lr_at=run.lr_at,
-            start=start,
-            steps=run.config.steps,
-            evaluate=evaluate,
-            save=Saver(plan, engine, record.folder / "checkpoints", recorder.sync, spikes),
-            stop_requested=stop,
-        )
+        saver = Saver(plan, engine, record.folder / "checkpoints", recorder.sync, spikes)
+        try:
+            last = train(
+                engine,
+                data,
+                recorder,
+                lr_at=run.lr_at,
+                start=start,
+                steps=run.config.steps,
+                evaluate=evaluate,
+                save=saver,
+                stop_requested=stop,
+            )
+        except NumericError:
+            # All ranks end here. What was being saved behind the training was saved before it.
+            saver.wait()
+            raise
     progress.at("closing")
     record.offload, record.bubble = engine.offload(), engine.bubble()
     # No rank closes its engine, which may delete files, while another still counts them.

@@ -53,23 +53,6 @@ def test_several_nodes():
     ]
 
 
-def test_slurm(tmp_path):
-    """With a scontrol that answers as Slurm's does."""
-    fake = tmp_path / "scontrol"
-    fake.write_text('#!/bin/sh\n[ "$*" = "show hostnames node[03-04]" ] && printf "node03\\nnode04\\n"\n')
-    fake.chmod(0o755)
-    words = dry(
-        LAUNCHERS / "slurm.sbatch", "fsdp", *OPTIONS,
-        DRY_RUN="1", PATH=f"{tmp_path}:{os.environ['PATH']}", SLURM_JOB_NODELIST="node[03-04]", SLURM_JOB_NUM_NODES="2",
-        SLURM_JOB_ID="77", SLURM_GPUS_ON_NODE="8",
-    )  # fmt: skip
-    assert words == [
-        *"srun torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node03:29400 --rdzv-id 77".split(),
-        *"-m gptscale.recipes fsdp".split(),
-        *OPTIONS,
-    ]
-
-
 def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
     """Every stage's words are read by the command that they are for, and mean the GPU where there is one."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -83,6 +83,10 @@ class Machine:
             self.command(*words), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
 
+    def is_on(self) -> bool:
+        """Return whether it was switched on and has not died."""
+        return self._process.poll() is None
+
     def die(self) -> None:
         """Switch it off: every process on it ends by SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
@@ -128,7 +132,8 @@ def machines(folder: Path, *names: str) -> Iterator[dict[str, Machine]]:
         yield made
     finally:
         for machine in made.values():
-            machine.die()
+            if machine.is_on():
+                machine.die()
 
 
 CONFIGURATION = """
@@ -149,7 +154,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=20
+SlurmdTimeout=15
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,bf_interval=1
 {nodes}

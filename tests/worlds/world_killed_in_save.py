@@ -1,9 +1,9 @@
 """Run as ranks: a checkpoint at step 2, then one rank is killed while all save at step 4.
 
-usage: world_killed_in_save.py OUT writing|committing|committed
+usage: world_killed_in_save.py OUT writing|committing|committed [behind]
 
 writing: rank 1 before its file is flushed, when rank 0 has written its own. committing: rank 0 before the folder has its name,
-when rank 1 is done. committed: rank 0 right after it.
+when rank 1 is done. committed: rank 0 right after it. behind: the save goes on behind the training.
 """
 
 import os
@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 from holder import FACTS, Holder
 
+from gptscale.common.checkpoint.background import BackgroundSave
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.process.world import World, process_group
 
 
-def main(folder: Path, moment: str) -> None:
+def main(folder: Path, moment: str, behind: bool) -> None:
     torch.set_num_threads(1)
     world = World.from_environment("cpu", 60.0)
     fsync, rename = os.fsync, os.rename
@@ -45,9 +46,14 @@ def main(folder: Path, moment: str) -> None:
             os.fsync = killed_in_fsync
         if moment != "writing" and world.rank == 0:
             os.rename = killed_in_rename
-        save(Holder(), folder, 4, FACTS)
+        if behind:
+            background = BackgroundSave()
+            background.begin(Holder(), folder, 4, FACTS, keep=2)
+            background.finish()
+        else:
+            save(Holder(), folder, 4, FACTS)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], "behind" in sys.argv)
     os._exit(0)

@@ -50,9 +50,51 @@ def test_saves_and_compares_replicas_when_due_and_only_then(plan, monkeypatch):
         assert (saved, checked) == (expected, compared)
 
 
+def test_saves_behind_the_training_one_at_a_time(plan, monkeypatch, capsys):
+    """The end of one is told at the next step, the next waits for it, and the last save is none of them."""
+    events, alive = [], [True, False, True, True]
+
+    class Background:
+        under_way = False
+
+        def begin(self, engine, folder, step, facts, keep):
+            events.append(("begin", step))
+            self.under_way = True
+
+        def is_done(self):
+            return not alive.pop(0)
+
+        def finish(self):
+            self.under_way = False
+            events.append("finish")
+            if len(events) == 2:
+                raise StorageError("disk full", "in ckpt", "free space")
+
+    monkeypatch.setattr(checkpoints, "ReplicaCheck", lambda engine: lambda step: None)
+    monkeypatch.setattr(checkpoints, "BackgroundSave", Background)
+    monkeypatch.setattr(checkpoints, "save", lambda engine, folder, step, facts, keep: events.append(step))
+    saver = checkpoints.Saver(plan("--save-every", "3", "--save-async"), None, None, lambda: None, SpikeWatch())
+    for step in range(1, 11):
+        saver(step, last=step == 10)
+        if step == 5:
+            assert "missed 1 of 3" in capsys.readouterr().err
+    assert events == [("begin", 3), "finish", ("begin", 6), "finish", ("begin", 9), "finish", 10]
+    assert alive == []
+
+
+def test_a_run_that_saves_behind_its_steps_leaves_the_same_checkpoints(tmp_path):
+    for name, more in (("waits", []), ("behind", ["--save-async"])):
+        ok("run", "fsdp", "--nproc", 2, *SHORT, "--steps", 5, "--out", tmp_path / name, "--run-name", "r", *more)
+    waits, behind = (tmp_path / name / "runs/r/checkpoints" for name in ("waits", "behind"))
+    assert [path.name for path in step_folders(behind)] == ["step-5", "step-4"]
+    for path in waits.rglob("*.safetensors"):
+        assert path.read_bytes() == (behind / path.relative_to(waits)).read_bytes()
+
+
+@pytest.mark.parametrize("behind", [(), ("behind",)])
 @pytest.mark.parametrize(("moment", "newest"), [("writing", 2), ("committing", 2), ("committed", 4)])
-def test_a_rank_killed_in_a_save_leaves_a_whole_checkpoint(moment, newest, tmp_path):
-    ranks("world_killed_in_save.py", 2, tmp_path, moment, status=7)
+def test_a_rank_killed_in_a_save_leaves_a_whole_checkpoint(moment, newest, behind, tmp_path):
+    ranks("world_killed_in_save.py", 2, tmp_path, moment, *behind, status=7)
     assert newest_valid(tmp_path, say=pytest.fail).step == newest
     assert (len(list(tmp_path.glob(".tmp-step-4-*"))) == 1) == (newest == 2)
 

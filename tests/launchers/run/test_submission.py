@@ -1,0 +1,142 @@
+"""What a job of Slurm is asked for, and what is refused before it is submitted."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from gptscale.launchers.cli import main
+from gptscale.launchers.run.lost_row import leave_lost_row
+
+RUN = ["--data", "synthetic", "--run-name", "mine"]
+
+
+def script(capsys, *words, command="submit"):
+    assert main([command, *words, "--dry-run"]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    return text
+
+
+def refusal(capsys, *words):
+    assert main(["submit", *words, "--dry-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_options_of_sbatch_go_into_the_script(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = script(
+        capsys, "ddp", "--nodes", "2", "--time", "1:00", "--comment=it's mine", "--signal=TERM@9", "--exclusive", *RUN
+    )
+    lines = text.splitlines()
+    for line in ("--time=1:00", "--signal=TERM@9", "--exclusive", "--nodes=2", "--ntasks-per-node=1", "--no-requeue"):
+        assert f"#SBATCH {line}" in lines
+    assert "B:TERM" not in text
+    assert "scontrol requeue" not in text
+    assert "--resume" not in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_saves_goes_back_into_the_queue(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = script(capsys, "ddp", "--nodes", "2", "--nproc", "2", "--save-every", "5", *RUN)
+    assert "#SBATCH --requeue\n" in text
+    assert "--resume auto" in text
+    assert "scontrol requeue" in text
+
+
+def test_with_fewer_nodes_the_accumulation_grows(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save = ["--save-every", "5", *RUN]
+    text = script(capsys, "ddp", "--nodes", "4", "--min-nodes", "4", "--global-batch-size", "12", *save)
+    assert "#SBATCH --nodes=4\n" in text
+    text = script(
+        capsys, "ddp", "--nodes", "4", "--min-nodes", "3", "--global-batch-size", "12", "--micro-batch-size", "1", *save
+    )
+    assert "#SBATCH --nodes=3-4\n" in text
+    assert "#SBATCH --exclusive\n" in text
+    assert "--global-batch-size 12 --micro-batch-size 1 " in text
+    words = ["ddp", "--nodes", "4", "--global-batch-size", "12", "--micro-batch-size", "3", "--min-nodes"]
+    line = refusal(capsys, *words, "3", *save)
+    assert "on 3 of the nodes global batch 12 is not a multiple of 9" in line
+    assert line.endswith("in --min-nodes, leave it out")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["ddp", "--time"], "--time has no value"),
+        (["ddp", "--nodes", "2", "--min-nodes", "3"], "min_nodes 3 is out of range"),
+        (["ddp", "--nodes", "2", "--min-nodes", "1"], "the run saves nothing to go on from"),
+        (["ddp", "--nodes", "2", "--resume", "somewhere/step-3"], "would resume somewhere/step-3 again"),
+        (["single", "--nodes", "2"], "single is one process"),
+        (["ddp", "--nodes", "3"], "in --global-batch-size"),
+        (["ddp", "--nodse", "2"], "did you mean '--nodes'?"),
+        (["fsdp", "--gpus-per-node", "8", "--global-batch-size", "12"], "in --global-batch-size"),
+        (["zero_infinity", "--save-every", "5", "--save-async"], "the state on disk would have to fit into memory"),
+    ],
+)
+def test_refused_before_anything_is_submitted(words, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if words[-1] == "3":
+        words = [*words, "--global-batch-size", "8"]
+    assert expected in refusal(capsys, *words, *(RUN if words[-1] != "--time" else []))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_job_is_planned_where_there_is_no_gpu(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = script(
+        capsys, "fsdp", "--nodes", "2", "--gpus-per-node", "8", "--precision", "fp8", "--global-batch-size", "64", *RUN
+    )
+    assert "#SBATCH --gpus-per-node=8\n" in text
+    assert "#SBATCH --ntasks-per-node=8\n" in text
+    assert "--device cuda" in text
+
+
+def test_without_slurm_it_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["submit", "ddp", "--nodes", "2", *RUN]) == 2
+    assert "there is no sbatch, on this machine" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_sbatch_refuses_is_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: q' >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert main(["submit", "ddp", "--nodes", "2", "--partition", "q", *RUN]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "sbatch refuses the job (invalid partition specified: q), in sbatch --parsable" in line
+
+
+def test_a_sweep_is_an_array_with_a_run_in_each_task(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = script(capsys, "--submit", "--recipes", "single,ddp", "--nodes", "2", "--time", "5", *RUN, command="sweep")
+    assert "#SBATCH --array=0-1\n" in text
+    assert "#SBATCH --time=5\n" in text
+    assert "folder=results/runs/mine-single-0" in text
+    assert "folder=results/runs/mine-ddp-0" in text
+    assert main(["sweep", "--recipes", "single", "--nodes", "2"]) == 2
+    assert "the runs stay on this machine, in --nodes" in capsys.readouterr().err
+
+
+def test_a_killed_rank_0_gets_its_row_once(tmp_path, monkeypatch):
+    folder = tmp_path / "runs" / "r"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("GPTSCALE_START", "7.1")
+    (folder / "run.json").write_text(json.dumps({"start": "7.0", "identity": {"run_id": "r"}}))
+    leave_lost_row(folder, 137)
+    assert not (tmp_path / "summary.csv").exists()
+    (folder / "run.json").write_text(json.dumps({"start": "7.1", "identity": {"run_id": "r"}}))
+    leave_lost_row(folder, 137)
+    assert (
+        ",r,,failed,ended with status 137 before it could leave its own row," in (tmp_path / "summary.csv").read_text()
+    )
+    (folder / "status.json").write_text(json.dumps({"start": "7.1"}))
+    leave_lost_row(folder, 137)
+    assert (tmp_path / "summary.csv").read_text().count("failed") == 1

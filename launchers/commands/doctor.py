@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,10 @@ SHARED_MEMORY_GIB_MIN = 1.0
 class DoctorOptions:
     """The form of the report, and what else to measure."""
 
+    nodes: bool = False
+    """Inside an allocation of Slurm: compare its nodes, their clocks, the results folder and the network between them."""
+    out: Path = Path("results")
+    """With --nodes: the results folder, which all nodes must see."""
     json: bool = False
     """As JSON, for a script or a bug report."""
     nvme_path: Path | None = None
@@ -58,6 +63,8 @@ class DoctorOptions:
     """Preset to judge the disk for."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("out", lambda c: c.nodes, "only nodes are asked for a folder", "add --nodes"),
+        OptionNeed("json", lambda c: not c.nodes, "the comparison of nodes is a table", "leave out --nodes"),
         OptionNeed("model", lambda c: c.nvme_path is not None, "no disk is measured", "add --nvme-path FOLDER"),
     )
 
@@ -67,6 +74,8 @@ def main(argv: Sequence[str]) -> int:
     options = parse(
         DoctorOptions, argv, prog="gptscale doctor", about="What is installed, what can run here, and why not the rest."
     )
+    if options.nodes:
+        return compare_nodes(options.out)
     facts = gather()
     if options.nvme_path is not None:
         facts["nvme"] = nvme(options.nvme_path, options.model)
@@ -75,6 +84,28 @@ def main(argv: Sequence[str]) -> int:
     else:
         show(facts)
     return 0
+
+
+def compare_nodes(out: Path) -> int:
+    """Start a process on each node of the allocation that this runs in, and return 1 if the nodes differ."""
+    job, n_nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NUM_NODES")
+    if not (job and job.isdecimal() and n_nodes):
+        raise ConfigError("this is no allocation of Slurm", "in --nodes", "salloc --nodes 2 gptscale doctor --nodes")
+    variables = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) RANK=$SLURM_PROCID LOCAL_RANK=0"
+    rank = f'export {variables} WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=1 MASTER_PORT={20000 + int(job) % 20000}; exec "$@"'
+    words = [sys.executable, "-u", "-m", "gptscale.launchers.run.node_check", str(out)]
+    srun = [
+        "srun",
+        f"--nodes={n_nodes}",
+        f"--ntasks={n_nodes}",
+        "--ntasks-per-node=1",
+        "bash",
+        "-c",
+        rank,
+        "rank",
+        *words,
+    ]
+    return subprocess.run(srun, check=False).returncode
 
 
 def gather() -> dict[str, Any]:

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -163,3 +164,39 @@ def test_a_node_that_dies_is_done_without(slurm, capsys, unbroken):
     connect(slurm.login, slurm.machines["n2"])
     slurm.start_slurmd("n2")
     wait_for(lambda: slurm.states() == ["idle", "idle"], "the node")
+
+
+def test_doctor_compares_the_nodes_of_an_allocation(slurm):
+    words = [sys.executable, "-m", "gptscale.launchers.cli", "doctor", "--nodes", "--out", "out"]
+    said = slurm.ok("salloc", "--nodes", "2", *words)
+    assert "differs" not in said
+    assert re.search(r"n1 .*torch.*eth0", said)
+    assert re.search(r"n2 .*torch.*eth0", said)
+    assert "all-reduce of 16 MiB over 2 nodes" in said
+    assert list(Path("out").iterdir()) == []
+
+
+def test_a_sweep_is_an_array_whose_rows_all_arrive_and_are_compared(slurm, capsys):
+    words = [
+        "--nodes",
+        2,
+        "--recipes",
+        "single,ddp,fsdp",
+        *TINY,
+        "--steps",
+        3,
+        "--out",
+        "out",
+        "--run-name",
+        "s",
+        "--time",
+        9,
+    ]
+    assert main([str(word) for word in ("sweep", "--submit", *words)]) == 0
+    said = capsys.readouterr().out
+    _, after = re.search(r"follow +squeue --jobs (\d+),(\d+)", said).groups()
+    assert slurm.wait_for_end(after)["JobState"] == "COMPLETED", said
+    with Path("out/summary.csv").open() as file:
+        rows = {row["run_id"]: (row["status"], row["world_size"]) for row in csv.DictReader(file)}
+    assert rows == {"s-single-0": ("ok", "1"), "s-ddp-0": ("ok", "2"), "s-fsdp-0": ("ok", "2")}
+    assert "fsdp" in Path("out/comparison.md").read_text()

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from gptscale.common.engine import Engine
 from gptscale.common.state import local
 from gptscale.foresight.memory.counter import Counter
+from gptscale.foresight.memory.library_buffers import library_tensors
 
 PARAMETER, GRADIENT, STATE = "parameter", "gradient", "optimizer state"
 GATHERED, BUCKET, LOGITS = "gathered shard", "bucket", "logits and loss"
@@ -109,6 +110,9 @@ class Owners:
                 states |= {address(p) for p in group["params"]}
             states |= {address(t) for state in optimizer.state.values() for t in _tensors(state)}
         self._label(states - parameters - {0}, STATE)
+        for tensor, what in library_tensors():
+            if (place := address(tensor)) and place not in parameters | states:
+                self._label([place], what)
 
     def label_gradients(self, engine: Engine) -> None:
         """Recognise the gradients that the parameters have now."""

@@ -28,6 +28,7 @@ COLOURS = {
     "logits and loss": "#ccb974",
     "under way in backward": "#da8bc3",
     "under way in the optimizer": "#8c8c8c",
+    "while the engine is built": "#d8d8b0",
     "other": "#bbbbbb",
 }
 

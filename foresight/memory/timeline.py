@@ -22,6 +22,8 @@ from gptscale.foresight.memory.owners import (
 )
 
 ACTIVATION, UNDER_WAY, STEPPING, OTHER = "activation", "under way in backward", "under way in the optimizer", "other"
+# What is made while the engine is built, and is no parameter in the end: weights before they are split.
+BUILDING = "while the engine is built"
 # Every label, the surest first: an allocation with two labels is the first of them.
 ORDER = (PARAMETER, STATE, GRADIENT)
 # A module of the head by its name, or by its class in a recipe that has none of our names.
@@ -144,6 +146,8 @@ def _owner(part: str, module: str, *, alive: bool) -> str:
     """Return the owner of an allocation that nobody recognised, from where it was made."""
     if HEAD.search(module):
         return LOGITS
+    if part == BUILD:
+        return BUILDING
     if part == OPTIMIZER:
         return STATE if alive else STEPPING
     if part == BACKWARD and not module:

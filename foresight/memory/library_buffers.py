@@ -21,28 +21,21 @@ NAMES = (
     (re.compile(r"bit16|bf16|fp16|lp_|params"), "parameter"),
 )
 DEPTH = 4
+OPTIMIZERS = re.compile(r"(deepspeed|fairscale|colossalai)\..* \w*(ptimizer|Bucket|Store)\w*$")
 
 
 def library_tensors() -> Iterator[tuple[Tensor, str]]:
     """Yield each tensor that a library's optimizer holds in an attribute whose name is known, with what it is."""
     for holder in _holders():
-        for name, value in list(vars(holder).items()):
+        for name, value in list(getattr(holder, "__dict__", {}).items()):
             label = next((label for pattern, label in NAMES if pattern.search(name.lower())), None)
-            if label is not None:
-                yield from ((tensor, label) for tensor in _tensors(value, DEPTH))
+            for tensor in _tensors(value, DEPTH) if label else ():
+                yield tensor, label
 
 
 def _holders() -> list[Any]:
     """Return the live optimizers of libraries: they hold one of torch's, or are named so."""
-    found = []
-    for thing in gc.get_objects():
-        kind = type(thing)
-        if str(kind.__module__).split(".")[0] in ("deepspeed", "fairscale", "colossalai") and hasattr(
-            thing, "__dict__"
-        ):
-            if "ptimizer" in kind.__name__ or "Bucket" in kind.__name__ or "Store" in kind.__name__:
-                found.append(thing)
-    return found
+    return [thing for thing in gc.get_objects() if OPTIMIZERS.match(f"{type(thing).__module__} {type(thing).__name__}")]
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Tensor]:

@@ -73,6 +73,10 @@ class FakeGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         return BACKEND
 
+    @property
+    def group_name(self) -> str:
+        return str(dist.distributed_c10d._world.pg_names[self])
+
     def allreduce(self, tensors: Any, opts: object = None) -> DoneWork:
         _tell("sent", tensors if isinstance(tensors, list) else [tensors])
         return DoneWork(tensors if isinstance(tensors, list) else [tensors])

@@ -30,6 +30,10 @@ BENCHES: Table = {
         "gptscale bench parts [options]: each part of the model, in several ways.",
     ),
     "memory": ("launchers.bench.memory.command", "gptscale bench memory [options]: the largest batch that fits."),
+    "simulate": (
+        "launchers.bench.memory.accuracy",
+        "gptscale bench simulate [options]: the bytes that simulate predicts beside those that worlds of processes allocate.",
+    ),
     "engines": (
         "launchers.bench.engines.command",
         "gptscale bench engines [options]: each engine beside its own loop.",
@@ -83,7 +87,7 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
     ),
     "bench": (
         BENCHES,
-        "gptscale bench model|parts|memory|engines|ops: measurements against alternatives in the same run.",
+        "gptscale bench model|parts|memory|simulate|engines|ops: measurements against alternatives in the same run.",
     ),
     "lenet": (
         "lenet.cli",

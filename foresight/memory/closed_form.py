@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import MOMENT_BYTES
+
+if TYPE_CHECKING:
+    from gptscale.common.recipe_config import RecipeConfig
+    from gptscale.common.settings.run import Run
 
 # of common/model/loss.py, which imports torch; a test holds them together
 LOGITS_BYTES = {"cpu": 2**28, "cuda": 2**30}
@@ -280,3 +284,8 @@ RECIPES = {
     "zero_offload": _zero_offload,
     "zero_infinity": _zero_infinity,
 }
+
+
+def predict(run: Run, recipe_config: RecipeConfig) -> dict[str, int]:
+    """Return bytes by owner."""
+    return {"parameter": int(run.state_bytes)}

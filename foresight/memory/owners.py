@@ -105,7 +105,7 @@ class Owners:
         self._is_parameter |= parameters
         self._label(parameters, PARAMETER)
         states: set[int] = set()
-        for optimizer in (o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer)):
+        for optimizer in (o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)):
             for group in optimizer.param_groups:
                 states |= {address(p) for p in group["params"]}
             states |= {address(t) for state in optimizer.state.values() for t in _tensors(state)}

@@ -1,0 +1,93 @@
+"""Count what one rank on CPUs allocates in a few steps of a recipe: the process behind `gptscale simulate` and its accuracy.
+
+It is one rank of a world that is not there, or, beside others that a launcher has started, a rank of one that is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptscale.common.errors import GptscaleError
+from gptscale.common.process.ending import report
+from gptscale.common.process.world import World, process_group
+from gptscale.foresight.memory.fake_world import fake_world
+from gptscale.foresight.memory.owners import GRADIENT, OPTIMIZER, PARAMETER, STATE
+from gptscale.foresight.memory.saved import save_timeline
+from gptscale.foresight.memory.timeline import Timeline
+from gptscale.foresight.memory.trace import trace
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
+
+Case = tuple[str, list[str]]
+FAKE, REAL = "fake", "real"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Count each case, a recipe and its options, and leave facts and timelines in a folder.
+
+    argv: the folder, `fake` or `real`, and the cases in JSON.
+    """
+    folder, kind, cases = Path(argv[0]), argv[1], json.loads(argv[2])
+    torch.set_num_threads(1)
+    try:
+        world = World.from_environment("cpu", None)
+        with _group(kind, world, any(get(recipe).axes for recipe, _ in cases)), tempfile.TemporaryDirectory() as out:
+            for number, case in enumerate(cases):
+                timeline = count(case, world, Path(out))
+                save_timeline(timeline, folder / f"{kind}-{number}-{world.rank}.npz")
+                facts = json.dumps(facts_of(timeline))
+                (folder / f"{kind}-{number}-{world.rank}.json").write_text(facts)
+    except GptscaleError as error:
+        print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+        return 2
+    except BaseException as error:
+        return report(error, world.rank)[1]
+    return 0
+
+
+def _group(kind: str, world: World, splits: bool) -> AbstractContextManager[object]:
+    if not splits:
+        return nullcontext()
+    return fake_world(world.rank, world.world_size) if kind == FAKE else process_group(world)
+
+
+def count(case: Case, world: World, out: Path) -> Timeline:
+    """Return the timeline of one case on this rank."""
+    recipe, words = case
+    config, recipe_config = parse_run(recipe, [*words, "--data", "synthetic", "--device", "cpu", "--out", str(out)])
+    plan = preflight(recipe, config, recipe_config, world)
+    return trace(plan.run, recipe_config)
+
+
+def facts_of(timeline: Timeline) -> dict[str, Any]:
+    """Return the figures of a timeline: its peak, whose it is, and the bytes of state."""
+    peak_at, end = timeline.peak_at, timeline.by_owner(timeline.times - 1)
+    stepped = [begin for begin, part in timeline.marks if part == OPTIMIZER]
+    gradients = timeline.by_owner(stepped[-1] - 1).get(GRADIENT, 0) if stepped else 0
+    return {
+        "peak": timeline.peak,
+        "peak_part": timeline.part_at(peak_at),
+        "peak_step": sum(begin <= peak_at for begin in timeline.steps),
+        "peak_by_owner": timeline.by_owner(peak_at),
+        "parameters": end.get(PARAMETER, 0),
+        "optimizer_state": end.get(STATE, 0),
+        "gradients": gradients,
+    }
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Libraries have threads that wait for peers.
+    os._exit(status)

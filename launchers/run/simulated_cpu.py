@@ -1,0 +1,169 @@
+"""The memory of one rank on CPUs of a world that is not started, counted in a process of its own, or by arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.process.program import Program
+from gptscale.common.process.task import LIMIT_S, pass_on, reason
+from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.memory.closed_form import predict
+from gptscale.foresight.memory.owners import GRADIENT, PARAMETER, STATE
+from gptscale.foresight.memory.report import Simulation
+from gptscale.foresight.memory.saved import load_timeline
+from gptscale.foresight.memory.timeline import Timeline
+from gptscale.launchers.run.options import option_words, parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get, unsupported
+
+# Of the memory that is free, what a count may take.
+COUNT_SHARE = 0.7
+# Floating-point operations that a count may take: about a minute of one core.
+COUNT_FLOP = 3e12
+
+
+def simulate(
+    recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int, rank: int, how: str
+) -> tuple[Simulation, Timeline | None]:
+    """Return the memory of one rank, and its timeline if it was counted.
+
+    how: count, formula, or auto, which counts what this machine can hold and compute in about a minute.
+    """
+    run = planned(recipe, config, recipe_config, nproc, rank)
+    predicted = predict(run, recipe_config)
+    why = too_large(run, sum(predicted.values())) if how == "auto" else None
+    if how == "formula" or why:
+        return of_formula(run, predicted, why or "asked for"), None
+    facts, timeline = count(run, recipe_config)
+    state = {PARAMETER: facts["parameters"], GRADIENT: facts["gradients"], STATE: facts["optimizer_state"]}
+    found = ("peak", "peak_part", "peak_step", "peak_by_owner")
+    more = {"closed_form": sum(predicted.values()), "closed_form_by_owner": predicted}
+    return Simulation(
+        recipe, "cpu", rank, nproc, "counted", *(facts[name] for name in found), state, {}, more
+    ), timeline
+
+
+def planned(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int, rank: int) -> Run:
+    """Return the run as this rank will see it, or raise ConfigError for what cannot run."""
+    world = World(rank, rank, nproc, torch.device("cpu"), DEFAULT_TIMEOUT_S["cpu"])
+    if get(recipe).needs_cuda:
+        raise ConfigError(f"{recipe} needs a CUDA device", "in --device cpu", "use --device cuda, which simulates one")
+    if config.compile:
+        what = "compiled blocks choose at compile time what they keep, which is not simulated on CPUs"
+        raise ConfigError(what, "in --compile", "leave it out: without it the memory is an upper bound")
+    with tempfile.TemporaryDirectory() as out:
+        plain = dataclasses.replace(
+            config, data="synthetic", tokenizer="bytes", device="cpu", out=Path(out), resume=None
+        )
+        return preflight(recipe, plain, recipe_config, world).run
+
+
+def planned_words(recipe: str, words: Sequence[str], nproc: int, rank: int) -> tuple[Run, RecipeConfig]:
+    """Return the run that the words of a command line mean, as one rank will see it, and the recipe's options."""
+    config, recipe_config = parse_run(recipe, words)
+    return planned(recipe, config, recipe_config, nproc, rank), recipe_config
+
+
+def of_closed_form(recipe: str, words: Sequence[str], nproc: int, rank: int) -> tuple[int, int]:
+    """Return the bytes of the peak, and of the state alone, by arithmetic."""
+    predicted = predict(*planned_words(recipe, words, nproc, rank))
+    return sum(predicted.values()), sum(predicted.get(name, 0) for name in (PARAMETER, GRADIENT, STATE))
+
+
+def too_large(run: Run, nbytes: float) -> str | None:
+    """Return why this machine cannot count a rank of this run, or None if it can."""
+    free = psutil.virtual_memory().available
+    if nbytes > COUNT_SHARE * free:
+        return f"to count it takes {nbytes / 2**30:,.1f} GiB, {free / 2**30:,.1f} are free here"
+    tokens = run.batch.sequences_per_rank * run.seq_len
+    flop = 2 * 6 * tokens * run.gpt.n_matmul_params / (run.tp_size * run.pp_size)
+    return f"to count it takes {flop / 1e12:,.0f} TFLOP" if flop > COUNT_FLOP else None
+
+
+def of_formula(run: Run, predicted: dict[str, int], why: str) -> Simulation:
+    """Return the simulation that is arithmetic alone."""
+    largest = dict(sorted(predicted.items(), key=lambda item: -item[1]))
+    state = {name: predicted.get(name, 0) for name in (PARAMETER, GRADIENT, STATE)}
+    grade, more = "closed form, the rank's program was not run", {"why": why}
+    world = run.world
+    peak = sum(predicted.values())
+    return Simulation(run.recipe, "cpu", world.rank, world.world_size, grade, peak, "", 0, largest, state, {}, more)
+
+
+def count(run: Run, recipe_config: RecipeConfig) -> tuple[dict[str, Any], Timeline]:
+    """Run the rank's own program under peers that do not exist, in its recipe's environment, and return what was counted."""
+    row, rank = get(run.recipe), run.world.rank
+    words = option_words(run.recipe, run.config, recipe_config)
+    with tempfile.TemporaryDirectory() as folder:
+        target = (folder, "fake", json.dumps([(run.recipe, words)]))
+        program = Program("gptscale.launchers.run.counted", target, row.environment)
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run.world.world_size}
+        variables |= {"LOCAL_WORLD_SIZE": run.world.world_size, "OMP_NUM_THREADS": 1}
+        environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        ended = run_captured(program, timeout=LIMIT_S, environ=environ, fork=False)
+        if ended.returncode:
+            errors = [line for line in ended.stderr.splitlines() if line.startswith("gptscale: error: ")]
+            if not errors or "Traceback" in ended.stderr:
+                pass_on(ended.stderr)
+            what = (errors or [reason(ended.stderr)])[-1].removeprefix("gptscale: error: ")
+            raise GptscaleError(
+                f"{run.recipe} does not run under fake peers ({what[:200]})", "here", "use --how formula"
+            )
+        stem = Path(folder) / f"fake-0-{rank}"
+        return json.loads(stem.with_suffix(".json").read_text()), load_timeline(stem.with_suffix(".npz"))
+
+
+def fitting(
+    recipe: str,
+    config: RunConfig,
+    recipe_config: RecipeConfig,
+    nproc: int,
+    rank: int,
+    simulation: Simulation,
+    budget: float,
+) -> str:
+    """Return the options that would make a run fit `budget` bytes, by the closed form corrected by what was simulated."""
+    ours = sum(predict(planned(recipe, config, recipe_config, nproc, rank), recipe_config).values())
+    for words, other, changed, ranks in _changes(recipe, config, nproc):
+        from gptscale.launchers.run.options import default_recipe_config
+
+        try:
+            its_config = recipe_config if other == recipe else default_recipe_config(other)
+            unsupported.check(other, changed, its_config)
+            run = planned(other, changed, its_config, ranks, min(rank, ranks - 1))
+            predicted = sum(predict(run, its_config).values())
+        except GptscaleError:
+            continue
+        if predicted * simulation.peak / ours <= budget:
+            return f"use {words}"
+    return "use a smaller --model, or more ranks of fsdp or zero3"
+
+
+def _changes(recipe: str, config: RunConfig, nproc: int) -> Iterator[tuple[str, str, RunConfig, int]]:
+    """Yield options that need less memory, the least change first: the words, the recipe, its options and its processes."""
+    full = dataclasses.replace(config, activation_checkpointing="full")
+    small = dataclasses.replace(full, micro_batch_size=1, grad_accum_steps=None)
+    packed = dataclasses.replace(small, optimizer_state="8bit")
+    selective = dataclasses.replace(config, activation_checkpointing="selective")
+    words = "--activation-checkpointing full"
+    yield "--activation-checkpointing selective", recipe, selective, nproc
+    yield words, recipe, full, nproc
+    yield f"{words} --micro-batch-size 1", recipe, small, nproc
+    yield f"{words} --micro-batch-size 1 --optimizer-state 8bit", recipe, packed, nproc
+    for ranks in dict.fromkeys((nproc, 2 * nproc, 4 * nproc, 8 * nproc)):
+        if ranks > 1:
+            yield f"recipe fsdp --nproc {ranks} {words} --micro-batch-size 1", "fsdp", small, ranks

@@ -34,6 +34,7 @@ class Recipe(NamedTuple):
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
     otherwise autocast casts for each product, and the stream is fp32. fp8: its products in float8 were compared with one
     process's. cuda_graphs: no tensor moves between steps, so that CUDA graphs, which replay at fixed addresses, are safe.
+    memory: how a rank holds the model and what it gathers and sends, a layout of foresight/memory/world_bytes.py.
     process_gib: resident memory before the first tensor of a model, measured with torch 2.11 and DeepSpeed 0.19.8 on a
     CPU; 0 where `gptscale bench memory` does not need it.
     """
@@ -52,6 +53,7 @@ class Recipe(NamedTuple):
     fp8: bool = False
     cuda_graphs: bool = False
     process_gib: float = 0.0
+    memory: str = "replicas"
 
     @property
     def library_optimizer(self) -> bool:
@@ -120,6 +122,7 @@ def _zero(what: str, process_gib: float = 0.0, **preset: object) -> Recipe:
         series="0.19.",
         casts_weights=True,
         process_gib=process_gib,
+        memory="flat",
     )
 
 
@@ -134,6 +137,7 @@ def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], needs_
         series="0.5.0",
         environment="colossalai",
         casts_weights=True,
+        memory="chunks" if needs_cuda else "plugin",
     )
 
 
@@ -161,6 +165,7 @@ RECIPES: dict[str, Recipe] = {
         casts_weights=True,
         fp8=True,
         torch=(2, 7),
+        memory="rows",
     ),
     "fsdp_offload": Recipe(
         "gptscale.recipes.fsdp",
@@ -171,6 +176,7 @@ RECIPES: dict[str, Recipe] = {
         fp8=True,
         process_gib=0.64,
         torch=(2, 7),
+        memory="rows",
     ),
     "zero1": _zero("DeepSpeed ZeRO 1: fp32 weights and optimizer state sharded", stage=1),
     "zero2": _zero("DeepSpeed ZeRO 2: and gradients", stage=2),
@@ -183,6 +189,7 @@ RECIPES: dict[str, Recipe] = {
         "OSS + ShardedDataParallel: ZeRO 2 by whole parameters",
         "fairscale",
         series="0.4.13",
+        memory="owners",
     ),
     "fairscale_fsdp": Recipe(
         "gptscale.recipes.fairscale_fsdp",
@@ -192,6 +199,7 @@ RECIPES: dict[str, Recipe] = {
         needs_cuda=True,
         series="0.4.13",
         casts_weights=True,
+        memory="rows",
     ),
     "tensor_parallel": Recipe(
         "gptscale.recipes.tensor_parallel",
@@ -199,6 +207,7 @@ RECIPES: dict[str, Recipe] = {
         "matrices and vocabulary cut, sequence between layers (DTensor)",
         axes=("tp",),
         torch=(2, 7),
+        memory="matrices",
     ),
     "pipeline": Recipe(
         "gptscale.recipes.pipeline",
@@ -206,6 +215,7 @@ RECIPES: dict[str, Recipe] = {
         "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)",
         axes=("pp",),
         torch=(2, 7),
+        memory="stages",
     ),
     "hybrid_3d": Recipe(
         "gptscale.recipes.hybrid_3d",
@@ -214,6 +224,7 @@ RECIPES: dict[str, Recipe] = {
         axes=("dp", "tp", "pp"),
         casts_weights=True,
         torch=(2, 7),
+        memory="mesh",
     ),
     "accelerate_fsdp": Recipe(
         "gptscale.recipes.accelerate_fsdp",
@@ -221,12 +232,14 @@ RECIPES: dict[str, Recipe] = {
         "fully_shard through Hugging Face Accelerate",
         "accelerate",
         casts_weights=True,
+        memory="rows",
     ),
     "lightning_fabric": Recipe(
         "gptscale.recipes.fabric",
         "LightningFabricConfig",
         "a strategy by name through Lightning Fabric",
         "lightning-fabric",
+        memory="strategy",
     ),
     "colossal_tensor": _colossal(
         "colossal_hybrid",

@@ -155,7 +155,7 @@ class FakeGroup(dist.ProcessGroup):
         return DoneWork(tensors)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> DoneWork:
-        return DoneWork([tensor.zero_() for tensor in tensors])
+        return DoneWork([tensor.detach().zero_() for tensor in tensors])
 
 
 def _flat_copy(own: Tensor, times: int) -> None:

@@ -129,8 +129,7 @@ def read_timeline(log: np.ndarray, owners: Owners, steps: list[int]) -> Timeline
     times = np.array(born, dtype=np.int64)
     where = [owners.places[int(log[time, 2])] for time in born]
     ends = np.array(died, dtype=np.int64)
-    found = zip(labels, where, died, strict=True)
-    owner = [label or _owner(*place, alive=end == len(log)) for label, place, end in found]
+    owner = [label or _owner(*place) for label, place in zip(labels, where, strict=True)]
     return Timeline(Allocations(times, ends, log[times, 1], owner), len(log), owners.marks, steps)
 
 
@@ -142,14 +141,14 @@ def _note(live: dict[int, int], labels: list[str], note: tuple[int, int, str]) -
             labels[live[place]] = label
 
 
-def _owner(part: str, module: str, *, alive: bool) -> str:
+def _owner(part: str, module: str) -> str:
     """Return the owner of an allocation that nobody recognised, from where it was made."""
     if HEAD.search(module):
         return LOGITS
     if part == BUILD:
         return BUILDING
     if part == OPTIMIZER:
-        return STATE if alive else STEPPING
+        return STEPPING
     if part == BACKWARD and not module:
         return UNDER_WAY
     if part in (FORWARD, BACKWARD) and module:

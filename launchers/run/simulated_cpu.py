@@ -81,7 +81,7 @@ def planned_words(recipe: str, words: Sequence[str], nproc: int, rank: int) -> t
 def of_closed_form(recipe: str, words: Sequence[str], nproc: int, rank: int) -> tuple[int, int]:
     """Return the bytes of the peak, and of the state alone, by arithmetic."""
     predicted = predict(*planned_words(recipe, words, nproc, rank))
-    return sum(predicted.values()), sum(predicted.get(name, 0) for name in (PARAMETER, GRADIENT, STATE))
+    return sum(predicted.values()), sum(predicted.get(name, 0) for name in (PARAMETER, STATE))
 
 
 def too_large(run: Run, nbytes: float) -> str | None:

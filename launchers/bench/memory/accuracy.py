@@ -2,7 +2,8 @@
 
 For each recipe that runs here, worlds of 2 and 4 processes train shapes that differ in one thing each, and every byte that a
 rank allocates is counted (foresight/memory/counter.py). Beside it stand the peak of the same rank of a world that was not
-started, the peak by the closed form, and the bytes of state by the closed form, which must be exact.
+started, the peak by the closed form, and the bytes of state by the closed form, which must be exact. In a world a thread of
+gloo lets go of some buffers late, by chance. So the peak of the middle one of five steps is compared, and the highest too.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def _row(
     formula: tuple[int, int],
 ) -> dict[str, Any]:
     assert counted is not None
-    real, state = counted["peak"], counted["parameters"] + counted["gradients"] + counted["optimizer_state"]
+    real, state = counted["usual_peak"], counted["parameters"] + counted["optimizer_state"]
     peak, formula_state = formula
     return {
         "recipe": recipe,
@@ -164,8 +165,10 @@ def _row(
         "rank": rank,
         "options": " ".join(words),
         "counted": real,
+        "counted_most": counted["peak"],
         "predicted": alone and alone["peak"],
         "error": alone and alone["peak"] / real - 1,
+        "error_of_most": alone and alone["peak"] / counted["peak"] - 1,
         "closed_form": peak,
         "closed_form_error": peak / real - 1,
         "state_counted": state,
@@ -177,12 +180,12 @@ def _row(
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """Print the errors of each recipe and of all together."""
-    titles = ("recipe", "rows", "peak (median / worst)", "closed form (median / worst)", "state exact")
+    titles = ("recipe", "rows", "peak (median / worst)", "of the highest step", "closed form", "state exact")
     table = render.table(titles, left=("recipe",))
     for recipe in [*dict.fromkeys(row["recipe"] for row in rows), "all"]:
         mine = [row for row in rows if recipe in (row["recipe"], "all")]
         exact = sum(not row["state_error"] for row in mine)
-        errors = (_errors(mine, name) for name in ("error", "closed_form_error"))
+        errors = (_errors(mine, name) for name in ("error", "error_of_most", "closed_form_error"))
         table.add_row(recipe, str(len(mine)), *errors, f"{exact} of {len(mine)}")
     render.console(120, highlight=False).print(table)
 

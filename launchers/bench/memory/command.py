@@ -21,7 +21,8 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import MOMENT_BYTES
-from gptscale.foresight.memory.closed_form import RECIPES, WayToFit
+from gptscale.foresight.memory.closed_form import WayToFit
+from gptscale.foresight.memory.recipe_bytes import RECIPES
 from gptscale.launchers.bench.measurement import print_written, tell, write_csv
 from gptscale.recipes import get
 from gptscale.results import render

@@ -19,7 +19,8 @@ from gptscale.common.process.warm_parent import run_captured
 from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.memory.closed_form import Need, Step, WayToFit, need
+from gptscale.foresight.memory.closed_form import Need, WayToFit, need
+from gptscale.foresight.memory.step import Step
 from gptscale.launchers.bench.memory.search import (
     GIB,
     Limits,

@@ -13,12 +13,15 @@ from torch.profiler import ProfilerActivity, profile
 from gptscale.common.model import loss
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.initial_weights import init_tensor
-from gptscale.common.optim import blockwise
+from gptscale.common.optim import blockwise, compact_adamw
 from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.settings.run_config import MOMENT_BYTES
-from gptscale.foresight.memory import closed_form
-from gptscale.foresight.memory.closed_form import RECIPES, Need, Step, WayToFit, kept_per_token, need
+from gptscale.foresight.memory import activations, state
+from gptscale.foresight.memory.activations import kept_per_token
+from gptscale.foresight.memory.closed_form import Need, WayToFit, need
+from gptscale.foresight.memory.recipe_bytes import RECIPES
+from gptscale.foresight.memory.step import Step
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
@@ -98,7 +101,8 @@ def test_what_a_block_keeps_is_what_autograd_saves():
 
 
 def test_constants_are_those_of_the_modules_that_import_torch():
-    assert closed_form.LOGITS_BYTES == loss.LOGITS_BYTES
+    assert activations.LOGITS_BYTES == loss.LOGITS_BYTES
+    assert (state.SMALL, state.BLOCK) == (compact_adamw.SMALL, blockwise.BLOCK)
     assert MOMENT_BYTES["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
 
 

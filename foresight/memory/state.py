@@ -1,0 +1,216 @@
+"""The bytes of weights, gradients and optimizer state that one rank holds, exactly, from the shapes alone.
+
+Every recipe cuts the same list of parameters: by stages, over tensor ranks, and over data ranks in a way of its own. State is
+counted as in Rajbhandari et al. 2020 (arXiv 1910.02054, section 3), and then what a library pads and what it counts steps with.
+This module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gptscale.common.engines.pipeline.plan import V_SHAPED, stage_indices, stage_sizes
+from gptscale.common.settings.gpt_config import GPTConfig
+
+if TYPE_CHECKING:
+    from gptscale.common.recipe_config import RecipeConfig
+    from gptscale.common.settings.run import Run
+
+Shapes = dict[str, tuple[int, ...]]
+# The dimension that tensor ranks cut; what is not named stays whole. Colossal-AI keeps the positions whole.
+CUT_BY_TENSOR_RANKS = {
+    "wte.weight": 0,
+    "wpe.weight": 0,
+    "attn.qkv.weight": 0,
+    "attn.qkv.bias": 0,
+    "attn.proj.weight": 1,
+    "mlp.fc.weight": 0,
+    "mlp.fc.bias": 0,
+    "mlp.proj.weight": 1,
+}
+# of common/optim/compact_adamw.py and blockwise.py, which import torch; a test holds them together
+SMALL, BLOCK = 4096, 256
+# A rank's flat vector begins at a multiple of this many elements in DeepSpeed.
+ZERO_ALIGNMENT = 2
+
+
+class State(NamedTuple):
+    """Bytes of one rank's weights that are computed with, of its gradients at the step, and of its optimizer's state.
+
+    The state has the fp32 weights where those that are computed with are others.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is in the mesh of its run."""
+
+    rank: int
+    world_size: int
+    tp_size: int
+    pp_size: int
+
+    @property
+    def dp_size(self) -> int:
+        return self.world_size // (self.tp_size * self.pp_size)
+
+    @property
+    def pp_rank(self) -> int:
+        return self.rank // (self.tp_size * self.dp_size)
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // self.tp_size % self.dp_size
+
+
+def place_of(run: Run) -> Place:
+    """Return where the rank of a run is."""
+    return Place(run.world.rank, run.world.world_size, run.tp_size, run.pp_size)
+
+
+def block_shapes(gpt: GPTConfig) -> Shapes:
+    """Return the parameters of one block in the model's order."""
+    h = gpt.n_embd
+    return {
+        "ln_1.weight": (h,),
+        "ln_1.bias": (h,),
+        "attn.qkv.weight": (3 * h, h),
+        "attn.qkv.bias": (3 * h,),
+        "attn.proj.weight": (h, h),
+        "attn.proj.bias": (h,),
+        "ln_2.weight": (h,),
+        "ln_2.bias": (h,),
+        "mlp.fc.weight": (4 * h, h),
+        "mlp.fc.bias": (4 * h,),
+        "mlp.proj.weight": (h, 4 * h),
+        "mlp.proj.bias": (h,),
+    }
+
+
+def held_shapes(run: Run, config: RecipeConfig) -> tuple[Shapes, list[Shapes]]:
+    """Return the parameters outside blocks and those of each block that this rank has, cut over tensor ranks only."""
+    gpt, place = run.gpt, place_of(run)
+    outside, n_blocks = stage_of(run, config)
+    whole: Shapes = {
+        "wte.weight": (gpt.padded_vocab_size, gpt.n_embd),
+        "wpe.weight": (gpt.block_size, gpt.n_embd),
+        "ln_f.weight": (gpt.n_embd,),
+        "ln_f.bias": (gpt.n_embd,),
+    }
+    root = {name: shape for name, shape in whole.items() if name.split(".")[0] in outside}
+    return _cut(root, place.tp_size), [_cut(block_shapes(gpt), place.tp_size)] * n_blocks
+
+
+def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
+    """Return which modules outside blocks this rank has, and how many blocks."""
+    if run.pp_size == 1:
+        return {"wte", "wpe", "ln_f"}, run.gpt.n_layer
+    options: Any = config
+    if not hasattr(options, "stages_per_rank"):  # Colossal-AI's, whose stages are even
+        first, last = place_of(run).pp_rank == 0, place_of(run).pp_rank == run.pp_size - 1
+        even, more = divmod(run.gpt.n_layer, run.pp_size)
+        blocks = even + (run.pp_size - more - 1 <= place_of(run).pp_rank - 0 < run.pp_size - 1 if more else False)
+        return ({"wte", "wpe"} if first else set()) | ({"wte", "ln_f"} if last else set()), blocks
+    sizes = stage_sizes(run, options)
+    indices = stage_indices(options.schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
+    modules: set[str] = set()
+    if 0 in indices:
+        modules |= {"wte", "wpe"}
+    if len(sizes) - 1 in indices:
+        modules |= {"wte", "ln_f"}
+    return modules, sum(sizes[i] for i in indices)
+
+
+def _cut(shapes: Shapes, tp_size: int) -> Shapes:
+    cut = {}
+    for name, shape in shapes.items():
+        dim = CUT_BY_TENSOR_RANKS.get(name)
+        cut[name] = shape if dim is None else tuple(n // tp_size if i == dim else n for i, n in enumerate(shape))
+    return cut
+
+
+def numel(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Return the elements of all shapes."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def all_shapes(run: Run, config: RecipeConfig) -> list[tuple[int, ...]]:
+    """Return the shapes of all parameters that this rank has, cut over tensor ranks only."""
+    root, blocks = held_shapes(run, config)
+    return [*root.values(), *(shape for block in blocks for shape in block.values())]
+
+
+def is_v_shaped(config: RecipeConfig) -> bool:
+    """Return whether a pipeline ends on the rank where it begins."""
+    return getattr(config, "schedule", "") in V_SHAPED
+
+
+def moments(run: Run, numels: Iterable[int]) -> int:
+    """Return the bytes of AdamW's state of tensors of so many elements, as common/optim keeps it."""
+    sizes, form = list(numels), run.config.optimizer_state
+    if run.config.optimizer == "sgd":
+        return 0
+    if form == "fp32":
+        return sum(8 * n + 4 for n in sizes)  # a count of steps for each
+    packed = [n - n % BLOCK if n >= SMALL else 0 for n in sizes]
+    each = {"bf16": 2 * BLOCK, "8bit": BLOCK + 4}[form]
+    blocks = sum(2 * each * (n // BLOCK) for n in packed)
+    return 4 + blocks + sum(8 * (n - p) for n, p in zip(sizes, packed, strict=True))
+
+
+def whole(run: Run, config: RecipeConfig) -> State:
+    """Return the state of a rank that holds all of what tensor ranks and stages leave it."""
+    numels = [math.prod(shape) for shape in all_shapes(run, config)]
+    return State(4 * sum(numels), 4 * sum(numels), moments(run, numels))
+
+
+def cut_by_rows(run: Run, config: RecipeConfig, shards: int, shard: int) -> State:
+    """Return the state of a rank under `fully_shard`: the rows of each parameter, padded to equal shards in what is sent."""
+    padded, own = [], []
+    for shape in all_shapes(run, config):
+        rows = -(-shape[0] // shards)
+        row = math.prod(shape[1:])
+        padded.append(rows * row)
+        own.append(max(0, min(rows, shape[0] - shard * rows)) * row)
+    return State(4 * sum(padded), 4 * sum(padded), moments(run, own))
+
+
+def cut_flat(run: Run, config: RecipeConfig, shards: int, compute: int) -> State:
+    """Return the state of a rank under DeepSpeed's stages 1 and 2: two flat vectors, of matrices and of the rest, cut evenly."""
+    shapes = all_shapes(run, config)
+    groups = [numel(s for s in shapes if (len(s) > 1) == matrices) for matrices in (True, False)]
+    unit = ZERO_ALIGNMENT * shards
+    flat = [-(-n // unit) * unit for n in groups]
+    own = [n // shards for n in flat]
+    adam = 0 if run.config.optimizer == "sgd" else sum(8 * n + 4 for n in own)
+    return State(compute * sum(flat), 4 * sum(own), 4 * sum(own) + adam)
+
+
+def cut_by_owners(run: Run, config: RecipeConfig, rank: int, ranks: int) -> State:
+    """Return the state of a rank under fairscale's OSS, which gives each parameter to the rank that has least so far."""
+    shapes = all_shapes(run, config)
+    sizes, own = [0] * ranks, []
+    for matrices in (True, False):
+        for n in (math.prod(s) for s in shapes if (len(s) > 1) == matrices):
+            owner = sizes.index(min(sizes))
+            sizes[owner] += n
+            if owner == rank:
+                own.append(n)
+    n = numel(shapes)
+    return State(4 * n, 4 * n, moments(run, own))
+
+
+def by_name(state: State, names: tuple[str, str, str]) -> Mapping[str, int]:
+    """Return the three figures under the names of their owners."""
+    return dict(zip(names, state, strict=True))

@@ -1,0 +1,294 @@
+"""What one rank of each recipe holds, gathers and sends beside its activations.
+
+A recipe's row in the table says which of these layouts is its own (`recipes/__init__.py`, `memory`). This module imports
+nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gptscale.common.engines.pipeline.plan import stages_per_rank
+from gptscale.foresight.memory.recipe_bytes import BUCKET
+from gptscale.foresight.memory.state import (
+    Place,
+    State,
+    all_shapes,
+    cut_by_owners,
+    cut_by_rows,
+    cut_flat,
+    held_shapes,
+    numel,
+    place_of,
+    stage_of,
+    whole,
+)
+from gptscale.foresight.memory.step import RecipeBytes, Step
+from gptscale.recipes import get
+
+if TYPE_CHECKING:
+    from gptscale.common.recipe_config import RecipeConfig
+    from gptscale.common.settings.run import Run
+
+
+NO_STATE = State(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a rank has of the model, and what it holds all the time.
+
+    n_params: its parameters before data ranks cut them. in_flight: micro-batches whose activations it keeps at once.
+    kept_outside: tensors of the residual stream that it keeps beside its blocks, in units of one. buckets: of gradients, held
+    from step to step. transfers: buffers for other stages.
+    """
+
+    n_blocks: int
+    n_params: int
+    state: State = NO_STATE
+    in_flight: float = 1.0
+    kept_outside: float = 0.0
+    has_head: bool = True
+    has_table: bool = True
+    buckets: float = 0.0
+    transfers: float = 0.0
+
+
+Answer = tuple[RecipeBytes, Layout]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run and its recipe's options, and what follows from them for every layout."""
+
+    run: Run
+    config: Any
+    step: Step
+    place: Place
+    casts_weights: bool
+
+    @property
+    def compute(self) -> int:
+        return self.step.compute
+
+    @property
+    def root(self) -> int:
+        """Return the parameters outside blocks."""
+        return numel(held_shapes(self.run, self.config)[0].values())
+
+    @property
+    def sends_copy(self) -> bool:
+        """Return whether a reduce-scatter copies what it is given, as gloo does."""
+        return self.step.device_type == "cpu"
+
+    def layout(self, state: State, **more: Any) -> Layout:
+        """Return the layout of a rank with this state."""
+        outside, n_blocks = stage_of(self.run, self.config)
+        n_params = numel(all_shapes(self.run, self.config))
+        has = {"has_head": "ln_f" in outside, "has_table": "wte" in outside}
+        return Layout(n_blocks, n_params, state, **{**has, **more})
+
+    def lowered(self) -> RecipeBytes:
+        """Return what autocast adds in 16 bits, and types of the residual stream."""
+        c, n_blocks = self.compute, stage_of(self.run, self.config)[1]
+        if c == 4:
+            return RecipeBytes(0)
+        if self.casts_weights:
+            return RecipeBytes(0, residual=c, norm_input=c)
+        return RecipeBytes(0, casts=c * self.step.block * n_blocks, working=2 * c * self.step.block)
+
+
+def layout_of(run: Run, config: RecipeConfig) -> tuple[Step, RecipeBytes, Layout]:
+    """Return the step of one micro-batch, and what the recipe holds beside it on the rank of `run`."""
+    device_type = run.world.device.type
+    tokens = run.batch.micro_batch_size * run.seq_len
+    step = Step(
+        run.gpt, tokens, run.config.precision, device_type, run.tp_size, run.batch.grad_accum_steps, run.seq_len
+    )
+    row = get(run.recipe)
+    case = Case(run, config, step, place_of(run), row.casts_weights)
+    return step, *LAYOUTS[row.memory](case)
+
+
+def _replicas(case: Case) -> Answer:
+    """Everything is whole. Gradients live in buckets if ranks average them."""
+    state = whole(case.run, case.config)
+    largest = 4 * max(n for n in (case.step.table, 4 * case.run.gpt.n_embd**2))
+    fixed = case.lowered()
+    if case.place.dp_size == 1:
+        return replace(fixed, gradients=state.gradients), case.layout(state)
+    # A gradient lies beside its bucket until it is copied. Those of micro-batches that are not averaged never enter one.
+    if case.step.micro_batches > 1:
+        fixed = replace(fixed, gradients=state.gradients)
+    fixed = replace(fixed, working=fixed.working + 16 * case.run.gpt.n_embd**2, reduced_at_end=largest)
+    return fixed, case.layout(state, buckets=float(state.gradients))
+
+
+def _strategy(case: Case) -> Answer:
+    """One of two layouts by name. Its buckets are not its gradients."""
+    if case.config.strategy == "fully_shard":
+        return _rows(case)
+    fixed, layout = _replicas(case)
+    return replace(fixed, gradients=layout.buckets), layout
+
+
+def _rows(case: Case) -> Answer:
+    """Every parameter is cut by rows over data ranks, and blocks are gathered as they are used."""
+    place, config, c = case.place, case.config, case.compute
+    shards = place.dp_size // getattr(config, "dp_replicate_size", 1)
+    state = cut_by_rows(case.run, config, shards, place.dp_rank % shards)
+    block, root, copies = case.step.block, case.root, 2 if case.sends_copy else 1
+    keeps = not getattr(config, "reshard_after_forward", True)
+    n_blocks = stage_of(case.run, config)[1]
+    ahead = min(1 + getattr(config, "prefetch", 1), n_blocks)
+    fixed = RecipeBytes(
+        0,
+        gradients=state.gradients + c * root,
+        working=c * (ahead * block + case.step.last_matrix + case.step.tokens * case.run.gpt.n_embd),
+        gathered=c * root + (c * n_blocks * block if keeps else 0),
+        reduced=c * block * (1 + max(0, ahead - 1)) + 4 * copies * block,
+        reduced_at_end=4 * copies * root + 4 * root / shards,
+        residual=c,
+        norm_input=4 if c == 4 else c,
+    )
+    return fixed, case.layout(state)
+
+
+def _flat(case: Case) -> Answer:
+    """DeepSpeed's stages 1 and 2, with weights whole and the rest as flat vectors cut evenly. Stage 3 is `_flat_all`."""
+    place, run, c = case.place, case.run, case.compute
+    if case.config.stage == 3:
+        return _flat_all(case)
+    state = cut_flat(run, case.config, place.dp_size, c)
+    bucket = min(BUCKET, run.gpt.n_params // 8)
+    n = numel(all_shapes(run, case.config))
+    keeps_all = case.config.stage == 1 and (run.batch.grad_accum_steps > 1 or c != 4)
+    offloads = case.config.offload != "none"
+    fixed = RecipeBytes(
+        0,
+        gradients=(4 * n if keeps_all else state.gradients) + (c * n if keeps_all and c != 4 else 0),
+        working=c * case.step.block / 2,
+        reduced=c * bucket,
+        reduced_at_end=c * max(bucket, case.step.table),
+        host=(4 + c) * n / place.dp_size if offloads else 0.0,
+        residual=c,
+        norm_input=c,
+    )
+    return fixed, case.layout(state, transfers=float(c * bucket))
+
+
+def _flat_all(case: Case) -> Answer:
+    """DeepSpeed's stage 3: every parameter cut evenly. Weights that will soon be used again stay gathered."""
+    place, run, c = case.place, case.run, case.compute
+    n = numel(all_shapes(run, case.config))
+    own = -(-n // place.dp_size)
+    bucket = min(BUCKET, run.gpt.n_params // 8)
+    adam = 0 if run.config.optimizer == "sgd" else 8
+    state = State(c * own, 4 * own, (4 + adam) * own)
+    fixed = RecipeBytes(
+        0,
+        gradients=4 * own,
+        at_once=True,
+        gathered=c * min(n, 1_000_000_000),
+        working=c * case.step.block,
+        residual=c,
+        norm_input=c,
+    )
+    return fixed, case.layout(state, transfers=float(2 * 4 * bucket))
+
+
+def _owners(case: Case) -> Answer:
+    """Fairscale's OSS: weights and gradients whole, the state of each parameter with its owner."""
+    place = case.place
+    state = cut_by_owners(case.run, case.config, place.dp_rank, place.dp_size)
+    fixed = case.lowered()
+    return replace(fixed, reduced_at_end=4.0 * case.step.table), case.layout(state, buckets=float(state.gradients))
+
+
+def _matrices(case: Case) -> Answer:
+    """Matrices are cut over tensor ranks, and what remains by rows over data ranks if there are any."""
+    state = whole(case.run, case.config)
+    return replace(case.lowered(), gradients=state.gradients), case.layout(state)
+
+
+def _stages(case: Case) -> Answer:
+    """Blocks are cut into stages, and several micro-batches are in flight."""
+    fixed, layout = _matrices(case)
+    return fixed, replace(layout, **_in_flight(case, layout))
+
+
+def _in_flight(case: Case, layout: Layout) -> dict[str, float]:
+    place, m, schedule = case.place, case.run.batch.grad_accum_steps, case.config.schedule
+    per_rank = stages_per_rank(case.config) if hasattr(case.config, "stages_per_rank") else case.config.chunks
+    p, i = place.pp_size, place.pp_rank
+    if schedule in ("GPipe", "LoopedBFS"):
+        flying = float(m)
+    elif per_rank == 1:
+        flying = float(min(p - i, m))
+    else:
+        flying = min(float(m), p + (p - 1 - 2 * i) / 2 if i < p / 2 else p / 2 + 1)
+    # Each boundary has a buffer for every micro-batch, of what comes in and of the gradient that comes back.
+    boundaries = 2 * per_rank - (i == 0) - (i == p - 1 and layout.has_head)
+    stream = case.step.tokens * case.run.gpt.n_embd * 4 / case.step.tp_size
+    return {"in_flight": flying, "transfers": float(boundaries * m * stream), "kept_outside": flying * (i < p - 1)}
+
+
+def _mesh(case: Case) -> Answer:
+    """Data, tensor and pipeline ranks on one mesh."""
+    if case.place.dp_size > 1 and case.config.data_parallel == "fsdp":
+        fixed, layout = _rows(case)
+    else:
+        fixed, layout = _matrices(case)
+    return (fixed, replace(layout, **_in_flight(case, layout))) if case.place.pp_size > 1 else (fixed, layout)
+
+
+def _plugin(case: Case) -> Answer:
+    """Colossal-AI's plugin: tensor ranks, stages, and replicas that average gradients. In 16 bits fp32 weights lie beside."""
+    state = whole(case.run, case.config)
+    c = case.compute
+    if c != 4:
+        n = numel(all_shapes(case.run, case.config))
+        state = State(c * n, c * n, state.optimizer + 4 * n)
+    fixed = replace(case.lowered(), gradients=float(state.gradients))
+    layout = case.layout(state)
+    return (fixed, replace(layout, **_in_flight(case, layout))) if case.place.pp_size > 1 else (fixed, layout)
+
+
+def _chunks(case: Case) -> Answer:
+    """Colossal-AI's LowLevelZero and Gemini: fp32 weights and moments cut evenly, Gemini's weights and gradients too."""
+    place, run, c, config = case.place, case.run, case.compute, case.config
+    n = numel(all_shapes(run, config))
+    own = -(-n // place.dp_size)
+    gemini = hasattr(config, "shard_param_frac")
+    cut = config.shard_param_frac if gemini else 0.0
+    weights = c * (n * (1 - cut) + own * cut)
+    gradients = c * own if gemini or config.stage == 2 else c * n
+    on_device = 1.0 - getattr(config, "offload_optim_frac", 0.0)
+    state = State(round(weights), round(gradients), round(12 * own * on_device))
+    fixed = RecipeBytes(
+        0,
+        gradients=gradients,
+        gathered=c * (n - own) * cut,
+        working=c * case.step.block,
+        reduced=4.0 * case.step.block,
+        host=12 * own * (1 - on_device),
+        residual=c,
+        norm_input=c,
+    )
+    return fixed, case.layout(state)
+
+
+LAYOUTS: dict[str, Callable[[Case], Answer]] = {
+    "replicas": _replicas,
+    "strategy": _strategy,
+    "rows": _rows,
+    "flat": _flat,
+    "owners": _owners,
+    "matrices": _matrices,
+    "stages": _stages,
+    "mesh": _mesh,
+    "plugin": _plugin,
+    "chunks": _chunks,
+}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -45,6 +45,10 @@ class SimulateOptions:
     """The device to play: a100-80 | h100-80 | h200 | b200 | 24gb. Not for --device cpu."""
     gpus_per_node: int = 8
     """Devices of one machine."""
+    memory: float | None = None
+    """With --device cpu: the GiB that a rank has. Where it needs more, what fills it and what would fit is said."""
+    how: Literal["auto", "count", "formula"] = "auto"
+    """With --device cpu: count (run the rank's own program) | formula (arithmetic) | auto (count if this machine can)."""
     save: Path | None = None
     """Folder for simulation.json and simulation.png."""
 
@@ -55,6 +59,7 @@ class SimulateOptions:
     def __post_init__(self) -> None:
         check_range(self.nproc, 1, 2**16, "nproc")
         check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
+        check_range(self.memory, 1e-6, 1e6, "memory")
         device_named(self.device_kind)
 
 
@@ -68,13 +73,11 @@ def main(argv: Sequence[str]) -> int:
     recipe = argv[0]
     config, recipe_config, options = parse_launch(recipe, argv[1:], SimulateOptions)
     assert options is not None
-    if config.device == "cpu":
-        raise ConfigError("the memory of CPUs is not simulated yet", "in --device cpu", "leave it out")
     ranks = ranks_of(recipe, config, options)
     memories = []
     for rank in ranks:
         with console(stderr=True).status(f"rank {rank} of {options.nproc}"):
-            memories.append(_on_mock(recipe, config, recipe_config, options, rank))
+            memories.append(_simulate(recipe, config, recipe_config, options, rank))
     for memory in memories:
         _print(recipe, memory, options)
     if options.save is not None:
@@ -101,6 +104,17 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
         fix = f"use numbers from 0 to {options.nproc - 1}, last, or stages"
         raise ConfigError(f"no such rank: {options.rank[:40]!r}", "in --rank", fix)
     return [int(word) for word in words]
+
+
+def _simulate(
+    recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int, how: str = ""
+) -> RankMemory:
+    if config.device != "cpu":
+        return _on_mock(recipe, config, recipe_config, options, rank)
+    from gptscale.launchers.run.simulated_cpu import simulate
+
+    found = simulate(recipe, config, recipe_config, options.nproc, rank, how or options.how)
+    return dataclasses.replace(found, capacity=None if options.memory is None else int(options.memory * GIB))
 
 
 def _on_mock(
@@ -143,9 +157,14 @@ def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options
     tried = []
     for words, other, less, less_recipe in islice(remedies(recipe, config, recipe_config, options.nproc), TRIES):
         with console(stderr=True).status(f"trying {words}"):
-            memory = _on_mock(other, less, less_recipe, options, rank)
+            try:
+                # On CPUs by arithmetic, because counting computes what the run would.
+                memory = _simulate(other, less, less_recipe, options, rank, "formula")
+            except ConfigError:
+                continue
         if memory.fits:
-            return f"fits with {words}: {memory.needed / GIB:.2f} GiB needed (simulated)"
+            grade = "closed form" if config.device == "cpu" else "simulated"
+            return f"fits with {words}: {memory.needed / GIB:.2f} GiB needed ({grade})"
         tried.append(words)
     return f"does not fit with any of: {'; '.join(tried)}"
 
@@ -157,15 +176,19 @@ def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
     rows = table(("what fills the peak", "GiB", "share"), left=("what fills the peak",), title=title)
     owners = merged(timeline.by_owner(peak)) | {"rounding of the allocator's blocks": memory.rounding()}
     for owner, nbytes in owners.items():
-        if nbytes >= 2**20:
+        if nbytes >= min(2**20, memory.allocated / 200):
             rows.add_row(owner, f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, memory.allocated):.0%}")
     rows.add_row("allocated at most", f"{memory.allocated / GIB:,.2f}", "", end_section=True)
-    rows.add_row("reserved by torch's allocator", f"{memory.reserved / GIB:,.2f}", "")
+    if "grade" not in memory.extra:
+        rows.add_row("reserved by torch's allocator", f"{memory.reserved / GIB:,.2f}", "")
     for constant in memory.constants:
         rows.add_row(f"{constant.name} (a constant)", f"{constant.nbytes / GIB:,.2f}", "")
     rows.add_row("needed", f"{memory.needed / GIB:,.2f}", "")
     console(log_columns=120, highlight=False).print(rows)
-    print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB")
+    if "grade" in memory.extra:
+        print(f"grade    {memory.extra['grade']}")
+    else:
+        print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB")
     calls = memory.extra.get("calls")
     if isinstance(calls, StepCalls):
         sent = sum(c.nbytes * c.count for c in calls.collectives) / GIB

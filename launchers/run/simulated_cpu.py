@@ -6,10 +6,11 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -23,12 +24,12 @@ from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.memory.owners import GRADIENT, PARAMETER, STATE
-from gptscale.foresight.memory.report import Simulation
+from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.saved import load_timeline
-from gptscale.foresight.memory.timeline import Timeline
+from gptscale.foresight.memory.timeline import Allocations, Timeline
 from gptscale.launchers.run.options import option_words, parse_run
 from gptscale.launchers.run.preflight import preflight
-from gptscale.recipes import get, unsupported
+from gptscale.recipes import get
 
 # Of the memory that is free, what a count may take.
 COUNT_SHARE = 0.7
@@ -37,24 +38,34 @@ COUNT_FLOP = 3e12
 
 
 def simulate(
-    recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int, rank: int, how: str
-) -> tuple[Simulation, Timeline | None]:
-    """Return the memory of one rank, and its timeline if it was counted.
+    recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int, rank: int, how: str = "auto"
+) -> RankMemory:
+    """Return the memory of one rank.
 
     how: count, formula, or auto, which counts what this machine can hold and compute in about a minute.
     """
     run = planned(recipe, config, recipe_config, nproc, rank)
     predicted = predict(run, recipe_config)
     why = too_large(run, sum(predicted.values())) if how == "auto" else None
+    extra: dict[str, Any] = {"device": "cpu", "closed_form_bytes": predicted}
     if how == "formula" or why:
-        return of_formula(run, predicted, why or "asked for"), None
-    facts, timeline = count(run, recipe_config)
-    state = {PARAMETER: facts["parameters"], GRADIENT: facts["gradients"], STATE: facts["optimizer_state"]}
-    found = ("peak", "peak_part", "peak_step", "peak_by_owner")
-    more = {"closed_form": sum(predicted.values()), "closed_form_by_owner": predicted}
-    return Simulation(
-        recipe, "cpu", rank, nproc, "counted", *(facts[name] for name in found), state, {}, more
-    ), timeline
+        timeline = at_one_moment(predicted)
+        extra["grade"] = f"closed form: {why}" if why else "closed form"
+        state = {name: predicted.get(name, 0) for name in (PARAMETER, GRADIENT, STATE)}
+    else:
+        facts, timeline = count(run, recipe_config)
+        extra["grade"] = "counted: the rank's own program ran, beside peers that do not exist"
+        state = {PARAMETER: facts["parameters"], GRADIENT: facts["gradients"], STATE: facts["optimizer_state"]}
+    extra["state_bytes"] = state
+    return RankMemory(rank, timeline, timeline.peak, timeline.peak, extra=extra)
+
+
+def at_one_moment(owners: dict[str, int]) -> Timeline:
+    """Return a timeline of the peak alone."""
+    n = len(owners)
+    sizes = np.array(list(owners.values()), dtype=np.int64)
+    allocations = Allocations(np.zeros(n, np.int64), np.ones(n, np.int64), sizes, list(owners))
+    return Timeline(allocations, 1, [], [0])
 
 
 def planned(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int, rank: int) -> Run:
@@ -94,16 +105,6 @@ def too_large(run: Run, nbytes: float) -> str | None:
     return f"to count it takes {flop / 1e12:,.0f} TFLOP" if flop > COUNT_FLOP else None
 
 
-def of_formula(run: Run, predicted: dict[str, int], why: str) -> Simulation:
-    """Return the simulation that is arithmetic alone."""
-    largest = dict(sorted(predicted.items(), key=lambda item: -item[1]))
-    state = {name: predicted.get(name, 0) for name in (PARAMETER, GRADIENT, STATE)}
-    grade, more = "closed form, the rank's program was not run", {"why": why}
-    world = run.world
-    peak = sum(predicted.values())
-    return Simulation(run.recipe, "cpu", world.rank, world.world_size, grade, peak, "", 0, largest, state, {}, more)
-
-
 def count(run: Run, recipe_config: RecipeConfig) -> tuple[dict[str, Any], Timeline]:
     """Run the rank's own program under peers that do not exist, in its recipe's environment, and return what was counted."""
     row, rank = get(run.recipe), run.world.rank
@@ -125,45 +126,3 @@ def count(run: Run, recipe_config: RecipeConfig) -> tuple[dict[str, Any], Timeli
             )
         stem = Path(folder) / f"fake-0-{rank}"
         return json.loads(stem.with_suffix(".json").read_text()), load_timeline(stem.with_suffix(".npz"))
-
-
-def fitting(
-    recipe: str,
-    config: RunConfig,
-    recipe_config: RecipeConfig,
-    nproc: int,
-    rank: int,
-    simulation: Simulation,
-    budget: float,
-) -> str:
-    """Return the options that would make a run fit `budget` bytes, by the closed form corrected by what was simulated."""
-    ours = sum(predict(planned(recipe, config, recipe_config, nproc, rank), recipe_config).values())
-    for words, other, changed, ranks in _changes(recipe, config, nproc):
-        from gptscale.launchers.run.options import default_recipe_config
-
-        try:
-            its_config = recipe_config if other == recipe else default_recipe_config(other)
-            unsupported.check(other, changed, its_config)
-            run = planned(other, changed, its_config, ranks, min(rank, ranks - 1))
-            predicted = sum(predict(run, its_config).values())
-        except GptscaleError:
-            continue
-        if predicted * simulation.peak / ours <= budget:
-            return f"use {words}"
-    return "use a smaller --model, or more ranks of fsdp or zero3"
-
-
-def _changes(recipe: str, config: RunConfig, nproc: int) -> Iterator[tuple[str, str, RunConfig, int]]:
-    """Yield options that need less memory, the least change first: the words, the recipe, its options and its processes."""
-    full = dataclasses.replace(config, activation_checkpointing="full")
-    small = dataclasses.replace(full, micro_batch_size=1, grad_accum_steps=None)
-    packed = dataclasses.replace(small, optimizer_state="8bit")
-    selective = dataclasses.replace(config, activation_checkpointing="selective")
-    words = "--activation-checkpointing full"
-    yield "--activation-checkpointing selective", recipe, selective, nproc
-    yield words, recipe, full, nproc
-    yield f"{words} --micro-batch-size 1", recipe, small, nproc
-    yield f"{words} --micro-batch-size 1 --optimizer-state 8bit", recipe, packed, nproc
-    for ranks in dict.fromkeys((nproc, 2 * nproc, 4 * nproc, 8 * nproc)):
-        if ranks > 1:
-            yield f"recipe fsdp --nproc {ranks} {words} --micro-batch-size 1", "fsdp", small, ranks

@@ -111,7 +111,7 @@ def count(run: Run, recipe_config: RecipeConfig) -> tuple[dict[str, Any], Timeli
     words = option_words(run.recipe, run.config, recipe_config)
     with tempfile.TemporaryDirectory() as folder:
         target = (folder, "fake", json.dumps([(run.recipe, words)]))
-        program = Program("gptscale.launchers.run.counted", target, row.environment)
+        program = Program("gptscale.launchers.bench.memory.counted", target, row.environment)
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run.world.world_size}
         variables |= {"LOCAL_WORLD_SIZE": run.world.world_size, "OMP_NUM_THREADS": 1}
         environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}

@@ -107,7 +107,7 @@ def compare(recipe: str, nproc: int) -> Iterator[dict[str, Any]]:
 
         def program(kind: str) -> Program:
             words = (folder, kind, json.dumps(cases))
-            return Program("gptscale.launchers.run.counted", words, row.environment, imports=row.imports)
+            return Program("gptscale.launchers.bench.memory.counted", words, row.environment, imports=row.imports)
 
         if status := launch(program("real"), nproc, environment={"OMP_NUM_THREADS": "1"}):
             raise GptscaleError(f"the world of {recipe} ended with status {status}", "in this comparison", "see above")

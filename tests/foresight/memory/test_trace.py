@@ -17,7 +17,7 @@ from gptscale.foresight.memory.counter import Counter
 from gptscale.foresight.memory.fake_world import fake_world
 from gptscale.foresight.memory.owners import plain_name
 from gptscale.foresight.memory.trace import trace
-from gptscale.launchers.run.counted import count, facts_of
+from gptscale.launchers.bench.memory.counted import count, facts_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 
@@ -90,7 +90,7 @@ def test_every_module_has_its_activations_and_names_are_those_of_the_whole_model
 
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp", "tensor_parallel", "pipeline", "fairscale_sdp"])
 def test_a_lone_rank_allocates_what_it_would_among_its_peers(recipe, tmp_path):
-    program = Program("gptscale.launchers.run.counted", (str(tmp_path), "real", json.dumps([(recipe, SHAPE)])))
+    program = Program("gptscale.launchers.bench.memory.counted", (str(tmp_path), "real", json.dumps([(recipe, SHAPE)])))
     assert launch(program, 2, environment=ENVIRONMENT) == 0
     for rank in range(2):
         real = json.loads((tmp_path / f"real-0-{rank}.json").read_text())

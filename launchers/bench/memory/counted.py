@@ -21,7 +21,7 @@ import torch
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.ending import report
 from gptscale.common.process.world import World, process_group
-from gptscale.foresight.memory.fake_world import fake_world
+from gptscale.foresight.memory.fake_world import believe_rank_0, fake_world
 from gptscale.foresight.memory.owners import GRADIENT, OPTIMIZER, PARAMETER, STATE
 from gptscale.foresight.memory.saved import save_timeline
 from gptscale.foresight.memory.timeline import Timeline
@@ -47,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         world = World.from_environment("cpu", None)
         with _group(kind, world, any(get(recipe).axes for recipe, _ in cases)), tempfile.TemporaryDirectory() as out:
             for number, case in enumerate(cases):
+                if kind == FAKE:
+                    believe_rank_0(get(case[0]).engine)
                 timeline = count(case, world, Path(out), REAL_STEPS if kind == REAL else STEPS)
                 save_timeline(timeline, folder / f"{kind}-{number}-{world.rank}.npz")
                 facts = json.dumps(facts_of(timeline))

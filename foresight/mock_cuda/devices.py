@@ -48,6 +48,10 @@ DEVICES = {
 }
 
 
+# PyTorch's wheels hold no kernels for 8.9. It runs those for 8.6, and CUB chooses its parameters by that.
+CODE_FOR = {(8, 9): 86}
+
+
 def device_named(name: str) -> MockDevice:
     """Return a device of the table, or raise ConfigError with the nearest name."""
     if name not in DEVICES:
@@ -65,6 +69,7 @@ def environment(device: MockDevice, library: Path, devices: int, cuda_version: i
         "VERSION": cuda_version,
         "MAJOR": device.capability[0],
         "MINOR": device.capability[1],
+        "CODE": CODE_FOR.get(device.capability, 10 * device.capability[0] + device.capability[1]),
         "MULTIPROCESSORS": device.multiprocessors,
         "THREADS": device.threads,
         "BLOCKS": device.blocks,

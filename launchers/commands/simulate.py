@@ -26,7 +26,7 @@ from gptscale.launchers.run.remedies import TRIES, remedies
 from gptscale.recipes import get
 from gptscale.results.render import DPI, console, table
 
-# Three steps are simulated, whatever the run would do, and nothing is saved or read again.
+# A few steps are simulated, whatever the run would do, and nothing is saved or read again.
 WITHOUT_EFFECT = (
     "steps,eval_every,eval_batches,timing_warmup_steps,log_every,on_spike,check_replicas,save_every,save_last,keep_checkpoints,"
     "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb"
@@ -53,7 +53,7 @@ class SimulateOptions:
     """Folder for simulation.json and simulation.png."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
-        OptionNeed(WITHOUT_EFFECT, lambda o: False, "a simulation is three steps and leaves no run"),
+        OptionNeed(WITHOUT_EFFECT, lambda o: False, "a simulation is a few steps and leaves no run"),
     )
 
     def __post_init__(self) -> None:

@@ -36,10 +36,10 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import Plan, preflight
 from gptscale.recipes import get
 
-# The first step makes the optimizer's state. From the second on all steps are alike, but for buckets that DDP orders anew once.
-STEPS = 3
-# Further steps that nobody follows, to time how long the host takes to ask for one.
-TIMED_STEPS = 3
+# The first step makes the optimizer's state, and DDP orders its buckets anew after it. The second is as all that follow.
+STEPS = 2
+# Further steps that nobody follows, to time how long the host takes to ask for one, but not for longer than this.
+TIMED_STEPS, TIMED_S = 3, 3.0
 OOM_EXIT_STATUS = 7
 
 
@@ -141,6 +141,8 @@ def _issue_time_s(engine: Engine, data: Prefetcher) -> float:
         batch, began = data.get(step), time.perf_counter()
         engine.train_step(batch, 1e-4)
         times_s.append(time.perf_counter() - began)
+        if sum(times_s) > TIMED_S:
+            break
     return min(times_s)
 
 

@@ -84,7 +84,7 @@ API int cudaFuncGetAttributes(FunctionAttributes *attributes, const void *functi
     memset(attributes, 0, sizeof *attributes);
     attributes->threads = 1024;
     attributes->registers = 32;
-    attributes->ptx = attributes->binary = 10 * d->major + d->minor;
+    attributes->ptx = attributes->binary = d->code;
     attributes->dynamic_shared = d->shared_per_block;
     return SUCCESS;
 }

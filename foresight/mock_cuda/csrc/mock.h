@@ -17,6 +17,7 @@ typedef struct {
     char name[256];
     int version;  /* of CUDA: 13000 is 13.0 */
     int devices;  /* how many of its kind this machine has */
+    int code;     /* the capability that loaded kernels were compiled for, the highest that runs here: 86 on 8.9 */
     int major, minor, multiprocessors, threads_per_multiprocessor, blocks_per_multiprocessor;
     int shared_per_block, shared_per_multiprocessor, l2_bytes, bus_bits;
     size_t memory;

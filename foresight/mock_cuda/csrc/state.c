@@ -25,6 +25,7 @@ __attribute__((constructor)) static void read_device(void) {
     played.version = (int)setting("GPTSCALE_MOCK_VERSION", 13000);
     played.major = (int)setting("GPTSCALE_MOCK_MAJOR", 9);
     played.minor = (int)setting("GPTSCALE_MOCK_MINOR", 0);
+    played.code = (int)setting("GPTSCALE_MOCK_CODE", 10 * played.major + played.minor);
     played.multiprocessors = (int)setting("GPTSCALE_MOCK_MULTIPROCESSORS", 132);
     played.threads_per_multiprocessor = (int)setting("GPTSCALE_MOCK_THREADS", 2048);
     played.blocks_per_multiprocessor = (int)setting("GPTSCALE_MOCK_BLOCKS", 32);

@@ -183,7 +183,8 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    header, end = {}, 0
+    header: dict[str, Any] = {}
+    end = 0
     for key, tensor in ordered.items():
         begin, end = end, end + tensor.nbytes
         header[key] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}

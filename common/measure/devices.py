@@ -115,7 +115,6 @@ def driver_version() -> str | None:
 
     try:
         pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
+        return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return None
-    return version if isinstance(version, str) else version.decode()

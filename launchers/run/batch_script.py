@@ -12,7 +12,7 @@ RESTARTS_MAX = 10
 # Seconds between Slurm's warning and the end of a job, in which a run finishes its step and saves.
 WARNING_S = 60
 # Seconds that the ranks which are left may take to end after the first has ended.
-PEERS_END_S = 30
+PEERS_END_S = 60
 
 RANKS = """\
 # The ranks meet at the first node, on a port of the job's own.

@@ -65,7 +65,11 @@ def product_tflops(device: torch.device) -> float:
 def to_first(rank: int, world_size: int) -> tuple[float, float]:
     """Return how far this node's clock is ahead of the first one's in seconds, and the GiB/s between the two."""
 
-    def talk(other: int) -> None:
+    def send() -> None:
+        dist.send(large, 0)
+        dist.recv(small, 0)
+
+    def receive(other: int) -> None:
         dist.recv(large, other)
         dist.send(small, other)
 
@@ -82,13 +86,13 @@ def to_first(rank: int, world_size: int) -> tuple[float, float]:
                 trips.append((ended - began, (began + ended) / 2 - small.item()))
             # The shortest trip says it best.
             ahead = min(trips)[1]
-            took = best_s(lambda: (dist.send(large, 0), dist.recv(small, 0)))
+            took = best_s(send)
             rate = LINK_BYTES / took / 2**30
         elif rank == 0:
             for _ in range(5):
                 dist.recv(small, other)
                 dist.send(torch.tensor([time.time()], dtype=torch.float64), other)
-            best_s(functools.partial(talk, other))
+            best_s(functools.partial(receive, other))
     return ahead, rate
 
 

@@ -10,6 +10,7 @@ import torch
 from holder import FACTS, Holder
 
 from gptscale.common.checkpoint import writer
+from gptscale.common.checkpoint.background import BackgroundSave
 from gptscale.common.checkpoint.folders import set_aside_beyond
 from gptscale.common.checkpoint.reader import Reader, newest_valid, sha256_of, step_folders
 from gptscale.common.checkpoint.writer import save
@@ -147,7 +148,15 @@ def check_after_kill(folder, before):
     assert not [name for name in names(folder) if name.startswith(".tmp")]
 
 
-def test_a_kill_at_every_call_of_a_save_leaves_the_checkpoint_before_or_the_new_one(saved, tmp_path_factory):
+def save_behind(engine, folder, step, facts):
+    """Save as `--save-async` does, with nothing to train meanwhile."""
+    background = BackgroundSave()
+    background.begin(engine, folder, step, facts, keep=2)
+    background.finish()
+
+
+@pytest.mark.parametrize("way", [save, save_behind])
+def test_a_kill_at_every_call_of_a_save_leaves_the_checkpoint_before_or_the_new_one(saved, tmp_path_factory, way):
     """Rotation is part of the save: it removes step-2."""
     endings = []
     for call in range(1, 100):
@@ -158,7 +167,7 @@ def test_a_kill_at_every_call_of_a_save_leaves_the_checkpoint_before_or_the_new_
 
         def body(call=call, folder=folder):
             killed_at(call)
-            save(Holder(), folder, 6, FACTS)
+            way(Holder(), folder, 6, FACTS)
 
         ended = child(body)
         endings.append((ended, step_folders(folder)[0].name))
@@ -169,8 +178,9 @@ def test_a_kill_at_every_call_of_a_save_leaves_the_checkpoint_before_or_the_new_
     assert len(endings) > 10
 
 
+@pytest.mark.parametrize("way", [save, save_behind])
 @pytest.mark.parametrize("size", [0, 1, 100, 500])
-def test_a_kill_within_a_write_leaves_the_checkpoint_before(saved, size):
+def test_a_kill_within_a_write_leaves_the_checkpoint_before(saved, size, way):
     """The system ends a process that writes beyond its limit, after it wrote up to the limit."""
     before = hashes(saved / "step-4")
 
@@ -178,7 +188,7 @@ def test_a_kill_within_a_write_leaves_the_checkpoint_before(saved, size):
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        save(Holder(), saved, 6, FACTS)
+        way(Holder(), saved, 6, FACTS)
 
     assert child(body) == -signal.SIGXFSZ
     assert step_folders(saved)[0].name == "step-4"

@@ -72,6 +72,10 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "launchers.commands.trace_pipeline",
         "gptscale trace [--schedules A,B] [--nproc N] [options]: a picture of each pipeline schedule, from real steps.",
     ),
+    "plan": (
+        "launchers.commands.plan",
+        "gptscale plan --check FILE [--calibrate-on FILE...] [--csv OUT]: predict runs that others measured, and how far off.",
+    ),
     "list": ("launchers.commands.list_recipes", "gptscale list: the recipes."),
     "doctor": (
         "launchers.commands.doctor",

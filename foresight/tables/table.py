@@ -1,0 +1,60 @@
+"""Read a table of measured runs, whichever of the known kinds it is."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+from gptscale.common.errors import DataError
+from gptscale.foresight.tables.collectives import ALL_REDUCES, BANDWIDTHS
+from gptscale.foresight.tables.composer import COMPOSER
+from gptscale.foresight.tables.megatron_lm import MEGATRON_LM
+from gptscale.foresight.tables.nanotron import NANOTRON
+from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, Profile
+from gptscale.foresight.tables.vtrain import VTRAIN
+
+PROFILES = (VTRAIN, NANOTRON, COMPOSER, MEGATRON_LM, ALL_REDUCES, BANDWIDTHS)
+
+
+class MeasuredTable(NamedTuple):
+    """A table as it was read. titles: of its columns. cells: of its rows. runs: what each row says."""
+
+    path: Path
+    profile: Profile
+    titles: list[str]
+    cells: list[dict[str, str]]
+    runs: list[MeasuredRun]
+
+
+def read_table(path: Path) -> MeasuredTable:
+    """Return the table in a CSV file. DataError for one that is no table of a known kind, or has no rows."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restkey="")
+            titles = list(reader.fieldnames or [])
+            lines = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or "it is no CSV file"
+        raise DataError(
+            f"{path} cannot be read ({reason})", "in the table", "give a CSV file of measured runs"
+        ) from None
+    profile = _profile_of(path, titles)
+    if not lines:
+        raise DataError(f"{path} has no rows", "in the table", "give one with measured runs")
+    runs = [profile.read(CellsOfRow(row, f"in {path} line {line}")) for line, row in lines]
+    return MeasuredTable(path, profile, titles, [{t: row.get(t) or "" for t in titles} for _, row in lines], runs)
+
+
+def _profile_of(path: Path, titles: list[str]) -> Profile:
+    """Return the first profile whose columns are all there."""
+    for profile in PROFILES:
+        if set(profile.columns) <= set(titles):
+            return profile
+    nearest = max(PROFILES, key=lambda p: len(set(p.columns) & set(titles)) / len(p.columns))
+    missing = [title for title in nearest.columns if title not in titles]
+    if len(missing) == len(nearest.columns):
+        names = ", ".join(profile.name for profile in PROFILES)
+        raise DataError(f"{path} has columns of no known table", "in the table", f"give one of: {names}")
+    what = f"{path} has no column {', '.join(map(repr, missing))}"
+    raise DataError(what, f"in a table like {nearest.name}'s", "add it to the file")

@@ -1,0 +1,222 @@
+"""Find the seconds of operations from measured steps.
+
+The logarithm of an operation's seconds is that of its curve (operations.py) plus a deviation of its shape. Deviations of near
+shapes are alike: they have a prior covariance that falls with their distance. A measured step is a sum of operations on its
+critical path, so the share of an operation in that path is how far the step follows it. Least squares of relative errors
+(Gauss-Newton, with less weight for far-off rows) gives the rates and deviations together with their uncertainty, which says how
+well a step of other operations is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gptscale.foresight.time.operations import LAUNCH, amounts, coordinates
+from gptscale.foresight.time.simulator import PlayedStep, play
+from gptscale.foresight.time.work import Operation, StepWork
+
+Array = Any
+# How sharp the edge is between what the host and what the device limits.
+EDGE = 4.0
+RateName = tuple[str, str]
+
+
+class Prior(NamedTuple):
+    """What is assumed of deviations of a kind, as logarithms.
+
+    spread: of what near shapes share. near: how far apart in size shapes still share it. own: the spread of a shape alone.
+    """
+
+    spread: float
+    near: float
+    own: float
+
+
+class MeasuredStep(NamedTuple):
+    """A step and the seconds that it took. noise: the relative spread of repeated runs."""
+
+    step: StepWork
+    seconds: float
+    noise: float = 0.01
+
+
+class _Paths(NamedTuple):
+    """Errors of measured steps, as logarithms, and how these steps follow the rates and deviations."""
+
+    errors: Array
+    jacobian: Array
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Measured steps, and the operations and rates that they are made of."""
+
+    rows: Sequence[MeasuredStep]
+    operations: Sequence[Operation]
+    asked: Array
+    n_rates: int
+    host: Array
+
+    def paths(self, x: Array) -> _Paths:
+        """Play every step with the costs that `x` gives."""
+        place = {operation: i for i, operation in enumerate(self.operations)}
+        logs, slopes = _costs(x, self.asked, self.n_rates, self.host)
+        costs = dict(zip(self.operations, np.exp(logs), strict=True))
+        shares, errors = np.zeros((len(self.rows), len(place))), np.zeros(len(self.rows))
+        for i, row in enumerate(self.rows):
+            timeline = play(row.step, costs.__getitem__)
+            errors[i] = math.log(row.seconds / timeline.seconds)
+            for operation, count in timeline.critical_work().items():
+                shares[i, place[operation]] = count * costs[operation] / timeline.seconds
+        return _Paths(errors, np.hstack([shares @ slopes, shares]))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The seconds of a step. spread: its relative standard deviation. grade: how its costs are known.
+
+    unknown: the kind of operation that adds most to the spread.
+    """
+
+    seconds: float
+    spread: float
+    grade: str
+    unknown: str
+    timeline: PlayedStep
+
+
+CALIBRATED, OTHER_SIZE, DATA_SHEET = "calibrated here", "calibrated at another size", "data sheet"
+
+
+class CostTable:
+    """Seconds per operation, with their uncertainty and where they come from.
+
+    logs: logarithms of the seconds. measured: operations that calibrated steps were made of. rates: seconds per unit, by rate.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        logs: Array,
+        covariance: Array,
+        measured: Iterable[Operation],
+        rates: Mapping[RateName, float],
+    ) -> None:
+        self.places = {operation: i for i, operation in enumerate(operations)}
+        self.logs, self.covariance, self.measured, self.rates = logs, covariance, set(measured), rates
+
+    def seconds(self, operation: Operation) -> float:
+        """Return the seconds of an operation. Raises KeyError for one that was not prepared for."""
+        return math.exp(self.logs[self.places[operation]])
+
+    def predict(self, step: StepWork) -> Prediction:
+        """Return the seconds of a step and how well they are known."""
+        timeline = play(step, self.seconds)
+        work = timeline.critical_work()
+        share = {op: n * self.seconds(op) / timeline.seconds for op, n in work.items()}
+        places = [self.places[op] for op in share]
+        weights = np.array(list(share.values()))
+        spread = math.sqrt(max(0.0, weights @ self.covariance[np.ix_(places, places)] @ weights))
+        known = sum(part for op, part in share.items() if op in self.measured)
+        grade = CALIBRATED if known > 0.99 else OTHER_SIZE if self.measured else DATA_SHEET
+        own = weights * np.sqrt(self.covariance[places, places])
+        unknown = list(share)[int(own.argmax())]
+        return Prediction(timeline.seconds, spread, grade, f"{unknown.kind} {unknown.shape}", timeline)
+
+
+def calibrate(
+    rows: Sequence[MeasuredStep],
+    others: Iterable[Operation],
+    rates: Mapping[RateName, tuple[float, float]],
+    priors: Mapping[str, Prior],
+    rounds: int = 25,
+) -> CostTable:
+    """Return the costs of the operations of `rows` and of `others` that explain the measured rows best.
+
+    rates: of each (name, device or link) the seconds expected before any measurement, and the spread of their logarithm.
+    """
+    measured = {operation for row in rows for operation in row.step.operations()}
+    operations = sorted(measured | set(others))
+    names, asked = _amounts(operations)
+    expected = np.log([rates[name][0] for name in names])
+    n_rates, n = len(names), len(operations)
+    host = np.array([float(name == LAUNCH) for name, _ in names])
+    precision = np.zeros((n_rates + n, n_rates + n))
+    precision[range(n_rates), range(n_rates)] = [rates[name][1] ** -2 for name in names]
+    precision[n_rates:, n_rates:] = _prior_precision(operations, priors)
+    x = np.concatenate([expected, np.zeros(n)])
+    start = x.copy()
+    noise = np.array([row.noise for row in rows])
+    problem = _Problem(rows, operations, asked, n_rates, host)
+    path, damping = problem.paths(x), 1.0
+    for round_ in range(rounds):
+        # Cauchy's weights: a row that is far off for reasons of its own pulls little. Which rows are, is known late.
+        scale = noise * max(1.0, 1.5 * 0.85**round_ * float(np.median(np.abs(path.errors) / noise)))
+
+        def loss(path: Any, x: Array, scale: Array = scale) -> float:
+            rows_loss = 9 * np.log1p((path.errors / (3 * scale)) ** 2).sum()
+            return float(rows_loss + (x - start) @ precision @ (x - start))
+
+        weights = scale**-2 / (1 + (path.errors / (3 * scale)) ** 2)
+        curvature = precision + path.jacobian.T @ (weights[:, None] * path.jacobian)
+        gradient = path.jacobian.T @ (weights * path.errors) - precision @ (x - start)
+        while damping < 1e4:
+            step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+            tried = problem.paths(x + step)
+            if loss(tried, x + step) < loss(path, x):
+                break
+            damping *= 4
+        else:
+            break
+        gain = 1 - loss(tried, x + step) / loss(path, x)
+        x, path, damping = x + step, tried, max(damping / 4, 1e-3)
+        if round_ > 12 and gain < 1e-3:
+            break
+    logs, slopes = _costs(x, asked, n_rates, host)
+    to_logs = np.hstack([slopes, np.eye(n)])
+    covariance = to_logs @ np.linalg.solve(curvature, to_logs.T)
+    return CostTable(operations, logs, covariance, measured, dict(zip(names, np.exp(x[:n_rates]), strict=True)))
+
+
+def _amounts(operations: Sequence[Operation]) -> tuple[list[RateName], Array]:
+    """Return the rates that operations ask for, and how much of each each of them asks."""
+    asked = [{(name, op.on): amount for name, amount in amounts(op).items()} for op in operations]
+    names = sorted({name for of_one in asked for name in of_one})
+    matrix = np.zeros((len(operations), len(names)))
+    for i, of_one in enumerate(asked):
+        for name, amount in of_one.items():
+            matrix[i, names.index(name)] = amount
+    return names, matrix
+
+
+def _costs(x: Array, asked: Array, n_rates: int, host: Array) -> tuple[Array, Array]:
+    """Return the logarithms of all costs, and their slopes in the logarithms of the rates.
+
+    host: 1 for the rates of what the host does while the device works. The longer of the two counts, with a soft edge.
+    """
+    parts = asked * np.exp(x[:n_rates])
+    on_host, on_device = parts @ host, parts @ (1 - host)
+    curve = (on_host**EDGE + on_device**EDGE) ** (1 / EDGE)
+    of_host = on_host ** (EDGE - 1) / curve**EDGE
+    of_device = on_device ** (EDGE - 1) / curve**EDGE
+    return np.log(curve) + x[n_rates:], parts * (of_host[:, None] * host + of_device[:, None] * (1 - host))
+
+
+def _prior_precision(operations: Sequence[Operation], priors: Mapping[str, Prior]) -> Array:
+    """Return the inverse of the deviations' prior covariance. Shapes of different kinds or devices are independent."""
+    precision = np.zeros((len(operations), len(operations)))
+    families: dict[tuple[str, str], list[int]] = {}
+    for i, operation in enumerate(operations):
+        families.setdefault((operation.kind, operation.on), []).append(i)
+    for (kind, _), members in families.items():
+        prior = priors[kind]
+        points = np.array([coordinates(operations[i]) for i in members]).reshape(len(members), -1)
+        distance = ((points[:, None] - points[None]) ** 2).sum(axis=-1) / prior.near**2
+        covariance = prior.spread**2 * np.exp(-distance / 2) + prior.own**2 * np.eye(len(members))
+        precision[np.ix_(members, members)] = np.linalg.inv(covariance)
+    return precision

@@ -1,0 +1,151 @@
+"""The kinds of operations: what each asks of a device or link, from its shape alone.
+
+An amount is a number of floating-point operations, bytes, launches or messages. A rate is the seconds that one of them takes. The
+sum of amounts times rates is the curve of a kind: what an operation of any size would take on a device with these rates.
+Measurements correct it shape by shape (calibration.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gptscale.foresight.time.work import Operation
+
+BYTES = 2  # of a number in 16 bits
+# Rates by name.
+FLOP, ATTENTION, MEMORY, LAUNCH, OPTIMIZER, HOST = "flop", "attention", "memory", "launch", "optimizer", "host"
+INNER, OUTER, MESSAGE = "inner", "outer", "message"
+
+
+class BlockShape(NamedTuple):
+    """A transformer block for one micro-batch on one tensor rank. fused: attention keeps no matrix of scores."""
+
+    tokens: int
+    hidden: int
+    feed_forward: int
+    gated: int
+    heads: int
+    key_value_heads: int
+    seq_len: int
+    tp: int
+    fused: int
+    sequence_parallel: int
+
+
+class HeadShape(NamedTuple):
+    """The final product with the vocabulary and its loss, for one micro-batch on one tensor rank."""
+
+    tokens: int
+    hidden: int
+    vocabulary: int
+    tp: int
+
+
+class MessageShape(NamedTuple):
+    """A collective of `ranks`, or a message if they are 2, of which `per_node` are on a node.
+
+    sharing: how many such groups use the links of a node at once.
+    """
+
+    bytes: int
+    ranks: int
+    per_node: int
+    sharing: int
+
+
+class StateShape(NamedTuple):
+    """What an optimizer step passes over: parameters of one rank."""
+
+    parameters: int
+
+
+def _products(shape: BlockShape) -> list[tuple[float, float, float]]:
+    """Return rows, inner size and columns of the block's four products."""
+    s = shape
+    query_key_value = s.hidden * (1 + 2 * s.key_value_heads / s.heads)
+    return [
+        (s.tokens, s.hidden, query_key_value / s.tp),
+        (s.tokens, s.hidden / s.tp, s.hidden),
+        (s.tokens, s.hidden, s.feed_forward * (1 + s.gated) / s.tp),
+        (s.tokens, s.feed_forward / s.tp, s.hidden),
+    ]
+
+
+def _block_forward(shape: tuple[int, ...]) -> dict[str, float]:
+    s = BlockShape(*shape)
+    products = _products(s)
+    traffic = sum(m * k + k * n + m * n for m, k, n in products)
+    # Two layer norms and two residual sums read and write whole tokens, on each tensor rank unless they split the sequence.
+    passes = 12 * s.tokens * s.hidden / (s.tp if s.sequence_parallel else 1)
+    passes += s.tokens * (5 * s.hidden + (3 + s.gated) * s.feed_forward) / s.tp
+    scores = 0 if s.fused else 5 * s.tokens * s.seq_len * s.heads / s.tp
+    return {
+        FLOP: sum(2 * m * k * n for m, k, n in products),
+        ATTENTION: 4 * s.tokens * s.seq_len * s.hidden / s.tp / (2 if s.fused else 1),
+        MEMORY: BYTES * (traffic + passes + scores),
+        # Two collectives cost the host as much as several kernels.
+        LAUNCH: 20 + 10 * (s.tp > 1),
+    }
+
+
+def _head_forward(shape: tuple[int, ...]) -> dict[str, float]:
+    s = HeadShape(*shape)
+    columns = s.vocabulary / s.tp
+    traffic = s.tokens * s.hidden + s.hidden * columns + s.tokens * columns
+    return {
+        FLOP: 2 * s.tokens * s.hidden * columns,
+        MEMORY: BYTES * traffic + 4 * 4 * s.tokens * columns,
+        LAUNCH: 15,
+    }
+
+
+def _twice(forward: Callable[[tuple[int, ...]], dict[str, float]]) -> Callable[[tuple[int, ...]], dict[str, float]]:
+    """Return the amounts of a backward, which computes two products for each one in forward."""
+    return lambda shape: {rate: 2 * amount for rate, amount in forward(shape).items()}
+
+
+def _ring(shape: tuple[int, ...], turns: int) -> dict[str, float]:
+    """Return the amounts of a ring that goes round `turns` times: 2 for all-reduce, 1 for all-gather and reduce-scatter."""
+    s = MessageShape(*shape)
+    if s.ranks < 2:
+        return {}
+    sent = turns * s.bytes * (s.ranks - 1) / s.ranks
+    if s.per_node >= s.ranks:
+        return {INNER: sent, MESSAGE: turns * (s.ranks - 1)}
+    nodes = s.ranks / s.per_node
+    return {INNER: sent, OUTER: sent * s.sharing, MESSAGE: turns * (s.per_node - 1 + nodes - 1)}
+
+
+def _send(shape: tuple[int, ...]) -> dict[str, float]:
+    s = MessageShape(*shape)
+    return {INNER if s.per_node > 1 else OUTER: s.bytes * (1 if s.per_node > 1 else s.sharing), MESSAGE: 1}
+
+
+# Amounts of each kind by the names of rates.
+KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
+    "block forward": _block_forward,
+    "block backward": _twice(_block_forward),
+    "head forward": _head_forward,
+    "head backward": _twice(_head_forward),
+    "all-reduce": lambda shape: _ring(shape, 2),
+    "all-gather": lambda shape: _ring(shape, 1),
+    "reduce-scatter": lambda shape: _ring(shape, 1),
+    "gradient all-reduce": lambda shape: _ring(shape, 2),
+    "gradient reduce-scatter": lambda shape: _ring(shape, 1),
+    "weight all-gather": lambda shape: _ring(shape, 1),
+    "send": _send,
+    "optimizer": lambda shape: {OPTIMIZER: StateShape(*shape).parameters},
+    "host": lambda shape: {HOST: 1},
+}
+
+
+def amounts(operation: Operation) -> dict[str, float]:
+    """Return what an operation asks for, by the names of rates."""
+    return KINDS[operation.kind](operation.shape)
+
+
+def coordinates(operation: Operation) -> tuple[float, ...]:
+    """Return where a shape lies among the shapes of its kind: near ones run alike. The unit is a factor of e."""
+    return tuple(math.log(max(n, 0.5)) for n in operation.shape)

@@ -121,4 +121,5 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
         moment(last_gradients, before_first, at_work),
         moment(fixed.gradients, before_first - kept, stream + fixed.reduced),
         moment(fixed.gradients, 0.0, end + fixed.reduced_at_end),
+        {"under way in the optimizer": fixed.stepping},
     ]

@@ -172,6 +172,7 @@ def believe_rank_0(engine: str) -> None:
         from deepspeed.runtime.zero import utils
 
         utils.get_lst_from_rank0 = list
+        utils.assert_lst_len_same_as_other_ranks = lambda numbers: None
 
 
 @contextmanager

@@ -63,7 +63,8 @@ class RecipeBytes:
     norm_input: bytes of a number in the residual stream, and of one that a LayerNorm keeps.
 
     of a world: gathered: weights that are there from forward on, whole, beside a rank's own. reduced: what is on its way to
-    other ranks when a block's backward ends; reduced_at_end: and when that of the table and the rest does.
+    other ranks when a block's backward ends; reduced_at_end: and when that of the table and the rest does. stepping: beside the
+    gradients while the optimizer steps and new weights are gathered.
     """
 
     device: float
@@ -79,3 +80,4 @@ class RecipeBytes:
     gathered: float = 0.0
     reduced: float = 0.0
     reduced_at_end: float = 0.0
+    stepping: float = 0.0

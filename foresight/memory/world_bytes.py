@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import stages_per_rank
-from gptscale.foresight.memory.recipe_bytes import BUCKET
+from gptscale.foresight.memory.recipe_bytes import BUCKET, WEIGHT_BUFFERS
 from gptscale.foresight.memory.state import (
     Place,
     State,
@@ -164,19 +164,26 @@ def _flat(case: Case) -> Answer:
     state = cut_flat(run, case.config, place.dp_size, c)
     bucket = min(BUCKET, run.gpt.n_params // 8)
     n = numel(all_shapes(run, case.config))
-    keeps_all = case.config.stage == 1 and (run.batch.grad_accum_steps > 1 or c != 4)
+    keeps_all = case.config.stage == 1 and run.batch.grad_accum_steps > 1
+    # In 16 bits stage 1 sums all gradients in fp32, in a vector that stays.
+    sums = 4.0 * n if case.config.stage == 1 and c != 4 else 0.0
     offloads = case.config.offload != "none"
+    transfers = c * bucket + (2 * c * case.step.table if offloads else 0.0)
     fixed = RecipeBytes(
         0,
-        gradients=(4 * n if keeps_all else state.gradients) + (c * n if keeps_all and c != 4 else 0),
+        gradients=c * n if sums else 4 * n if keeps_all else state.gradients,
         working=c * case.step.block / 2,
         reduced=c * bucket,
         reduced_at_end=c * max(bucket, case.step.table),
+        # gloo receives all new weights into a copy, when buckets are gone
+        stepping=c * n - transfers if case.sends_copy else 0.0,
         host=(4 + c) * n / place.dp_size if offloads else 0.0,
         residual=c,
         norm_input=c,
     )
-    return fixed, case.layout(state, transfers=float(c * bucket))
+    if offloads:
+        state = state._replace(optimizer=state.optimizer - (8 if run.config.optimizer == "adamw" else 0))
+    return fixed, case.layout(state, buckets=sums, transfers=transfers)
 
 
 def _flat_all(case: Case) -> Answer:
@@ -186,25 +193,33 @@ def _flat_all(case: Case) -> Answer:
     own = -(-n // place.dp_size)
     bucket = min(BUCKET, run.gpt.n_params // 8)
     adam = 0 if run.config.optimizer == "sgd" else 8
-    state = State(c * own, 4 * own, (4 + adam) * own)
+    on_disk = case.config.offload == "nvme"
+    state = State(c * own, 4 * own, 0 if on_disk else (4 + adam) * own)
+    longest = max(2**20, case.step.table // place.dp_size + 1)
     fixed = RecipeBytes(
         0,
         gradients=4 * own,
         at_once=True,
         gathered=c * min(n, 1_000_000_000),
         working=c * case.step.block,
+        # buffers of the largest weight, which DeepSpeed copies to memory of its own
+        build=WEIGHT_BUFFERS * c * longest if on_disk else 0.0,
         residual=c,
         norm_input=c,
     )
-    return fixed, case.layout(state, transfers=float(2 * 4 * bucket))
+    return fixed, case.layout(state, transfers=float(2 * 4 * bucket + (2 * 4 * own if on_disk else 0)))
 
 
 def _owners(case: Case) -> Answer:
     """Fairscale's OSS: weights and gradients whole, the state of each parameter with its owner."""
     place = case.place
     state = cut_by_owners(case.run, case.config, place.dp_rank, place.dp_size)
-    fixed = case.lowered()
-    return replace(fixed, reduced_at_end=4.0 * case.step.table), case.layout(state, buckets=float(state.gradients))
+    n = state.parameters
+    # Before the first step it makes a bucket for each rank as large as may be, and shrinks them one after another.
+    buckets = place.dp_size * min(4 * case.config.reduce_buffer_size, n) + n // place.dp_size
+    fixed = replace(case.lowered(), reduced_at_end=4.0 * case.step.table)
+    fixed = replace(fixed, build=float(n + state.optimizer + buckets))
+    return fixed, case.layout(state, buckets=float(state.gradients))
 
 
 def _matrices(case: Case) -> Answer:

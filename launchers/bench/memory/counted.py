@@ -76,10 +76,10 @@ def count(case: Case, world: World, out: Path, steps: int = STEPS) -> Timeline:
 
 
 def usual_peak(timeline: Timeline) -> int:
-    """Return the peak of the middle one of the steps, or of the time before them if that is higher."""
+    """Return the highest of three peaks: before the steps, in the first, which sets up, and in the middle one of the others."""
     ends = [*timeline.steps[1:], timeline.times]
     peaks = [timeline.peak_of(begin, end) for begin, end in zip(timeline.steps, ends, strict=True)]
-    return max(timeline.peak_of(0, timeline.steps[0]), statistics.median_low(peaks))
+    return max(timeline.peak_of(0, timeline.steps[0]), peaks[0], statistics.median_low(peaks[1:]))
 
 
 def facts_of(timeline: Timeline) -> dict[str, Any]:

@@ -30,7 +30,8 @@ def kept_per_token(step: Step, fixed: RecipeBytes, mode: str) -> float:
     if mode == "full":
         return fixed.residual * h / tp_size
     if mode == "selective":
-        return (fixed.residual * h + c * h * (3 + 1 + 4 + 1) + c * _padded(step) + sums) / tp_size
+        # A projection's output is a sum that other tensor ranks have parts of, so it is whole.
+        return (fixed.residual * h + c * h * (3 + 4) + c * _padded(step) + sums) / tp_size + c * h * (1 + 1)
     # Tensor ranks gather the sequence before qkv and fc, so that these inputs are whole.
     cut = step.dropped + 2 * fixed.norm_input * h + c * h * (4 + 4) + c * _attention(step) + sums + statistics
     return cut / tp_size + c * h * (1 + 1)

@@ -146,9 +146,11 @@ def numel(shapes: Iterable[tuple[int, ...]]) -> int:
 
 
 def all_shapes(run: Run, config: RecipeConfig) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters that this rank has, cut over tensor ranks only."""
+    """Return the shapes of all parameters that this rank has, in the model's order, cut over tensor ranks only."""
     root, blocks = held_shapes(run, config)
-    return [*root.values(), *(shape for block in blocks for shape in block.values())]
+    parts = [root, *blocks]
+    last = {name: root.pop(name) for name in list(root) if name.startswith("ln_f")}
+    return [shape for part in (*parts, last) for shape in part.values()]
 
 
 def is_v_shaped(config: RecipeConfig) -> bool:

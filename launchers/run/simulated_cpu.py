@@ -16,7 +16,7 @@ import torch
 
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.process.program import Program
-from gptscale.common.process.task import LIMIT_S, pass_on, reason
+from gptscale.common.process.task import LIMIT_S, reason
 from gptscale.common.process.warm_parent import run_captured
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.common.recipe_config import RecipeConfig
@@ -48,12 +48,18 @@ def simulate(
     predicted = predict(run, recipe_config)
     why = too_large(run, sum(predicted.values())) if how == "auto" else None
     extra: dict[str, Any] = {"device": "cpu", "closed_form_bytes": predicted}
+    if how != "formula" and not why:
+        try:
+            facts, timeline = count(run, recipe_config)
+        except GptscaleError as error:
+            if how == "count":
+                raise
+            why = error.what.partition(". ")[0][:150]
     if how == "formula" or why:
         timeline = at_one_moment(predicted)
         extra["grade"] = f"closed form: {why}" if why else "closed form"
         state = {name: predicted.get(name, 0) for name in (PARAMETER, GRADIENT, STATE)}
     else:
-        facts, timeline = count(run, recipe_config)
         extra["grade"] = "counted: the rank's own program ran, beside peers that do not exist"
         state = {PARAMETER: facts["parameters"], GRADIENT: facts["gradients"], STATE: facts["optimizer_state"]}
     extra["state_bytes"] = state
@@ -118,8 +124,6 @@ def count(run: Run, recipe_config: RecipeConfig) -> tuple[dict[str, Any], Timeli
         ended = run_captured(program, timeout=LIMIT_S, environ=environ, fork=False)
         if ended.returncode:
             errors = [line for line in ended.stderr.splitlines() if line.startswith("gptscale: error: ")]
-            if not errors or "Traceback" in ended.stderr:
-                pass_on(ended.stderr)
             what = (errors or [reason(ended.stderr)])[-1].removeprefix("gptscale: error: ")
             raise GptscaleError(
                 f"{run.recipe} does not run under fake peers ({what[:200]})", "here", "use --how formula"

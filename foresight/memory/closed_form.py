@@ -105,10 +105,10 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
             {**gathered, "gradient": held, "activation": fixed.casts + all_kept, "logits and loss": in_loss},
             {**gathered, "gradient": held, "activation": casts + all_kept, "under way in backward": begins},
         ]
-    # The last norm is behind backward by then.
+    # The last norm is behind backward by then, and before the first block all casts are.
     before_last, before_first = (
         casts + all_kept - outside,
-        casts + (layout.in_flight - 1) * layout.n_blocks * kept + kept,
+        (layout.in_flight - 1) * layout.n_blocks * kept + kept,
     )
 
     def moment(gradients: float, activations: float, under_way: float) -> Moment:

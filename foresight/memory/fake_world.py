@@ -3,7 +3,7 @@
 torch has a fake process group too. Its collectives answer nothing at all, which DDP and libraries that exchange objects do
 not take, and they allocate nothing. This one answers what the peers would if they were this rank: sums are the rank's own
 numbers, and gathered parts are all its own. What gloo allocates for a collective it allocates too, for as long as gloo holds
-it (tests/foresight/memory/test_fake_world.py holds it to gloo).
+it (tests/foresight/memory/test_trace.py holds it to gloo).
 """
 
 from __future__ import annotations

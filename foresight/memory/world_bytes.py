@@ -123,6 +123,9 @@ def _replicas(case: Case) -> Answer:
     if case.step.micro_batches > 1:
         fixed = replace(fixed, gradients=state.gradients)
     fixed = replace(fixed, working=fixed.working + 16 * case.run.gpt.n_embd**2, reduced_at_end=largest)
+    if case.step.device_type == "cuda":
+        # After the first step DDP makes its buckets anew, in the order of backward, before it lets go of the old ones.
+        fixed = replace(fixed, build=state.parameters + state.optimizer + 2.0 * state.gradients)
     return fixed, case.layout(state, buckets=float(state.gradients))
 
 
@@ -151,7 +154,8 @@ def _rows(case: Case) -> Answer:
         reduced=c * block * (1 + max(0, ahead - 1)) + 4 * copies * block,
         reduced_at_end=4 * copies * root + 4 * root / shards,
         residual=c,
-        norm_input=4 if c == 4 else c,
+        # autocast computes norms in fp32 on CUDA, so that they keep a copy of their input
+        norm_input=4 if c == 4 or case.step.device_type == "cuda" else c,
     )
     return fixed, case.layout(state)
 

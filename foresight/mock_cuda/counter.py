@@ -41,6 +41,7 @@ class CudaCounter:
             torch.cuda.memory._record_memory_history(enabled=None, device=self.device)
 
     def _events(self) -> int:
+        torch.cuda.init()
         blocks = torch._C._cuda_memoryStats(self.device.index or 0)["allocation"]["all"]
         return int(blocks["allocated"] + blocks["freed"])
 

@@ -146,6 +146,7 @@ def _on_mock(
         {
             "device": facts["device"],
             "host_s": facts.get("host_s"),
+            "closed_form_bytes": facts["closed_form_bytes"],
             "step": found.calls.as_json() if found.calls else None,
             "calls": found.calls,
         },

@@ -26,6 +26,7 @@ from gptscale.common.process.ending import is_out_of_memory, report
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
 from gptscale.common.train import train
+from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.memory.owners import FORWARD, Owners
 from gptscale.foresight.memory.saved import save_timeline
 from gptscale.foresight.memory.timeline import read_timeline
@@ -91,6 +92,7 @@ def _simulate(plan: Plan, folder: Path) -> int:
     owners = Owners(counter)
     marks = StepMarks(counter)
     facts: dict[str, Any] = {"recipe": run.recipe, "rank": run.world.rank, "world_size": run.world.world_size}
+    facts["closed_form_bytes"] = predict(run, plan.recipe_config)
     status = 0
     with ExitStack() as stack:
         stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())

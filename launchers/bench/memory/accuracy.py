@@ -1,4 +1,4 @@
-"""The command `gptscale bench simulate`: what was predicted for CPUs beside what real worlds allocated.
+"""The command `gptscale bench simulate`: predicted bytes beside those that real worlds, or ranks of the mock, allocate.
 
 For each recipe that runs here, worlds of 2 and 4 processes train shapes that differ in one thing each, and every byte that a
 rank allocates is counted (foresight/memory/counter.py). Beside it stand the peak of the same rank of a world that was not
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.settings.checks import check_output_file, parse_names
@@ -54,6 +54,8 @@ class AccuracyOptions:
     """Recipes with commas between; all that run here."""
     nproc: str = "2,4"
     """Sizes of the worlds, with commas between."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """cpu: worlds that run here | cuda: the closed forms for GPUs beside the allocator under the mock of CUDA."""
     csv: Path | None = None
     """A row for each recipe, world, shape and rank."""
 
@@ -74,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.launchers.run.preflight import why_not_here
 
     names = list(RECIPES) if options.recipes == "all" else options.recipes.split(",")
+    if options.device == "cuda":
+        return _on_mock(names, options.csv)
     rows: list[dict[str, Any]] = []
     failures = []
     for recipe in names:
@@ -92,6 +96,27 @@ def main(argv: Sequence[str]) -> int:
     show(rows)
     print_written(options.csv)
     return int(bool(failures))
+
+
+def _on_mock(names: Sequence[str], csv: Path | None) -> int:
+    """Set the closed forms beside what ranks allocate under the mock of CUDA, and return 0."""
+    import pandas as pd
+
+    from gptscale.launchers.bench.memory.accuracy_cuda import compare_on_mock
+
+    rows: list[dict[str, Any]] = []
+    table = render.table(("recipe", "rows", "closed form (median / worst)"), left=("recipe",))
+    for recipe in names:
+        mine = list(compare_on_mock(recipe))
+        rows += mine
+        write_csv(pd.DataFrame(rows), csv)
+        errors = _errors(mine, "closed_form_error")
+        print(f"{recipe}: {len(mine)} comparisons, {errors}", flush=True)
+        table.add_row(recipe, str(len(mine)), errors)
+    table.add_row("all", str(len(rows)), _errors(rows, "closed_form_error"))
+    render.console(120, highlight=False).print(table)
+    print_written(csv)
+    return 0
 
 
 def compare(recipe: str, nproc: int) -> Iterator[dict[str, Any]]:

@@ -41,26 +41,29 @@ LINKS = {
 # Share of the data sheet's rate that programs usually reach, and the spread of its logarithm.
 REACHED = {FLOP: (0.65, 0.3), ATTENTION: (0.3, 0.7), MEMORY: (0.7, 0.5), INNER: (0.75, 0.5), OUTER: (0.7, 0.7)}
 # Seconds of a launch, of a message's first byte, and of what a host does once a step.
-LAUNCH_S, MESSAGE_S, HOST_S = (2e-5, 0.7), (1e-5, 1.0), (3e-3, 1.5)
+LAUNCH_S, MESSAGE_S, HOST_S = (2e-5, 0.7), (1e-5, 0.7), (3e-3, 1.5)
 # An AdamW step reads and writes some 30 bytes for a parameter.
 OPTIMIZER_BYTES = 30
 
 # How far kinds deviate from their curves.
-PRIORS = {
-    kind: Prior(0.15, 4.0, 0.034)
-    for kind in ("block forward", "block backward", "head forward", "head backward", "optimizer", "host")
-} | {
-    kind: Prior(0.6, 4.0, 0.02)
-    for kind in (
-        "send",
-        "all-reduce",
-        "all-gather",
-        "reduce-scatter",
-        "gradient all-reduce",
-        "gradient reduce-scatter",
-        "weight all-gather",
-    )
-}
+PRIORS = (
+    {"send": Prior(0.15, 4.0, 0.02)}
+    | {
+        kind: Prior(0.15, 4.0, 0.034)
+        for kind in ("block forward", "block backward", "head forward", "head backward", "optimizer", "host")
+    }
+    | {
+        kind: Prior(0.6, 4.0, 0.02)
+        for kind in (
+            "all-reduce",
+            "all-gather",
+            "reduce-scatter",
+            "gradient all-reduce",
+            "gradient reduce-scatter",
+            "weight all-gather",
+        )
+    }
+)
 
 
 def expected_rates(device: str, link: str) -> dict[RateName, tuple[float, float]]:

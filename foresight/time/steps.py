@@ -144,8 +144,9 @@ def pipeline_step(model: ModelShape, split: Split, machines: Machines) -> StepWo
     n_stages, order = len(split.blocks), write.order()
     places: dict[tuple[str, int, int], int] = {}
     pending: list[tuple[int, tuple[str, int, int]]] = []
-    sends = [write.message(stage) for stage in range(n_stages)]
-    work = {(stage, kind): write.stage_work(stage, kind) for stage in range(n_stages) for kind in (FORWARD, BACKWARD)}
+    sends = [step.place_of(write.message(stage)) for stage in range(n_stages)]
+    kinds = [(stage, kind) for stage in range(n_stages) for kind in (FORWARD, BACKWARD)]
+    work = {(stage, kind): step.place_of(write.stage_work(stage, kind)) for stage, kind in kinds}
     last: dict[int, list[int]] = {}
     for rank, computations in order.items():
         for kind, stage, m in computations:

@@ -47,12 +47,20 @@ class StepWork:
         self._before: list[tuple[int, ...]] | None = None
         self._order: list[int] | None = None
 
-    def add(self, name: str, rank: int, stream: str, work: Work, needs: Sequence[int] = ()) -> int:
-        """Append an item to a stream and return its place. A need may be the place of an item that is added later."""
+    def place_of(self, work: Work) -> int:
+        """Return the place of a work in `works`, where equal works are once."""
         key = _key(work)
         place = self._places.setdefault(key, len(self.works))
         if place == len(self.works):
             self.works.append(dict(key))
+        return place
+
+    def add(self, name: str, rank: int, stream: str, work: Work | int, needs: Sequence[int] = ()) -> int:
+        """Append an item to a stream and return its place.
+
+        work: what it does, or its place. needs: places of items, of which some may be added later.
+        """
+        place = work if isinstance(work, int) else self.place_of(work)
         self.items.append(Item(name, rank, stream, place, tuple(needs)))
         self._before = self._order = None
         return len(self.items) - 1

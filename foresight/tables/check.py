@@ -145,7 +145,10 @@ def choices(rows: Sequence[CheckedRow]) -> list[Choice]:
         candidates = [row for row in members if row.predicted_s and row.used <= MARGIN]
         best = max(row.speed for row in members)
         if group and len(members) > 1 and best and candidates:
-            recommended = max(candidates, key=lambda row: row.predicted_speed)
+            fastest = max(candidates, key=lambda row: row.predicted_speed)
+            # Rows that repeat a configuration have one prediction. Those that ran say how fast it is.
+            repeats = [row for row in candidates if row.predicted_s == fastest.predicted_s and row.used == fastest.used]
+            recommended = max(repeats, key=lambda row: row.speed)
             found.append(Choice(group, recommended, 1 - recommended.speed / best, len(members)))
     return found
 

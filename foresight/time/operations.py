@@ -16,7 +16,8 @@ from gptscale.foresight.time.work import Operation
 BYTES = 2  # of a number in 16 bits
 # Rates by name.
 FLOP, ATTENTION, MEMORY, LAUNCH, OPTIMIZER, HOST = "flop", "attention", "memory", "launch", "optimizer", "host"
-INNER, OUTER, MESSAGE = "inner", "outer", "message"
+# OUTER: a byte that leaves a node. FAR: what it takes longer for each node that takes part.
+INNER, OUTER, FAR, MESSAGE = "inner", "outer", "far", "message"
 
 
 class BlockShape(NamedTuple):
@@ -115,7 +116,8 @@ def _ring(shape: tuple[int, ...], turns: int) -> dict[str, float]:
     if s.per_node >= s.ranks:
         return {INNER: sent, MESSAGE: turns * (s.ranks - 1)}
     nodes = s.ranks / s.per_node
-    return {INNER: sent, OUTER: sent * s.sharing, MESSAGE: turns * (s.per_node - 1 + nodes - 1)}
+    outside = sent * s.sharing
+    return {INNER: sent, OUTER: outside, FAR: outside * nodes, MESSAGE: turns * (s.per_node - 1 + nodes - 1)}
 
 
 def _send(shape: tuple[int, ...]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gptscale.foresight.time.calibration import Prior, RateName
 from gptscale.foresight.time.operations import (
     ATTENTION,
+    FAR,
     FLOP,
     HOST,
     INNER,
@@ -76,6 +77,8 @@ def expected_rates(device: str, link: str) -> dict[RateName, tuple[float, float]
     rates[OPTIMIZER, device] = (OPTIMIZER_BYTES / (0.7 * memory), 0.7)
     for on in (device, link):
         rates[LAUNCH, on] = LAUNCH_S
+    # A guess: 64 nodes halve the bandwidth.
+    rates[FAR, link] = (rates[OUTER, link][0] / 64, 0.7)
     rates[HOST, device] = HOST_S
     rates[MESSAGE, link] = MESSAGE_S
     return rates

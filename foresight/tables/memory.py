@@ -11,6 +11,8 @@ import numpy as np
 from gptscale.foresight.tables.rows import MeasuredRun, MemoryParts
 
 ROUNDS = 10
+# What one expected figure weighs beside one measured run.
+TRUST = 0.3
 
 
 @dataclass(frozen=True)
@@ -25,28 +27,31 @@ class MemoryFit:
 
 
 def fit_memory(runs: Sequence[MeasuredRun]) -> MemoryFit | None:
-    """Return the bytes that explain the measured runs best, or None if none tells its memory.
+    """Return the bytes that explain the measured runs best, or None if the table has no memory.
 
     Relative errors count. Which rank is the fullest follows from the bytes, so both are found in turn. Bytes are not negative.
     """
-    known = [(run.memory, run.measured_gb) for run in runs if run.memory and run.measured_gb]
-    if len(known) < 10:
+    expected = next((np.array(run.memory.expected) for run in runs if run.memory), None)
+    if expected is None:
         return None
-    elements = np.array([memory.of_ranks for memory, _ in known])
+    known = [(run.memory.of_ranks, run.measured_gb) for run in runs if run.memory and run.measured_gb]
+    if not known:
+        return MemoryFit(expected)
+    bytes_each, prior = expected, TRUST * np.diag(1 / expected)
+    elements = np.array([of_ranks for of_ranks, _ in known])
     target = np.array([gb for _, gb in known])
-    bytes_each = np.full(elements.shape[2], 4.0)
     for _ in range(ROUNDS):
         fullest = (elements @ bytes_each).argmax(axis=1)
         rows = elements[np.arange(len(known)), fullest] / target[:, None] / 1e9
-        bytes_each = _non_negative(rows)
+        bytes_each = _non_negative(np.vstack([rows, prior]), np.repeat([1.0, TRUST], [len(known), len(expected)]))
     return MemoryFit(bytes_each)
 
 
-def _non_negative(rows: Any) -> Any:
-    """Return the least-squares solution of rows @ x = 1 among those that are not negative, without its negative columns."""
+def _non_negative(rows: Any, right: Any) -> Any:
+    """Return the least-squares solution of rows @ x = right with the columns left out that would be negative."""
     kept = np.arange(rows.shape[1])
     while True:
-        found = np.linalg.lstsq(rows[:, kept], np.ones(len(rows)), rcond=None)[0]
+        found = np.linalg.lstsq(rows[:, kept], right, rcond=None)[0]
         if (found >= 0).all():
             whole = np.zeros(rows.shape[1])
             whole[kept] = found

@@ -21,6 +21,10 @@ MODELS = {
     "80B": (80, 8192, 64, 8, 28672, False),
 }
 
+# Bytes of what `_elements` counts. Weights in 16 bits with gradients in fp32; master weights and moments; what the matrices of a
+# block keep in 16 bits, and its norms; logits in both precisions; what else is there, in GB.
+EXPECTED_BYTES = (6.0, 12.0, 9.0, 4.0, 6.0, 1.0)
+
 
 def read(row: CellsOfRow) -> MeasuredRun:
     """Return the run of a row."""
@@ -47,7 +51,7 @@ def read(row: CellsOfRow) -> MeasuredRun:
     split = Split(dp, tp, pp, micro_batch, micro_batches, blocks, zero=int(zero), gradient_bytes=4)
     step = pipeline_step(model, split, Machines(PLACE[0], PER_NODE, PLACE[1]))
     measured_gb = row.number("gpu_memory_gb") if seconds and row.text("gpu_memory_gb") else None
-    memory = MemoryParts((_elements(model, split, 0), _elements(model, split, pp - 1)), CAPACITY_GB)
+    memory = MemoryParts((_elements(model, split, 0), _elements(model, split, pp - 1)), EXPECTED_BYTES, CAPACITY_GB)
     return MeasuredRun(step, seconds, 0.1, "", cannot_start, group, tokens, memory, measured_gb)
 
 

@@ -41,9 +41,13 @@ class CellsOfRow:
 
 
 class MemoryParts(NamedTuple):
-    """What fills a device, in numbers of elements: one tuple for each rank that may be the fullest."""
+    """What fills a device, in numbers of elements: one tuple for each rank that may be the fullest.
+
+    expected: bytes of each kind of element, from what the stack is known to keep.
+    """
 
     of_ranks: tuple[tuple[float, ...], ...]
+    expected: tuple[float, ...]
     capacity_gb: float
 
 

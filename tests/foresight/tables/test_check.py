@@ -2,16 +2,20 @@
 
 import csv
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gptscale.common.errors import DataError
 from gptscale.foresight.tables.check import check, choices
+from gptscale.foresight.tables.memory import fit_memory
 from gptscale.foresight.tables.nanotron import NANOTRON, stage_blocks
 from gptscale.foresight.tables.report import ADDED, summary, write_rows
 from gptscale.foresight.tables.rows import CellsOfRow
 from gptscale.foresight.tables.table import PROFILES, read_table
 from gptscale.foresight.tables.vtrain import VTRAIN, read
+from gptscale.foresight.time.calibration import _losses
 from gptscale.foresight.time.simulator import play
 from gptscale.foresight.time.steps import ModelShape
 
@@ -164,3 +168,25 @@ def test_every_profile_names_places_that_have_rates():
     for profile in PROFILES:
         for device, link in profile.places:
             assert expected_rates(device, link)
+
+
+def test_bytes_are_those_expected_until_runs_say_otherwise():
+    """One kind of element that takes twice its expected bytes is found from runs, and no byte becomes negative."""
+    runs = [
+        NANOTRON.read(CellsOfRow(nanotron_cells(dp=dp, tp=tp, mbs=mbs, grad_acc=256 // dp // mbs), ""))
+        for dp, tp, mbs in itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8))
+    ]
+    expected = np.array(runs[0].memory.expected)
+    untold = fit_memory([replace(run, measured_gb=None) for run in runs])
+    assert untold.bytes_each == pytest.approx(expected)
+    true = expected * [1, 2, 1, 1, 1, 1]
+    told = [replace(run, measured_gb=float((np.array(run.memory.of_ranks) @ true).max() / 1e9)) for run in runs]
+    found = fit_memory(told)
+    assert (found.bytes_each >= 0).all()
+    assert found.gigabytes(runs[5].memory) == pytest.approx(told[5].measured_gb, rel=0.02)
+
+
+def test_a_slow_row_pulls_less_than_a_fast_one():
+    losses, weights = _losses(np.array([5.0, -5.0]))
+    assert losses[0] < losses[1]
+    assert weights[0] < weights[1] < 1

@@ -63,7 +63,11 @@ class Recipe(NamedTuple):
     @property
     def imports(self) -> tuple[str, ...]:
         """Return the modules that each rank of a run imports: the worker, the recipe and its engine."""
-        engines = {"torch": (), "colossalai": ("gptscale.common.engines.colossal.library",)}
+        engines = {
+            "torch": (),
+            "deepspeed": ("deepspeed", "gptscale.common.engines.zero.library"),
+            "colossalai": ("gptscale.common.engines.colossal.library",),
+        }
         engine = engines.get(self.engine, (self.engine.replace("-", "_"),))
         return ("gptscale.launchers.run.worker", self.module, *engine)
 

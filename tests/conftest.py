@@ -34,10 +34,19 @@ CHANGED_BY_LIBRARIES = (
 LONGEST = [
     "test_worlds.py",
     "test_parity.py",
-    "test_colossal.py",
-    "test_sharding.py",
-    "test_split.py",
     "test_cifar_sample.py",
+    "test_colossal.py",
+    "test_split.py",
+    "test_sharding.py",
+    "test_packaging.py",
+    "test_prepare.py",
+    "test_deepspeed.py",
+    "test_gelu.py",
+    "test_notebook.py",
+    "test_conv.py",
+    "test_wandb.py",
+    "test_soak.py",
+    "test_examples.py",
 ]
 
 
@@ -80,6 +89,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a C++ compiler that leaves out all optimization, for tests of how a library is built and not of its speed."""
+    compiler = tmp_path_factory.mktemp("compiler") / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CXX", "c++")} "$@" -O0\n')
+    compiler.chmod(0o755)
+    return str(compiler)
 
 
 @pytest.fixture

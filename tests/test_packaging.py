@@ -3,6 +3,7 @@
 import ast
 import configparser
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,7 +32,7 @@ def setup_cfg():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel(tmp_path_factory, quick_compiler):
     """The names in a wheel built from a copy, so that the checkout stays clean."""
     pytest.importorskip("build")
     out, copy = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("copy") / "gptscale"
@@ -48,6 +49,8 @@ def wheel(tmp_path_factory):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((ROOT / name).read_bytes())
     environment = {name: value for name, value in os.environ.items() if name != "GPTSCALE_SKIP_KERNELS"}
+    if shutil.which("c++"):
+        environment["CXX"] = quick_compiler
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
     built = subprocess.run(command, capture_output=True, text=True, timeout=380, check=False, env=environment)
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]

@@ -75,11 +75,11 @@ def retire(path: Path) -> Path:
 
 def remove_leftovers(folder: Path, *, but: str) -> None:
     """Delete what killed saves left in `folder`, and name it in a line. but: the temporary folder of the save at work."""
-    found = [path for path in folder.glob(".tmp-step-*") if path.name != but and not path.is_symlink()]
-    for path in found:
+    leftovers = [path for path in folder.glob(".tmp-step-*") if path.name != but and not path.is_symlink()]
+    for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
-    if found:
-        names = ", ".join(sorted(path.name for path in found))
+    if leftovers:
+        names = ", ".join(sorted(path.name for path in leftovers))
         print(f"gptscale: warning: a killed run left {names}, in {folder}, removed", flush=True)
 
 

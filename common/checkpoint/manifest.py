@@ -110,8 +110,8 @@ def _require(path: Path, holds: object, what: str) -> None:
 def _check_version(path: Path, manifest: Any) -> None:
     _require(path, isinstance(manifest, dict) and type(manifest.get("format_version")) is int, "format_version")
     if manifest["format_version"] not in (1, FORMAT_VERSION):
-        version, known = str(manifest["format_version"])[:20], f"this package reads 1 to {FORMAT_VERSION}"
-        raise CheckpointError(f"format version {version} is unknown", f"in checkpoint {path}", known)
+        version, fix = str(manifest["format_version"])[:20], f"this package reads 1 to {FORMAT_VERSION}"
+        raise CheckpointError(f"format version {version} is unknown", f"in checkpoint {path}", fix)
 
 
 def _is_count(value: object, low: int = 0, high: int = 2**63 - 1) -> bool:

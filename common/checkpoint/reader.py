@@ -177,19 +177,19 @@ def agreed(path: Path, check: Callable[[Reader], None], *, is_main: bool) -> Rea
     It is `path` itself, or the newest one under `path` that verifies. Rank 0 looks for it and calls `check` with it; an error
     of either is raised on every rank. A `path` that is a checkpoint was verified before the run.
     """
-    found: Path | None = None
+    chosen: Path | None = None
     failure: GptscaleError | None = None
     if is_main:
         try:
             reader = Reader(path) if (path / "manifest.json").exists() else newest_valid(path)
             check(reader)
-            found = reader.path
+            chosen = reader.path
         except GptscaleError as error:
             failure = error
-    found, failure = gather_objects((found, failure))[0]
+    chosen, failure = gather_objects((chosen, failure))[0]
     _raise_first([failure])
     try:
-        reader = Reader(Path(str(found)))
+        reader = Reader(Path(str(chosen)))
     except CheckpointError as error:
         # This rank does not see what rank 0 sees, for example on a machine without the shared disk.
         failure = error

@@ -110,7 +110,7 @@ def read_pieces(path: Path, errors: str = "strict") -> Iterator[str]:
         more = True
         while more:
             raw = file.read(PIECE_BYTES)
-            more = bool(raw)
+            more = len(raw) == PIECE_BYTES
             try:
                 text += decoder.decode(raw, final=not more)
             except UnicodeDecodeError as error:

@@ -43,9 +43,9 @@ def installed(distribution: str, environment: str = "") -> str | None:
 
 def require(distribution: str, series: str, environment: str) -> None:
     """ConfigError, with the command that mends it, unless `distribution` is in `environment` in a version that fits."""
-    found = installed(distribution, environment)
-    if found is None or not found.startswith(series):
-        lack = f"has {distribution} {found}, not {series}" if found else "is missing"
+    version = installed(distribution, environment)
+    if version is None or not version.startswith(series):
+        lack = f"has {distribution} {version}, not {series}" if version else "is missing"
         raise ConfigError(
             f"the environment of {distribution} {lack}", f"at {folder(environment)}", f"make {environment}"
         )

@@ -95,35 +95,35 @@ class WarmParent:
     @classmethod
     def fork(cls, imports: tuple[str, ...] = ()) -> WarmParent:
         """Fork one from this process, which must have no other thread and must not have used torch yet."""
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
             try:
                 die_with_parent()
-                ours.close()
+                connection.close()
                 serve(its, [*COMMON_IMPORTS, *imports])
             finally:
                 os._exit(1)
         its.close()
-        return cls(ours, os.environ, lambda: os.waitpid(pid, 0))
+        return cls(connection, os.environ, lambda: os.waitpid(pid, 0))
 
     @classmethod
     def start(cls, environment: str = "") -> WarmParent:
         """Start one afresh, with the interpreter of `environment`."""
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [environments.python(environment), "-m", "gptscale.common.process.fork_server", str(its.fileno())]
-        made = subprocess.Popen([*command, *COMMON_IMPORTS], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+        process = subprocess.Popen([*command, *COMMON_IMPORTS], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
         its.close()
-        return cls(ours, os.environ, made.wait)
+        return cls(connection, os.environ, process.wait)
 
     def with_imports(self, imports: tuple[str, ...]) -> WarmParent:
         """Fork a warm parent from this one that has imported more modules."""
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._ask({"imports": imports}, [its.fileno()])
-        return WarmParent(ours, self._environ, lambda: None)
+        return WarmParent(connection, self._environ, lambda: None)
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Whether a program with these environment variables may be forked: libraries have read the same ones."""

@@ -56,6 +56,8 @@ class ParityOptions:
     """Preset."""
     n_layer: int | None = None
     """Overrides the preset's number of blocks; default enough for two stages on every process."""
+    seq_len: int | None = None
+    """As in gptscale run; shorter sequences prove the same in less time."""
     data: str = "stdlib"
     """As in gptscale run."""
     out: Path | None = None
@@ -128,6 +130,7 @@ def make_case(names: Sequence[str], optimizer: str, options: ParityOptions, out:
     base = RunConfig(
         model=options.model,
         n_layer=options.n_layer or enough_layers(names, options),
+        seq_len=options.seq_len,
         data=options.data,
         steps=options.steps,
         global_batch_size=4 * options.nproc,

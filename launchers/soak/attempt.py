@@ -100,7 +100,7 @@ class Attempt:
             return 0, 0
         return stat.st_ino, stat.st_mtime_ns
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return what the run has printed so far."""
         return self.log.read_text(errors="replace")
 

@@ -133,11 +133,11 @@ class BrokenRun:
         """Return what is wrong with an end."""
         wrong = [] if status in allowed else [f"status {status}, not {' or '.join(map(str, allowed))}"]
         wrong += [f"{orphan} is left running" for orphan in attempt.orphans()]
-        said = attempt.said()
-        if "Traceback" in said:
+        output = attempt.output()
+        if "Traceback" in output:
             wrong.append("a traceback")
         saves = status in (PREEMPTED_EXIT_STATUS, INTERRUPTED_EXIT_STATUS)
-        if status is not None and status > 0 and not saves and "gptscale: error: " not in said:
+        if status is not None and status > 0 and not saves and "gptscale: error: " not in output:
             wrong.append("no line says why")
         if saves and attempt.done_step() > newest_step(self.run):
             wrong.append(f"step {attempt.done_step()} is not saved, only {newest_step(self.run)}")

@@ -119,7 +119,7 @@ def fill_disk(attempt: Attempt, scene: Scene) -> None:
 def fill_disk_briefly(attempt: Attempt, scene: Scene) -> None:
     """Fill the disk, and free it as soon as a save was missed."""
     _fill(attempt, scene)
-    attempt.wait_until(lambda: "(missed 1 of" in attempt.said())
+    attempt.wait_until(lambda: "(missed 1 of" in attempt.output())
     _free(attempt, scene)
     _go_on_and_terminate(attempt, scene)
 

@@ -67,7 +67,7 @@ def _by_kind(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:
 
 def _row(recipe: str, kind: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     statuses = Counter(str(outcome.status) for outcome in outcomes)
-    said = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
+    endings = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
     good = sum(not outcome.wrong for outcome in outcomes)
     seconds = sum(outcome.seconds for outcome in outcomes)
-    return recipe, kind, str(len(outcomes)), str(good), said, f"{lost(outcomes):,}", f"{seconds:.1f}"
+    return recipe, kind, str(len(outcomes)), str(good), endings, f"{lost(outcomes):,}", f"{seconds:.1f}"

@@ -70,8 +70,8 @@ class SummaryRows:
 
     def add_damaged(self, run_id: str, folder: str, damage: str) -> None:
         """Append a row that says only what is wrong with it."""
-        known = {"run_id": run_id, "status": DAMAGED, "error": damage}
-        self.add([known.get(column, "") for column in TEXT], folder, [math.nan] * len(NUMBERS))
+        row = {"run_id": run_id, "status": DAMAGED, "error": damage}
+        self.add([row.get(column, "") for column in TEXT], folder, [math.nan] * len(NUMBERS))
 
     def frame(self) -> pd.DataFrame:
         """Return the rows as a table, of which only the last of each run counts."""

@@ -132,11 +132,11 @@ def whole_lines(file: IO[bytes]) -> Iterator[bytes]:
     Of a line that is too long the part that is not read is left out.
     """
     while line := file.readline(LINE_BYTES_MAX):
-        whole = line
+        first_part = line
         while line and not line.endswith(b"\n"):
             line = file.readline(LINE_BYTES_MAX)
         if line:
-            yield whole
+            yield first_part
 
 
 def clip(text: str, length: int = TEXT_MAX) -> str:

@@ -88,9 +88,9 @@ def leave_row(
         return path
     except StorageError as error:
         table = csv_line(row) + csv_line(cell(value) for value in row.values())
-        told = "" if path else f"gptscale: the row of this run, which no file has:\n{table.decode()}"
+        lost_row = "" if path else f"gptscale: the row of this run, which no file has:\n{table.decode()}"
         # The log of the run may be on the same disk.
         with suppress(OSError):
-            sys.stderr.write(f"gptscale: error: {error}\n{told}")
+            sys.stderr.write(f"gptscale: error: {error}\n{lost_row}")
             sys.stderr.flush()
         return None

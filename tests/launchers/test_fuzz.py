@@ -9,6 +9,8 @@ import random
 import time
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import pytest
+
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.checks import option_of
 from gptscale.common.settings.run_config import RunConfig
@@ -98,6 +100,7 @@ def line(draw: random.Random) -> list[str]:
     return words
 
 
+@pytest.mark.slow
 def test_random_command_lines_are_accepted_or_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.bin").write_bytes(b"")

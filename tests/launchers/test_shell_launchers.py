@@ -129,6 +129,7 @@ def test_misuse_is_told(words):
     assert not ended.stdout
 
 
+@pytest.mark.slow
 def test_two_nodes_on_one_machine(tmp_path):
     """Two torchruns of one process each meet at an endpoint and train together."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

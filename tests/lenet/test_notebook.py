@@ -29,6 +29,7 @@ def test_it_is_committed_as_it_ran() -> None:
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_runs_and_ends_with_its_accuracies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")

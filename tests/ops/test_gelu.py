@@ -198,11 +198,9 @@ def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
     assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
-@pytest.mark.slow
-@needs_cpp
-@pytest.mark.parametrize("dtype", NARROW)
-def test_nothing_is_written_outside_the_output(dtype, tmp_path):
-    """A small C++ program calls the kernels, with their output in the middle of guarded memory."""
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """Return a small C++ program that calls the kernels, with their output in the middle of guarded memory."""
     code = """
     #include "kernels.h"
     #include <cstdio>
@@ -239,16 +237,24 @@ def test_nothing_is_written_outside_the_output(dtype, tmp_path):
         return 0;
     }
     """
+    folder = tmp_path_factory.mktemp("guard")
     from gptscale.ops.build.sources import FLAGS, FOLDER
 
-    (tmp_path / "guard.cpp").write_text("#include <cstdlib>\n" + code)
-    files = [tmp_path / "guard.cpp", *FOLDER.glob("kernels_*.cpp"), FOLDER / "isa.cpp", FOLDER / "gelu_tables.cpp"]
-    program = tmp_path / "guard"
+    (folder / "guard.cpp").write_text("#include <cstdlib>\n" + code)
+    files = [folder / "guard.cpp", *FOLDER.glob("kernels_*.cpp"), FOLDER / "isa.cpp", FOLDER / "gelu_tables.cpp"]
+    program = folder / "guard"
     words = [os.environ.get("CXX", "c++"), *FLAGS, "-O1", f"-I{FOLDER}", *files, "-o", program]
     subprocess.run(list(map(str, words)), check=True, capture_output=True, timeout=170)
+    return program
+
+
+@pytest.mark.slow
+@needs_cpp
+@pytest.mark.parametrize("dtype", NARROW)
+def test_nothing_is_written_outside_the_output(dtype, guarded):
     for isa in ("baseline", "avx2", "avx512"):
         environment = {**os.environ, "GPTSCALE_ISA": isa}
-        ended = subprocess.run([program, str(NARROW.index(dtype))], env=environment, timeout=20, check=False)
+        ended = subprocess.run([guarded, str(NARROW.index(dtype))], env=environment, timeout=20, check=False)
         assert ended.returncode == 0, isa
 
 

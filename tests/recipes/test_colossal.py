@@ -57,7 +57,8 @@ def assert_same_state(ours, theirs, kind=""):
 
 # --- one process, and each way of splitting
 
-WORK = "--steps 20 --global-batch-size 16 --grad-accum-steps 4 --optimizer sgd --lr 0.1 --warmup-steps 2 --save-last".split()
+WORK = "--steps 20 --global-batch-size 16 --grad-accum-steps 4 --seq-len 32".split()
+WORK += "--optimizer sgd --lr 0.1 --warmup-steps 2 --save-last".split()
 SPLITS = {
     "tp 2": ("colossal_tensor", 2, []),
     "tp 4": ("colossal_tensor", 4, []),
@@ -100,7 +101,7 @@ def test_computes_what_one_process_computes(split, one_process, tmp_path):
 
 # --- checkpoints and streams
 
-LONG = "--steps 8 --save-every 4 --dropout 0.1 --data synthetic --grad-accum-steps 2 --global-batch-size 8".split()
+LONG = "--steps 8 --seq-len 32 --save-every 4 --dropout 0.1 --data synthetic --grad-accum-steps 2 --global-batch-size 8".split()
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ SAVED = {"single": 1, "ddp": 2, "fsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2, "
 SAVED |= {"fairscale_sdp": 2, "accelerate_fsdp": 2, "lightning_fabric": 2}
 SAVED |= {"tensor_parallel": 2, "pipeline": 2, "hybrid_3d": 4}
 MESH = {"hybrid_3d": ["--tp-size", "2"]}  # dp 2 x tp 2
-LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic"]
+LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic", "--seq-len", "32"]
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,7 @@ def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recip
         assert_same_state(tmp_path / source.parents[1].name / "step-4", source)
 
 
+SHORT = ["--seq-len", "32"]
 WIDE = ["--n-embd", "512", "--global-batch-size", "4", "--seq-len", "64"]  # so that weights too are swapped to disk
 
 
@@ -117,11 +118,11 @@ WIDE = ["--n-embd", "512", "--global-batch-size", "4", "--seq-len", "64"]  # so 
 @pytest.mark.parametrize(
     ("begun", "nproc", "continued", "options"),
     [
-        ("single", 1, {"fsdp": 4}, []),
-        ("zero3", 2, {"fsdp": 4, "single": 1}, []),
+        ("single", 1, {"fsdp": 4}, SHORT),
+        ("zero3", 2, {"fsdp": 4, "single": 1}, SHORT),
         ("zero_infinity", 2, {"zero1": 4, "fairscale_sdp": 2}, WIDE),
         ("ddp", 2, {"zero_infinity": 2}, WIDE),
-        ("tensor_parallel", 2, {"pipeline": 2, "fsdp": 4}, []),
+        ("tensor_parallel", 2, {"pipeline": 2, "fsdp": 4}, SHORT),
     ],
 )
 def test_a_run_goes_on_in_another_recipe(begun, nproc, continued, options, tmp_path):
@@ -302,7 +303,7 @@ def test_torchrun_by_hand(module, tmp_path):
 
 def test_offload_is_in_the_row(tmp_path):
     """Check the columns of bytes, bandwidth and waiting, which are empty where nothing is offloaded."""
-    work = ["--nproc", 2, "--steps", 6, "--n-embd", 256, "--out", tmp_path]
+    work = ["--nproc", 2, "--steps", 6, "--n-embd", 256, *SHORT, "--out", tmp_path]
     for recipe in ("ddp", "fsdp_offload", "zero_offload", "zero_infinity"):
         if not why_not_here(recipe):
             ok("run", recipe, *work)

@@ -121,6 +121,7 @@ def resume_from(path: Path) -> None:
     assert all(len(row) == len(header) and int(row[0]) <= 11 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.timeout(3600)
 def test_random_damage_is_never_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """Run as ranks: many ways of splitting in one world, each held against one process's losses, norms and final weights.
 
-usage: world_split.py OUT N_LAYER; writes OUT/rank<N>.json: {way: {figure: largest deviation}}
+usage: world_split.py OUT ADAMW_STEPS; writes OUT/rank<N>.json: {way: {figure: largest deviation}}
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
 
-STEPS = {"adamw": 20, "sgd": 5}
+SGD_STEPS = 5
 LR = {"adamw": 1e-3, "sgd": 0.1}
 
 
@@ -29,11 +29,16 @@ def engine_of(recipe, words, world):
     return engine, plan.batches(plan.train, engine.data_rank, engine.data_size)
 
 
-def trained(recipe, words, optimizer, world):
+def n_layers(recipe, n):
+    """A pipeline has two stages on each rank. What cuts layers, or spreads them over two stages, needs no more of them."""
+    return 2 * n if recipe == "pipeline" else 4
+
+
+def trained(recipe, words, optimizer, n_steps, world):
     """Losses and norms of every step, the loss on another batch before the fourth, and the boxes of the final weights."""
     engine, batches = engine_of(recipe, [*words, "--optimizer", optimizer], world)
     steps = []
-    for i in range(STEPS[optimizer]):
+    for i in range(n_steps):
         if i == 3:
             held_out = engine.eval_loss(batches.batch(99)).item()
         steps.append(engine.train_step(batches.batch(i), LR[optimizer]))
@@ -65,24 +70,30 @@ def masks(recipe, words, world):
     return firsts
 
 
-def main(out, n_layer):
+def main(out, adamw_steps):
     torch.set_num_threads(1)
     world = World.from_environment("auto")
     n = world.world_size
-    common = ["--global-batch-size", str(4 * n), "--n-layer", n_layer, "--data", "synthetic", "--seq-len", "32"]
-    common += ["--out", str(out)]
+    n_steps = {"adamw": adamw_steps, "sgd": SGD_STEPS}
+    batch = ["--global-batch-size", str(4 * n), "--data", "synthetic", "--seq-len", "32", "--out", str(out)]
     alone = dataclasses.replace(world, rank=0, world_size=1)
     found = {}
     with process_group(world):
-        ours = {o: trained("single", [*common, "--grad-accum-steps", "2"], o, alone) for o in STEPS}
-        assert max(ours["adamw"][1]) > 1  # clipping was at work
+        references = {}
         for recipe in ("tensor_parallel", "pipeline", "hybrid_3d"):
+            n_layer = n_layers(recipe, n)
+            common = [*batch, "--n-layer", str(n_layer)]
+            if n_layer not in references:
+                words = [*common, "--grad-accum-steps", "2"]
+                references[n_layer] = {o: trained("single", words, o, steps, alone) for o, steps in n_steps.items()}
+            ours = references[n_layer]
+            assert max(ours["adamw"][1]) > 1  # clipping was at work
             for way in ways(recipe, n):
                 split = {}
                 staged = recipe == "pipeline" or "--pp-size" in way
                 words = [*common, *way, *([] if staged else ["--grad-accum-steps", "2"])]
                 for optimizer, (losses, norms, held_out, boxes) in ours.items():
-                    loss, norm, evaluated, parts = trained(recipe, words, optimizer, world)
+                    loss, norm, evaluated, parts = trained(recipe, words, optimizer, n_steps[optimizer], world)
                     split[f"loss {optimizer}"] = relative(loss, losses)
                     split[f"grad_norm {optimizer}"] = relative(norm, norms)
                     split[f"eval {optimizer}"] = relative([evaluated], [held_out])
@@ -94,7 +105,7 @@ def main(out, n_layer):
                         )
                 found[" ".join([recipe, *way])] = split
         mesh = ["--tp-size", "2"] if n > 2 else []
-        first, second, again = masks("hybrid_3d" if n > 2 else "tensor_parallel", [*common, *mesh], world)
+        first, second, again = masks("hybrid_3d" if n > 2 else "tensor_parallel", [*batch, *mesh], world)
         assert first == again != second
         everybodys = [None] * n
         dist.all_gather_object(everybodys, first)
@@ -103,6 +114,6 @@ def main(out, n_layer):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.flush()
     os._exit(0)

@@ -14,17 +14,24 @@ import psutil
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import Process, run_captured, start_process
-from gptscale.recipes import get
+from gptscale.recipes import RECIPES, get
 
 WORLDS = Path(__file__).parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-IMPORTS = ("gptscale.launchers.run.worker", "gptscale.launchers.run.start")
-IMPORTS_OF = {"": IMPORTS, "colossalai": (*IMPORTS, *get("colossal_tensor").imports)}
+IMPORTS = ("gptscale.launchers.run.worker", "gptscale.launchers.run.start", "tyro")
+
+
+def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
+    """Return what the warm parent imports once for all programs like this one: also the engine of the first recipe named."""
+    if environment:
+        return (*IMPORTS, *get("colossal_tensor").imports)
+    rows = [RECIPES[word] for word in map(str, words) if word in RECIPES]
+    return IMPORTS + (rows[0].imports[2:] if rows and not rows[0].environment else ())
 
 
 def command(*words: Any, environment: str = "") -> Program:
     """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it."""
-    return Program("gptscale.launchers.cli", tuple(map(str, words)), environment, IMPORTS_OF[environment])
+    return Program("gptscale.launchers.cli", tuple(map(str, words)), environment, imports_of(words, environment))
 
 
 def gptscale(
@@ -44,7 +51,7 @@ def ok(*words: Any, timeout: float = 800, environment: str = "", **variables: st
 
 def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: int = 0) -> None:
     """Run one of the world_*.py beside this file as ranks, which must end with `status`."""
-    program = Program(str(WORLDS / script), tuple(map(str, words)), environment, IMPORTS_OF[environment])
+    program = Program(str(WORLDS / script), tuple(map(str, words)), environment, imports_of(words, environment))
     assert launch(program, nproc, environment=ENVIRONMENT) == status
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -174,6 +175,8 @@ def _has_libaio() -> bool:
 def start_deepspeed(device: torch.device) -> None:
     """Start DeepSpeed inside an initialised process group, so that it uses `device` and compiles nothing."""
     import deepspeed
+
+    importlib.import_module("gptscale.common.engines.zero.library")
     from deepspeed.accelerator import get_accelerator, set_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 

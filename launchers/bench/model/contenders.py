@@ -1,7 +1,5 @@
 """What `gptscale bench model` times: each contender trains one model from the same weights on the same batches.
 
-It runs as `python -m gptscale.launchers.bench.model.contenders TASK`, with TASK in JSON. The last line printed is the result.
-
 All contenders compute the same losses. For that the last target of a sequence counts nothing, because the exercise's baseline
 shifts inside the sequence that it feeds. Every AdamW has our betas and decay. Contenders that take the gradient norm never find
 it too large, so that nothing is clipped.
@@ -9,10 +7,8 @@ it too large, so that nothing is clipped.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -20,30 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor import config as inductor
 
-from gptscale.common.data.loader import Batches, Prefetcher
-from gptscale.common.data.sources import open_source
+from gptscale.common.data.loader import Batches
 from gptscale.common.engine import Batch
 from gptscale.common.engines.torch_engine import TorchEngine
-from gptscale.common.measure.speed import peak_memory, reset_peak_memory, synchronize
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import GPT, MLP
 from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf, to_hf
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import DTYPES, autocast
 from gptscale.common.process.begin import keep_freed_memory
-from gptscale.common.process.ending import is_out_of_memory
-from gptscale.common.process.task import answer
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.bench.engines.minimal_loops import groups
-from gptscale.launchers.bench.model import ceilings as model_ceilings
-from gptscale.launchers.bench.model.gpu_state import gpu_state
 from gptscale.launchers.bench.model.minimal_gpt import MinimalGPT, make_step
-from gptscale.launchers.bench.model.options import CEILINGS
-from gptscale.launchers.bench.model.waterfall import annotate, where_time_goes
 from gptscale.ops.mlp import mlp
 from gptscale.recipes.single import SingleConfig, build
 
@@ -91,7 +79,7 @@ def bench_run(task: dict[str, Any], **options: Any) -> Run:
     return Run("single", config, gpt, batch, World.from_environment(config.device, config.dist_timeout_s))
 
 
-def ours(task: dict[str, Any], *, activation: str | None = None, **options: Any) -> Contender:
+def single(task: dict[str, Any], *, activation: str | None = None, **options: Any) -> Contender:
     """Build the recipe `single` with these options, in a process set up as its worker is.
 
     Its optimizer's guard and norm are included. activation: another operator for the same function, here ours in place of
@@ -107,7 +95,7 @@ def ours(task: dict[str, Any], *, activation: str | None = None, **options: Any)
 
 
 def with_epilogues(task: dict[str, Any]) -> Contender:
-    """Build ours, compiled, with GELU inside the products of the MLP: a candidate for the model, put into it here only."""
+    """Build single, compiled, with GELU inside the products of the MLP: a candidate for the model, put into it here only."""
 
     def forward(module: MLP, x: Tensor) -> Tensor:
         fc, proj = module.fc, module.proj
@@ -117,7 +105,7 @@ def with_epilogues(task: dict[str, Any]) -> Contender:
 
     # this process runs no other contender
     MLP.forward = forward  # type: ignore[assignment, method-assign]
-    return ours(task, compile=True)
+    return single(task, compile=True)
 
 
 def initial(run: Run) -> GPT:
@@ -221,83 +209,16 @@ def take_weights(model: MinimalGPT, gpt: GPT) -> None:
 
 
 CONTENDERS: dict[str, Callable[[dict[str, Any]], Contender]] = {
-    "single": ours,
-    "single_gelu": partial(ours, activation="custom-tanh"),
-    "single_compiled": partial(ours, compile=True),
-    "single_gelu_compiled": partial(ours, compile=True, activation="custom-tanh"),
-    "single_autotuned": partial(ours, compile=True, compile_mode="max-autotune-no-cudagraphs"),
-    "single_graphs": partial(ours, compile=True, compile_mode="reduce-overhead"),
+    "single": single,
+    "single_gelu": partial(single, activation="custom-tanh"),
+    "single_compiled": partial(single, compile=True),
+    "single_gelu_compiled": partial(single, compile=True, activation="custom-tanh"),
+    "single_autotuned": partial(single, compile=True, compile_mode="max-autotune-no-cudagraphs"),
+    "single_graphs": partial(single, compile=True, compile_mode="reduce-overhead"),
     "single_epilogues": with_epilogues,
-    "single_fp8": partial(ours, compile=True, precision="fp8"),
+    "single_fp8": partial(single, compile=True, precision="fp8"),
     "handout": handout,
     "handout_best": handout_best,
     "minimal": minimal,
     "minimal_compiled": partial(minimal, compile=True),
 }
-
-
-def timed_steps(
-    step: Callable[[Batch], Tensor], data: Prefetcher, task: dict[str, Any], device: torch.device
-) -> dict[str, Any]:
-    """Take the task's steps and return the seconds of each, the wait for its batch included, and the losses.
-
-    Steps of the warm-up have losses and no seconds. peak_gib is the peak over all steps, the warm-up too, since steps replayed
-    from a CUDA graph allocate nothing.
-    """
-    n_warmup, n_steps = task["warmup_steps"], task["steps"]
-    times_s: list[float] = []
-    losses: list[Tensor] = []
-    reset_peak_memory(device)
-    for i in range(n_warmup + n_steps):
-        began = time.perf_counter()
-        losses.append(step(data.get(i)))
-        synchronize(device)
-        times_s.append(time.perf_counter() - began)
-    memory = peak_memory(device)
-    gpu: dict[str, Any] = {}
-    if device.type == "cuda":
-        # clocks and power while one more step is under way
-        step(data.get(n_warmup + n_steps))
-        gpu = gpu_state(device)
-        synchronize(device)
-    peak_gib = memory.rss_gib if memory.allocated_gib is None else memory.allocated_gib
-    losses_nats = [loss.item() for loss in losses]
-    return {"step_times_s": times_s[n_warmup:], "losses": losses_nats, "peak_gib": peak_gib, "gpu": gpu}
-
-
-def train(task: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """Run one turn of one contender, and profile its parts if the task asks for it."""
-    gpt = task["gpt"]
-    data = {"random": "synthetic", "text": "stdlib"}[task["data"]]
-    source = open_source(data, vocab_size=gpt["vocab_size"], seed=1)
-    batches = BatchesShiftedWithin(source, seq_len=gpt["block_size"], global_batch_size=task["batch_size"], seed=1)
-    step, engine = CONTENDERS[task["contender"]](task)
-    with Prefetcher(batches, device) as reader:
-        turn = timed_steps(step, reader, task, device)
-        if task["profile"] and engine is not None:
-            annotate(engine)
-            later = count(task["warmup_steps"] + task["steps"] + 1)
-            turn["parts"] = where_time_goes([lambda: step(reader.get(next(later)))] * 2, device)
-    return turn
-
-
-def main(task: dict[str, Any]) -> dict[str, Any]:
-    """Run one turn of a contender or of the ceilings, and return its result, whose `status` is ok or oom."""
-    torch.manual_seed(0)
-    torch.set_num_threads(task["threads"])
-    device = torch.device(task["device"])
-    try:
-        if task["contender"] == CEILINGS:
-            run = bench_run(task)
-            turn = model_ceilings.measure(run.gpt, run.tokens_per_step, DTYPES[run.config.precision], device)
-        else:
-            turn = train(task, device)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return {"status": "oom"}
-    return {"status": "ok", **turn}
-
-
-if __name__ == "__main__":
-    answer(main)

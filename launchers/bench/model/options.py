@@ -16,7 +16,7 @@ from gptscale.launchers.bench.shape_options import ShapeOptions, check_bf16
 
 # the default model on a CPU: small enough to run, with GPT-2's vocabulary
 CPU_SHAPE = GPTConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=50257)
-WORKER = "gptscale.launchers.bench.model.contenders"
+WORKER = "gptscale.launchers.bench.model.worker"
 CEILINGS = "ceilings"
 OURS = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
 # never the fastest of ours, whatever its time, because its products are of another precision

@@ -160,6 +160,7 @@ def test_gradients_that_are_spread_over_memory_are_read_right():
     layer(x).sum().backward()  # an expanded scalar
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_compiled_equals_eager_also_where_a_number_is_none():
     layer, compiled = linear(), linear()

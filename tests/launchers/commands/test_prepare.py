@@ -38,9 +38,10 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache):
+def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, quick_compiler, monkeypatch):
     if deepspeed_ops.what_is_missing("pin_memory"):
         pytest.skip("no compiler")
+    monkeypatch.setenv("CXX", quick_compiler)
     killed = subprocess.Popen(PREPARE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 60
     while not list(cache.glob(".building-*/pin_memory/lock")):  # torch's own, which nothing but its holder removes

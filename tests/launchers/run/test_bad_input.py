@@ -357,6 +357,7 @@ def test_under_five_seconds_by_the_real_command(folder):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_under_torchrun_only_rank_0_speaks(folder):
     """A rank started by hand refuses as well, before any process group; the others are silent."""
     for rank, lines in ((0, 1), (1, 0)):

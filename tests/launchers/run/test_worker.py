@@ -69,6 +69,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 """
 
 
+@pytest.mark.slow
 def test_signals_leave_the_heap_alone():
     """With handlers on the thread's own stack this aborted in each of 6 goes on an Intel Xeon (torch 2.11, oneDNN 3.10.2)."""
     ended = subprocess.run(
@@ -197,6 +198,7 @@ def before_step(monkeypatch):
     return before_step
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_in_5_with_all_rows_on_the_terminal(plan, small_disk, before_step, capsys):
     def fill():
         with (small_disk / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):

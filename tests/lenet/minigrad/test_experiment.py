@@ -170,6 +170,7 @@ def test_the_tables_lay_theirs_beside_ours() -> None:
     console.file.close()
 
 
+@pytest.mark.slow
 def test_the_command_trains_times_and_writes(
     small_mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

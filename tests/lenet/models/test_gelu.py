@@ -65,6 +65,7 @@ def test_at_equal_weights_loss_and_gradients_are_equal(model: str, formula: str)
     assert float((grad_a - grad_b).norm() / grad_a.norm()) < (1e-4 if model == "vgg11" else 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_trained_with_it_the_difference_is_smaller_than_that_of_seeds(formula: str) -> None:
     """The last epoch's loss differs less between the two operators than between three seeds of torch's operator."""

@@ -11,6 +11,7 @@ import torch
 from gptscale.launchers.bench import timing
 from gptscale.launchers.bench.model import command as bench_model
 from gptscale.launchers.bench.model import contenders as model_contenders
+from gptscale.launchers.bench.model import worker as model_worker
 
 
 @pytest.fixture
@@ -18,8 +19,8 @@ def in_process(monkeypatch):
     """Contenders as functions of this process: the same code without starting Python twelve times."""
 
     def run_worker(module, task):
-        assert module == "gptscale.launchers.bench.model.contenders"
-        return json.loads(json.dumps(model_contenders.main(json.loads(json.dumps(task)))))
+        assert module == "gptscale.launchers.bench.model.worker"
+        return json.loads(json.dumps(model_worker.main(json.loads(json.dumps(task)))))
 
     monkeypatch.setattr(bench_model, "run_worker", run_worker)
     monkeypatch.setattr(model_contenders, "keep_freed_memory", lambda: None)

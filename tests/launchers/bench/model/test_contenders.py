@@ -11,6 +11,7 @@ import torch
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.launchers.bench.model import contenders as model_contenders
+from gptscale.launchers.bench.model import worker as model_worker
 from gptscale.launchers.bench.model.options import ContenderResult, ModelBenchOptions, check_losses, resolve
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=301)
@@ -26,7 +27,7 @@ def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypat
     def run(name):
         torch._dynamo.reset()  # as in a process of its own
         result = ContenderResult(name)
-        result.add_turn(in_process("gptscale.launchers.bench.model.contenders", bench.task(name, profile=True)))
+        result.add_turn(in_process("gptscale.launchers.bench.model.worker", bench.task(name, profile=True)))
         assert result.parts["matrix products"] > 0
         return result
 
@@ -41,8 +42,8 @@ def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypat
 def test_the_peak_is_that_of_the_warm_up_too(monkeypatch):
     """A step that is replayed from a CUDA graph allocates nothing."""
     done = []
-    monkeypatch.setattr(model_contenders, "reset_peak_memory", lambda device: done.append("reset"))
+    monkeypatch.setattr(model_worker, "reset_peak_memory", lambda device: done.append("reset"))
     data = SimpleNamespace(get=lambda i: done.append(i) or torch.zeros(()))
-    result = model_contenders.timed_steps(lambda loss: loss, data, {"warmup_steps": 2, "steps": 3}, torch.device("cpu"))
+    result = model_worker.timed_steps(lambda loss: loss, data, {"warmup_steps": 2, "steps": 3}, torch.device("cpu"))
     assert done == ["reset", 0, 1, 2, 3, 4]
     assert (len(result["step_times_s"]), len(result["losses"])) == (3, 5)

@@ -1,0 +1,44 @@
+"""Facts of a row that are asked of the machine, not measured."""
+
+import subprocess
+
+from gptscale.common.measure.speed import Memory
+from gptscale.results.record import facts
+
+
+def test_the_highest_of_the_ranks_and_nothing_where_no_rank_counts():
+    ranks = [Memory(None, 2.0, 0.5), Memory(None, None, 1.5)]
+    assert facts.highest(ranks) == {"mem_allocated_gib": None, "mem_reserved_gib": 2.0, "rss_gib": 1.5}
+
+
+def test_zero_is_a_figure():
+    assert facts.highest([Memory(0.0, None, 1.0)])["mem_allocated_gib"] == 0.0
+
+
+def test_what_is_not_installed_has_no_version():
+    assert facts.version("torch")
+    assert facts.version("no-such-distribution") is None
+
+
+def test_a_commit_is_short_and_a_checkout_without_git_has_none(tmp_path, monkeypatch):
+    module = tmp_path / "results" / "record" / "facts.py"
+    module.parent.mkdir(parents=True)
+    monkeypatch.setattr(facts, "__file__", str(module))
+    assert facts.git_commit() == ""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True, timeout=30)
+    commit = facts.git_commit()
+    assert len(commit) == 12
+    assert set(commit) <= set("0123456789abcdef")
+    module.write_text("changed")
+    subprocess.run([*git, "add", "."], check=True, timeout=30)
+    assert facts.git_commit() == f"{commit}+"
+
+
+def test_without_git_the_commit_is_empty(monkeypatch):
+    def run(*args, **options):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert facts.git_commit() == ""

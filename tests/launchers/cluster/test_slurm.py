@@ -3,12 +3,10 @@
 import csv
 import json
 import re
-import signal
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from machines import connect, wait_for
@@ -114,30 +112,6 @@ def test_a_preempted_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unb
     assert "status 75: back into the queue" in log_of(job)
     assert rows() == [("interrupted", 2, 1), ("ok", 2, 1)]
     assert_same_bits(unbroken)
-
-
-def test_a_job_whose_time_is_up_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbroken):
-    """Its ranks stand still until Slurm's warning has come, so that the test need not train for a minute."""
-    job = started(slurm, capsys, "--time", 1)
-    processes = psutil.process_iter(["cmdline", "cwd"])
-    own = [p for p in processes if p.info["cwd"] == str(Path.cwd()) and p.info["cmdline"][-2:] == ["--run-name", "r"]]
-    ranks = [p for p in own if "srun" not in p.name()]
-    assert len(ranks) == 2
-    for rank in ranks:
-        rank.suspend()
-    wait_for(lambda: all(is_pending(signal.SIGTERM, rank.pid) for rank in ranks), "the warning")
-    for rank in ranks:
-        rank.resume()
-    start_again(slurm, job, "TimeLimit=10")
-    assert slurm.wait_for_end(job)["JobState"] == "COMPLETED", log_of(job)
-    assert rows() == [("interrupted", 2, 1), ("ok", 2, 1)]
-    assert_same_bits(unbroken)
-
-
-def is_pending(number, pid):
-    """Return whether a process has been sent a signal that it has not taken yet."""
-    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd"))
-    return bool(int(line.split()[1], 16) & 1 << (number - 1))
 
 
 def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, capsys):

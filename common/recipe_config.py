@@ -23,6 +23,10 @@ class RecipeConfig:
         """Return what this machine lacks for these options, whatever the run is, or None if nothing."""
         return None
 
+    def contents(self) -> dict[str, str]:
+        """Return hashes of the files that these options name, by what they are. They must be the same on every rank."""
+        return {}
+
     def check(self, run: Run) -> None:
         """Raise ConfigError if these options cannot work in this run, in this world, with these folders."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gptscale.common.engine import Engine
-from gptscale.common.errors import NumericError
+from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.process.world import gather_objects
 from gptscale.common.state import Shard
 
@@ -51,6 +51,15 @@ class ReplicaCheck:
         self.engine = engine
         self._holders: dict[Box, list[int]] | None = None
         self._equal_at: int | None = None
+
+    def require_replicas(self) -> None:
+        """Raise ConfigError, on every rank, if no two ranks hold the same tensor, so that there is nothing to compare."""
+        if not self._find_holders():
+            raise ConfigError(
+                "no two ranks hold the same weights or optimizer state, there are no bits to compare",
+                "in --check-replicas",
+                "leave it out, or use a recipe with copies, such as ddp",
+            )
 
     def __call__(self, step: int) -> None:
         """Compare now, in a call that every rank must make. All raise NumericError if replicas differ."""

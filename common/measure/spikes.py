@@ -1,4 +1,8 @@
-"""Spikes: steps whose loss or gradient norm is far above those of the steps before."""
+"""Spikes: steps whose loss or gradient norm is far above those of the steps before.
+
+Logarithms are compared, because chance multiplies a gradient norm: with small batches one of three times the mean is ordinary,
+and seems to be seven standard deviations away if the norms themselves are compared.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,12 @@ WINDOW_STEPS = 128
 # With fewer steps a standard deviation says little, and the loss of a new model still falls too fast.
 STEPS_MIN = 32
 DEVIATIONS_MAX = 6.0
-# Losses of a constant batch hardly differ. A deviation is taken to be at least this share of the mean.
-DEVIATION_SHARE_MIN = 0.005
+# Losses of a constant batch hardly differ. The deviation of their logarithms is taken to be at least this, 0.5 % of a loss.
+DEVIATION_MIN = 0.005
 
 
 class Spike(NamedTuple):
-    """A figure of a step, and how many standard deviations it is above the mean of the steps before."""
+    """A figure of a step, the geometric mean of the steps before, and how many of their standard deviations it is above that."""
 
     figure: str
     value: float
@@ -53,23 +57,26 @@ class SpikeWatch:
         if not (isinstance(recent, list) and len(recent) == 2 and all(isinstance(values, list) for values in recent)):
             return
         for values, saved in zip(self._recent, recent, strict=True):
-            values.extend(float(v) for v in saved if isinstance(v, (int, float)) and math.isfinite(v))
+            values.extend(float(v) for v in saved if isinstance(v, (int, float)) and 0.0 < v < math.inf)
 
     def look(self, loss: float, norm: float) -> Spike | None:
         """Compare a step with those before, add it to them, and return the spike if it is one.
 
-        Figures that are not finite are another fault, and do not count.
+        Figures that are not finite are another fault, and do not count. Nor do those that have no logarithm.
         """
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        if not (0.0 < loss < math.inf and 0.0 < norm < math.inf):
             return None
         spikes = []
         for figure, value, values in zip(("loss", "gradient norm"), (loss, norm), self._recent, strict=True):
-            mean, deviation = mean_and_deviation(values)
-            excess = (value - mean) / deviation if deviation else 0.0
-            is_spike = len(values) >= STEPS_MIN and excess > DEVIATIONS_MAX
-            if is_spike:
-                spikes.append(Spike(figure, value, mean, excess))
-            values.append(mean + DEVIATIONS_MAX * deviation if is_spike else value)
+            if len(values) < STEPS_MIN:
+                values.append(value)
+                continue
+            mean, deviation = mean_and_deviation([math.log(v) for v in values])
+            excess = (math.log(value) - mean) / deviation
+            if excess > DEVIATIONS_MAX:
+                spikes.append(Spike(figure, value, math.exp(mean), excess))
+                value = math.exp(mean + DEVIATIONS_MAX * deviation)
+            values.append(value)
         return spikes[0] if spikes else None
 
     def skips(self, loss: Tensor, norm: Tensor) -> bool:
@@ -88,9 +95,7 @@ class SpikeWatch:
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation, which is at least a small share of the mean."""
-    if not values:
-        return 0.0, 0.0
+    """Return the mean and the standard deviation, which is at least DEVIATION_MIN."""
     mean = sum(values) / len(values)
     deviation = math.hypot(*[v - mean for v in values]) / math.sqrt(len(values))
-    return mean, max(deviation, DEVIATION_SHARE_MIN * abs(mean))
+    return mean, max(deviation, DEVIATION_MIN)

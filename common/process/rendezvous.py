@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import ConfigError, GptscaleError
 
 REACH_S = 30.0  # for rank 0 to open the rendezvous, while others wait
+# After a mistake of all ranks, rank 0 has long said it by then, and the launcher has ended the others. One that still runs
+# made a mistake of its own.
+SPEAK_AFTER_S = 5.0
 START = "start with `gptscale run` or torchrun"
 
 
@@ -19,10 +22,17 @@ class RendezvousError(ConfigError):
     """A rendezvous that this rank, and perhaps no other, cannot reach."""
 
 
-def speaks() -> bool:
-    """Return whether this process prints a mistake that all ranks find. Rank 0 does, and one whose rank is no number."""
-    rank = os.environ.get("RANK", "0")
-    return rank == "0" or not rank.isdecimal()
+def speak(error: GptscaleError, *, at_once: bool = False) -> None:
+    """Print in one line what is wrong with the start of this rank.
+
+    Most often all ranks find the same, and rank 0 says it for all. at_once: do not wait for that.
+    """
+    rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+    says_rank = rank.isdecimal() and rank != "0"
+    if says_rank and not at_once:
+        # One after the other, because a machine without rank 0 has a launcher too, which the first one's end wakes up.
+        time.sleep(SPEAK_AFTER_S + 0.5 * (int(local_rank) if local_rank.isdecimal() else 0))
+    print(f"gptscale: error: {f'rank {rank}: ' if says_rank else ''}{error}", file=sys.stderr, flush=True)
 
 
 def check_rendezvous(rank: int) -> None:

@@ -18,7 +18,7 @@ from gptscale.common.process.begin import begin_process, keep_freed_memory, shar
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
-from gptscale.common.process.rendezvous import speaks
+from gptscale.common.process.rendezvous import speak
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.train import train
@@ -40,8 +40,7 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
         check_memory(plan.run, recipe_config.offload)
     except GptscaleError as error:
-        if speaks():
-            print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+        speak(error)
         # 2 for every kind of error, since nothing ran and nothing was created.
         sys.exit(2)
     share_cores()
@@ -88,6 +87,7 @@ def check_same_options(plan: Plan) -> None:
     run = plan.run
     facts = {"the recipe": run.recipe, **words_to_compare(run.config, plan.recipe_config)}
     facts |= {"the data's fingerprint": plan.fingerprint, "the device": run.world.device.type}
+    facts |= plan.recipe_config.contents()
     facts |= {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
     check_same_on_ranks(gather_objects(facts))
 

@@ -14,7 +14,7 @@ from typing import Any
 from gptscale.common.errors import ConfigError, GptscaleError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
-from gptscale.common.process.rendezvous import RendezvousError, speaks
+from gptscale.common.process.rendezvous import RendezvousError, speak
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
@@ -112,7 +112,7 @@ class PlannedRun:
 def worker(argv: Sequence[str]) -> int:
     """Parse, check and train as one rank of a run, and return its exit status.
 
-    Rank 0 prints one line about anything that is wrong before the run starts.
+    Anything that is wrong before the run starts is one line, which rank 0 prints if all ranks find it.
     """
     try:
         config = parse_vision(argv)
@@ -120,8 +120,7 @@ def worker(argv: Sequence[str]) -> int:
         share_cores()
         return train(config, world).exit_status
     except GptscaleError as error:
-        if speaks() or isinstance(error, RendezvousError):
-            print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
+        speak(error, at_once=isinstance(error, RendezvousError))
         # The same status for every kind of error, since no run began and no file was created.
         return 2
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import visible
-from gptscale.results.comparison.read import DAMAGED, NUMBERS
+from gptscale.results.comparison.rows import DAMAGED, FIGURES
 from gptscale.results.comparison.run_files import clip, read_run_json
 
 if TYPE_CHECKING:
@@ -37,18 +38,14 @@ class Group:
     tied_with_faster: bool = False
 
     @cached_property
-    def ok(self) -> pd.DataFrame:
-        return self.rows[self.rows.status == "ok"]
-
-    @cached_property
     def medians(self) -> dict[str, float]:
         """The medians over the runs that succeeded, of the columns that have figures."""
         import numpy as np
 
-        figures = self.ok[NUMBERS].to_numpy(float)
+        figures = self.rows.loc[self.rows.status == "ok", FIGURES].to_numpy(float)
         present = ~np.isnan(figures).all(axis=0)
         medians = np.nanmedian(figures[:, present], axis=0)
-        return dict(zip(np.array(NUMBERS)[present].tolist(), medians.tolist(), strict=True))
+        return dict(zip(np.array(FIGURES)[present].tolist(), medians.tolist(), strict=True))
 
     @property
     def recipe(self) -> str:
@@ -61,12 +58,13 @@ class Group:
     @cached_property
     def spread(self) -> tuple[float, float] | None:
         """Return the lowest and highest tokens/s of the repeats, or of one run those at its p90 and p10 step times."""
-        ok = self.ok.dropna(subset=["tokens_per_s"])
-        if len(ok) == 0:
+        ok = (self.rows.status == "ok") & self.rows.tokens_per_s.notna()
+        tokens_per_s = self.rows.tokens_per_s[ok]
+        if len(tokens_per_s) == 0:
             return None
-        if len(ok) > 1:
-            return float(ok.tokens_per_s.min()), float(ok.tokens_per_s.max())
-        run = ok.iloc[0]
+        if len(tokens_per_s) > 1:
+            return float(tokens_per_s.min()), float(tokens_per_s.max())
+        run = self.rows[ok].iloc[0]
         tokens = float(run.tokens_per_s * run.step_time_s_median)
         if not (run.step_time_s_p10 > 0 and run.step_time_s_p90 > 0 and math.isfinite(tokens / run.step_time_s_p10)):
             return None
@@ -115,7 +113,8 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
         else:
             comparison.apart.append(group)
             group.notes.append(f"other work: {_differences(reference, rows.iloc[0])}")
-        group.notes += [remark for row in rows.index for remark in remarks.get(row, [])]
+        counts = Counter(remark for row in rows.index.intersection(remarks) for remark in remarks[row])
+        group.notes += [remark if n == 1 else f"{remark} ({n:,} runs)" for remark, n in counts.items()]
     comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
     for groups in (comparison.ranked, comparison.apart):
         _make_names_differ(groups)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gptscale.results.comparison.groups import Comparison, Group
+from gptscale.results.comparison.rows import FIGURES
 from gptscale.results.record.columns import cell
 from gptscale.results.record.files import csv_line
 from gptscale.results.render import markdown, table
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
 # Columns of words, which are flush left. Figures are flush right.
 LEFT = ("recipe", "status")
 IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
-FIGURES = (
-    "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
-    "fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction "
-    "offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction bubble_fraction "
-    "bubble_fraction_theory loss_first loss_last"
-).split()
 
 
 def cells(comparison: Comparison) -> list[dict[str, str]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gptscale.common.errors import StorageError, visible
 from gptscale.results.comparison.groups import Comparison, compare
-from gptscale.results.comparison.read import DAMAGED, load
+from gptscale.results.comparison.read import load
+from gptscale.results.comparison.rows import DAMAGED
 from gptscale.results.comparison.tables import as_csv, as_markdown, show
 from gptscale.results.record.files import as_storage_error
 from gptscale.results.render import console

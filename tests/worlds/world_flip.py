@@ -8,25 +8,21 @@ import sys
 
 import torch
 
-from gptscale.common.optim.fused import FusedOptimizer
+from gptscale.launchers.run.checkpoints import Saver
 from gptscale.launchers.run.worker import run_recipe
 
 NAME = sys.argv[1]
-step = FusedOptimizer.step
-steps = 0
+save = Saver.__call__
 
 
-def flipping(self, lr, loss):
-    global steps
-    norm = step(self, lr, loss)
-    steps += 1
-    if steps == 3:
-        (weight,) = [shard.tensor for shard in self.state() if shard.name == NAME]
-        weight.view(torch.int32).view(-1)[5] ^= 1 << 3
-    return norm
+def flipping(self, step, last):
+    if step == 3:
+        (weight,) = [shard.tensor for shard in self.engine.state() if shard.name == NAME]
+        weight.detach().view(torch.int32).view(-1)[5] ^= 1 << 3
+    save(self, step, last)
 
 
 if __name__ == "__main__":
     if os.environ["RANK"] == "1":
-        FusedOptimizer.step = flipping
+        Saver.__call__ = flipping
     run_recipe(sys.argv[2], sys.argv[3:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,6 +64,12 @@ class DeepSpeedConfig(RecipeConfig):
     def json(self, run: Run) -> dict[str, Any]:
         """Return DeepSpeed's JSON for `run`."""
         raise NotImplementedError
+
+    def contents(self) -> dict[str, str]:
+        """Return the hash of the user's own file."""
+        if self.ds_config is None:
+            return {}
+        return {"the content of --ds-config": hashlib.sha256(self.ds_config.read_bytes()).hexdigest()[:16]}
 
     def lacks(self) -> ConfigError | None:
         """Return the error for operators that are not compiled, or None if all are."""

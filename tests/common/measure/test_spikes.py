@@ -1,7 +1,10 @@
 """Spikes in made-up losses: what is one, what is none, and what a resumed run decides."""
 
+import csv
 import math
 import random
+from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,42 @@ def steps(n, seed=0):
 def test_a_healthy_run_has_none(seed):
     watch = SpikeWatch()
     assert not any(watch.look(*step) for step in steps(2000, seed))
+
+
+def recorded():
+    """Return the (loss, norm) of each step of six healthy runs of 300 steps of 8 sequences, on the source of Python's library."""
+    path = Path(__file__).parents[3] / "results" / "measured" / "2026-11-21-cpu-optimizer-state.csv"
+    with path.open(newline="") as file:
+        runs = groupby(csv.DictReader(file), key=lambda row: (row["optimizer_state"], row["seed"]))
+        return [[(float(row["loss"]), float(row["grad_norm"])) for row in rows] for _, rows in runs]
+
+
+def test_recorded_healthy_runs_have_none():
+    """In each but one of them a norm of three times the mean was called a spike."""
+    runs = recorded()
+    assert len(runs) == 6
+    for run in runs:
+        watch = SpikeWatch()
+        assert not [spike for step in run if (spike := watch.look(*step))]
+
+
+@pytest.mark.parametrize(("loss_factor", "norm_factor", "figure"), [(2.0, 1.0, "loss"), (1.0, 15.0, "gradient norm")])
+@pytest.mark.parametrize("at", [150, 220, 290])
+def test_a_spike_in_a_recorded_run_is_found(at, loss_factor, norm_factor, figure):
+    for run in recorded():
+        watch = SpikeWatch()
+        for loss, norm in run[:at]:
+            watch.look(loss, norm)
+        loss, norm = run[at]
+        assert watch.look(loss * loss_factor, norm * norm_factor).figure == figure
+
+
+def test_extreme_figures_are_compared_too():
+    watch = SpikeWatch()
+    for i in range(100):
+        watch.look(1e-300 if i % 2 else 1e300, 1e-320)
+    assert watch.look(1e308, 0.0) is watch.look(-1.0, 1.0) is None
+    assert watch.look(1.0, 1e308).figure == "gradient norm"
 
 
 @pytest.mark.parametrize(("loss", "norm", "figure"), [(5.0, 1.0, "loss"), (2.0, 9.0, "gradient norm")])

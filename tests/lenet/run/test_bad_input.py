@@ -153,7 +153,7 @@ def test_more_processes_than_gpus(
 
 
 @pytest.mark.slow
-def test_under_torchrun_only_rank_0_speaks(folder: Path) -> None:
+def test_a_rank_started_by_hand_refuses_in_one_line(folder: Path) -> None:
     command = [sys.executable, "-m", "gptscale.lenet.run.worker", "--model", "lenet6"]
     said = []
     for rank in ("0", "1"):
@@ -162,8 +162,8 @@ def test_under_torchrun_only_rank_0_speaks(folder: Path) -> None:
         assert ended.returncode == 2
         said.append(ended.stderr)
     assert said[0].startswith("gptscale: error: unknown model 'lenet6'")
-    assert len(said[0].splitlines()) == 1
-    assert said[1] == ""
+    assert said[1].startswith("gptscale: error: rank 1: unknown model 'lenet6'")
+    assert [len(text.splitlines()) for text in said] == [1, 1]
     assert not list(folder.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import csv
 import io
 import json
@@ -18,7 +19,7 @@ from rich.console import Console
 
 from gptscale.common.errors import StorageError
 from gptscale.launchers.cli import main
-from gptscale.results.comparison import picture
+from gptscale.results.comparison import picture, summary_file
 from gptscale.results.comparison.groups import Comparison, compare
 from gptscale.results.comparison.picture import figure_png, thinned
 from gptscale.results.comparison.read import load
@@ -322,6 +323,44 @@ def test_a_damaged_row_is_told_and_all_others_are_compared(tmp_path: Path, kind:
     assert said in notes(comparison)[-1]
     assert "damaged" in shown(comparison)
     write_comparison([tmp_path], tmp_path)
+
+
+def test_lines_read_many_at_once_are_those_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large summary pandas parses the plain lines. It must neither accept more, nor change a bit, nor the order."""
+    add_run(tmp_path, "single", tokens_per_s=1234.5, steps=False)
+    path = tmp_path / "summary.csv"
+    header, line = path.read_text().splitlines()
+    lines = []
+    for i in range(60):
+        name = line.replace("single-0-0", f"single-{i % 45}")
+        lines += [name.replace("1234.5", repr(1000 / (i + 1))), name.replace("stdlib", '"a, b\u00e9"'), name]
+    lines += [damage(line).replace("single-0-0", f"bad-{i}") for i, (damage, _) in enumerate(DAMAGE.values())]
+    lines += [line, line.replace("single-0-0", "infinite-loss").replace(",3.0,", ",inf,")] + 30 * ["x"]
+    path.write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    frames = []
+    for many in (0, 10**9):
+        monkeypatch.setattr(summary_file, "MANY_LINES", many)
+        frames.append(load([path]).astype(object))
+    pd.testing.assert_frame_equal(*frames, check_exact=True)
+    assert len(frames[0]) == 45 + 20 + 1 + 2
+
+
+def test_the_time_of_a_comparison_grows_with_its_rows_and_no_faster(tmp_path: Path) -> None:
+    """A summary of 10^6 rows takes seconds. Here one of 10,000 takes at most as much more as it has more rows."""
+    add_run(tmp_path, "single", steps=False)
+    path = tmp_path / "summary.csv"
+    header, line = path.read_text().splitlines()
+    calls = []
+    for n in (1_000, 10_000):
+        lines = [line.replace("single-0-0", f"single-{i}") for i in range(n)]
+        lines[::9] = [line.replace(",ok,,", ",failed,out of memory,") for line in lines[::9]]
+        path.write_text("\n".join([header, *lines]) + "\n")
+        profile = cProfile.Profile()
+        comparison = profile.runcall(lambda: compare(load([path])))
+        profile.runcall(cells, comparison)
+        calls.append(sum(entry.callcount for entry in profile.getstats()))
+    assert notes(comparison) == ["single x1: failed: out of memory (1,112 runs)"]
+    assert calls[1] < 10 * calls[0]
 
 
 def test_a_summary_of_damaged_rows_only(tmp_path: Path) -> None:

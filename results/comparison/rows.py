@@ -1,0 +1,102 @@
+"""The rows of summaries by columns, so that a million of them fit into memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gptscale.common.errors import visible
+from gptscale.results.comparison.run_files import clip
+from gptscale.results.record.columns import SUMMARY_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+TEXT = (
+    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile "
+    "optimizer_state offload data device host torch_version git_commit workload_hash"
+).split()
+NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
+INTEGERS = (
+    "n_params seq_len vocab_size world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps global_batch_size steps "
+    "seed"
+).split()
+# Of a run that failed they may be NaN or infinite.
+LOSSES = ("loss_first", "loss_last")
+# A status that only a comparison knows: nothing but this is known of the run.
+DAMAGED = "damaged"
+
+# What a comparison shows. The other numbers are checked, and take no memory.
+FIGURES = (
+    "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
+    "fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction "
+    "offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction bubble_fraction "
+    "bubble_fraction_theory loss_first loss_last"
+).split()
+# Texts of which nearly every row has its own. Of the others there are few, and pandas keeps a number for each row.
+OWN_TEXTS = ("run_id", "timestamp", "error")
+
+EQUAL_TEXTS_MAX = 10_000
+
+
+class SummaryRows:
+    """The rows of summary files by columns, because a million rows as objects would fill the memory."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, list[str]] = {column: [] for column in OWN_TEXTS}
+        # A number for each row, and the texts that the numbers stand for.
+        shared = [column for column in (*TEXT, "folder") if column not in OWN_TEXTS]
+        self.codes = {column: array("i") for column in shared}
+        self.categories: dict[str, dict[str, int]] = {column: {} for column in shared}
+        self.numbers = {column: array("d") for column in (*INTEGERS, *FIGURES)}
+        # What to show for each text that was met. Equal ones are kept once.
+        self._shown: dict[str, str] = {"": ""}
+
+    def __len__(self) -> int:
+        return len(self.texts["run_id"])
+
+    def shown(self, text: str) -> str:
+        """Return text as it may be printed."""
+        shown = self._shown.get(text)
+        if shown is None:
+            shown = clip(visible(text))
+            if len(self._shown) < EQUAL_TEXTS_MAX:
+                self._shown[text] = shown
+        return shown
+
+    def add(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """Append rows. Columns that no comparison shows are left out."""
+        import numpy as np
+        import pandas as pd
+
+        for name, texts in self.texts.items():
+            texts.extend(map(self.shown, columns[name]))
+        for name, categories in self.categories.items():
+            codes, texts_met = pd.factorize(columns[name])
+            if name == "optimizer_state":
+                # All that versions 1 to 3 had.
+                texts_met = [text or "fp32" for text in texts_met]
+            known = [categories.setdefault(self.shown(text), len(categories)) for text in texts_met]
+            self.codes[name].frombytes(np.array(known, dtype=np.intc)[codes].tobytes())
+        for name, numbers in self.numbers.items():
+            numbers.frombytes(columns[name].astype(float).tobytes())
+
+    def frame(self) -> pd.DataFrame:
+        """Move the columns into a table and return it. Of a run with several rows only the last counts."""
+        import numpy as np
+        import pandas as pd
+
+        columns: dict[str, Any] = {}
+        for name in OWN_TEXTS:
+            columns[name] = pd.Series(np.array(self.texts.pop(name), dtype=object), dtype=object)
+        for name, categories in self.categories.items():
+            codes = np.frombuffer(self.codes.pop(name), dtype=np.intc)
+            columns[name] = pd.Categorical.from_codes(codes, list(categories))
+        for name in (*INTEGERS, *FIGURES):
+            numbers = np.frombuffer(self.numbers.pop(name))
+            columns[name] = np.nan_to_num(numbers).astype(np.int64) if name in INTEGERS else numbers
+        rows = pd.DataFrame(columns, copy=False)
+        earlier = rows.duplicated(["folder", "run_id"], keep="last")
+        return rows[~earlier].reset_index(drop=True) if earlier.any() else rows

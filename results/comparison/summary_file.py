@@ -1,0 +1,163 @@
+"""Read the lines of a summary.csv. A damaged or foreign line becomes a row that says so, and all others are read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gptscale.common.errors import ConfigError, visible
+from gptscale.common.settings.checks import RUN_NAME
+from gptscale.results.comparison.rows import DAMAGED, LOSSES, NUMBERS, TEXT
+from gptscale.results.comparison.run_files import NUMBER_MAX, DamagedFileError, clip
+from gptscale.results.record.columns import NEW_SINCE_1, STATUSES, SUMMARY_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+# From how many lines on pandas' parser is the faster one.
+MANY_LINES = 100
+DAMAGED_ROWS_MAX = 20
+
+
+class Summary:
+    """A summary.csv that is read block by block.
+
+    Nearly all lines are plain, and pandas parses many of them in the time that one takes by itself. It accepts too much, so
+    each other line, and each that looks wrong, is parsed by itself.
+    """
+
+    def __init__(self, file: Path, header: Sequence[str]) -> None:
+        """Find the columns, or raise ConfigError for a file that is no summary."""
+        if missing := [c for c in SUMMARY_COLUMNS if c not in header and c not in NEW_SINCE_1]:
+            what = f"{visible(str(file))} is no summary (it has no column {missing[0]})"
+            raise ConfigError(what, "in compare", "give a file that gptscale wrote")
+        self.name, self.folder, self.n = file.name, str(file.parent.resolve()), len(header)
+        # Without those that the version of the file lacks.
+        self.at = {column: header.index(column) for column in SUMMARY_COLUMNS if column in header}
+        self.n_damaged = 0
+
+    def run_id(self, cells: Sequence[str]) -> str:
+        """Return the name of the run in a line, empty if the line is too short."""
+        return cells[self.at["run_id"]] if len(cells) > self.at["run_id"] else ""
+
+    def columns_of(self, block: Sequence[tuple[int, bytes]]) -> dict[str, NDArray[Any]]:
+        """Return the rows in lines, each with its number. A damaged line is a row that says so, or is only counted."""
+        import numpy as np
+
+        columns = self._empty(len(block))
+        present = np.zeros(len(block), dtype=bool)
+        plain = np.array([i for i, (_, line) in enumerate(block) if self._is_plain(line)], dtype=int)
+        table = self._parse([block[i][1] for i in plain]) if len(plain) > MANY_LINES else None
+        if table is not None:
+            right = _right(table)
+            present[plain[right]] = True
+            for column in table:
+                columns[column][plain[right]] = table[column][right]
+        for i in np.flatnonzero(~present):
+            row = self._parse_one(*block[i])
+            present[i] = bool(row)
+            for column, value in row.items():
+                columns[column][i] = value
+        return {column: values[present] for column, values in columns.items()}
+
+    def columns_of_rest(self) -> dict[str, NDArray[Any]]:
+        """Return a row that counts the damaged lines which are no rows themselves, if there are such lines."""
+        others = max(0, self.n_damaged - DAMAGED_ROWS_MAX)
+        columns = self._empty(min(1, others))
+        row = _damaged_row(f"{others} more lines", f"{self.name} has {self.n_damaged} lines that are no rows")
+        for column, value in row.items():
+            columns[column][:] = value
+        return columns
+
+    def _empty(self, n: int) -> dict[str, NDArray[Any]]:
+        import numpy as np
+
+        columns: dict[str, NDArray[Any]] = {column: np.full(n, math.nan) for column in NUMBERS}
+        columns |= {column: np.full(n, "", dtype=object) for column in TEXT}
+        return columns | {"folder": np.full(n, self.folder, dtype=object)}
+
+    def _is_plain(self, line: bytes) -> bool:
+        return (
+            line.count(b",") == self.n - 1 and not (b'"' in line or b"\r" in line or b"\0" in line) and line[-1] == 10
+        )
+
+    def _parse(self, lines: Sequence[bytes]) -> pd.DataFrame | None:
+        """Return the columns of plain lines as they are, None if a cell is no number or no text."""
+        import pandas as pd
+
+        try:
+            table = pd.read_csv(
+                io.BytesIO(b"".join(lines)),
+                header=None,
+                usecols=list(self.at.values()),
+                dtype={at: float if column in NUMBERS else object for column, at in self.at.items()},
+                keep_default_na=False,
+                na_values={at: [""] for column, at in self.at.items() if column in NUMBERS},
+                quoting=csv.QUOTE_NONE,
+                lineterminator="\n",
+            )
+        except ValueError:
+            return None
+        return table.rename(columns={at: column for column, at in self.at.items()})
+
+    def _parse_one(self, number: int, line: bytes) -> dict[str, Any]:
+        """Return the row in a line. If it is damaged, it says so, or is empty after too many of its kind."""
+        cells = cells_of(line)
+        try:
+            return self._parse_cells(cells)
+        except DamagedFileError as error:
+            self.n_damaged += 1
+            if self.n_damaged > DAMAGED_ROWS_MAX:
+                return {}
+            run_id = self.run_id(cells)
+            name = run_id if RUN_NAME.fullmatch(run_id) else f"line {number}"
+            return _damaged_row(name, f"line {number} of {self.name}: {error}")
+
+    def _parse_cells(self, cells: Sequence[str]) -> dict[str, Any]:
+        """Return the row in the cells of a line, or raise DamagedFileError if it is none."""
+        if len(cells) != self.n:
+            raise DamagedFileError(f"{len(cells)} cells in place of {self.n}")
+        row: dict[str, Any] = {column: cells[at] for column, at in self.at.items()}
+        for column in NUMBERS:
+            try:
+                row[column] = number = float(row.get(column) or "nan")
+            except ValueError as error:
+                raise DamagedFileError(clip(visible(str(error)), 100)) from None
+            if (number < 0 or number > NUMBER_MAX) and column not in LOSSES:
+                raise DamagedFileError(f"{column} {number} is out of range")
+        if not RUN_NAME.fullmatch(row["run_id"]):
+            raise DamagedFileError(f"run_id {clip(visible(row['run_id']))!r} is no name of a run")
+        if row["status"] not in STATUSES:
+            raise DamagedFileError(f"status {clip(visible(row['status']))!r} is none of {', '.join(STATUSES)}")
+        return row
+
+
+def _right(table: pd.DataFrame) -> NDArray[Any]:
+    """Return which rows of a table are beyond doubt, by the same rules as those for one line."""
+    import numpy as np
+
+    right = (
+        np.array([bool(RUN_NAME.fullmatch(run_id)) for run_id in table.run_id]) & table.status.isin(STATUSES).to_numpy()
+    )
+    for column in table.columns.intersection(NUMBERS).difference(LOSSES):
+        right &= ~((table[column] < 0) | (table[column] > NUMBER_MAX)).to_numpy()
+    return right
+
+
+def _damaged_row(run_id: str, damage: str) -> dict[str, str]:
+    return {"run_id": run_id, "status": DAMAGED, "error": damage}
+
+
+def cells_of(line: bytes) -> list[str]:
+    """Return the cells of a line, none if it is no line of a CSV."""
+    try:
+        if b'"' not in line:
+            return line.decode().rstrip("\r\n").split(",")
+        return next(csv.reader([line.decode().rstrip("\r\n")]), []) if b"\0" not in line else []
+    except (ValueError, csv.Error):
+        return []

@@ -19,6 +19,8 @@ WINDOW_STEPS = 128
 # With fewer steps a standard deviation says little, and the loss of a new model still falls too fast.
 STEPS_MIN = 32
 DEVIATIONS_MAX = 6.0
+# Large gradient norms come in groups. A spike is also this many times the highest of the last STEPS_MIN steps.
+NORM_FACTOR = 2.0
 # Losses of a constant batch hardly differ. The deviation of their logarithms is taken to be at least this, 0.5 % of a loss.
 DEVIATION_MIN = 0.005
 
@@ -39,13 +41,14 @@ class SpikeWatch:
     """The losses and gradient norms of the last 128 steps, with which every new step is compared.
 
     skip: whether the optimizer asks `skips` before each step. Then `verdict` tells what was answered, step by step.
-    A spike enters the statistics only as the largest value that is none, so that it hides no later spike, while a loss that
-    stays high is soon an ordinary one.
+    A spike enters the statistics as a value that is just none, so that it hides no later spike, while a loss that stays high
+    is soon an ordinary one.
     """
 
     def __init__(self, *, skip: bool = False) -> None:
         self.skip = skip
         self._recent: tuple[deque[float], deque[float]] = (deque(maxlen=WINDOW_STEPS), deque(maxlen=WINDOW_STEPS))
+        self._logarithms: tuple[deque[float], deque[float]] = (deque(maxlen=WINDOW_STEPS), deque(maxlen=WINDOW_STEPS))
         self._answers: deque[Spike | None] = deque()
 
     def recent(self) -> list[list[float]]:
@@ -56,8 +59,9 @@ class SpikeWatch:
         """Take over `recent()` of a saved run. A checkpoint without it begins the statistics anew."""
         if not (isinstance(recent, list) and len(recent) == 2 and all(isinstance(values, list) for values in recent)):
             return
-        for values, saved in zip(self._recent, recent, strict=True):
+        for values, logarithms, saved in zip(self._recent, self._logarithms, recent, strict=True):
             values.extend(float(v) for v in saved if isinstance(v, (int, float)) and 0.0 < v < math.inf)
+            logarithms.extend(map(math.log, values))
 
     def look(self, loss: float, norm: float) -> Spike | None:
         """Compare a step with those before, add it to them, and return the spike if it is one.
@@ -67,16 +71,17 @@ class SpikeWatch:
         if not (0.0 < loss < math.inf and 0.0 < norm < math.inf):
             return None
         spikes = []
-        for figure, value, values in zip(("loss", "gradient norm"), (loss, norm), self._recent, strict=True):
-            if len(values) < STEPS_MIN:
-                values.append(value)
-                continue
-            mean, deviation = mean_and_deviation([math.log(v) for v in values])
-            excess = (math.log(value) - mean) / deviation
-            if excess > DEVIATIONS_MAX:
-                spikes.append(Spike(figure, value, math.exp(mean), excess))
-                value = math.exp(mean + DEVIATIONS_MAX * deviation)
+        figures = ("loss", loss, 0.0), ("gradient norm", norm, NORM_FACTOR)
+        for (figure, value, factor), values, logarithms in zip(figures, self._recent, self._logarithms, strict=True):
+            if len(values) >= STEPS_MIN:
+                mean, deviation = mean_and_deviation(logarithms)
+                excess = (math.log(value) - mean) / deviation
+                high = factor * max(list(values)[-STEPS_MIN:])
+                if excess > DEVIATIONS_MAX and value > high:
+                    spikes.append(Spike(figure, value, math.exp(mean), excess))
+                    value = min(math.exp(mean + DEVIATIONS_MAX * deviation), high or math.inf)
             values.append(value)
+            logarithms.append(math.log(value))
         return spikes[0] if spikes else None
 
     def skips(self, loss: Tensor, norm: Tensor) -> bool:

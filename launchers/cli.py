@@ -76,6 +76,10 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "launchers.commands.plan",
         "gptscale plan --check FILE [--calibrate-on FILE...] [--csv OUT]: predict runs that others measured, and how far off.",
     ),
+    "rebuild-tb": (
+        "launchers.commands.rebuild_tb",
+        "gptscale rebuild-tb RUN...: TensorBoard events of runs, written anew from their CSVs.",
+    ),
     "list": ("launchers.commands.list_recipes", "gptscale list: the recipes."),
     "doctor": (
         "launchers.commands.doctor",

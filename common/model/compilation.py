@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import re
+import shlex
+import stat
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -12,15 +19,53 @@ from gptscale.common.settings.run import Run
 
 # The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
 CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
+OWN_CACHE = "set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
 
 
 def check_compile(run: Run) -> None:
-    """Raise ConfigError for a compile mode without compilation, or for CUDA graphs without CUDA."""
+    """Raise ConfigError for a mode without compilation, for CUDA graphs without CUDA, and for a cache that others may write."""
     mode, where = run.config.compile_mode, "in --compile-mode"
     if mode != "default" and not run.config.compile:
         raise ConfigError(f"compile_mode {mode} without compile means nothing", where, "add --compile")
     if mode in CUDA_GRAPHS and run.world.device.type != "cuda":
         raise ConfigError(f"compile_mode {mode} needs CUDA", where, "use max-autotune-no-cudagraphs or default")
+    if run.config.compile:
+        check_cache(cache_folder())
+
+
+def cache_folder() -> Path:
+    """Return the folder in which torch.compile keeps what it compiles, and from which it loads code and runs it."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return Path(named or Path(tempfile.gettempdir()) / f"torchinductor_{user}")
+
+
+def check_cache(folder: Path) -> None:
+    """Raise ConfigError if other users own or may write torch's cache, or a folder in it, or if it is a symbolic link.
+
+    By default it lies in /tmp, where anybody may make a folder of its name first. A cache that does not exist is made here, for
+    this user alone.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        levels = [
+            folder,
+            *(Path(entry.path) for entry in os.scandir(folder) if not entry.is_file(follow_symlinks=False)),
+        ]
+    except OSError as error:
+        raise ConfigError(f"torch cannot keep compiled code ({error})", "in --compile", OWN_CACHE) from None
+    for level in levels:
+        facts = level.lstat()
+        if facts.st_uid != os.getuid():
+            problem, mend = "belongs to another user", OWN_CACHE
+        elif stat.S_ISLNK(facts.st_mode):
+            problem, mend = "is a symbolic link", f"rm {shlex.quote(str(level))}, or {OWN_CACHE}"
+        elif facts.st_mode & 0o022:
+            # What lies in it may be planted already.
+            problem, mend = "may be written by other users", f"rm -r {shlex.quote(str(level))}, or {OWN_CACHE}"
+        else:
+            continue
+        raise ConfigError(f"{level} {problem}, and torch.compile runs what lies there", "in --compile", mend)
 
 
 def apply_compile(blocks: Iterable[nn.Module], mode: str = "default") -> None:

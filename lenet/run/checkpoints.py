@@ -9,6 +9,7 @@ from typing import Any
 from gptscale.common.checkpoint.folders import set_aside_beyond
 from gptscale.common.checkpoint.manifest import damaged
 from gptscale.common.checkpoint.reader import agreed
+from gptscale.common.checkpoint.space import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import changed_work
@@ -44,6 +45,19 @@ class VisionSaver:
         # A vision engine has what the writer asks of an Engine: state and counters.
         engine: Any = self.engine
         save(engine, self.folder, step, facts, keep=self.plan.config.keep_checkpoints)
+
+
+def check_space(plan: VisionPlan, engine: VisionEngine, folder: Path) -> None:
+    """Raise StorageError if the checkpoints and logs of a run cannot fit on the disk of its `folder`."""
+    config = plan.config
+    epochs = -(-plan.steps // plan.batch_order.steps_per_epoch)
+    check_free(
+        folder,
+        saves=-(-epochs // config.save_every) if config.save_every else 0,
+        keep=config.keep_checkpoints,
+        checkpoint_bytes=sum(shard.tensor.nbytes for shard in engine.state()),
+        log_bytes=OTHER_BYTES + plan.steps * (ROW_BYTES + EVENT_BYTES * config.tensorboard),
+    )
 
 
 def resume(plan: VisionPlan, engine: VisionEngine, folder: Path) -> tuple[int, EarlierProgress]:

@@ -18,7 +18,7 @@ from gptscale.common.process.rendezvous import RendezvousError, speak
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
-from gptscale.lenet.run.checkpoints import VisionSaver, resume
+from gptscale.lenet.run.checkpoints import VisionSaver, check_space, resume
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import train_epochs
@@ -94,6 +94,8 @@ class PlannedRun:
         with StopRequest() as stop:
             engine = VisionEngine(plan.config, plan.shape, plan.world)
             self.row.n_params = sum(p.numel() for p in engine.module.parameters())
+            if plan.world.is_main:
+                check_space(plan, engine, folder)
             start, past = resume(plan, engine, folder / "checkpoints")
             began, quiet = self.row.began, self.row.quiet
             recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=began, quiet=quiet)

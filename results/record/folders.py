@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from gptscale.common.checkpoint.folders import step_folders
-from gptscale.common.errors import CheckpointError, ConfigError
+from gptscale.common.errors import CheckpointError, ConfigError, StorageError
 from gptscale.common.settings.checks import RUN_WORDS
 
 
 def check_results_folder(out: Path, run_name: str | None, summary: str, header: bytes, *, resumes: bool) -> None:
-    """Raise ConfigError unless a run can write its folder and its row under `out`.
+    """Raise ConfigError, or StorageError where the disk does not allow it, unless a run can write its folder and row under `out`.
 
     The folder, or the nearest one that exists above it, must be a folder that can be written.
     summary: the name of the file of rows, which must begin with `header` if it exists.
@@ -19,8 +19,9 @@ def check_results_folder(out: Path, run_name: str | None, summary: str, header: 
     """
     nearest = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        kind = StorageError if nearest.is_dir() else ConfigError
         fix = "point --out to a folder that can"
-        raise ConfigError(f"results folder {out} cannot be written", f"at {nearest}", fix)
+        raise kind(f"results folder {out} cannot be written", f"at {nearest}", fix)
     rows = out / summary
     if rows.is_file() and rows.stat().st_size > 0 and not rows.read_bytes().startswith(header):
         raise ConfigError(f"{rows} has other columns", "in --out", "point --out to another folder, or move the file")

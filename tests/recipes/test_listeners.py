@@ -1,6 +1,12 @@
 """What a run opens to the network: nothing off the loopback, whatever the recipe."""
 
+import contextlib
+import os
+import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -46,3 +52,77 @@ def test_nothing_listens_off_the_loopback(run, tmp_path):
     assert set(addresses) <= {"127.0.0.1", "::1"}
     # The launcher's rendezvous, and gloo's own listener of each rank.
     assert len(addresses) >= (1 if run in RECIPES and not RECIPES[run].axes else 3)
+
+
+def test_no_command_serves_anything():
+    """The only sockets of the package are the ranks' rendezvous and a server of programs, which has a file for an address."""
+    package = Path(__file__).parents[2]
+    opens = re.compile(r"create_server|\.bind\(|\.listen\(|serve_forever|HTTPServer|bind_all|tensorboard\.program")
+    rooms = "common foresight launchers lenet ops recipes results".split()
+    files = [path for room in rooms for path in (package / room).rglob("*.py")]
+    found = {path.relative_to(package).as_posix() for path in files if opens.search(path.read_text())}
+    assert found <= {"common/process/ranks.py", "common/process/rendezvous.py"}
+
+
+@contextlib.contextmanager
+def two_networks():
+    """Yield a function that puts a command into network 0 or 1 of two that a cable joins. Skips where that is not allowed."""
+    if os.geteuid():
+        pytest.skip("needs root, to make networks of its own")
+    holders = [
+        subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; sleep 600"], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+
+    def inside(which, *words):
+        return ["nsenter", "--net", "--target", str(holders[which].pid), *words]
+
+    try:
+        made = all(holder.stdout.readline() for holder in holders)
+        cable = "ip link add cable0 netns {} type veth peer name cable1 netns {}".format(*(h.pid for h in holders))
+        if not made or subprocess.run(cable.split(), capture_output=True, check=False).returncode:
+            pytest.skip("this kernel does not let a test make two networks and join them by a veth pair")
+        for i in range(2):
+            for words in (
+                f"ip address add 10.213.7.{i + 1}/24 dev cable{i}",
+                f"ip link set cable{i} up",
+                "ip link set lo up",
+            ):
+                subprocess.run(inside(i, *words.split()), check=True)
+        yield inside
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate()
+
+
+@pytest.mark.slow
+def test_a_run_cannot_be_reached_from_another_network(tmp_path):
+    """The rendezvous takes whatever is sent to it, so that nobody elsewhere may send."""
+    with two_networks() as inside:
+
+        def reaches(port):
+            words = inside(1, "bash", "-c", f"exec 3<>/dev/tcp/10.213.7.1/{port}")
+            return subprocess.run(words, capture_output=True, check=False, timeout=60).returncode == 0
+
+        serve = "import socket; s = socket.create_server(('', 7)); print(flush=True); s.accept()"
+        server = subprocess.Popen(inside(0, sys.executable, "-c", serve), stdout=subprocess.PIPE)
+        server.stdout.readline()
+        assert reaches(7)
+        server.communicate(timeout=60)
+        words = [str(word) for word in (*RUNS["ddp"], "--device", "cpu", "--out", tmp_path)]
+        run = subprocess.Popen(
+            inside(0, sys.executable, "-m", "gptscale.launchers.cli", *words),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert any(line.startswith("step ") for line in run.stdout)
+            processes = [psutil.Process(run.pid), *psutil.Process(run.pid).children(recursive=True)]
+            connections = [c for process in processes for c in process.net_connections("inet")]
+            ports = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+            assert len(ports) >= 3
+            assert not [port for port in ports if reaches(port)]
+        finally:
+            run.kill()
+            run.communicate(timeout=60)

@@ -323,6 +323,16 @@ def test_offload_is_in_the_row(tmp_path):
         assert float(row["offload_write_gib_per_s"]) > 0
 
 
+def test_a_rank_whose_options_do_not_parse_says_it_though_it_is_not_rank_0(tmp_path, capfd):
+    """Rank 0 waits for it, and could not know why it never comes."""
+    ranks(
+        "world_differing.py", 2, "ddp", "--device", "cpu", "--out", tmp_path, "--rank", 1, "--learning-rte", 1, status=2
+    )
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "learning" in line]
+    assert line.startswith("gptscale: error: rank 1: unknown option --learning-rte")
+    assert not list(tmp_path.iterdir())
+
+
 DIFFERING = {
     "ddp": "--micro-batch-size 2 --bucket-cap-mb 5.0 --activation-checkpointing full --save-every 2 --eval-every 2 --log-every 3",
     "lenet": "--log-every 3 --save-every 1 --loader dataloader",

@@ -1,11 +1,15 @@
 """Compiled blocks: one graph for all, the modes that are refused, and the steps that CUDA graphs need to know of."""
 
+import os
+import stat
+
 import pytest
 import torch
+from torch._inductor.runtime import cache_dir_utils
 
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.compilation import apply_compile, check_compile
+from gptscale.common.model.compilation import apply_compile, cache_folder, check_cache, check_compile
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.run import Run
@@ -33,6 +37,34 @@ def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids, random
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5 * float(p.grad.abs().max()))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
+
+
+def test_a_compile_cache_that_others_own_or_may_write_is_refused(tmp_path, monkeypatch):
+    """By default it is a folder of a known name in /tmp, and what lies there is loaded and run."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert str(cache_folder()) == cache_dir_utils.default_cache_dir()
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    assert str(cache_folder()) == cache_dir_utils.cache_dir() == str(cache)
+    cache.rmdir()
+    check_cache(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    (cache / "ab").mkdir()
+    for level in (cache, cache / "ab"):
+        level.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"^{level} may be written by other users.*, rm -r {level}, or set TORCH"):
+            check_cache(cache)
+        level.chmod(0o755)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(ConfigError, match="belongs to another user"):
+            check_cache(cache)
+        monkeypatch.undo()
+    (tmp_path / "link").symlink_to(cache)
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        check_cache(tmp_path / "link")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="torch cannot keep compiled code"):
+        check_cache(tmp_path / "file")
 
 
 def test_modes_of_compilation_that_mean_nothing_are_refused(run_on):

@@ -53,6 +53,13 @@ def test_ranks_know_their_place(start):
     assert sorted(out.splitlines()) == [f"{r} 3 {r} []" for r in range(3)]
 
 
+def test_ranks_that_fail_are_started_once(start, tmp_path):
+    """A crash at the same step again and again is for a scheduler to count: nothing here starts a run again by itself."""
+    code = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\nsys.exit(3)"
+    assert start(code, 1).ended()[0] == 3
+    assert (tmp_path / "starts").read_text() == "x"
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_lines_of_ranks_that_print_at_once_stay_whole(start, unbuffered):
     """The ranks wait for each other by the clock, so that they do print at once."""

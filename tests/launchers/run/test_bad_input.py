@@ -211,7 +211,10 @@ def test_results_folder_is_a_file(capsys, folder):
 def test_results_folder_not_writable(capsys, folder, monkeypatch):
     access = os.access
     monkeypatch.setattr(os, "access", lambda p, mode: access(p, mode) and not mode & os.W_OK)
-    assert "cannot be written" in refused(capsys, folder, ["run", "single"])
+    assert main(["run", "single"]) == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"results folder results cannot be written, at {folder}" in line
+    assert not list(folder.iterdir())
 
 
 def test_run_name_that_exists(capsys, folder):

@@ -2,10 +2,11 @@
 
 import pandas as pd
 import pytest
+import torch
 from holder import poison
 from worlds import gptscale, ok, ranks
 
-from gptscale.common.checkpoint.reader import newest_valid, step_folders
+from gptscale.common.checkpoint.reader import Reader, newest_valid, step_folders
 from gptscale.common.errors import StorageError
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.launchers.run import checkpoints
@@ -120,6 +121,24 @@ def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
     before = sorted(folder.iterdir())
     ok(*words[:-1], "other", "--steps", 6, "--resume", folder / "step-6.discarded", "--steps", 8)
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
+    """Also during the others' all-reduce, and between backward and optimizer, after which no half of an update may be left."""
+    words = ["ddp", *SHORT, "--steps", 7, "--device", "cpu", "--save-every", 4, "--dist-timeout-s", 60]
+    ranks("world_killed_at.py", 2, "never", *words, "--out", tmp_path, "--run-name", "unbroken")
+    unbroken = tmp_path / "runs" / "unbroken"
+    for part in ("forward", "backward", "optimizer", "saving"):
+        run = [*words, "--out", tmp_path, "--run-name", part]
+        ranks("world_killed_at.py", 2, part, *run, status=7)
+        folder = tmp_path / "runs" / part
+        assert [path.name for path in step_folders(folder / "checkpoints")] == ["step-4"]
+        ranks("world_killed_at.py", 2, "never", *run, "--resume")
+        columns = ["step", "loss", "grad_norm"]
+        assert pd.read_csv(folder / "steps.csv")[columns].equals(pd.read_csv(unbroken / "steps.csv")[columns])
+        last, expected = (Reader(step_folders(run / "checkpoints")[0]).verify() for run in (folder, unbroken))
+        assert last.step == expected.step == 7
+        assert all(torch.equal(last.read(name), expected.read(name)) for name in expected.names())
 
 
 def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):

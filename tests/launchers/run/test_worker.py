@@ -235,7 +235,7 @@ def test_a_disk_with_too_little_space_refuses_the_run(plan, small_disk, capsys):
 def test_a_disk_that_is_read_only_refuses_the_run(small_disk, capsys):
     remount = ["mount", "-o", "remount,ro", str(small_disk)]
     subprocess.run(remount, check=True)
-    assert main(["run", "single", "--data", "synthetic", "--out", str(small_disk / "out")]) == 2
+    assert main(["run", "single", "--data", "synthetic", "--out", str(small_disk / "out")]) == 5
     (error,) = capsys.readouterr().err.splitlines()
     assert f"cannot be written, at {small_disk}" in error
 

@@ -57,6 +57,16 @@ def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
     ranks("world_vision_parity.py", 2, idx_folder)
 
 
+def test_a_disk_with_too_little_space_ends_the_run_before_its_first_step(
+    small_disk: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint of LeNet-5 with adam takes 0.7 MB, and three do not fit into 2 MiB."""
+    outcome = run(small_disk, "r", data=str(idx_folder), epochs=9, save_every=1)
+    assert outcome.exit_status == 5
+    assert "bytes on the disk (3 checkpoints of " in capsys.readouterr().err
+    assert not (outcome.folder / "steps.csv").exists()
+
+
 @pytest.mark.parametrize("augmentation", ["none", "affine"])
 def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, augmentation: str) -> None:
     """Compare by the real command, with augmentation too: its draws belong to the image's place and not to a rank."""

@@ -23,7 +23,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from gptscale.results.record.files import append_summary
-for i in range(500):
+for i in range(1000):
     append_summary(Path(sys.argv[1]), {"run_id": f"writer{sys.argv[2]}-{i}", "status": "ok", "error": "x" * (i % 300)})
 """
 
@@ -95,8 +95,8 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
     lines = (tmp_path / "summary.csv").read_text().splitlines()
     rows = rows_of(tmp_path / "summary.csv")
     assert sum(line.startswith("schema_version,") for line in lines) == 1
-    assert {row["run_id"] for row in rows} == {f"writer{w}-{i}" for w in range(8) for i in range(500)}
-    assert len(rows) == 4000
+    assert {row["run_id"] for row in rows} == {f"writer{w}-{i}" for w in range(8) for i in range(1000)}
+    assert len(rows) == 8000
     assert all(None not in row and row["error"] == "x" * (int(row["run_id"].split("-")[1]) % 300) for row in rows)
 
 

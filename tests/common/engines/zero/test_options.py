@@ -6,6 +6,8 @@ import pytest
 
 from gptscale.common.engines.zero.options import merged
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
+from gptscale.recipes.zero import ZeroConfig
 
 OURS = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 100}, "bf16": {"enabled": False}}
 
@@ -25,6 +27,21 @@ def test_free_keys_win_new_ones_are_added_and_auto_is_ours(tmp_path):
         "comms_logger": {"enabled": True},
     }
     assert OURS["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 100}
+
+
+def test_ranks_compare_the_content_of_the_file_and_not_its_name(tmp_path):
+    facts = []
+    for name, content in (("a", "{}"), ("b", "{}"), ("c", '{"dump_state": true}')):
+        (tmp_path / name).write_text(content)
+        config = ZeroConfig(stage=2, ds_config=tmp_path / name)
+        facts.append(words_to_compare(config) | config.contents())
+    check_same_on_ranks(facts[:2])
+    with pytest.raises(
+        ConfigError, match=r"^the content of --ds-config is \w{16} on rank 0,1 but \w{16} on rank 2, in what"
+    ):
+        check_same_on_ranks(facts)
+    with pytest.raises(ConfigError, match=r"but None on rank 1"):
+        check_same_on_ranks([facts[0], words_to_compare(ZeroConfig(stage=2))])
 
 
 def test_every_contradiction_is_named(tmp_path):

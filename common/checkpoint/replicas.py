@@ -53,10 +53,10 @@ class ReplicaCheck:
         self._equal_at: int | None = None
 
     def require_replicas(self) -> None:
-        """Raise ConfigError, on every rank, if no two ranks hold the same tensor, so that there is nothing to compare."""
+        """Raise ConfigError, on every rank, if no two ranks hold the same part of what a checkpoint has."""
         if not self._find_holders():
             raise ConfigError(
-                "no two ranks hold the same weights or optimizer state, there are no bits to compare",
+                "no two ranks hold the same part of what a checkpoint has, so that there are no bits to compare",
                 "in --check-replicas",
                 "leave it out, or use a recipe with copies, such as ddp",
             )

@@ -46,6 +46,8 @@ NORM = "model/blocks.0.ln_1.weight"
 @pytest.mark.parametrize(
     ("recipe", "nproc", "weight", "expected"),
     [
+        ("lightning_fabric", 3, TABLE, f"rank 1 does not hold the bits of {TABLE} that ranks 0, 2 agree on"),
+        ("hybrid_3d --tp-size 2", 4, NORM, f"rank 1 does not hold the bits of {NORM} that ranks 0, 2, 3 agree on"),
         ("ddp", 3, TABLE, f"rank 1 does not hold the bits of {TABLE} that ranks 0, 2 agree on"),
         ("tensor_parallel", 2, NORM, f"ranks 0, 1 hold different bits of {NORM}"),
         ("pipeline", 2, TABLE, f"ranks 0, 1 hold different bits of {TABLE}"),
@@ -54,12 +56,29 @@ NORM = "model/blocks.0.ln_1.weight"
 def test_a_flipped_bit_is_found_and_nothing_is_saved(recipe, nproc, weight, expected, tmp_path, capfd):
     words = ["--steps", 8, "--data", "synthetic", "--no-tensorboard", "--save-every", 2, "--check-replicas", 4]
     batch = ["--global-batch-size", 12]
-    ranks("world_flip.py", nproc, weight, recipe, *words, *batch, "--out", tmp_path, "--run-name", "r", status=6)
+    ranks(
+        "world_flip.py", nproc, weight, *recipe.split(), *words, *batch, "--out", tmp_path, "--run-name", "r", status=6
+    )
     err = capfd.readouterr().err
     assert f"gptscale: error: rank 0: {expected}" in err
     assert ", at step 4 (equal at step 2), " in err
     folder = tmp_path / "runs" / "r"
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-2"]
+
+
+SPLIT_ALL = ("zero1", "zero3", "zero_offload", "accelerate_fsdp", "fsdp", "hybrid_3d --tp-size 1")
+
+
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(recipe, marks=pytest.mark.slow) for recipe in SPLIT_ALL[:-1]] + [SPLIT_ALL[-1]]
+)
+def test_a_recipe_that_splits_all_has_nothing_to_compare_and_says_so(recipe, tmp_path, capfd):
+    words = [*recipe.split(), "--steps", 2, "--data", "synthetic", "--no-tensorboard", "--check-replicas", 1]
+    ranks("world_flip.py", 2, "none", *words, "--out", tmp_path, status=2)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("gptscale: error: ")]
+    reason = "no two ranks hold the same part of what a checkpoint has, so that there are no bits to compare"
+    assert lines
+    assert all(f"{reason}, in --check-replicas, leave it out, or use a recipe with copies" in line for line in lines)
 
 
 @pytest.mark.parametrize("nproc", [2, 3])

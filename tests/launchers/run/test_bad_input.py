@@ -433,8 +433,9 @@ def test_a_disk_that_is_too_small_or_cannot_be_written(capsys, folder, monkeypat
     monkeypatch.setattr(swap_folder.shutil, "disk_usage", lambda path: usage._replace(free=10**6))
     said = refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
     assert ". has 1,000,000 bytes free, 17,177,600 are needed, in --nvme-path" in said  # 20 bytes x 858,880 parameters
-    monkeypatch.setattr(swap_folder.os, "access", lambda path, mode: False)
-    assert "cannot be written" in refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
+    (folder / "disk").mkdir()
+    monkeypatch.setattr(swap_folder.os, "access", lambda path, mode: path.name != "disk")
+    assert "disk cannot be written" in refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "disk"])
 
 
 CONTRADICTIONS = {

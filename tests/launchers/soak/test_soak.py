@@ -1,6 +1,10 @@
 """What a soak compares and prints, and a short one of real runs."""
 
 import csv
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -148,3 +152,17 @@ def test_a_short_soak_loses_nothing(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len([row for row in rows if row["fault"] != FINISHED]) >= 10
     assert {row["lost_bits"] for row in rows} == {"0"}
+
+
+@pytest.mark.slow
+def test_where_no_disk_can_be_mounted_a_limit_on_file_sizes_fills_it(tmp_path):
+    """Root without the right to mount is what any other user is."""
+    drop = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"] if os.geteuid() == 0 else []
+    if drop and not shutil.which(drop[0]):
+        pytest.skip("needs setpriv, to give up the right to mount")
+    words = ["--recipes", "ddp", "--faults", "full disk", "--runs", "1", "--minutes", "5", "--out", str(tmp_path / "soak")]
+    soak = [*drop, sys.executable, "-m", "gptscale.launchers.cli", "soak", *words]
+    ended = subprocess.run(soak, capture_output=True, text=True, check=False, timeout=800)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "a limit on the size of files stands for a full one" in ended.stderr
+    assert "status 5" in ended.stdout

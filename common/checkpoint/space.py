@@ -1,4 +1,4 @@
-"""The space that the checkpoints and logs of a run will take on the disk, compared with what is free before its first step."""
+"""The space that checkpoints and logs of a run will take, compared with what is free before its first step."""
 
 from __future__ import annotations
 

@@ -11,7 +11,9 @@ from gptscale.common.settings.checks import RUN_WORDS
 
 
 def check_results_folder(out: Path, run_name: str | None, summary: str, header: bytes, *, resumes: bool) -> None:
-    """Raise ConfigError, or StorageError where the disk does not allow it, unless a run can write its folder and row under `out`.
+    """Raise ConfigError or StorageError unless a run can write its folder and its row under `out`.
+
+    StorageError: the disk, or the rights on it, do not allow it.
 
     The folder, or the nearest one that exists above it, must be a folder that can be written.
     summary: the name of the file of rows, which must begin with `header` if it exists.

@@ -160,7 +160,7 @@ def test_where_no_disk_can_be_mounted_a_limit_on_file_sizes_fills_it(tmp_path):
     drop = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"] if os.geteuid() == 0 else []
     if drop and not shutil.which(drop[0]):
         pytest.skip("needs setpriv, to give up the right to mount")
-    words = "--recipes ddp --runs 1 --minutes 5 --faults".split() + ["full disk", "--out", str(tmp_path / "soak")]
+    words = [*"--recipes ddp --runs 1 --minutes 5 --faults".split(), "full disk", "--out", str(tmp_path / "soak")]
     soak = [*drop, sys.executable, "-m", "gptscale.launchers.cli", "soak", *words]
     ended = subprocess.run(soak, capture_output=True, text=True, check=False, timeout=800)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -74,8 +74,6 @@ class Saver:
     ) -> None:
         self.plan, self.engine, self.folder, self.before, self.spikes = plan, engine, folder, before, spikes
         self.check_replicas = ReplicaCheck(engine)
-        if plan.run.config.check_replicas:
-            self.check_replicas.require_replicas()
         self.misses = 0
         self.background = BackgroundSave()
 

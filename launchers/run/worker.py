@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, StorageError
@@ -105,6 +106,8 @@ def _train(plan: Plan, record: RunRecord) -> int:
 
 def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> int:
     run = plan.run
+    if run.config.check_replicas:
+        ReplicaCheck(engine).require_replicas()
     spikes = SpikeWatch(skip=run.config.on_spike == "skip")
     start = resume(plan, engine, record.folder / "checkpoints", spikes)
     if spikes.skip:

@@ -329,7 +329,7 @@ def test_a_rank_whose_options_do_not_parse_says_it_though_it_is_not_rank_0(tmp_p
         "world_differing.py", 2, "ddp", "--device", "cpu", "--out", tmp_path, "--rank", 1, "--learning-rte", 1, status=2
     )
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "learning" in line]
-    assert line.startswith("gptscale: error: rank 1: unknown option --learning-rte")
+    assert line.startswith("gptscale: error: rank 1: unknown option '--learning-rte', on the command line")
     assert not list(tmp_path.iterdir())
 
 

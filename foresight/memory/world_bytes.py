@@ -123,9 +123,6 @@ def _replicas(case: Case) -> Answer:
     if case.step.micro_batches > 1:
         fixed = replace(fixed, gradients=state.gradients)
     fixed = replace(fixed, working=fixed.working + 16 * case.run.gpt.n_embd**2, reduced_at_end=largest)
-    if case.step.device_type == "cuda":
-        # After the first step DDP makes its buckets anew, in the order of backward, before it lets go of the old ones.
-        fixed = replace(fixed, build=state.parameters + state.optimizer + 2.0 * state.gradients)
     return fixed, case.layout(state, buckets=float(state.gradients))
 
 

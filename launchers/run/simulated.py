@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine, StepResult
@@ -41,6 +42,7 @@ from gptscale.recipes import get
 STEPS = 2
 # Further steps that nobody follows, to time how long the host takes to ask for one, but not for longer than this.
 TIMED_STEPS, TIMED_S = 3, 3.0
+WATCHDOG_S = 0.25
 OOM_EXIT_STATUS = 7
 
 
@@ -59,6 +61,9 @@ class StepMarks:
 
     def step(self, step: int, lr: float, result: StepResult) -> bool:
         library.mark("step ends")
+        # NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
+        if dist.is_initialized():
+            time.sleep(WATCHDOG_S)
         return False
 
     def evaluated(self, step: int, loss: torch.Tensor) -> None: ...

@@ -74,7 +74,7 @@ class LibraryOptimizer(Stepper):
         norm = self.clip(self.max_norm)
         norm = norm.full_tensor() if is_dtensor(norm) else norm
         # Once set it stays set: after one bad step no later step may change the weights.
-        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & torch.isfinite(norm))
+        self.poisoned = self.poisoned or not self.is_finite(loss, norm)
         if not self.poisoned and not (self.skips and self.skips(loss, norm)):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr

@@ -31,6 +31,10 @@ class Stepper(ABC):
         """The factor of the loss before backward, (): fp16's loss scale if this Stepper keeps one, else 1."""
         return self._one
 
+    def is_finite(self, *values: Tensor) -> bool:
+        """Return whether all values, (), are finite. The host waits for them."""
+        return all(bool(torch.isfinite(value)) for value in values)
+
     @abstractmethod
     def step(self, lr: float, loss: Tensor) -> Tensor:
         """Apply the gradients at rate `lr`, clear them, and return their global norm before clipping, ().

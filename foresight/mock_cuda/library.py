@@ -30,7 +30,7 @@ class Call(NamedTuple):
 @cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(None)
-    for name in ("mock_peak_bytes", "mock_pinned_bytes", "mock_pinned_peak_bytes"):
+    for name in ("mock_peak_bytes", "mock_pinned_bytes", "mock_pinned_peak_bytes", "mock_host_peak_bytes"):
         getattr(library, name).restype = ctypes.c_size_t
     library.mock_list.argtypes = library.mock_mark.argtypes = [ctypes.c_char_p]
     return library
@@ -39,6 +39,17 @@ def _library() -> ctypes.CDLL:
 def pinned_peak_bytes() -> int:
     """Return the most bytes of host memory that were pinned at once."""
     return int(_library().mock_pinned_peak_bytes())
+
+
+def share_host_memory() -> None:
+    """Let large memory of the host share a few pages from now on, and count it. Its values are lost."""
+    if _library().mock_share_host_memory():
+        raise OSError("no address space for the host memory of a simulated rank")
+
+
+def host_peak_bytes() -> int:
+    """Return the most bytes of such memory at once. What was pinned when it was allocated is not in it."""
+    return int(_library().mock_host_peak_bytes())
 
 
 def device_peak_bytes(device: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from gptscale.foresight.memory.saved import save_timeline
 from gptscale.foresight.memory.timeline import read_timeline
 from gptscale.foresight.mock_cuda import library
 from gptscale.foresight.mock_cuda.counter import CudaCounter
+from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out
 from gptscale.foresight.mock_cuda.world import lone_group
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import Plan, preflight
@@ -80,6 +80,7 @@ def main(argv: list[str]) -> int:
     """
     folder, recipe, *words = argv
     begin_process()
+    leave_out()
     with simulating():
         try:
             config, recipe_config = parse_run(recipe, words)
@@ -100,12 +101,16 @@ def _simulate(plan: Plan, folder: Path) -> int:
     facts["closed_form_bytes"] = predict(run, plan.recipe_config)
     status = 0
     with ExitStack() as stack:
+        # zero_infinity makes its folder there.
+        run.config.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
         torch.cuda.init()
         try:
             with counter.counting(), owners.watching(), library.listing(folder / "calls.tsv"):
                 engine = get(run.recipe).load().build(run, plan.recipe_config)
                 stack.callback(engine.close)
+                if hasattr(engine, "plugin"):
+                    know_what_peers_send(run, engine)
                 owners.of_engine(engine)
                 batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
                 data = stack.enter_context(closing(Prefetcher(batches, run.world.device)))
@@ -131,7 +136,7 @@ def _simulate(plan: Plan, folder: Path) -> int:
         "peak_reserved": torch.cuda.max_memory_reserved(run.world.device),
         "peak_taken": library.device_peak_bytes(device),
         "peak_pinned": library.pinned_peak_bytes(),
-        "peak_host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_host": library.host_peak_bytes() + own_host_bytes(),
         "peak_counted": timeline.peak,
         "peak_part": timeline.part_at(timeline.peak_at),
         "peak_by_owner": timeline.by_owner(timeline.peak_at),
@@ -151,6 +156,12 @@ def _issue_time_s(engine: Engine, data: Prefetcher) -> float:
         if sum(times_s) > TIMED_S:
             break
     return min(times_s)
+
+
+def own_host_bytes() -> int:
+    """Return the bytes of this process in memory, without what it shares with others and without its files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 @contextmanager

@@ -68,10 +68,7 @@ def simulate(
     if it fails under the mock.
     """
     row = get(recipe)
-    gpu = device_named(device)
-    library = prepare_mock(row.environment)
-    devices = min(ranks_per_node, world_size)
-    variables = environment(gpu, library, devices, _cuda_version(_torch_folder(row.environment)))
+    variables = mock_variables(row.environment, device, min(ranks_per_node, world_size))
     with tempfile.TemporaryDirectory(prefix="gptscale-simulation-") as name:
         folder = Path(name)
         config = dataclasses.replace(config, device="cuda", out=folder / "out", tensorboard=False, run_name=None)
@@ -100,6 +97,12 @@ def simulate(
         except ValueError:
             step = None
         return Simulation(facts, load_timeline(folder / "timeline.npz"), step)
+
+
+def mock_variables(environment_name: str, device: str, devices: int) -> dict[str, str]:
+    """Return the variables under which a program of an environment sees `devices` devices of a name of mock_cuda/devices.py."""
+    version = _cuda_version(_torch_folder(environment_name))
+    return environment(device_named(device), prepare_mock(environment_name), devices, version)
 
 
 def prepare_mock(environment: str) -> Path:

@@ -7,10 +7,15 @@ import pandas as pd
 import pytest
 import torch
 
+from gptscale.common.process.mock import is_mock
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(is_mock(), reason="a run does not start under a mock of CUDA"),
+]
 WORK = ["--steps", "8", "--grad-accum-steps", "2", "--global-batch-size", "16", "--save-every", "4", "--no-tensorboard"]
 
 

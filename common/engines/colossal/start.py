@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gptscale.common.process.world import World
@@ -15,12 +16,16 @@ from gptscale.common.process.world import World
 def start(world: World) -> None:
     """Import Colossal-AI and make it fit this process, once, before anything else of it is used."""
     importlib.import_module("gptscale.common.engines.colossal.library")
+    from colossalai.device.device_mesh import DeviceMesh
     from colossalai.logging import get_dist_logger
     from colossalai.pipeline import p2p
 
     get_dist_logger().set_level("ERROR")
 
     p2p._check_for_nccl_hccl_backend = is_nccl
+    if world.device.type == "cuda":
+        # It looks a group's device up by its backend, which it takes to be "nccl". Here a group has one for the CPU too.
+        DeviceMesh._DIST_BACKEND["cuda"] = dist.get_backend()
     # It makes its groups (cluster/process_group_mesh.py) with torch's default timeout, half an hour.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timedelta(seconds=world.timeout_s)
     if world.device.type == "cpu":
@@ -33,8 +38,6 @@ def is_nccl(group: Any) -> bool:
     It replaces _check_for_nccl_hccl_backend of colossalai/pipeline/p2p.py. That compares the group's name with "nccl", and
     then with Backend.HCCL, which torch has only on Huawei's devices. Groups here are named "cpu:gloo,cuda:nccl" or "gloo".
     """
-    import torch.distributed as dist
-
     group = group or dist.group.WORLD
     return "nccl" in group.name()
 

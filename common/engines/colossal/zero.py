@@ -7,6 +7,7 @@ Both optimizers need a GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,8 +99,8 @@ class GeminiStepper(Stepper):
     def step(self, lr: float, loss: Tensor) -> Tensor:
         """Do Gemini's step at rate `lr`, unless loss or norm is not finite."""
         norm = float(self.gemini._calc_global_norm())
-        # Once set it stays set. The comparison is False for a NaN too.
-        self.poisoned = self.poisoned or not bool(torch.isfinite(loss) & (norm < torch.inf))
+        # Once set it stays set.
+        self.poisoned = self.poisoned or not (math.isfinite(norm) and self.is_finite(loss))
         if self.poisoned:
             self.gemini.zero_grad()
         else:

@@ -110,7 +110,7 @@ class ZeroOptimizer(Stepper):
 
         Reading the loss costs no extra wait, because DeepSpeed waits for the device anyway to look at the norm.
         """
-        if self.poisoned or not torch.isfinite(loss):
+        if self.poisoned or not self.is_finite(loss):
             # Once set it stays set, as in common/optim/fused.py.
             self.poisoned = True
             return torch.full_like(loss, torch.nan)
@@ -127,7 +127,7 @@ class ZeroOptimizer(Stepper):
         self._waited_s += self.waits_s[-1]
         norm = torch.as_tensor(self.ds.get_global_grad_norm(), dtype=torch.float32, device=loss.device)
         # DeepSpeed skips a step whose norm is not finite. With fp16's loss scaling that is normal; otherwise it ends the run.
-        self.poisoned = not (self.dynamic or torch.isfinite(norm))
+        self.poisoned = not (self.dynamic or self.is_finite(norm))
         return norm
 
     def state(self) -> Iterator[Shard]:

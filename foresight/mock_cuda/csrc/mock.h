@@ -35,6 +35,12 @@ int find_block(const void *address, Block *found);
 size_t bytes_in_use(int device);
 void copy(void *to, const void *from, size_t bytes);
 
+/* Memory of the host that shares its pages with all other such memory, see host.c. */
+int shares_pages(size_t bytes);
+int is_shared(const void *address);
+void *map_shared(size_t bytes);
+void unmap_shared(void *address, size_t bytes);
+
 /* A number for something that the program only passes on: a stream, an event, a handle. */
 uintptr_t new_handle(void);
 /* Note what would have run: kinds are kernel, product, copy, set, collective, graph. Up to four sizes belong to it. */

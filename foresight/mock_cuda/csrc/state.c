@@ -65,7 +65,8 @@ void *take(size_t bytes, int kind) {
     pthread_mutex_lock(&lock);
     void *address = NULL;
     if (kind == PINNED || in_use[current_device] + whole <= played.memory) {
-        address = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (kind == PINNED && shares_pages(whole)) address = map_shared(whole);
+        else address = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (address == MAP_FAILED) address = NULL;
     }
     if (address) {
@@ -92,7 +93,8 @@ int give_back(void *address) {
         Block *block = *at;
         if (block->address != (uintptr_t)address) continue;
         *at = block->next;
-        if (block->kind != REGISTERED) munmap(address, block->bytes);
+        if (is_shared(address)) unmap_shared(address, block->kind == PINNED ? block->bytes : 0);
+        else if (block->kind != REGISTERED) munmap(address, block->bytes);
         if (block->kind == ON_DEVICE) in_use[block->device] -= block->bytes;
         else pinned -= block->bytes;
         free(block);

@@ -1,0 +1,140 @@
+"""Leave out what the host of a simulated rank would do with weights: compute on them, keep them in files, compile code for them.
+
+A model whose optimizer state lives on the host would otherwise need that host. The engines' own code runs, and calls these
+stand-ins instead of its library's operators. The memory that they would use is counted, see csrc/host.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from gptscale.common.engines.colossal import start as colossal_start
+from gptscale.common.engines.zero import operators, swap_folder
+from gptscale.common.model import initial_weights
+from gptscale.common.model.precision import DTYPES
+from gptscale.common.optim.stepper import Stepper
+from gptscale.common.settings.run import Run
+from gptscale.foresight.mock_cuda.library import share_host_memory
+
+
+def leave_out() -> None:
+    """Let this process leave out what no simulation reads. Call it before a recipe is imported."""
+    share_host_memory()
+    # Nobody reads the weights, so their memory keeps what it has.
+    _replace(initial_weights, "init_rows", lambda *name_shape_and_rows: iter(()))
+    _replace(initial_weights, "init_tensor", lambda name, shape, gpt, seed: torch.empty(shape))
+    # Losses and norms are leftovers of the device's memory. A run ends at a NaN, a simulation does not.
+    _replace(Stepper, "is_finite", _true(Stepper.is_finite))
+    _replace(torch, "_fused_adamw_", _on_a_device(torch._fused_adamw_))
+    _replace(operators, "lack", lambda ops: None)
+    _replace(operators, "load", _load_for_deepspeed)
+    _replace(swap_folder, "check_space", lambda *folders_and_bytes: None)
+    _replace(colossal_start, "start", _then(colossal_start.start, _stand_in_for_colossals_kernels))
+
+
+def _replace(owner: Any, name: str, stand_in: Any) -> None:
+    setattr(owner, name, stand_in)
+
+
+def _on_a_device(update: Callable[..., None]) -> Callable[..., None]:
+    def fused_adamw(parameters: list[torch.Tensor], *state: Any, **options: Any) -> None:
+        if parameters[0].is_cuda:
+            update(parameters, *state, **options)
+
+    return fused_adamw
+
+
+def _true(question: Callable[..., bool]) -> Callable[..., bool]:
+    def answer(*arguments: Any) -> bool:
+        question(*arguments)
+        return True
+
+    return answer
+
+
+def _then(first: Callable[..., None], second: Callable[[], None]) -> Callable[..., None]:
+    def both(*arguments: Any) -> None:
+        first(*arguments)
+        second()
+
+    return both
+
+
+class Nothing(ModuleType):
+    """A compiled operator of which every function does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *arguments, **options: None
+
+
+class NoFiles:
+    """A handle of DeepSpeed's async_io whose files hold nothing."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.pending = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("async_"):
+            return self._begin
+        # The others, as sync_pread or free_cpu_locked_tensor, end at once and successfully.
+        return lambda *arguments: 1
+
+    def _begin(self, *tensor_and_path: Any) -> int:
+        self.pending += 1
+        return 0
+
+    def wait(self) -> int:
+        """Return how many requests have ended since the last wait, which is all."""
+        ended, self.pending = self.pending, 0
+        return ended
+
+    def new_cpu_locked_tensor(self, numel: int, example: torch.Tensor) -> torch.Tensor:
+        """Return pinned memory."""
+        return torch.empty(numel, dtype=example.dtype, pin_memory=True)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is in pinned memory."""
+        return tensor.is_pinned()
+
+
+def _load_for_deepspeed(ops: Sequence[str]) -> None:
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    for op in ops:
+        module = Nothing(op)
+        if op == "async_io":
+            _replace(module, "aio_handle", NoFiles)
+        OpBuilder._loaded_ops[op] = module
+
+
+def _stand_in_for_colossals_kernels() -> None:
+    """Give Gemini's HybridAdam operators that do nothing. Upstream compiles them by nvcc at first use."""
+    from colossalai.kernel import kernel_loader
+    from colossalai.shardformer.layer.utils import Randomizer
+
+    # It compares what its peers have gathered on the device, which compares nothing.
+    Randomizer.is_randomizer_index_synchronized = staticmethod(lambda process_group=None: True)
+
+    nothing = Nothing("kernels")
+    for name in ("CPUAdamLoader", "FusedOptimizerLoader"):
+        getattr(kernel_loader, name).load = lambda self, name=None: SimpleNamespace(
+            CPUAdamOptimizer=lambda *options: nothing, multi_tensor_adam=nothing.multi_tensor_adam
+        )
+
+
+def know_what_peers_send(run: Run, engine: Any) -> None:
+    """Tell a pipeline of Colossal-AI what its neighbours send. By itself it learns that from their first message."""
+    from colossalai.pipeline.p2p import create_send_metadata
+
+    shape = (run.batch.micro_batch_size, run.seq_len, run.gpt.n_embd)
+    example = {"hidden_states": torch.empty(shape, dtype=DTYPES[run.config.precision], device="meta")}
+    schedule = engine.plugin.scheduler
+    schedule.grad_metadata_recv = create_send_metadata(example)
+    example["hidden_states"].requires_grad_()
+    schedule.tensor_metadata_recv = create_send_metadata(example)

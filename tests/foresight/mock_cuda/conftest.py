@@ -1,0 +1,59 @@
+"""A parent under the mock for each environment, and what a simulation of a recipe leaves."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.process import environments
+from gptscale.foresight.mock_cuda.world import environment_of
+from gptscale.launchers.run.simulation import mock_variables
+from gptscale.recipes import get
+
+PARENT = Path(__file__).parents[2] / "worlds" / "mock_parent.py"
+BATCH = ["--micro-batch-size", "2", "--global-batch-size", "32", "--precision", "bf16"]
+WORDS = ["--device", "cuda", "--data", "synthetic", "--no-tensorboard", *BATCH]
+
+
+@pytest.fixture(scope="session")
+def parents():
+    """Return the started parent of an environment, which exists until the session ends."""
+    started = {}
+
+    def parent(environment):
+        if environment not in started:
+            if not Path(environments.python(environment)).exists():
+                pytest.skip(f"needs the environment of {environment}")
+            variables = {**os.environ, **mock_variables(environment, "h100-80", 8), "OMP_NUM_THREADS": "1"}
+            command = [environments.python(environment), "-W", "ignore", str(PARENT)]
+            started[environment] = subprocess.Popen(
+                command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        return started[environment]
+
+    yield parent
+    for process in started.values():
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
+
+
+@pytest.fixture
+def simulated(parents, tmp_path):
+    """Simulate a rank of `recipe` on a node of 8 and return the exit status, the facts and what it printed."""
+
+    def simulate(recipe, *words, rank=0, world_size=8):
+        folder = tmp_path / f"{recipe}-{rank}"
+        folder.mkdir()
+        out = ["--out", str(folder / "out")]
+        job = (str(folder), environment_of(rank, world_size, 8), [recipe, *WORDS, *out, *words])
+        process = parents(get(recipe).environment)
+        process.stdin.write(json.dumps(job) + "\n")
+        process.stdin.flush()
+        status = int(process.stdout.readline())
+        facts = folder / "facts.json"
+        return status, json.loads(facts.read_text()) if facts.exists() else None, (folder / "log").read_text()
+
+    return simulate

@@ -1,0 +1,60 @@
+"""Every recipe under the mock of CUDA: all of its CUDA code runs, from the first rank to the last."""
+
+import pytest
+
+from gptscale.recipes import RECIPES
+
+TINY = ("--model", "tiny", "--n-layer", "8")
+SIZES = {
+    "colossal_tensor": ("--tp-size", "4"),
+    "colossal_pipeline": ("--pp-size", "4"),
+    "hybrid_3d": ("--tp-size", "2", "--pp-size", "4"),
+}
+WORLD_SIZES = {"single": 1, "tensor_parallel": 4, "pipeline": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_runs_to_its_end(recipe, simulated, tmp_path):
+    words = (*TINY, *SIZES.get(recipe, ()))
+    status, facts, log = simulated(recipe, *words, world_size=WORLD_SIZES.get(recipe, 8))
+    assert status == 0, log[-3000:]
+    assert facts["device"] == "mock of NVIDIA H100 80GB HBM3"
+    assert 2**20 < facts["peak_allocated"] <= facts["peak_reserved"] <= facts["peak_taken"] < 2**30
+    assert facts["peak_counted"] == pytest.approx(facts["peak_allocated"], rel=0.02)
+    # Nothing is in the results folder.
+    assert not [path for path in tmp_path.rglob("out/*") if path.name != "runs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 3, 7])
+@pytest.mark.parametrize("recipe", ["pipeline", "colossal_pipeline"])
+def test_a_stage_of_a_pipeline(recipe, rank, simulated):
+    """The first, one in the middle and the last."""
+    status, _, log = simulated(recipe, *TINY, "--pp-size", "8", rank=rank)
+    assert status == 0, log[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["fsdp", "zero3", "hybrid_3d", "colossal_gemini"])
+def test_the_last_of_64_ranks(recipe, simulated):
+    words = ("--global-batch-size", "128", *SIZES.get(recipe, ()))
+    status, facts, log = simulated(recipe, *TINY, *words, rank=63, world_size=64)
+    assert status == 0, log[-3000:]
+    assert (facts["rank"], facts["world_size"]) == (63, 64)
+
+
+@pytest.mark.slow
+def test_state_on_the_host_is_counted_and_not_touched(simulated):
+    """AdamW of 1.6 billion weights on the host of one rank: 25 GB, which no machine needs to have."""
+    status, facts, log = simulated("zero_offload", "--model", "1.6b", "--global-batch-size", "2", world_size=1)
+    assert status == 0, log[-3000:]
+    assert facts["peak_host"] + facts["peak_pinned"] > 12 * 1_557_611_200
+
+
+def test_out_of_memory_happens_as_it_would(simulated):
+    status, facts, log = simulated("single", "--model", "1.6b", "--n-layer", "240", world_size=1)
+    assert status == 7, log[-3000:]
+    assert "CUDA out of memory" in facts["out_of_memory"]
+    assert facts["peak_taken"] <= facts["device_memory"]
+    assert sum(facts["peak_by_owner"].values()) == facts["peak_counted"]

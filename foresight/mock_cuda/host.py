@@ -1,7 +1,7 @@
-"""Leave out what the host of a simulated rank would do with weights: compute on them, keep them in files, compile code for them.
+"""Leave out what the host of a simulated rank would do with weights: to compute on them, or to keep them in files.
 
 A model whose optimizer state lives on the host would otherwise need that host. The engines' own code runs, and calls these
-stand-ins instead of its library's operators. The memory that they would use is counted, see csrc/host.c.
+stand-ins instead of its library's operators, so these are not compiled either. The memory that they would use is counted, see csrc/host.c.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Leave out what the host of a simulated rank would do with weights: to compute on them, or to keep them in files.
 
 A model whose optimizer state lives on the host would otherwise need that host. The engines' own code runs, and calls these
-stand-ins instead of its library's operators, so these are not compiled either. The memory that they would use is counted, see csrc/host.c.
+stand-ins instead of its library's operators, which need not be compiled. The memory that they would use is counted, see
+csrc/host.c.
 """
 
 from __future__ import annotations
@@ -105,7 +106,11 @@ class NoFiles:
 
 def _load_for_deepspeed(ops: Sequence[str]) -> None:
     from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.runtime.zero import utils
 
+    # Stage 3 asks whether rank 0 takes its parameters in the same order. Rank 0 is not there, and would.
+    _replace(utils, "assert_lst_len_same_as_other_ranks", lambda numbers: None)
+    _replace(utils, "get_lst_from_rank0", lambda numbers: numbers)
     for op in ops:
         module = Nothing(op)
         if op == "async_io":

@@ -86,9 +86,9 @@ def started(slurm, capsys, *words):
 
 
 def start_again(slurm, job, *changes):
-    """Spare a job that is back in the queue the two minutes that Slurm keeps it there."""
+    """Spare a job most of the two minutes in the queue, in which its credentials of the earlier start are refused."""
     wait_for(lambda: slurm.job(job)["JobState"] == "PENDING" and slurm.states()[0] == "idle", "the queue")
-    slurm.ok("scontrol", "update", f"JobId={job}", "StartTime=now", *changes)
+    slurm.ok("scontrol", "update", f"JobId={job}", "StartTime=now+4", *changes)
 
 
 def rows():

@@ -193,7 +193,7 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little")
     yield text
     for tensor in ordered.values():
-        yield memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        yield tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:

@@ -69,7 +69,7 @@ def loss_bytes(step: Step, fixed: RecipeBytes) -> float:
     most = max(1, LOGITS_BYTES[step.device_type] // (counted * columns))
     blocks = max(1, -(-step.tokens // most))
     copies = LOGIT_COPIES[step.device_type][c]
-    rows = (2 * fixed.norm_input + cast) * gpt.n_embd * step.tokens
+    rows: float = (2 * fixed.norm_input + cast) * gpt.n_embd * step.tokens
     if step.tp_size > 1:
         # the rank's own part of the sequence, before it is gathered
         rows += fixed.norm_input * gpt.n_embd * step.tokens / step.tp_size

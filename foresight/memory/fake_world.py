@@ -63,7 +63,11 @@ class DoneWork(dist._Work):  # type: ignore[name-defined, misc]
         return list(self._future.value())
 
 
-class FakeGroup(dist.ProcessGroup):
+# torch's stubs give its methods other signatures than it calls them with.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class FakeGroup(_ProcessGroup):  # type: ignore[misc]
     """A process group of which only this rank exists."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -183,9 +187,9 @@ def fake_world(rank: int, nproc: int) -> Iterator[World]:
             BACKEND, lambda store, rank, size, timeout: FakeGroup(rank, size), devices=["cpu"]
         )
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc}
-    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update({name: str(value) for name, value in variables.items()})
+    texts = {name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    before = {name: os.environ.get(name) for name in texts}
+    os.environ.update(texts)
     dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=nproc)
     try:
         yield World(rank, rank, nproc, torch.device("cpu"), DEFAULT_TIMEOUT_S["cpu"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ def library_tensors() -> Iterator[tuple[Tensor, str]]:
     for holder in _holders():
         for name, value in list(getattr(holder, "__dict__", {}).items()):
             label = next((label for pattern, label in NAMES if pattern.search(name.lower())), None)
-            for tensor in _tensors(value, DEPTH) if label else ():
-                yield tensor, label
+            if label is not None:
+                yield from zip(_tensors(value, DEPTH), repeat(label))
 
 
 def _holders() -> list[Any]:

@@ -79,7 +79,7 @@ class Timeline:
         """Return the bytes that lived at `time` by their owner, the largest first."""
         a = self.allocations
         found: dict[str, int] = {}
-        for i in np.flatnonzero((a.born <= time) & (a.died > time)):
+        for i in np.flatnonzero((a.born <= time) & (a.died > time)).tolist():
             found[a.owner[i]] = found.get(a.owner[i], 0) + int(a.nbytes[i])
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 

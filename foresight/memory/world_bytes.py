@@ -235,7 +235,7 @@ def _stages(case: Case) -> Answer:
     return fixed, replace(layout, **_in_flight(case, layout))
 
 
-def _in_flight(case: Case, layout: Layout) -> dict[str, float]:
+def _in_flight(case: Case, layout: Layout) -> dict[str, Any]:
     place, m, schedule = case.place, case.run.batch.grad_accum_steps, case.config.schedule
     per_rank = stages_per_rank(case.config) if hasattr(case.config, "stages_per_rank") else case.config.chunks
     p, i = place.pp_size, place.pp_rank

@@ -57,7 +57,8 @@ class StepCalls:
     @property
     def launches(self) -> int:
         """Return how many pieces of work a step gives the device."""
-        return sum(self.kernels.values()) + sum(each.count for each in (*self.products, *self.collectives))
+        products, collectives = sum(p.count for p in self.products), sum(c.count for c in self.collectives)
+        return sum(self.kernels.values()) + products + collectives
 
     @property
     def product_flops(self) -> int:

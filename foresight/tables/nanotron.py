@@ -69,7 +69,7 @@ def stage_blocks(model: ModelShape, n_stages: int) -> tuple[int, ...]:
 
 def _elements(model: ModelShape, split: Split, stage: int) -> tuple[float, ...]:
     """Return how many of each kind of element a rank of a stage holds, per byte that is calibrated for it."""
-    parameters = split.blocks[stage] * model.block_parameters
+    parameters: float = split.blocks[stage] * model.block_parameters
     if stage in (0, split.pp - 1):
         parameters += model.table_parameters * (1 if model.tied or split.pp > 1 else 2)
     parameters /= split.tp

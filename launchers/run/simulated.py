@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
 from gptscale.common.train import train
 from gptscale.foresight.memory.closed_form import predict
+from gptscale.foresight.memory.counter import Counter
 from gptscale.foresight.memory.owners import FORWARD, Owners
 from gptscale.foresight.memory.saved import save_timeline
 from gptscale.foresight.memory.timeline import read_timeline
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> int:
 def _simulate(plan: Plan, folder: Path) -> int:
     run = plan.run
     counter = CudaCounter(run.world.device)
-    owners = Owners(counter)
+    owners = Owners(cast(Counter, counter))
     marks = StepMarks(counter)
     facts: dict[str, Any] = {"recipe": run.recipe, "rank": run.world.rank, "world_size": run.world.world_size}
     facts["closed_form_bytes"] = predict(run, plan.recipe_config)

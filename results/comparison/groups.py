@@ -114,7 +114,7 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
         else:
             comparison.apart.append(group)
             group.notes.append(f"other work: {_differences(reference, rows.iloc[0])}")
-        counts = Counter(remark for row in rows.index.intersection(remarks) for remark in remarks[row])
+        counts = Counter(remark for row in rows.index.intersection(list(remarks)) for remark in remarks[row])
         group.notes += [remark if n == 1 else f"{remark} ({n:,} runs)" for remark, n in counts.items()]
     comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
     for groups in (comparison.ranked, comparison.apart):

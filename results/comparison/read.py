@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,7 @@ def _read(path: Path, rows: SummaryRows) -> None:
     with file.open("rb") as content:
         lines = whole_lines(content)
         summary = Summary(file, cells_of(next(lines, b"")))
-        numbered = enumerate(lines, start=2)
+        numbered: Iterator[tuple[int, bytes]] = enumerate(lines, start=2)
         if is_run:
             numbered = (line for line in numbered if summary.run_id(cells_of(line[1])) == path.name)
         while block := list(itertools.islice(numbered, BLOCK_LINES)):

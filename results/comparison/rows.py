@@ -74,7 +74,8 @@ class SummaryRows:
         for name, texts in self.texts.items():
             texts.extend(map(self.shown, columns[name]))
         for name, categories in self.categories.items():
-            codes, texts_met = pd.factorize(columns[name])
+            codes, uniques = pd.factorize(columns[name])
+            texts_met: list[Any] = list(uniques)
             if name == "optimizer_state":
                 # All that versions 1 to 3 had.
                 texts_met = [text or "fp32" for text in texts_met]
@@ -93,7 +94,7 @@ class SummaryRows:
             columns[name] = pd.Series(np.array(self.texts.pop(name), dtype=object), dtype=object)
         for name, categories in self.categories.items():
             codes = np.frombuffer(self.codes.pop(name), dtype=np.intc)
-            columns[name] = pd.Categorical.from_codes(codes, list(categories))
+            columns[name] = pd.Categorical.from_codes(codes, pd.Index(list(categories)))
         for name in (*INTEGERS, *FIGURES):
             numbers = np.frombuffer(self.numbers.pop(name))
             columns[name] = np.nan_to_num(numbers).astype(np.int64) if name in INTEGERS else numbers

@@ -56,9 +56,9 @@ class Summary:
         if table is not None:
             right = _right(table)
             present[plain[right]] = True
-            for column in table:
+            for column in map(str, table):
                 columns[column][plain[right]] = table[column][right]
-        for i in np.flatnonzero(~present):
+        for i in np.flatnonzero(~present).tolist():
             row = self._parse_one(*block[i])
             present[i] = bool(row)
             for column, value in row.items():
@@ -91,7 +91,7 @@ class Summary:
         import pandas as pd
 
         try:
-            table = pd.read_csv(
+            table: pd.DataFrame = pd.read_csv(  # type: ignore[call-overload]  # names of columns may be numbers
                 io.BytesIO(b"".join(lines)),
                 header=None,
                 usecols=list(self.at.values()),
@@ -144,7 +144,7 @@ def _right(table: pd.DataFrame) -> NDArray[Any]:
     right = (
         np.array([bool(RUN_NAME.fullmatch(run_id)) for run_id in table.run_id]) & table.status.isin(STATUSES).to_numpy()
     )
-    for column in table.columns.intersection(NUMBERS).difference(LOSSES):
+    for column in table.columns.intersection(list(NUMBERS)).difference(list(LOSSES)):
         right &= ~((table[column] < 0) | (table[column] > NUMBER_MAX)).to_numpy()
     return right
 

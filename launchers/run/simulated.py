@@ -114,7 +114,7 @@ def _simulate(plan: Plan, folder: Path) -> int:
                     know_what_peers_send(run, engine)
                 owners.of_engine(engine)
                 batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
-                data = stack.enter_context(closing(Prefetcher(batches, run.world.device)))
+                data = stack.enter_context(Prefetcher(batches, run.world.device))
                 with owners.part(FORWARD):
                     train(engine, data, marks, lr_at=run.lr_at, start=0, steps=STEPS)
                 owners.label_state(engine)
@@ -163,13 +163,6 @@ def own_host_bytes() -> int:
     """Return the bytes of this process in memory, without what it shares with others and without its files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
-
-
-@contextmanager
-def closing(data: Prefetcher) -> Iterator[Prefetcher]:
-    """Hold the reader of the data, without a warning for what it still reads ahead."""
-    with data:
-        yield data
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 import torch
-from torch._inductor.runtime import cache_dir_utils
+from torch._inductor.runtime import runtime_utils
 
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
@@ -42,10 +42,10 @@ def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids, random
 def test_a_compile_cache_that_others_own_or_may_write_is_refused(tmp_path, monkeypatch):
     """By default it is a folder of a known name in /tmp, and what lies there is loaded and run."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    assert str(cache_folder()) == cache_dir_utils.default_cache_dir()
+    assert str(cache_folder()) == runtime_utils.default_cache_dir()
     cache = tmp_path / "cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    assert str(cache_folder()) == cache_dir_utils.cache_dir() == str(cache)
+    assert str(cache_folder()) == runtime_utils.cache_dir() == str(cache)
     cache.rmdir()
     check_cache(cache)
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700

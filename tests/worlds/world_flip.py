@@ -1,6 +1,6 @@
-"""Run as ranks: the worker of a run, in which after step 3 a bit of a weight flips on rank 1.
+"""Run as ranks: the worker of a run, in which after step 3 a bit of a weight flips on rank 1, or of none.
 
-usage: world_flip.py WEIGHT RECIPE [options of the run]
+usage: world_flip.py WEIGHT|none RECIPE [options of the run]
 """
 
 import os
@@ -16,7 +16,7 @@ save = Saver.__call__
 
 
 def flipping(self, step, last):
-    if step == 3:
+    if step == 3 and NAME != "none":
         (weight,) = [shard.tensor for shard in self.engine.state() if shard.name == NAME]
         weight.detach().view(torch.int32).view(-1)[5] ^= 1 << 3
     save(self, step, last)

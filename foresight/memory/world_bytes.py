@@ -7,19 +7,18 @@ nothing heavy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import stages_per_rank
+from gptscale.foresight.memory.layout import Answer, Case, Layout
 from gptscale.foresight.memory.recipe_bytes import BUCKET, WEIGHT_BUFFERS
 from gptscale.foresight.memory.state import (
-    Place,
     State,
     all_shapes,
     cut_by_owners,
     cut_by_rows,
     cut_flat,
-    held_shapes,
     numel,
     place_of,
     stage_of,
@@ -31,73 +30,6 @@ from gptscale.recipes import get
 if TYPE_CHECKING:
     from gptscale.common.recipe_config import RecipeConfig
     from gptscale.common.settings.run import Run
-
-
-NO_STATE = State(0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a rank has of the model, and what it holds all the time.
-
-    n_params: its parameters before data ranks cut them. in_flight: micro-batches whose activations it keeps at once.
-    kept_outside: tensors of the residual stream that it keeps beside its blocks, in units of one. buckets: of gradients, held
-    from step to step. transfers: buffers for other stages.
-    """
-
-    n_blocks: int
-    n_params: int
-    state: State = NO_STATE
-    in_flight: float = 1.0
-    kept_outside: float = 0.0
-    has_head: bool = True
-    has_table: bool = True
-    buckets: float = 0.0
-    transfers: float = 0.0
-
-
-Answer = tuple[RecipeBytes, Layout]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A run and its recipe's options, and what follows from them for every layout."""
-
-    run: Run
-    config: Any
-    step: Step
-    place: Place
-    casts_weights: bool
-
-    @property
-    def compute(self) -> int:
-        return self.step.compute
-
-    @property
-    def root(self) -> int:
-        """Return the parameters outside blocks."""
-        return numel(held_shapes(self.run, self.config)[0].values())
-
-    @property
-    def sends_copy(self) -> bool:
-        """Return whether a reduce-scatter copies what it is given, as gloo does."""
-        return self.step.device_type == "cpu"
-
-    def layout(self, state: State, **more: Any) -> Layout:
-        """Return the layout of a rank with this state."""
-        outside, n_blocks = stage_of(self.run, self.config)
-        n_params = numel(all_shapes(self.run, self.config))
-        has = {"has_head": "ln_f" in outside, "has_table": "wte" in outside}
-        return Layout(n_blocks, n_params, state, **{**has, **more})
-
-    def lowered(self) -> RecipeBytes:
-        """Return what autocast adds in 16 bits, and types of the residual stream."""
-        c, n_blocks = self.compute, stage_of(self.run, self.config)[1]
-        if c == 4:
-            return RecipeBytes(0)
-        if self.casts_weights:
-            return RecipeBytes(0, residual=c, norm_input=c)
-        return RecipeBytes(0, casts=c * self.step.block * n_blocks, working=2 * c * self.step.block)
 
 
 def layout_of(run: Run, config: RecipeConfig) -> tuple[Step, RecipeBytes, Layout]:
@@ -113,7 +45,7 @@ def layout_of(run: Run, config: RecipeConfig) -> tuple[Step, RecipeBytes, Layout
 
 
 def _replicas(case: Case) -> Answer:
-    """Everything is whole. Gradients live in buckets if ranks average them."""
+    """Return the layout of whole replicas. Gradients live in buckets if ranks average them."""
     state = whole(case.run, case.config)
     largest = 4 * max(n for n in (case.step.table, 4 * case.run.gpt.n_embd**2))
     fixed = case.lowered()
@@ -127,7 +59,7 @@ def _replicas(case: Case) -> Answer:
 
 
 def _strategy(case: Case) -> Answer:
-    """One of two layouts by name. Its buckets are not its gradients."""
+    """Return one of two layouts by name. Its buckets are not its gradients."""
     if case.config.strategy == "fully_shard":
         return _rows(case)
     fixed, layout = _replicas(case)
@@ -135,7 +67,7 @@ def _strategy(case: Case) -> Answer:
 
 
 def _rows(case: Case) -> Answer:
-    """Every parameter is cut by rows over data ranks, and blocks are gathered as they are used."""
+    """Return the layout of parameters cut by rows over data ranks, with blocks gathered as they are used."""
     place, config, c = case.place, case.config, case.compute
     shards = place.dp_size // getattr(config, "dp_replicate_size", 1)
     state = cut_by_rows(case.run, config, shards, place.dp_rank % shards)
@@ -158,7 +90,10 @@ def _rows(case: Case) -> Answer:
 
 
 def _flat(case: Case) -> Answer:
-    """DeepSpeed's stages 1 and 2, with weights whole and the rest as flat vectors cut evenly. Stage 3 is `_flat_all`."""
+    """Return the layout of DeepSpeed's stages 1 and 2, with weights whole and the rest as flat vectors cut evenly.
+
+    Stage 3 is `_flat_all`.
+    """
     place, run, c = case.place, case.run, case.compute
     if case.config.stage == 3:
         return _flat_all(case)
@@ -188,7 +123,10 @@ def _flat(case: Case) -> Answer:
 
 
 def _flat_all(case: Case) -> Answer:
-    """DeepSpeed's stage 3: every parameter cut evenly. Weights that will soon be used again stay gathered."""
+    """Return the layout of DeepSpeed's stage 3, which cuts every parameter evenly.
+
+    Weights that will soon be used again stay gathered.
+    """
     place, run, c = case.place, case.run, case.compute
     n = numel(all_shapes(run, case.config))
     own = -(-n // place.dp_size)
@@ -212,7 +150,10 @@ def _flat_all(case: Case) -> Answer:
 
 
 def _owners(case: Case) -> Answer:
-    """Fairscale's OSS: weights and gradients whole, the state of each parameter with its owner."""
+    """Return the layout of fairscale's OSS: weights and gradients whole.
+
+    The state of a parameter lies with its owner.
+    """
     place = case.place
     state = cut_by_owners(case.run, case.config, place.dp_rank, place.dp_size)
     n = state.parameters
@@ -224,13 +165,16 @@ def _owners(case: Case) -> Answer:
 
 
 def _matrices(case: Case) -> Answer:
-    """Matrices are cut over tensor ranks, and what remains by rows over data ranks if there are any."""
+    """Return the layout of matrices cut over tensor ranks.
+
+    If there are data ranks too, what remains is cut by rows over them.
+    """
     state = whole(case.run, case.config)
     return replace(case.lowered(), gradients=state.gradients), case.layout(state)
 
 
 def _stages(case: Case) -> Answer:
-    """Blocks are cut into stages, and several micro-batches are in flight."""
+    """Return the layout of stages, with several micro-batches in flight."""
     fixed, layout = _matrices(case)
     return fixed, replace(layout, **_in_flight(case, layout))
 
@@ -252,7 +196,7 @@ def _in_flight(case: Case, layout: Layout) -> dict[str, Any]:
 
 
 def _mesh(case: Case) -> Answer:
-    """Data, tensor and pipeline ranks on one mesh."""
+    """Return the layout of data, tensor and pipeline ranks on one mesh."""
     if case.place.dp_size > 1 and case.config.data_parallel == "fsdp":
         fixed, layout = _rows(case)
     else:
@@ -261,7 +205,10 @@ def _mesh(case: Case) -> Answer:
 
 
 def _plugin(case: Case) -> Answer:
-    """Colossal-AI's plugin: tensor ranks, stages, and replicas that average gradients. In 16 bits fp32 weights lie beside."""
+    """Return the layout of Colossal-AI's plugin: tensor ranks, stages, and replicas that average gradients.
+
+    In 16 bits there are fp32 weights besides.
+    """
     state = whole(case.run, case.config)
     c = case.compute
     if c != 4:
@@ -273,7 +220,10 @@ def _plugin(case: Case) -> Answer:
 
 
 def _chunks(case: Case) -> Answer:
-    """Colossal-AI's LowLevelZero and Gemini: fp32 weights and moments cut evenly, Gemini's weights and gradients too."""
+    """Return the layout of Colossal-AI's LowLevelZero and Gemini: fp32 weights and moments cut evenly.
+
+    Gemini cuts its weights and gradients too.
+    """
     place, run, c, config = case.place, case.run, case.compute, case.config
     n = numel(all_shapes(run, config))
     own = -(-n // place.dp_size)

@@ -106,7 +106,7 @@ def _answer_for_peers() -> None:
 
 
 def _init_process_group(original: Any) -> Any:
-    """A library that begins a group of its own finds its peers in the same way."""
+    """Return init_process_group with a lone store, for libraries that begin a group of their own."""
 
     def init_process_group(backend: str | None = None, *args: Any, **options: Any) -> Any:
         if "store" not in options:

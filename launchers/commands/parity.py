@@ -57,7 +57,7 @@ class ParityOptions:
     n_layer: int | None = None
     """Overrides the preset's number of blocks; default enough for two stages on every process."""
     seq_len: int | None = None
-    """As in gptscale run; shorter sequences prove the same in less time."""
+    """As in gptscale run. Shorter sequences prove the same in less time."""
     data: str = "stdlib"
     """As in gptscale run."""
     out: Path | None = None

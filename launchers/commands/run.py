@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
-from gptscale.launchers.run.options import parse_launch
+from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.recipes import get
 
 
@@ -28,14 +27,9 @@ class LaunchOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Train with the recipe that the first word names, and return the run's exit status."""
-    if argv and argv[0] in ("-h", "--help"):
-        print("usage: gptscale run RECIPE [options]\n\nFor the options: gptscale run ddp --help")
-        raise SystemExit(0)
-    if not argv or argv[0].startswith("-"):
-        raise ConfigError("a recipe is missing", "on the command line", "gptscale run RECIPE [options]")
-    recipe = argv[0]
+    recipe, words = take_recipe(argv, "gptscale run RECIPE [options]")
     row = get(recipe)
-    config, recipe_config, options = parse_launch(recipe, argv[1:], LaunchOptions)
+    config, recipe_config, options = parse_launch(recipe, words, LaunchOptions)
     assert options is not None
     if not options.dry_run and is_inside(row.environment):
         begin_warm_parent(config.device, ["gptscale.launchers.run.start"], row.imports)

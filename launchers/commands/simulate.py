@@ -21,7 +21,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
 from gptscale.foresight.mock_cuda.calls import StepCalls
 from gptscale.foresight.mock_cuda.devices import device_named
-from gptscale.launchers.run.options import parse_launch
+from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.launchers.run.remedies import TRIES, remedies
 from gptscale.recipes import get
 from gptscale.results.render import DPI, console, table
@@ -65,13 +65,8 @@ class SimulateOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Simulate the recipe that the first word names, and return 0 if every rank fits."""
-    if argv and argv[0] in ("-h", "--help"):
-        print("usage: gptscale simulate RECIPE [options]\n\nFor the options: gptscale simulate ddp --help")
-        raise SystemExit(0)
-    if not argv or argv[0].startswith("-"):
-        raise ConfigError("a recipe is missing", "on the command line", "gptscale simulate RECIPE [options]")
-    recipe = argv[0]
-    config, recipe_config, options = parse_launch(recipe, argv[1:], SimulateOptions)
+    recipe, words = take_recipe(argv, "gptscale simulate RECIPE [options]")
+    config, recipe_config, options = parse_launch(recipe, words, SimulateOptions)
     assert options is not None
     ranks = ranks_of(recipe, config, options)
     memories = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.run.allocation import Allocation, split_sbatch
 from gptscale.launchers.run.batch_script import batch_script
-from gptscale.launchers.run.options import parse_launch
+from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.recipes import get
 
 
@@ -20,21 +20,16 @@ class SubmitOptions(Allocation):
     """The nodes of a job and its ranks."""
 
     nproc: int | None = None
-    """Ranks on each node; default one per GPU, or one."""
+    """Ranks on each node. The default is one per GPU, or one."""
     dry_run: bool = False
-    """Print the script and stop; nothing is created."""
+    """Print the script and stop. Nothing is created."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Check a run, write its script, and hand it to sbatch."""
-    if not argv or argv[0].startswith("-"):
-        usage = "gptscale submit RECIPE --nodes N [--gpus-per-node N] [options of sbatch] [options of gptscale run]"
-        if argv and argv[0] in ("-h", "--help"):
-            print(f"usage: {usage}\n\nFor the options: gptscale submit ddp --help")
-            raise SystemExit(0)
-        raise ConfigError("a recipe is missing", "on the command line", usage)
-    recipe = argv[0]
-    sbatch, words = split_sbatch(argv[1:])
+    usage = "gptscale submit RECIPE --nodes N [--gpus-per-node N] [options of sbatch] [options of gptscale run]"
+    recipe, rest = take_recipe(argv, usage)
+    sbatch, words = split_sbatch(rest)
     config, recipe_config, options = parse_launch(recipe, words, SubmitOptions)
     assert options is not None
     # After the options are parsed, because they import torch.

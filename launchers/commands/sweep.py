@@ -42,7 +42,7 @@ class SweepAllocation(Allocation):
     submit: bool = False
     """As a job array of Slurm, one task for each run, and their comparison when the last has ended. --nproc is for each node."""
     dry_run: bool = False
-    """Print the script of the array and stop; nothing is created."""
+    """Print the script of the array and stop. Nothing is created."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         OptionNeed(

@@ -26,7 +26,7 @@ class Allocation:
     min_nodes: int | None = None
     """Go on with as few nodes as this when others are gone: the same global batch, with more accumulation. Default --nodes."""
     gpus_per_node: int | None = None
-    """GPUs, and ranks, on each node; default a run on CPUs."""
+    """GPUs on each node, and as many ranks. Without it the run is on CPUs."""
 
     def __post_init__(self) -> None:
         check_range(self.nodes, 1, 4096, "nodes")

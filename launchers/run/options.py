@@ -42,6 +42,19 @@ def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tu
     return parsed.run, parsed.recipe, getattr(parsed, "launch", None)
 
 
+def take_recipe(argv: Sequence[str], usage: str) -> tuple[str, list[str]]:
+    """Return the recipe that the first word names, and the other words.
+
+    usage: the command line in short, for --help and for a ConfigError where the first word is an option.
+    """
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: {usage}\n\nFor the options: {usage.split(' RECIPE')[0]} ddp --help")
+        raise SystemExit(0)
+    if not argv or argv[0].startswith("-"):
+        raise ConfigError("a recipe is missing", "on the command line", usage)
+    return argv[0], list(argv[1:])
+
+
 def default_recipe_config(recipe: str) -> RecipeConfig:
     """Return a recipe's options as they are without a command line: their defaults, and what its row fixes.
 

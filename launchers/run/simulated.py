@@ -37,6 +37,7 @@ from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out
 from gptscale.foresight.mock_cuda.world import lone_group
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import Plan, preflight
+from gptscale.launchers.run.simulation import OOM_EXIT_STATUS
 from gptscale.recipes import get
 
 # The first step makes the optimizer's state, and DDP orders its buckets anew after it. The second is as all that follow.
@@ -44,7 +45,6 @@ STEPS = 2
 # Further steps that nobody follows, to time how long the host takes to ask for one, but not for longer than this.
 TIMED_STEPS, TIMED_S = 3, 3.0
 WATCHDOG_S = 0.25
-OOM_EXIT_STATUS = 7
 
 
 class StepMarks:

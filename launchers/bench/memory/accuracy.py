@@ -51,7 +51,7 @@ class AccuracyOptions:
     """Which recipes and worlds to compare, and where to write the rows."""
 
     recipes: str = "all"
-    """Recipes with commas between; all that run here."""
+    """Recipes with commas between, or all that run here."""
     nproc: str = "2,4"
     """Sizes of the worlds, with commas between."""
     device: Literal["cpu", "cuda"] = "cpu"

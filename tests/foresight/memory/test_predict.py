@@ -2,9 +2,11 @@
 
 import pytest
 
+from gptscale.common.engines.colossal.weights import CUT_DIMS
 from gptscale.common.errors import ConfigError
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.memory.fake_world import fake_world
+from gptscale.foresight.memory.state import CUT_BY_TENSOR_RANKS
 from gptscale.foresight.memory.world_bytes import LAYOUTS
 from gptscale.launchers.bench.memory.counted import count, facts_of
 from gptscale.launchers.cli import main
@@ -97,3 +99,8 @@ def test_a_run_that_does_not_fit_says_what_fills_the_memory_and_what_would_fit(c
     assert "fits with --activation-checkpointing full" in error
     with pytest.raises(ConfigError):
         planned_words("ddp", ["--compile"], 2, 0)
+
+
+def test_tensor_ranks_cut_the_same_dimensions_in_the_closed_form_and_in_colossal():
+    """The closed form imports no torch, so it has a table of its own. Colossal-AI alone keeps the positions whole."""
+    assert {"wpe.weight": 0, **CUT_DIMS} == CUT_BY_TENSOR_RANKS

@@ -1,10 +1,12 @@
 # gptscale from a clone: `make demo` shows what it does, `make test` proves it. Both set up an environment of their own.
 VENV ?= .venv
 PYTHON ?= python3
-PINS = setup.cfg constraints/main.txt
-STAMP = $(VENV)/.gptscale-pins-$(shell cat $(PINS) | sha256sum | cut -c1-16)
-# An environment kept elsewhere may have served another checkout: the editable install must be of this one.
-CHECKOUT = $(VENV)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
+# What must be installed: setup.cfg without its list of our own packages.
+NEEDS = sed '/^packages =/,/^install_requires/d' setup.cfg
+STAMP = $(VENV)/.gptscale-pins-$(shell $(NEEDS) | cat - constraints/main.txt | sha256sum | cut -c1-16)
+# An environment kept elsewhere may have served another checkout, or other packages: the editable install must be of this one.
+CHECKOUT_KEY = $(shell pwd | cat - setup.cfg | sha256sum | cut -c1-16)
+CHECKOUT = $(VENV)/.gptscale-checkout-$(CHECKOUT_KEY)
 BIN = $(VENV)/bin
 # Through python: the script pip names its interpreter by a path, which an environment that was moved no longer has.
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -12,9 +14,8 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export GPTSCALE_SKIP_KERNELS = 1
 # Colossal-AI wants an older torch and an older transformers: an environment of its own, which gptscale finds by its name.
 COLOSSALAI = $(VENV)-colossalai
-COLOSSALAI_PINS = setup.cfg constraints/colossalai.txt
-COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat $(COLOSSALAI_PINS) | sha256sum | cut -c1-16)
-COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(shell pwd | sha256sum | cut -c1-16)
+COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell $(NEEDS) | cat - constraints/colossalai.txt | sha256sum | cut -c1-16)
+COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(CHECKOUT_KEY)
 COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/colossalai.txt
 
 DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --lr 5e-4 --warmup-steps 10 --out demo

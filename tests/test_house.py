@@ -20,7 +20,8 @@ common.engine common.model
 common.recipe_config common.checkpoint common.data common.optim common.train
 common.engines
 results recipes
-foresight lenet
+foresight
+lenet
 launchers
 """
 LEVEL = {room: level for level, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}

@@ -1,0 +1,1 @@
+"""Measure what this machine can do, for predictions of step times."""

@@ -1,0 +1,1 @@
+"""Find out what limits the speed of a run."""

@@ -1,0 +1,1 @@
+"""Compare predicted step times with measured ones."""

@@ -1,0 +1,1 @@
+"""Cause slow runs on purpose, and check their verdicts."""

@@ -1,6 +1,7 @@
 """The pages: their links lead to files, and every recipe has its page and its rows."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,11 @@ def test_every_fault_of_the_matrix_has_its_row_and_every_test_it_names_is_there(
         missing = [name for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()]
         assert missing == [], row
         assert named or text.rstrip().endswith("no test"), row
+
+
+def test_every_drawing_is_drawn_by_the_script_and_shown_on_a_page(tmp_path):
+    folder = ROOT / "docs" / "images" / "drawings"
+    runpy.run_path(str(folder / "draw.py"))["main"](tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir() if path.stat().st_size > 10_000}
+    shown = {Path(link).name for page in PAGES for link in LINK.findall(page.read_text()) if "/drawings/" in link}
+    assert drawn == {path.name for path in folder.glob("*.svg")} == shown

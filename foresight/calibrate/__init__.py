@@ -1,1 +1,1 @@
-"""Measure what this machine can do, for predictions of step times."""
+"""What this machine can do: operations timed alone, the file that keeps them, and the costs that follow from it."""

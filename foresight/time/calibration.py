@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gptscale.foresight.time.operations import LAUNCH, amounts, coordinates
-from gptscale.foresight.time.simulator import PlayedStep, play
+from gptscale.foresight.time.simulator import Contention, PlayedStep, play
 from gptscale.foresight.time.work import Operation, StepWork
 
 Array = Any
@@ -97,7 +97,12 @@ class CostTable:
     """Seconds per operation, with their uncertainty and where they come from.
 
     logs: logarithms of the seconds. measured: operations that calibrated steps were made of. rates: seconds per unit, by rate.
+    note: how the machine that was measured differs from that of the predicted run, said in the grade. contention: what
+    computing and communicating at once costs, if it was measured.
     """
+
+    note = ""
+    contention: Contention | None = None
 
     def __init__(
         self,
@@ -116,14 +121,15 @@ class CostTable:
 
     def predict(self, step: StepWork) -> Prediction:
         """Return the seconds of a step and how well they are known."""
-        timeline = play(step, self.seconds)
+        timeline = play(step, self.seconds, self.contention)
         work = timeline.critical_work()
         share = {op: n * self.seconds(op) / timeline.seconds for op, n in work.items()}
         places = [self.places[op] for op in share]
         weights = np.array(list(share.values()))
         spread = math.sqrt(max(0.0, weights @ self.covariance[np.ix_(places, places)] @ weights))
         known = sum(part for op, part in share.items() if op in self.measured)
-        grade = CALIBRATED if known > 0.99 else OTHER_SIZE if self.measured else DATA_SHEET
+        grade = CALIBRATED if known > 0.99 * sum(share.values()) else OTHER_SIZE if self.measured else DATA_SHEET
+        grade += f" ({self.note})" if self.note and self.measured else ""
         own = weights * np.sqrt(self.covariance[places, places])
         unknown = list(share)[int(own.argmax())]
         return Prediction(timeline.seconds, spread, grade, f"{unknown.kind} {unknown.shape}", timeline)
@@ -156,7 +162,8 @@ def calibrate(
     path, damping = problem.paths(x), 1.0
     for round_ in range(rounds):
         # A row that is far off for reasons of its own pulls little. Which rows are, is known late.
-        scale = noise * max(1.0, 1.5 * 0.85**round_ * float(np.median(np.abs(path.errors) / noise)))
+        typical = float(np.median(np.abs(path.errors) / noise)) if rows else 0.0
+        scale = noise * max(1.0, 1.5 * 0.85**round_ * typical)
 
         def loss(path: Any, x: Array, scale: Array = scale) -> float:
             rows_loss = 9 * _losses(path.errors / (3 * scale))[0].sum()

@@ -62,6 +62,30 @@ class StateShape(NamedTuple):
     parameters: int
 
 
+class ProductShape(NamedTuple):
+    """A matrix product: (rows, inner) by (inner, columns)."""
+
+    rows: int
+    inner: int
+    columns: int
+
+
+class AttentionShape(NamedTuple):
+    """Causal attention of one micro-batch on one tensor rank, whose heads have `hidden` numbers together."""
+
+    tokens: int
+    hidden: int
+    heads: int
+    seq_len: int
+
+
+class PassShape(NamedTuple):
+    """A pass over the numbers of all tokens: a norm, an activation, a residual sum, a look-up of rows."""
+
+    tokens: int
+    columns: int
+
+
 def _products(shape: BlockShape) -> list[tuple[float, float, float]]:
     """Return rows, inner size and columns of the block's four products."""
     s = shape
@@ -125,6 +149,22 @@ def _send(shape: tuple[int, ...]) -> dict[str, float]:
     return {INNER if s.per_node > 1 else OUTER: s.bytes * (1 if s.per_node > 1 else s.sharing), MESSAGE: 1}
 
 
+def _product(shape: tuple[int, ...]) -> dict[str, float]:
+    s = ProductShape(*shape)
+    traffic = s.rows * s.inner + s.inner * s.columns + s.rows * s.columns
+    return {FLOP: 2 * s.rows * s.inner * s.columns, MEMORY: BYTES * traffic, LAUNCH: 1}
+
+
+def _attention(shape: tuple[int, ...]) -> dict[str, float]:
+    s = AttentionShape(*shape)
+    return {ATTENTION: 2 * s.tokens * s.seq_len * s.hidden, MEMORY: BYTES * 4 * s.tokens * s.hidden, LAUNCH: 1}
+
+
+def _pass(shape: tuple[int, ...]) -> dict[str, float]:
+    s = PassShape(*shape)
+    return {MEMORY: BYTES * 2 * s.tokens * s.columns, LAUNCH: 1}
+
+
 # Amounts of each kind by the names of rates.
 KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
     "block forward": _block_forward,
@@ -140,6 +180,13 @@ KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
     "send": _send,
     "optimizer": lambda shape: {OPTIMIZER: StateShape(*shape).parameters},
     "host": lambda shape: {HOST: 1},
+    "product": _product,
+    "attention forward": _attention,
+    "attention backward": _twice(_attention),
+    "norm": _pass,
+    "activation": _pass,
+    "residual": _pass,
+    "embedding": _pass,
 }
 
 

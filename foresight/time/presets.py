@@ -9,6 +9,7 @@ from gptscale.foresight.time.operations import (
     FLOP,
     HOST,
     INNER,
+    KINDS,
     LAUNCH,
     MEMORY,
     MESSAGE,
@@ -39,6 +40,11 @@ LINKS = {
     "nvlink-h100 efa-3200": (450e9, 400e9),
     "nvlink-gb200": (900e9, 400e9),
 }
+# The machine that this runs on, whatever it is. These rates of a CPU core are guesses, which any measurement outweighs.
+HERE, GLOO, NCCL = "here", "gloo", "nccl"
+DEVICES[HERE] = (80e9, 10e9)
+LINKS |= {GLOO: (1.5e9, 1e9), NCCL: (100e9, 25e9)}
+GUESSED, GUESSED_SPREAD = (HERE, GLOO, NCCL), 2.0
 # Share of the data sheet's rate that programs usually reach, and the spread of its logarithm.
 REACHED = {FLOP: (0.65, 0.3), ATTENTION: (0.3, 0.7), MEMORY: (0.7, 0.5), INNER: (0.75, 0.5), OUTER: (0.7, 0.7)}
 # Seconds of a launch, of a message's first byte, and of what a host does once a step.
@@ -48,11 +54,8 @@ OPTIMIZER_BYTES = 30
 
 # How far kinds deviate from their curves.
 PRIORS = (
-    {"send": Prior(0.15, 4.0, 0.02)}
-    | {
-        kind: Prior(0.15, 4.0, 0.034)
-        for kind in ("block forward", "block backward", "head forward", "head backward", "optimizer", "host")
-    }
+    {kind: Prior(0.15, 4.0, 0.034) for kind in KINDS}
+    | {"send": Prior(0.15, 4.0, 0.02)}
     | {
         kind: Prior(0.6, 4.0, 0.02)
         for kind in (
@@ -81,4 +84,4 @@ def expected_rates(device: str, link: str) -> dict[RateName, tuple[float, float]
     rates[FAR, link] = (rates[OUTER, link][0] / 64, 0.7)
     rates[HOST, device] = HOST_S
     rates[MESSAGE, link] = MESSAGE_S
-    return rates
+    return {(name, on): (s, GUESSED_SPREAD if on in GUESSED else spread) for (name, on), (s, spread) in rates.items()}

@@ -1,0 +1,179 @@
+"""The file of a calibration: which operation took how many seconds, on which machine, under which versions.
+
+Nothing in it is ever overwritten. A new measurement is added beside the old ones, and a reader combines those of one machine.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from gptscale.common.errors import DataError, StorageError
+from gptscale.foresight.time.work import Operation
+from gptscale.ops.build.cache import root
+from gptscale.results.record.files import replace_file
+
+FORMAT_VERSION = 1
+LOCK_WAIT_S = 60.0
+# Two medians of a quiet machine differ by so much.
+SPREAD_MIN = 0.01
+
+
+class CalibratedMachine(NamedTuple):
+    """What figures must have in common to be compared. world: how many ranks worked at once."""
+
+    device: str
+    torch: str
+    threads: int
+    world: int
+
+
+class TimedOperation(NamedTuple):
+    """An operation and its median seconds. precision: of the products. spread: of the repeats, relative."""
+
+    operation: Operation
+    precision: str
+    seconds: float
+    spread: float
+    repeats: int
+    date: str = ""
+
+
+class MachineFact(NamedTuple):
+    """A figure that is no operation, such as the memory of a CUDA context."""
+
+    name: str
+    value: float
+    unit: str
+    spread: float = 0.0
+    date: str = ""
+
+
+@dataclass
+class MeasuredMachine:
+    """Everything that was measured on one machine, oldest first."""
+
+    machine: CalibratedMachine
+    operations: list[TimedOperation] = field(default_factory=list)
+    facts: list[MachineFact] = field(default_factory=list)
+
+    def combined(self, precision: str) -> dict[Operation, TimedOperation]:
+        """Return each operation once: the mean of its measurements by their spread, which grows if they disagree."""
+        groups: dict[Operation, list[TimedOperation]] = {}
+        for timed in self.operations:
+            if timed.precision == precision:
+                groups.setdefault(timed.operation, []).append(timed)
+        return {operation: _combined(group) for operation, group in groups.items()}
+
+    def fact(self, name: str) -> float | None:
+        """Return the mean of a figure, None if it was not measured."""
+        values = [fact.value for fact in self.facts if fact.name == name]
+        return sum(values) / len(values) if values else None
+
+
+def _combined(group: Sequence[TimedOperation]) -> TimedOperation:
+    weights = [max(timed.spread, SPREAD_MIN) ** -2 for timed in group]
+    logs = [math.log(timed.seconds) for timed in group]
+    mean = sum(w * log for w, log in zip(weights, logs, strict=True)) / sum(weights)
+    apart = sum(w * (log - mean) ** 2 for w, log in zip(weights, logs, strict=True)) / sum(weights)
+    spread = math.sqrt(len(group) / sum(weights) + apart)
+    return group[-1]._replace(seconds=math.exp(mean), spread=spread, repeats=sum(timed.repeats for timed in group))
+
+
+def default_file() -> Path:
+    """Return where calibrations are kept unless another file is given."""
+    return root() / "calibration.json"
+
+
+def read(path: Path) -> list[MeasuredMachine]:
+    """Return the machines of a file, none if there is no file. Raises DataError for a file that is no calibration."""
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text())
+        version = content["format"]
+        if version > FORMAT_VERSION:
+            raise DataError(
+                f"the calibration has format {version}, this gptscale reads up to {FORMAT_VERSION}",
+                f"in {path}",
+                "update gptscale, or measure into another file with gptscale calibrate --out FILE",
+            )
+        return [_machine(entry) for entry in content["machines"]]
+    except OSError as error:
+        raise DataError(str(error), f"in {path}", "give a file that you may read") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        what = f"this is no calibration ({type(error).__name__}: {error})"
+        raise DataError(what, f"in {path}", "measure anew with gptscale calibrate --out NEW_FILE") from error
+
+
+def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
+    """Add measurements to a file, beside those that it has, and return all machines of it."""
+    today = datetime.date.today().isoformat()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600):
+            machines = read(path)
+            known = next((m for m in machines if m.machine == measured.machine), None)
+            if known is None:
+                machines.append(known := MeasuredMachine(measured.machine))
+            known.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
+            known.facts += [fact._replace(date=fact.date or today) for fact in measured.facts]
+            replace_file(path, _text(machines).encode())
+    except Timeout:
+        raise StorageError(
+            f"another process holds {path}.lock", "in --out", "wait for it, or give another --out FILE"
+        ) from None
+    except OSError as error:
+        raise StorageError(str(error), "in --out", "give --out FILE in a folder of your own") from error
+    return machines
+
+
+def _machine(entry: Any) -> MeasuredMachine:
+    machine = CalibratedMachine(*(kind(entry[name]) for name, kind in _MACHINE.items()))
+    operations = [
+        TimedOperation(
+            Operation(str(o["kind"]), tuple(int(n) for n in o["shape"]), str(o["on"])),
+            str(o["precision"]),
+            _positive(o["seconds"]),
+            float(o["spread"]),
+            int(o["repeats"]),
+            str(o["date"]),
+        )
+        for o in entry["operations"]
+    ]
+    facts = [
+        MachineFact(str(f["name"]), float(f["value"]), str(f["unit"]), float(f["spread"]), str(f["date"]))
+        for f in entry["facts"]
+    ]
+    return MeasuredMachine(machine, operations, facts)
+
+
+_MACHINE: dict[str, Any] = {"device": str, "torch": str, "threads": int, "world": int}
+
+
+def _positive(seconds: Any) -> float:
+    if not 0 < float(seconds) < math.inf:
+        raise ValueError(f"{seconds} seconds")
+    return float(seconds)
+
+
+def _text(machines: Iterable[MeasuredMachine]) -> str:
+    """Return the file's text, with a line for each measurement."""
+
+    def lines(entries: Iterable[dict[str, Any]]) -> str:
+        return "[" + ",".join(f"\n   {json.dumps(entry)}" for entry in entries) + "]"
+
+    parts = []
+    for m in machines:
+        operations = ({**t.operation._asdict(), **t._asdict()} for t in m.operations)
+        cells = ({name: v for name, v in o.items() if name != "operation"} for o in operations)
+        head = json.dumps(m.machine._asdict())[:-1]
+        parts.append(f'\n {head},\n  "facts": {lines(f._asdict() for f in m.facts)},\n  "operations": {lines(cells)}}}')
+    return f'{{"format": {FORMAT_VERSION}, "machines": [{",".join(parts)}\n]}}\n'

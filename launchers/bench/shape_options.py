@@ -10,10 +10,11 @@ from typing import ClassVar, Literal
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges, did_you_mean
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.launchers.bench.quiet import QuietOptions
 
 
 @dataclass(frozen=True)
-class ShapeOptions:
+class ShapeOptions(QuietOptions):
     """A preset with changes, how much of it at once, and where.
 
     On CUDA the defaults are 1.6b, bf16, batch 33. HIGHEST: the highest values of options whose limit is not 10**6.

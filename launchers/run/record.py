@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gptscale.common.measure.bubble import Bubble
+from gptscale.common.measure.contention import taken_fraction
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.offload import Offload
 from gptscale.common.measure.speed import peak_memory
@@ -80,15 +81,16 @@ class RunRecord:
         After a failure they hold this rank's figures only, since its peers may be gone.
         """
         run = self.plan.run
-        own = (peak_memory(run.world.device), self.offload, self.bubble)
+        own = (peak_memory(run.world.device), self.offload, self.bubble, self.recorder and self.recorder.machine_time)
         together = status in ("ok", "interrupted")
         of_ranks = gather_objects(own) if together else [own]
         if not run.world.is_main:
             return True
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        memories, offloads, bubbles = zip(*of_ranks, strict=True)
+        memories, offloads, bubbles, times = zip(*of_ranks, strict=True)
         row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         row |= bubble_figures(bubbles, self.recorder) if together else {}
+        row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
         done = self.recorder.last_step if self.recorder else 0
         path = leave_row(append_summary, run.config.out, self.folder, row, done)
         if path and self.recorder:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import visible
+from gptscale.common.measure.contention import TAKEN_MAX
 from gptscale.results.comparison.rows import DAMAGED, FIGURES
 from gptscale.results.comparison.run_files import clip, read_run_json
 
@@ -29,7 +30,8 @@ WORK = "model n_params seq_len vocab_size precision optimizer_state global_batch
 class Group:
     """Runs of one configuration, which are repeats of each other.
 
-    tied_with_faster: its spread reaches into that of the next faster group, so that their order means nothing.
+    tied_with_faster: its spread reaches into that of the next faster group, or one of the two was measured on a machine that
+    others used, so that their order means nothing.
     """
 
     name: str
@@ -47,6 +49,11 @@ class Group:
         figures = {column: self.rows[column].to_numpy()[ok] for column in FIGURES}
         present = {column: values[~np.isnan(values)] for column, values in figures.items()}
         return {column: float(np.median(values)) for column, values in present.items() if len(values)}
+
+    @property
+    def contended(self) -> bool:
+        """Return whether others took so much of the machine that the speed says little."""
+        return (self.median("taken_fraction") or 0.0) > TAKEN_MAX
 
     @property
     def recipe(self) -> str:
@@ -163,4 +170,5 @@ def _differences(reference: Any, row: Any) -> str:
 def _mark_ties(ranked: list[Group]) -> None:
     for faster, slower in pairwise(ranked):
         slow, fast = slower.spread, faster.spread
-        slower.tied_with_faster = slow is not None and fast is not None and slow[1] >= fast[0]
+        contended = slower.contended or faster.contended
+        slower.tied_with_faster = slow is not None and fast is not None and (contended or slow[1] >= fast[0])

@@ -55,7 +55,8 @@ def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0
 def _status(group: Group) -> str:
     """Return each status, with its count if the runs ended differently: `ok`, `2 ok 1 oom`."""
     counts = Counter(group.rows.status).most_common()
-    return " ".join(status if len(counts) == 1 else f"{n} {status}" for status, n in counts)
+    statuses = " ".join(status if len(counts) == 1 else f"{n} {status}" for status, n in counts)
+    return f"{statuses} contended" if group.contended else statuses
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -68,6 +69,11 @@ def notes(comparison: Comparison) -> list[str]:
             chains.append([group.name])
     ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
     lines = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
+    lines += [
+        f"{group.name}: contended, others took {group.median('taken_fraction'):.0%} of the machine while it was timed"
+        for group in comparison.ranked
+        if group.contended
+    ]
     lines += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
     lines += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
     return lines + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 SUMMARY_COLUMNS = (
     "schema_version run_id timestamp status error recipe engine engine_version model n_params seq_len vocab_size precision "
@@ -16,13 +16,14 @@ SUMMARY_COLUMNS = (
     "handout_tflops fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib "
     "data_wait_fraction offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s "
     "offload_wait_fraction bubble_fraction bubble_fraction_theory device device_peak_tflops host torch_version git_commit "
-    "workload_hash slowest_rank slowest_rank_ratio skipped_spikes"
+    "workload_hash slowest_rank slowest_rank_ratio skipped_spikes bound_by bound_share gain_if_removed late_rank taken_fraction"
 ).split()
-# Version 1 lacks all of these, version 2 all but the first kind, version 3 the last four kinds, version 4 the last two.
+NEW_IN_6 = ("bound_by", "bound_share", "gain_if_removed", "late_rank", "taken_fraction")
+# What version 1 lacks. docs/guides/metrics.md says which later version lacks what.
 NEW_SINCE_1 = [
     column
     for column in SUMMARY_COLUMNS
-    if column.startswith(("offload_", "bubble_", "fp8_", "optimizer_state", "slowest_rank", "skipped_"))
+    if column.startswith(("offload_", "bubble_", "fp8_", "optimizer_state", "slowest_rank", "skipped_", *NEW_IN_6))
 ]
 STEP_COLUMNS = "step tokens loss grad_norm lr step_time_s data_wait_s".split()
 STATUSES = ("ok", "oom", "failed", "interrupted")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
+from gptscale.common.measure.contention import MachineClock, MachineTime
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.slow_ranks import SlowRanks
 from gptscale.common.measure.speed import Speed, peak_memory, reset_peak_memory, speed, synchronize
@@ -103,6 +104,9 @@ class Recorder:
         self._waited_s = 0.0
         self._skipped = 0
         self.slow_ranks: SlowRanks | None = None
+        # Of the timed steps.
+        self.machine_time: MachineTime | None = None
+        self._machine: MachineClock | None = None
         self.spikes = SpikeLog(run, folder, spikes or SpikeWatch(), sequences, start_step)
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
@@ -127,6 +131,7 @@ class Recorder:
         warm_up = self.start_step + self.run.config.timing_warmup_steps
         self.slow_ranks = SlowRanks(self.start_step, warm_up)
         self._watch = LapTimer(self.clock)
+        self._watch_machine()
         return self
 
     def __exit__(
@@ -135,6 +140,7 @@ class Recorder:
         try:
             if kind is None:
                 self._read_window()
+                self._watch_machine(last=True)
         finally:
             for board in self._boards:
                 board.close(failed=kind is not None)
@@ -228,9 +234,19 @@ class Recorder:
         if self._log:
             self._log.flush()
         last = window[-1].step
+        self._watch_machine(last=last == self.run.config.steps)
         slow = self.slow_ranks.step(last, last=last == self.run.config.steps) if self.slow_ranks else None
         if slow and self.run.world.is_main:
             warn(slow)
+
+    def _watch_machine(self, *, last: bool = False) -> None:
+        """Begin to watch what others take of the machine when the warm-up is over, and end that at the last step."""
+        timed = self.last_step - self.start_step >= self.run.config.timing_warmup_steps
+        if not self._machine and timed and not last:
+            with self.paused():
+                self._machine = MachineClock(self.run.world.device)
+        if last and self._machine and not self.machine_time:
+            self.machine_time = self._machine.lap()
 
     def _note(self, pending: PendingStep, loss: float, step_time_s: float) -> None:
         self.loss_first = loss if self.loss_first is None else self.loss_first

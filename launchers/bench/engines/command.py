@@ -17,6 +17,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import collect, print_written, tell
+from gptscale.launchers.bench.quiet import QuietOptions, quiet_machine
 from gptscale.results import render
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EnginesOptions:
+class EnginesOptions(QuietOptions):
     """Which engines, how long."""
 
     recipes: str = "all"
@@ -53,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
     unknown = [name for name in names if name not in SETUPS]
     if unknown:
         raise ConfigError(f"{unknown[0]} has no minimal loop", "in --recipes", "use one of: " + " ".join(SETUPS))
-    show(collect(measure(names, options), options.csv))
-    print_written(options.csv)
+    with quiet_machine(options, "bench engines"):
+        show(collect(measure(names, options), options.csv))
+        print_written(options.csv)
     return 0
 
 

@@ -33,6 +33,7 @@ from gptscale.launchers.bench.model.options import (
     comparable,
     resolve,
 )
+from gptscale.launchers.bench.quiet import quiet_machine
 from gptscale.results import render
 
 if TYPE_CHECKING:
@@ -49,7 +50,11 @@ def main(argv: Sequence[str]) -> int:
     if options.scale != "none" and options.contenders == "all":
         options = replace(options, contenders="single")
     bench = resolve(options)
-    command = "gptscale bench model " + shlex.join(argv)
+    with quiet_machine(options, "bench model"):
+        return _measure_and_show(options, bench, "gptscale bench model " + shlex.join(argv))
+
+
+def _measure_and_show(options: ModelBenchOptions, bench: Bench, command: str) -> int:
     if options.scale != "none":
         return scale(options, bench, command)
     from gptscale.launchers.bench.model.picture import draw

@@ -19,6 +19,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import collect, print_written, tell
+from gptscale.launchers.bench.quiet import QuietOptions, quiet_machine
 from gptscale.results import render
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OpsOptions:
+class OpsOptions(QuietOptions):
     """Which operators, at which sizes."""
 
     operators: str = "all"
@@ -86,9 +87,10 @@ def main(argv: Sequence[str]) -> int:
     registry.ready()
     if options.csv:
         options.csv.parent.mkdir(parents=True, exist_ok=True)
-    frame = collect(figures(options), options.csv)
-    show(frame)
-    print_written(options.csv, *(draw(frame, options.pictures) if options.pictures else []))
+    with quiet_machine(options, "bench ops"):
+        frame = collect(figures(options), options.csv)
+        show(frame)
+        print_written(options.csv, *(draw(frame, options.pictures) if options.pictures else []))
     return 0
 
 

@@ -19,6 +19,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.bench.measurement import circumstances, collect, print_written
+from gptscale.launchers.bench.quiet import quiet_machine
 from gptscale.launchers.bench.shape_options import ShapeOptions, check_bf16
 from gptscale.results import render
 
@@ -92,9 +93,10 @@ def main(argv: Sequence[str]) -> int:
     about = "Attention, loss, GELU, LayerNorm and optimizer at a model's shapes, by every way there is."
     options = parse(PartsOptions, argv, prog="gptscale bench parts", about=about)
     shape = resolve(options)
-    frame = measure(options, shape, "gptscale bench parts " + shlex.join(argv))
-    show(frame)
-    print_written(options.csv)
+    with quiet_machine(options, "bench parts"):
+        frame = measure(options, shape, "gptscale bench parts " + shlex.join(argv))
+        show(frame)
+        print_written(options.csv)
     differing = frame[frame.failure.str.startswith("differs")]
     if len(differing):
         first = differing.iloc[0]

@@ -34,9 +34,10 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_columns_are_the_documented_ones() -> None:
-    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 63
+    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 68
     assert SUMMARY_COLUMNS[:5] == ["schema_version", "run_id", "timestamp", "status", "error"]
-    assert SUMMARY_COLUMNS[-4:] == ["workload_hash", "slowest_rank", "slowest_rank_ratio", "skipped_spikes"]
+    assert SUMMARY_COLUMNS[-8:-5] == ["slowest_rank", "slowest_rank_ratio", "skipped_spikes"]
+    assert SUMMARY_COLUMNS[-5:] == "bound_by bound_share gain_if_removed late_rank taken_fraction".split()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
     (row,) = rows_of(path)
     assert float(row["loss_last"]) == loss
     assert row["error"] == 'a "quoted", text'
-    assert row["schema_version"] == "5"
+    assert row["schema_version"] == "6"
 
 
 def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""What others take of a machine is told from counters, and cores that a run does not use cost it nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.measure import contention
+from gptscale.common.measure.contention import (
+    MachineClock,
+    MachineTime,
+    processor_times,
+    taken_fraction,
+    throttled_s,
+)
+from gptscale.launchers.bench import quiet
+
+QUIET = MachineTime("a", 10.0, {0: 9.0, 1: 9.0}, {0: 0.0, 1: 0.0}, own_s=9.0, throttled_s=0.0, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "taken"),
+    [
+        ([QUIET, QUIET], 0.0),
+        # The other rank's time is another program's when there is no other rank; but one thread leaves a core to it.
+        ([QUIET], 0.0),
+        ([replace(QUIET, threads=2)], 0.45),
+        # Steal counts whole, of the processors that the run wants.
+        ([replace(QUIET, stolen_s={0: 4.0, 1: 4.0}), QUIET], 0.4),
+        ([replace(QUIET, throttled_s=5.0), QUIET], 0.25),
+        # On the machine where it is most.
+        ([QUIET, QUIET, replace(QUIET, host="b", threads=2)], 0.45),
+        ([replace(QUIET, gpu=0.3), QUIET], 0.3),
+        # Too short to tell, and no counters.
+        ([replace(QUIET, wall_s=0.9)], None),
+        ([replace(QUIET, busy_s={}, stolen_s={})], None),
+    ],
+)
+def test_taken_fraction(ranks: list[MachineTime], taken: float | None) -> None:
+    assert taken_fraction(ranks) == (None if taken is None else pytest.approx(taken))
+
+
+def test_counters_are_read_as_linux_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention.os, "sched_getaffinity", lambda pid: {1})
+    (tmp_path / "stat").write_text("cpu  9 9 9\ncpu0 1 1 1 1 1 1 1 1 0 0\ncpu1 100 20 3 999 999 4 5 700 0 0\nintr 1\n")
+    assert processor_times(tmp_path) == {1: (1.32, 7.0)}
+    assert processor_times(tmp_path / "gone") == {}
+    assert throttled_s(tmp_path) == 0.0
+
+
+def test_a_program_beside_is_seen_and_a_child_of_our_own_is_not() -> None:
+    spin = "import time; end = time.monotonic() + 1.2\nwhile time.monotonic() < end: pass"
+    clock = MachineClock(threads=1)
+    ended = subprocess.run([sys.executable, "-c", spin], check=True)
+    time.sleep(0.05)
+    lap = clock.lap()
+    assert ended.returncode == 0
+    assert lap.own_s > 0.3
+    assert sum(lap.busy_s.values()) >= lap.own_s - 0.1
+
+
+def test_a_bench_refuses_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it begins, and when it has measured. The neighbour is one in figures."""
+    monkeypatch.setattr(quiet, "WATCH_S", 1e-3)
+    taken = iter([0.3, 0.01, 0.2, 0.0, 0.0])
+    monkeypatch.setattr(contention, "taken_fraction", lambda laps: next(taken))
+    with (
+        pytest.raises(ConfigError, match=r"took 30%.*in bench x.*--allow-busy"),
+        quiet.quiet_machine(quiet.QuietOptions(), "bench x"),
+    ):
+        raise AssertionError("not reached")
+    measured = []
+    with (
+        pytest.raises(ConfigError, match="while bench x measured"),
+        quiet.quiet_machine(quiet.QuietOptions(), "bench x"),
+    ):
+        measured.append(1)
+    with quiet.quiet_machine(quiet.QuietOptions(), "bench x"):
+        measured.append(2)
+    with quiet.quiet_machine(quiet.QuietOptions(allow_busy=True), "bench x"):
+        measured.append(3)
+    assert measured == [1, 2, 3]

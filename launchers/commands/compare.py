@@ -21,7 +21,7 @@ class CompareOptions:
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Results folders, summary.csv files, or folders of single runs."""
+    """Results folders, summary.csv files, folders of single runs, or results folders and lenet.csv files of vision runs."""
     csv: Path | None = None
     """The aggregated figures as CSV."""
     md: Path | None = None
@@ -41,9 +41,29 @@ def main(argv: Sequence[str]) -> int:
     options = parse(CompareOptions, argv, prog="gptscale compare", about="Rank runs of the same work.")
     if not options.paths:
         raise ConfigError("no PATH is given", "in compare", "give a results folder, such as `gptscale compare results`")
+    of_vision = [_is_of_vision(path) for path in options.paths]
+    if any(of_vision):
+        return _compare_vision(options, all(of_vision))
     from gptscale.results.comparison.groups import compare
     from gptscale.results.comparison.read import load
     from gptscale.results.comparison.write import write
 
     write(compare(load(options.paths)), csv=options.csv, md=options.md, png=options.png, html=options.html)
+    return 0
+
+
+def _is_of_vision(path: Path) -> bool:
+    """Return whether a path names vision runs: a lenet.csv, or a folder that has one and no summary.csv."""
+    return path.name == "lenet.csv" or ((path / "lenet.csv").is_file() and not (path / "summary.csv").exists())
+
+
+def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:
+    """Compare the runs of lenet.csv files."""
+    from gptscale.lenet.studies.compare import compare, load, write
+
+    if not has_nothing_else:
+        raise ConfigError("vision runs and GPT runs do not compare", "in compare", "give folders of one kind")
+    if options.html:
+        raise ConfigError("vision runs have no page", "in --html", "use --md and --png")
+    write(compare(load(options.paths)), csv=options.csv, md=options.md, png=options.png)
     return 0

@@ -1,0 +1,167 @@
+"""`gptscale compare` for vision runs: rank those of the same work by accuracy, and draw their epochs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gptscale.common.errors import ConfigError, visible
+from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
+from gptscale.lenet.studies.bars import bars
+from gptscale.lenet.studies.study import PEAK_MEMORY, Column, of, overlaps, show, table, values_of
+from gptscale.results.comparison.run_files import DamagedFileError, run_file
+from gptscale.results.render import DPI, markdown, subplots
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Runs whose cells differ here did other work. Other seeds are repeats.
+WORK = "model n_params data n_train n_test image_size batch_size epochs steps".split()
+# Runs of the same work that differ here are compared with each other.
+CONFIGURATION = (
+    "operators gelu batch_norm augment loader num_workers strategy backend precision amp loss_scale channels_last world_size "
+    "optimizer lr lr_schedule weight_decay label_smoothing device threads torch_version"
+).split()
+ACCURACY = Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True)
+SPEED = Column("images/s", of("images_per_s"), ",.0f", spread=True)
+COLUMNS = (
+    ACCURACY,
+    Column("best %", of("best_test_accuracy", 100), ".2f"),
+    Column("99 % after s", of("seconds_to_99"), ".1f"),
+    Column("last loss", of("loss_last"), ".4f"),
+    SPEED,
+    Column("training s", of("train_time_s"), ".1f"),
+    PEAK_MEMORY,
+)
+EPOCHS_BYTES_MAX = 2**24
+
+
+@dataclass
+class VisionComparison:
+    """Repeats of the same work by their name, best accuracy first, and notes on all other rows."""
+
+    ranked: dict[str, list[Any]]
+    notes: list[str] = field(default_factory=list)
+
+
+def load(paths: Sequence[Path]) -> pd.DataFrame:
+    """Read the rows of results folders or of lenet.csv files, the last one of each run."""
+    import pandas as pd
+
+    frames = []
+    for path in paths:
+        file = path / SUMMARY_NAME if path.is_dir() else path
+        frames.append(read_summary(file).assign(folder=str(file.parent)))
+    rows = pd.concat(frames, ignore_index=True)
+    if rows.empty:
+        raise ConfigError("there are no rows", "in compare", "run `gptscale lenet train` first")
+    return rows.drop_duplicates(["folder", "run_id"], keep="last")
+
+
+def compare(rows: pd.DataFrame) -> VisionComparison:
+    """Group the repeats of the work that most runs did. Of equals the newest is taken."""
+    ended = rows[rows.status == "ok"]
+    comparison = VisionComparison({})
+    for row in rows[rows.status != "ok"].itertuples():
+        comparison.notes.append(visible(f"{row.run_id}: {row.status}, {row.error}")[:200])
+    if ended.empty:
+        return comparison
+    works = ended.groupby(WORK, dropna=False).agg(runs=("run_id", "size"), newest=("timestamp", "max"))
+    work = works.sort_values(["runs", "newest"]).index[-1]
+    groups = []
+    for cells, members in ended.groupby(WORK, dropna=False, sort=False):
+        if cells == work:
+            groups = [group for _, group in members.groupby(CONFIGURATION, dropna=False, sort=False)]
+        else:
+            differing = [f"{name} {a} (ranked: {b})" for name, a, b in zip(WORK, cells, work, strict=True) if a != b]
+            comparison.notes.append(visible(f"other work, not ranked (runs: {len(members)}): {', '.join(differing)}"))
+    groups.sort(key=lambda group: -group.test_accuracy.median())
+    for name, group in zip(_names(groups), groups, strict=True):
+        comparison.ranked[name] = [row for _, row in group.iterrows()]
+    for column in (ACCURACY, SPEED):
+        comparison.notes += _ties(comparison.ranked, column)
+    return comparison
+
+
+def _names(groups: Sequence[pd.DataFrame]) -> list[str]:
+    """Name each group by the model and by what it does not share with the others."""
+    differing = [name for name in CONFIGURATION if len({str(group[name].iloc[0]) for group in groups}) > 1]
+    names = []
+    for group in groups:
+        row = group.iloc[0]
+        names.append(visible(" ".join([str(row.model), *(f"{name}={row[name]}" for name in differing)])))
+    return names
+
+
+def _ties(groups: dict[str, list[Any]], column: Column) -> list[str]:
+    """Return a sentence for neighbours in the ranking whose spreads overlap."""
+    values = [(name, repeats) for name, repeats in values_of(groups, column).items() if len(repeats) > 1]
+    return [f"{column.title}: {a} and {b} are not told apart" for (a, x), (b, y) in pairwise(values) if overlaps(x, y)]
+
+
+def draw(comparison: VisionComparison, path: Path) -> None:
+    """Write the curves of loss and accuracy over the epochs, and bars of accuracy and speed."""
+    from matplotlib.ticker import MaxNLocator
+
+    groups = comparison.ranked
+    first = next(iter(groups.values()))[0]
+    title = f"{first.model} on {first.data}: {first.n_train:,} images, {first.epochs} epochs, batch {first.batch_size}"
+    figure, axes = subplots(2, 2, (13, 3.4 + max(3.4, 0.45 * len(groups))), title.replace("$", r"\$"))
+    for panel, column, what in (
+        (axes[0, 0], "train_loss", "training loss"),
+        (axes[0, 1], "test_accuracy", "test accuracy"),
+    ):
+        for i, (name, rows) in enumerate(groups.items()):
+            for k, row in enumerate(rows):
+                epochs = read_epochs(row.folder, row.run_id)
+                if epochs is not None:
+                    label = "_" if k else name
+                    panel.plot(epochs.epoch, epochs[column], color=f"C{i % 10}", linewidth=1.2, label=label)
+        panel.set(title=what, xlabel="epoch")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.grid(alpha=0.3)
+    axes[0, 0].legend(fontsize=7)
+    bars(axes[1, 0], groups, [ACCURACY], "test accuracy (%), line: spread over repeats")
+    lowest = min(min(values) for values in values_of(groups, ACCURACY).values() if values)
+    axes[1, 0].set_xlim(left=max(0.0, lowest - (100 - lowest) / 2))
+    bars(axes[1, 1], groups, [SPEED], "images/s, line: spread over repeats")
+    figure.savefig(path, dpi=DPI)
+
+
+def read_epochs(folder: str, run_id: str) -> pd.DataFrame | None:
+    """Return a run's epochs, or None if its folder is gone or the file is no table of epochs."""
+    import pandas as pd
+
+    try:
+        with run_file(folder, run_id, "epochs.csv") as file:
+            text = file.read(EPOCHS_BYTES_MAX)
+        epochs = pd.read_csv(io.BytesIO(text[: text.rfind(b"\n") + 1]))
+        return epochs[["epoch", "train_loss", "test_accuracy"]].apply(pd.to_numeric, errors="coerce")
+    except (DamagedFileError, OSError, ValueError, KeyError):
+        return None
+
+
+def write(comparison: VisionComparison, *, csv: Path | None, md: Path | None, png: Path | None) -> None:
+    """Print the table with its notes, and write the files that are named."""
+    import pandas as pd
+
+    lines = table(comparison.ranked, COLUMNS)
+    lines = [{"run": line["run"], "runs": str(len(comparison.ranked[line["run"]]))} | line for line in lines]
+    if not lines:
+        raise ConfigError("no run ended well", "in compare", f"see {'; '.join(comparison.notes)[:300]}")
+    show(lines)
+    for note in comparison.notes:
+        print(f"note: {note}")
+    if csv:
+        pd.DataFrame([row for rows in comparison.ranked.values() for row in rows]).to_csv(csv, index=False)
+    if md:
+        md.write_text(markdown(lines, left=["run"], notes=comparison.notes))
+    if png:
+        draw(comparison, png)
+    for path in (csv, md, png):
+        if path:
+            print(f"wrote {visible(str(path))}")

@@ -37,7 +37,7 @@ class BaselineOptions:
     download: bool = False
     """Download mnist to --data-dir if it is not there."""
     preset: str = "auto"
-    """text (as the reports had it) | onecycle | digits | fast | best; auto: digits for digits, else onecycle."""
+    """text (as in report B) | report_a | report_a_002 | onecycle | digits | fast | best; auto: digits or onecycle, by --data."""
     seeds: str = "1,2,3"
     """Numbers with commas between; a run each."""
     gelu: Gelu | None = None
@@ -89,6 +89,8 @@ class BaselineOptions:
 def main(argv: Sequence[str]) -> int:
     """Train once for each seed, print the table, draw the figure, and return 0 if every run ended well."""
     options = parse(BaselineOptions, argv, prog="gptscale lenet baseline", about="LeNet-5 beside the reports' figures.")
+    import pandas as pd
+
     from gptscale.lenet.run.preflight import world_from_environment  # torch, not before the options are read
     from gptscale.lenet.run.worker import train
 
@@ -104,9 +106,12 @@ def main(argv: Sequence[str]) -> int:
         if outcome.exit_status:
             return outcome.exit_status
         outcomes.append(outcome)
-    lines = table(outcomes)
-    show(lines)
-    write(options, outcomes, lines)
+    tables = [table(outcomes)]
+    if options.resolved_preset.startswith("report_a"):
+        tables.append(losses_by_window([pd.read_csv(outcome.folder / "steps.csv") for outcome in outcomes]))
+    for lines in tables:
+        show(lines)
+    write(options, outcomes, tables)
     return 0
 
 
@@ -121,6 +126,25 @@ def table(outcomes: Sequence[RunOutcome]) -> list[dict[str, str]]:
     lines = [_median_line(f"seed {row['seed']}", [row]) for row in rows]
     lines.append(_median_line("median", rows))
     return [*lines, *(dict.fromkeys(lines[0], "-") | line for line in _reference_lines())]
+
+
+def losses_by_window(runs: Sequence[pd.DataFrame], batches: int = 200) -> list[dict[str, str]]:
+    """Return the mean loss of each 200 batches, an epoch per line: the median over runs, and that of report A.
+
+    runs: what steps.csv has. The last batches of an epoch, fewer than `batches`, are in no mean, as in the report.
+    """
+    import pandas as pd
+
+    means = []
+    for steps in runs:
+        windows = steps.groupby(["epoch", steps.groupby("epoch").cumcount() // batches]).loss.agg(["mean", "size"])
+        means.append(windows["mean"][windows["size"] == batches].unstack())
+    medians = pd.concat(means).groupby(level=0).median()
+    lines = []
+    for (epoch, ours), report in zip(medians.iterrows(), LENET_WITH_ADAM["losses"], strict=False):
+        line = {"epoch": str(epoch)} | {f"to batch {batches * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(ours)}
+        lines.append(line | {f"report A: {200 * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})
+    return lines
 
 
 def _reference_lines() -> list[dict[str, str]]:
@@ -170,7 +194,7 @@ def class_medians(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
     return {label: statistics.median(map(float, cells)) for label, cells in enumerate(columns) if "-" not in cells}
 
 
-def write(options: BaselineOptions, outcomes: Sequence[RunOutcome], lines: list[dict[str, str]]) -> None:
+def write(options: BaselineOptions, outcomes: Sequence[RunOutcome], tables: Sequence[list[dict[str, str]]]) -> None:
     """Write the files that the options name, and the figure."""
     import pandas as pd
 
@@ -181,7 +205,7 @@ def write(options: BaselineOptions, outcomes: Sequence[RunOutcome], lines: list[
         rows = read_summary(options.out / "lenet.csv")
         rows[rows.run_id.isin(names)].to_csv(options.csv, index=False, columns=SUMMARY_COLUMNS)
     if options.md:
-        options.md.write_text(markdown(lines, left=["run"]))
+        options.md.write_text("\n".join(markdown(lines, left=["run", "epoch"]) for lines in tables))
     picture = options.png or options.out / f"baseline-{options.resolved_preset}.png"
     draw([pd.read_csv(o.folder / "epochs.csv") for o in outcomes], [o.row for o in outcomes], picture)
     for path in (options.csv, options.md, picture):

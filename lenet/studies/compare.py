@@ -140,7 +140,8 @@ def read_epochs(folder: str, run_id: str) -> pd.DataFrame | None:
         with run_file(folder, run_id, "epochs.csv") as file:
             text = file.read(EPOCHS_BYTES_MAX)
         epochs = pd.read_csv(io.BytesIO(text[: text.rfind(b"\n") + 1]))
-        return epochs[["epoch", "train_loss", "test_accuracy"]].apply(pd.to_numeric, errors="coerce")
+        figures: pd.DataFrame = epochs[["epoch", "train_loss", "test_accuracy"]].apply(pd.to_numeric, errors="coerce")
+        return figures
     except (DamagedFileError, OSError, ValueError, KeyError):
         return None
 

@@ -12,7 +12,13 @@ from gptscale.lenet.run.columns import SUMMARY_COLUMNS
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.presets import PRESETS
 from gptscale.lenet.studies import bench
-from gptscale.lenet.studies.reference_figures import LENET_WITH_ADAM, LENET_WITH_AFFINE
+from gptscale.lenet.studies.baseline import losses_by_window
+from gptscale.lenet.studies.reference_figures import (
+    LENET_BY_DATAPARALLEL,
+    LENET_BY_DDP,
+    LENET_WITH_ADAM,
+    LENET_WITH_AFFINE,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +50,21 @@ def test_the_reports_figures_are_complete() -> None:
     assert (
         len(LENET_WITH_ADAM["losses"]) == len(LENET_WITH_AFFINE["losses"]) == len(LENET_WITH_AFFINE["by_class"]) == 10
     )
-    assert sum(LENET_WITH_AFFINE["by_class"]) / 10 == pytest.approx(LENET_WITH_AFFINE["accuracy"], abs=0.02)
+    for report in (LENET_WITH_AFFINE, LENET_BY_DDP, LENET_BY_DATAPARALLEL):
+        assert len(report["losses"]) == len(report["by_class"]) == 10
+        assert sum(report["by_class"]) / 10 == pytest.approx(report["accuracy"], abs=0.04)
+
+
+def test_losses_are_means_of_200_batches_beside_the_report() -> None:
+    runs = []
+    for loss in (1.0, 2.0, 9.0):
+        steps = pd.DataFrame({"epoch": [1] * 938 + [2] * 938, "loss": [loss] * 938 + [loss / 2] * 938})
+        steps.loc[900:937, "loss"] = 1e6  # behind the last whole window of the epoch
+        runs.append(steps)
+    lines = losses_by_window(runs)
+    assert [line["epoch"] for line in lines] == ["1", "2"]
+    assert list(lines[0].values()) == ["1", *["2.000"] * 4, "0.681", "0.171", "0.117", "0.092"]
+    assert lines[1]["to batch 800"] == "1.000"
 
 
 @pytest.mark.parametrize("name", PRESETS)

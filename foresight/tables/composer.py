@@ -7,7 +7,8 @@ mosaicml/llm-foundry, scripts/train/benchmarking/README.md.
 from __future__ import annotations
 
 from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, Profile
-from gptscale.foresight.time.steps import Machines, ModelShape, Split, sharded_step
+from gptscale.foresight.time.split import Machines, ModelShape, Split
+from gptscale.foresight.time.steps import sharded_step
 
 PER_NODE, VOCABULARY = 8, 50368
 # Layers, width, heads.

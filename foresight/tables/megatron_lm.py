@@ -7,7 +7,8 @@ or offloading are refused. Source: NVIDIA/Megatron-LM, tests/functional_tests/te
 from __future__ import annotations
 
 from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, Profile
-from gptscale.foresight.time.steps import Machines, ModelShape, Split, pipeline_step
+from gptscale.foresight.time.split import Machines, ModelShape, Split
+from gptscale.foresight.time.steps import pipeline_step
 
 PER_NODE, DEVICES, VOCABULARY = 8, 8, 51200
 PLACES = {

@@ -8,7 +8,8 @@ playbook's benchmarks.
 from __future__ import annotations
 
 from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, MemoryParts, Profile
-from gptscale.foresight.time.steps import Machines, ModelShape, Split, pipeline_step
+from gptscale.foresight.time.split import Machines, ModelShape, Split
+from gptscale.foresight.time.steps import pipeline_step
 
 PLACE = ("h100-80", "nvlink-h100 efa-3200")
 PER_NODE, CAPACITY_GB, VOCABULARY, SEQ_LEN = 8, 80.0, 131072, 4096

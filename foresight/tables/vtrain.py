@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, Profile
-from gptscale.foresight.time.steps import Machines, ModelShape, Split, pipeline_step
+from gptscale.foresight.time.split import Machines, ModelShape, Split
+from gptscale.foresight.time.steps import pipeline_step
 
 # The table of one node, and that of a cluster. They are machines of their own: the cluster computes the same shapes a quarter
 # more slowly. On the node, where the host limits small shapes, what a collective adds to a step is not what NCCL's tests measure.

@@ -18,6 +18,8 @@ BYTES = 2  # of a number in 16 bits
 FLOP, ATTENTION, MEMORY, LAUNCH, OPTIMIZER, HOST = "flop", "attention", "memory", "launch", "optimizer", "host"
 # OUTER: a byte that leaves a node. FAR: what it takes longer for each node that takes part.
 INNER, OUTER, FAR, MESSAGE = "inner", "outer", "far", "message"
+# Bytes over a device's bus and to and from disk, and parameters that the host's processor steps.
+TO_HOST, FROM_HOST, DISK_READ, DISK_WRITE, HOST_STEP = "to host", "from host", "disk read", "disk write", "host step"
 
 
 class BlockShape(NamedTuple):
@@ -54,6 +56,13 @@ class MessageShape(NamedTuple):
     ranks: int
     per_node: int
     sharing: int
+
+
+class AmountShape(NamedTuple):
+    """Bytes that are copied, or parameters that the host steps, by each of the `sharing` ranks that use one disk or processor."""
+
+    amount: int
+    sharing: int = 1
 
 
 class StateShape(NamedTuple):
@@ -113,6 +122,14 @@ def _block_forward(shape: tuple[int, ...]) -> dict[str, float]:
         # Two collectives cost the host as much as several kernels.
         LAUNCH: 20 + 10 * (s.tp > 1),
     }
+
+
+def _block_elementwise(shape: tuple[int, ...]) -> dict[str, float]:
+    """Return what selective checkpointing computes again: norms, sums, biases and activations, and no product."""
+    s = BlockShape(*shape)
+    passes = 12 * s.tokens * s.hidden / (s.tp if s.sequence_parallel else 1)
+    passes += s.tokens * (5 * s.hidden + (3 + s.gated) * s.feed_forward) / s.tp
+    return {MEMORY: BYTES * passes, LAUNCH: 10}
 
 
 def _head_forward(shape: tuple[int, ...]) -> dict[str, float]:
@@ -179,6 +196,12 @@ KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
     "weight all-gather": lambda shape: _ring(shape, 1),
     "send": _send,
     "optimizer": lambda shape: {OPTIMIZER: StateShape(*shape).parameters},
+    "block elementwise": _block_elementwise,
+    "copy to host": lambda shape: {TO_HOST: shape[0] * shape[1]},
+    "copy from host": lambda shape: {FROM_HOST: shape[0] * shape[1]},
+    "disk read": lambda shape: {DISK_READ: shape[0] * shape[1]},
+    "disk write": lambda shape: {DISK_WRITE: shape[0] * shape[1]},
+    "host optimizer": lambda shape: {HOST_STEP: shape[0] * shape[1]},
     "host": lambda shape: {HOST: 1},
     "product": _product,
     "attention forward": _attention,

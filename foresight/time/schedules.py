@@ -5,8 +5,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
 # A computation is (kind, stage, micro-batch) with these kinds, as in common/measure/bubble.py.
 FORWARD, BACKWARD = "F", "B"
+# The halves of a backward: for the input, which the stage before waits for, and for the weights.
+INPUT, WEIGHT = "I", "W"
 Order = dict[int, list[tuple[str, int, int]]]
 
 
@@ -54,15 +60,38 @@ def interleaved(n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> Ord
     return order
 
 
+@lru_cache(maxsize=256)
+def _torch_order(schedule: str, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> Order:
+    """Return the order by torch's own schedule, which is asked for its arithmetic alone: no stages, no process group."""
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    from gptscale.common.measure.bubble import order_of
+
+    kind: Any = get_schedule_class(schedule)
+    asked = object.__new__(kind)
+    rounds = max(1, n_micro_batches // n_ranks)
+    n_stages = n_ranks * stages_per_rank
+    facts = {"pp_group_size": n_ranks, "n_local_stages": stages_per_rank, "rank": 0, "_n_microbatches": n_micro_batches}
+    facts |= {"number_of_rounds": rounds, "microbatches_per_round": n_micro_batches // rounds}
+    facts |= {"num_stages": n_stages, "_num_stages": n_stages, "_stages": [None] * stages_per_rank}
+    vars(asked).update(facts)
+    orders = {rank: asked._calculate_single_rank_operations(rank) for rank in range(n_ranks)}
+    return order_of(SimpleNamespace(pipeline_order=orders), n_stages, n_micro_batches)
+
+
 def order_of_schedule(schedule: str, n_ranks: int, stages_per_rank: int, n_micro_batches: int) -> Order:
     """Return the order of a schedule by its name, as `--schedule` has it. Raises KeyError for one that is not here."""
-    if schedule == "Interleaved1F1B" and stages_per_rank > 1:
+    if schedule == "Interleaved1F1B" and stages_per_rank > 1 and n_micro_batches % n_ranks == 0:
         return interleaved(n_ranks, stages_per_rank, n_micro_batches)
+    if schedule in ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"):
+        return _torch_order(schedule, n_ranks, stages_per_rank, n_micro_batches)
     return {"GPipe": gpipe, "1F1B": one_forward_one_backward}[schedule](n_ranks, n_micro_batches)
 
 
 def needs(kind: str, stage: int, micro_batch: int, n_stages: int) -> list[tuple[str, int, int]]:
-    """Return the computations of other stages that one waits for."""
+    """Return the computations of other stages that one waits for. A half of a backward for the input counts as the backward."""
+    if kind == WEIGHT:
+        return []
     if kind == FORWARD:
         return [(FORWARD, stage - 1, micro_batch)] if stage else []
     return [(BACKWARD, stage + 1, micro_batch)] if stage + 1 < n_stages else []

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 # The streams of a rank. An item waits for the earlier items of its own stream.
 COMPUTE, GATHER, REDUCE, P2P = "compute", "gather", "reduce", "p2p"
+TO_HOST, FROM_HOST, DISK, HOST = "to host", "from host", "disk", "host"
 
 
 class Operation(NamedTuple):

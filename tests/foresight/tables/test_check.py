@@ -17,7 +17,7 @@ from gptscale.foresight.tables.table import PROFILES, read_table
 from gptscale.foresight.tables.vtrain import VTRAIN, read
 from gptscale.foresight.time.calibration import _losses
 from gptscale.foresight.time.simulator import play
-from gptscale.foresight.time.steps import ModelShape
+from gptscale.foresight.time.split import ModelShape
 
 
 def true_seconds(operation):

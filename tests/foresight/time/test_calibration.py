@@ -7,7 +7,8 @@ import pytest
 from gptscale.foresight.time.calibration import CALIBRATED, OTHER_SIZE, MeasuredStep, calibrate
 from gptscale.foresight.time.presets import DEVICES, LINKS, PRIORS, expected_rates
 from gptscale.foresight.time.simulator import play
-from gptscale.foresight.time.steps import Machines, ModelShape, Split, pipeline_step, sharded_step
+from gptscale.foresight.time.split import Machines, ModelShape, Split
+from gptscale.foresight.time.steps import pipeline_step, sharded_step
 
 DEVICE, LINK = "a100-80", "nvlink-a100 ib-800"
 MACHINES = Machines(DEVICE, 8, LINK)
@@ -95,7 +96,7 @@ def test_a_step_has_the_multiplications_of_its_model_however_it_is_split():
 def test_ranks_of_a_group_are_counted_by_node():
     """Two tensor ranks leave 4 data ranks a node, so two groups share its links. A group inside a node shares with nobody."""
     from gptscale.foresight.time.operations import MessageShape
-    from gptscale.foresight.time.steps import StepWriter
+    from gptscale.foresight.time.split import StepWriter
 
     writer = StepWriter(model(), split(dp=16, tp=2), MACHINES)
     assert writer.on_link("all-reduce", 100, 16, 2).shape == MessageShape(100, 16, 4, 2)

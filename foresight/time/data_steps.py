@@ -1,4 +1,4 @@
-"""What one training step of data ranks does: what they gather, reduce and copy, and what of it runs beside the computation."""
+"""What one training step of data ranks does: what they gather, reduce and copy, and what runs beside the computation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Exchange:
 
 
 class DataStep:
-    """Write the step of one data rank; all do the same."""
+    """Write the step of one data rank. All do the same."""
 
     def __init__(self, write: StepWriter, how: Exchange) -> None:
         self.write, self.how, self.step = write, how, StepWork()

@@ -28,7 +28,7 @@ from gptscale.ops.max_pool_python import (
 )
 from gptscale.ops.windows import Pair, pair, windows_over
 
-IN_PYTHON = ("loop", "python")
+IN_PYTHON = ("loop", "windows", "python")
 MAX_WINDOW = 127  # elements, because offsets are int8
 
 
@@ -46,8 +46,8 @@ def max_pool2d(
     The arguments are those of torch.nn.functional.max_pool2d, and stride is kernel_size unless given. The result has x's
     dtype, and is channels_last if x is. It can be differentiated any number of times.
 
-    implementation: auto takes C++ on a CPU and Triton on a GPU, while loop (element by element, to learn from), python, cpp
-    and triton demand that one. Raises TypeError or ValueError that names the argument.
+    implementation: auto takes C++ on a CPU and Triton on a GPU, while loop (element by element, to learn from), windows (one
+    by one), python, cpp and triton demand that one. Raises TypeError or ValueError that names the argument.
     """
     return max_pool2d_with_offsets(x, kernel_size, stride, padding, dilation, ceil_mode, implementation)[0]
 

@@ -1,6 +1,6 @@
-"""Max pooling in Python, twice: element by element, and for all windows at once.
+"""Max pooling in Python, three times: element by element, window by window, and for all windows at once.
 
-The loop over elements is there to learn from and to test against. The other runs where there is no kernel.
+The two loops are there to learn from and to test against. The last runs where there is no kernel.
 """
 
 from __future__ import annotations
@@ -51,6 +51,41 @@ def loop_max_pool2d_backward(
             h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
             if 0 <= i < kernel[0] and 0 <= h < input_size[-2] and 0 <= w < input_size[-1]:
                 to_x[(*plane, h, w)] += grad[(*plane, oh, ow)]
+    return to_x.to(grad.dtype)
+
+
+# --- Window by window, for all images and channels at once
+
+
+def windows_max_pool2d(
+    x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
+) -> tuple[Tensor, Tensor]:
+    """Return maxima and offsets, one window after the other."""
+    out_size = windows_over(x.shape, kernel, stride, padding, dilation, ceil_mode)
+    y = new(x, (*x.shape[:-2], *out_size), x.dtype).fill_(-math.inf)
+    offsets = torch.full_like(y, -1, dtype=torch.int8)
+    for oh, ow in product(*map(range, out_size)):
+        for i, j in product(*map(range, kernel)):
+            h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
+            if 0 <= h < x.shape[-2] and 0 <= w < x.shape[-1]:
+                values, best, best_offsets = x[..., h, w], y[..., oh, ow], offsets[..., oh, ow]
+                better = (values > best) | values.isnan() | (best_offsets < 0)
+                y[..., oh, ow] = torch.where(better, values, best)
+                offsets[..., oh, ow] = best_offsets.masked_fill(better, i * kernel[1] + j)
+    return y, offsets
+
+
+def windows_max_pool2d_backward(
+    grad: Tensor, offsets: Tensor, input_size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> Tensor:
+    """Return the input's gradient: each window adds its gradients to the elements that were its maxima."""
+    to_x = new(offsets, input_size, _wide(grad).dtype).zero_()
+    for oh, ow in product(*map(range, grad.shape[-2:])):
+        for i, j in product(*map(range, kernel)):
+            h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
+            if 0 <= h < input_size[-2] and 0 <= w < input_size[-1]:
+                here = offsets[..., oh, ow] == i * kernel[1] + j
+                to_x[..., h, w] += torch.where(here, grad[..., oh, ow], 0.0)
     return to_x.to(grad.dtype)
 
 
@@ -150,6 +185,14 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+FORWARDS = {"loop": loop_max_pool2d, "windows": windows_max_pool2d, "python": python_max_pool2d}
+BACKWARDS = {
+    "loop": loop_max_pool2d_backward,
+    "windows": windows_max_pool2d_backward,
+    "python": python_max_pool2d_backward,
+}
+
+
 class MaxPoolFunction(torch.autograd.Function):
     """Max pooling in Python, which keeps only the offsets for the backward, and not x."""
 
@@ -157,8 +200,7 @@ class MaxPoolFunction(torch.autograd.Function):
     def forward(
         x: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool, implementation: str
     ) -> tuple[Tensor, Tensor]:
-        pool = loop_max_pool2d if implementation == "loop" else python_max_pool2d
-        return pool(x, kernel, stride, padding, dilation, ceil_mode)
+        return FORWARDS[implementation](x, kernel, stride, padding, dilation, ceil_mode)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -191,8 +233,7 @@ class MaxPoolBackwardFunction(torch.autograd.Function):
         dilation: Pair,
         implementation: str,
     ) -> Tensor:
-        backward = loop_max_pool2d_backward if implementation == "loop" else python_max_pool2d_backward
-        return backward(grad, offsets, input_size, kernel, stride, padding, dilation)
+        return BACKWARDS[implementation](grad, offsets, input_size, kernel, stride, padding, dilation)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -124,15 +124,17 @@ def _title(options: MinigradOptions, digits: Digits) -> str:
 
 def _time_operations(options: MinigradOptions, digits: Digits, console: Console) -> None:
     """Time LeNet's step by operation with the naive pooling backward and with a kernel, on the same weights and batch."""
-    kernel = options.pooling("auto") if options.pool_backward == "loop" else options.pool_backward
+    loops = ("loop", "windows")
+    kernel = options.pooling("auto") if options.pool_backward in loops else options.pool_backward
     steps = DEFAULT_TIMED_STEPS if options.timed_steps is None else options.timed_steps
     batch = digits.train.to(options.place)
     images, labels = batch.images[: options.batch_size], batch.labels[: options.batch_size]
     print(f"\ntiming {steps} steps of {len(labels)} images", flush=True)
     times: dict[str, StepTimes] = {
-        name: time_steps(_model("LeNet", options, name), images, labels, steps) for name in ("loop", kernel)
+        name: time_steps(_model("LeNet", options, name), images, labels, steps) for name in (*loops, kernel)
     }
-    console.print(report.times_table(times["loop"], times[kernel], kernel))
+    for loop in loops:
+        console.print(report.times_table(times[loop], times[kernel], loop, kernel))
     if options.csv is not None:
         path = options.csv.with_name(f"{options.csv.stem}-ops.csv")
         facts = _facts("LeNet", options, digits) | {"batch_size": len(labels), "steps": steps}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ModelName = Literal["pure_linear", "simple_conv", "LeNet"]
 Convolution = Literal["kernel", "im2col"]
-PoolBackward = Literal["auto", "loop", "python", "cpp", "triton"]
+PoolBackward = Literal["auto", "loop", "windows", "python", "cpp", "triton"]
 DEFAULT_LR = {"adam": 1e-3, "sgd": 0.1}
 MODEL_NAMES: tuple[ModelName, ...] = get_args(ModelName)
 
@@ -37,7 +37,7 @@ class MinigradOptions:
     momentum: float = 0.0
     """Of sgd."""
     pool_backward: PoolBackward = "auto"
-    """LeNet's max pooling backward: auto | loop (naive Python, hundreds of times slower) | python | cpp | triton."""
+    """LeNet's max pooling backward: auto | loop (element by element, slow) | windows (one by one) | python | cpp | triton."""
     convolution: Convolution = "kernel"
     """kernel (gptscale.ops.conv, with bias and ReLU in one) | im2col (the lesson's own)."""
     data: str = "digits"
@@ -109,7 +109,7 @@ class MinigradOptions:
 
     def pooling(self, pool_backward: PoolBackward) -> PoolBackward:
         """Return the implementation of `pool_backward` on this machine, or raise ConfigError if it cannot run here."""
-        if pool_backward in ("loop", "python"):
+        if pool_backward in ("loop", "windows", "python"):
             return pool_backward
         from gptscale.ops import registry as library
 

@@ -31,7 +31,7 @@ def report_figures() -> pd.DataFrame:
 def report_run(model: str, pool_backward: str) -> pd.DataFrame:
     """Return the report's 20 rows for a model, where LeNet has one run with the loop and one with a kernel."""
     if model == "LeNet":
-        model = "LeNet_forloop_pool" if pool_backward == "loop" else "LeNet_cuda_pool"
+        model = "LeNet_forloop_pool" if pool_backward in ("loop", "windows") else "LeNet_cuda_pool"
     figures = report_figures()
     return figures[figures.model == model].reset_index(drop=True)
 
@@ -66,10 +66,10 @@ TIMED = {
 }
 
 
-def times_table(loop: StepTimes, kernel: StepTimes, kernel_name: str) -> Table:
-    """Return a table of the milliseconds of one step by the loop and by a kernel, with the report's figures beside them."""
+def times_table(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> Table:
+    """Return a table of the milliseconds of one step by a loop and by a kernel, with the report's figures beside them."""
     table = Table("one step of LeNet", box=None, pad_edge=False, header_style="bold")
-    for title in ("loop ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio"):
+    for title in (f"{loop_name} ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio"):
         table.add_column(title, justify="right", style="dim" if title.startswith("their") else "")
     for what, field in TIMED.items():
         cells = []

@@ -14,7 +14,7 @@ from gptscale.ops import max_pool as m
 from gptscale.ops import registry
 
 COMPILED = registry.ready()
-IMPLEMENTATIONS = ["loop", "python", "cpp"]
+IMPLEMENTATIONS = ["loop", "windows", "python", "cpp"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 needs_cpp = pytest.mark.skipif(not COMPILED, reason="the C++ operators are not compiled here: gptscale prepare")
@@ -396,7 +396,9 @@ def test_bad_input_is_named(call, error, message, implementation):
 
 
 def test_an_implementation_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="implementation: one of auto, loop, python, cpp, triton expected, not 'cuda'"):
+    with pytest.raises(
+        ValueError, match="implementation: one of auto, loop, windows, python, cpp, triton expected, not 'cuda'"
+    ):
         m.max_pool2d(X, 2, implementation="cuda")
     with pytest.raises(ValueError, match="implementation: triton needs tensors on a CUDA device, not on cpu"):
         m.max_pool2d(X, 2, implementation="triton")

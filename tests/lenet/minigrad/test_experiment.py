@@ -163,7 +163,7 @@ def test_the_tables_lay_theirs_beside_ours() -> None:
     assert header.split().count("theirs") == 5
     assert first.split()[:3] == ["0", "0.22435", "0.22435"]
     assert beyond.split()[2] == "-"
-    console.print(report.times_table(StepTimes(1, 2, 3, 6), StepTimes(1, 0.5, 0.5, 2), "cpp"))
+    console.print(report.times_table(StepTimes(1, 2, 3, 6), StepTimes(1, 0.5, 0.5, 2), "loop", "cpp"))
     text = console.export_text()
     assert "4.0x" in text
     assert "340.0x" in text
@@ -186,22 +186,23 @@ def test_the_command_trains_times_and_writes(
     kernel = "cpp" if library.ready() else "python"
     assert list(rows.pool_backward.dropna()) == [kernel] * 2
     ops = pd.read_csv(tmp_path / "rows-ops.csv")
-    assert list(ops.pool_backward) == ["loop", kernel]
-    assert ops.pool_1_backward_s[0] > ops.pool_1_backward_s[1]
+    assert list(ops.pool_backward) == ["loop", "windows", kernel]
+    assert ops.pool_1_backward_s[0] > ops.pool_1_backward_s[2]
     assert png.read_bytes().startswith(b"\x89PNG")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "data", "rows-ops.csv", "rows.csv"]
 
 
-def test_the_loop_trains_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> None:
+def test_the_loops_train_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> None:
     rows = {}
-    for name in ("loop", "auto"):
+    for name in ("loop", "windows", "auto"):
         csv = tmp_path / f"{name}.csv"
         words = f"minigrad --data {small_mnist} --model LeNet --epochs 1 --batch-size 16 --train-samples 48 "
         assert main([*words.split(), "--timed-steps", "0", "--pool-backward", name, "--csv", str(csv)]) == 0
         rows[name] = pd.read_csv(csv)
     columns = list(report.REPORT_COLUMNS[1:6])
-    pd.testing.assert_frame_equal(rows["loop"][columns], rows["auto"][columns], rtol=1e-4)
-    assert list(rows["loop"].pool_backward) == ["loop"]
+    for name in ("loop", "windows"):
+        pd.testing.assert_frame_equal(rows[name][columns], rows["auto"][columns], rtol=1e-4)
+        assert list(rows[name].pool_backward) == [name]
 
 
 def test_the_default_data_needs_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

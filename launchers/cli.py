@@ -38,6 +38,10 @@ BENCHES: Table = {
         "launchers.bench.engines.command",
         "gptscale bench engines [options]: each engine beside its own loop.",
     ),
+    "saves": (
+        "launchers.bench.saves",
+        "gptscale bench saves [options]: what a save costs a run, with and without --save-async.",
+    ),
     "ops": ("launchers.bench.ops.command", "gptscale bench ops [options]: our operators beside PyTorch's."),
 }
 # Word: module below gptscale, or a table of further words, and its line of `gptscale --help`. A module is imported when its

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Start a recipe under torchrun, one process per GPU (or --nproc N), on this node or on several.
 # Several nodes: run the same line on each of them. The endpoint is one node that all can reach.
-# usage: launchers/multinode.sh [--dry-run] [--nodes N --endpoint HOST[:PORT] [--id NAME]] [--nproc N] RECIPE [options of gptscale run]
+# --nodes 1:2 begins with two and goes on with one. --max-restarts N starts ranks again when one has died: add --resume auto.
+# usage: launchers/multinode.sh [--dry-run] [--nodes N|LEAST:MOST --endpoint HOST[:PORT] [--id NAME]] [--nproc N] [--max-restarts N]
+#            RECIPE [options of gptscale run]
 set -euo pipefail
 
 dry_run=
@@ -9,12 +11,14 @@ nodes=
 endpoint=
 id=gptscale
 nproc=gpu
+restarts=0
 while [[ ${1-} == --* ]]; do
     case $1 in
         --dry-run) dry_run=1; shift ;;
         --nodes) nodes=${2:?--nodes needs a number}; shift 2 ;;
         --endpoint) endpoint=${2:?--endpoint needs HOST[:PORT]}; shift 2 ;;
         --id) id=${2:?--id needs a name}; shift 2 ;;
+        --max-restarts) restarts=${2:?--max-restarts needs a number}; shift 2 ;;
         --nproc) nproc=${2:?--nproc needs a number}; shift 2 ;;
         *) echo "multinode.sh: unknown option $1 before RECIPE" >&2; exit 2 ;;
     esac
@@ -33,10 +37,29 @@ else
     # c10d: whichever process finds that the endpoint is its own machine serves the rendezvous, which numbers the nodes.
     command=(torchrun --nnodes "$nodes" --rdzv-backend c10d --rdzv-endpoint "$endpoint" --rdzv-id "$id")
 fi
+[[ $restarts == 0 ]] || command+=(--max-restarts "$restarts")
 command+=(--nproc-per-node "$nproc" -m gptscale.recipes "$recipe" "$@")
 if [[ $dry_run ]]; then
     printf '%q ' "${command[@]}"
     echo
     exit
+fi
+if [[ -n $nodes ]]; then
+    # Ranks that start again open a store of their own. torchrun's would still have the addresses of the dead.
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+    host=${endpoint%:*} port=${endpoint##*:}
+    if ! address=$(getent ahosts "$host" | awk 'NR == 1 {print $1}') || [[ -z $address ]]; then
+        echo "gptscale: error: nobody knows the machine $host, in --endpoint, give one that this node can reach" >&2
+        exit 2
+    fi
+    # The machine of the endpoint opens the port itself, and may start later than this one.
+    own=" localhost 127.0.0.1 127.0.1.1 $(hostname) $(hostname -I 2>/dev/null) "
+    while [[ $own != *" $host "* && $own != *" $address "* ]] && ! (exec 3<>"/dev/tcp/$host/$port") 2>/dev/null; do
+        if ((SECONDS >= 30)); then
+            echo "gptscale: error: $host:$port did not answer for 30 s, in --endpoint, start the same line on $host" >&2
+            exit 2
+        fi
+        sleep 0.2
+    done
 fi
 exec "${command[@]}"

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch.distributed as dist
 
 from gptscale.common.process.progress import Progress, progress
+from gptscale.common.process.rendezvous import has_launchers_store, prefix_of_start
 
 INTERVAL_S = 0.5
 # A rank whose beat does not change for this long, while others look at it, is silent.
@@ -51,8 +52,7 @@ def beat_of(store: Store, rank: int) -> Beat | None:
 
 
 def _key(rank: int) -> str:
-    # torchrun's store outlives the ranks that it restarts.
-    return f"gptscale/heartbeat/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"
+    return f"gptscale/heartbeat/{prefix_of_start()}/{rank}"
 
 
 class Heartbeat:
@@ -98,18 +98,19 @@ class Heartbeat:
             return None
         # The launcher asks the peers of a dead rank to end. This one is about to, and has something to say first.
         handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        own, before = f"while rank {self.rank} was {here.place}", None
         try:
             before = self._others()
             time.sleep(SILENT_S)
             after = self._others()
         except RuntimeError:  # the store is gone
-            return None
+            is_of_rank_0 = before is None and self.rank and not has_launchers_store()
+            return ("rank 0", f"with the rendezvous that it served, {own}") if is_of_rank_0 else None
         finally:
             signal.signal(signal.SIGTERM, handler)
         now = time.time()
         silent = {rank: beat for rank, beat in after.items() if before.get(rank) == beat}
         busy = {rank: beat for rank, beat in after.items() if not beat.waits}
-        own = f"while rank {self.rank} was {here.place}"
         if silent:
             rank = min(silent, key=lambda r: silent[r].at_s)
             return f"rank {rank}", f"last seen {now - silent[rank].at_s:.0f} s ago {silent[rank].place}, {own}"

@@ -45,7 +45,7 @@ def check_rendezvous(rank: int) -> None:
     if not address:
         raise ConfigError("MASTER_ADDR is not set", "in the environment", START)
     port = whole_number("MASTER_PORT", None, 1, 65535)
-    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves = rank == 0 and not has_launchers_store()
     if serves:
         _check_free(port)
     else:
@@ -58,6 +58,19 @@ def check_rendezvous(rank: int) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def has_launchers_store() -> bool:
+    """Return whether the launcher holds the store, which then outlives ranks that it starts again. Else rank 0 opens it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def prefix_of_start() -> str:
+    """Return the first word of this start's keys, so that addresses of the dead are not taken for those of the living.
+
+    Machines count restarts each for itself, so that the count is used only where ranks of an earlier start may be read.
+    """
+    return f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if has_launchers_store() else "start"
 
 
 def whole_number(name: str, default: int | None, low: int, high: int) -> int:

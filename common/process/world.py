@@ -16,7 +16,7 @@ import torch.distributed as dist
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.process.progress import count_waits
-from gptscale.common.process.rendezvous import check_rendezvous, whole_number
+from gptscale.common.process.rendezvous import check_rendezvous, prefix_of_start, whole_number
 
 RANKS_MAX = 2**20
 DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
@@ -120,8 +120,7 @@ def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]
     store, _, _ = next(dist.rendezvous("env://", world.rank, world.world_size, timeout=timeout))
     dist.init_process_group(
         backend,
-        # torchrun's store outlives the ranks that it restarts. Addresses of the dead must not be taken for those of the living.
-        store=dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store),
+        store=dist.PrefixStore(prefix_of_start(), store),
         rank=world.rank,
         world_size=world.world_size,
         timeout=timeout,

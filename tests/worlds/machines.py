@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,10 +40,11 @@ class Machine:
         self.name, self.address, self.hosts, self.number = name, f"{NETWORK}{number}", hosts, number
         # A test may put others before Slurm's programs (`programs`).
         self.path = os.environ["PATH"]
+        self.switch: Machine | None = None
         self.start()
 
     def start(self) -> None:
-        """Switch it on."""
+        """Switch it on, with the wire that it had."""
         own = f"hostname {self.name} && mount --bind {self.hosts} /etc/hosts && ip link set lo up"
         first = f"{own} && echo up && sleep inf & wait"
         namespaces = ["--mount", "--uts", "--net", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
@@ -57,6 +58,19 @@ class Machine:
         if self._process.stdout.readline() != b"up\n":
             pytest.skip("namespaces cannot be made here")
         (self.pid,) = [child.pid for child in psutil.Process(self._process.pid).children()]
+        if self.switch is not None:
+            self.connect(self.switch)
+
+    def connect(self, switch: Machine) -> None:
+        """Give it its address, on a wire to `switch`, which has a bridge."""
+        self.switch = switch
+        wire = f"wire{self.number}"
+        # In the network of the switch alone: the process id of this machine is one of this process's numbers.
+        veth = f"ip link add {wire} type veth peer name eth0 netns {self.pid}".split()
+        subprocess.run(["nsenter", "-t", str(switch.pid), "-n", *veth], check=True)
+        switch.ok("ip", "link", "set", wire, "master", "bridge", "up")
+        self.ok("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
+        self.ok("ip", "link", "set", "eth0", "up")
 
     def command(self, *words: Any, folder: str | None = None) -> list[str]:
         """Return the words that start a program on this machine, by default in this process's folder."""
@@ -87,6 +101,17 @@ class Machine:
         """Return whether it was switched on and has not died."""
         return self._process.poll() is None
 
+    def ranks(self) -> list[psutil.Process]:
+        """Return the ranks of runs that run on this machine."""
+        namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                is_here = os.readlink(f"/proc/{process.pid}/ns/pid") == namespace
+                if is_here and "gptscale.recipes" in process.cmdline() and "RANK" in process.environ():
+                    found.append(process)
+        return found
+
     def die(self) -> None:
         """Switch it off: every process on it ends by SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
@@ -99,15 +124,25 @@ class Machine:
         return own | {"OMP_NUM_THREADS": "1", "PATH": self.path, **variables}
 
 
-def connect(switch: Machine, machine: Machine) -> None:
-    """Give a machine its address, on a wire to `switch`, which has a bridge."""
-    wire = f"wire{machine.number}"
-    # In the network of the switch alone: the process id of the machine is one of this process's numbers.
-    veth = f"ip link add {wire} type veth peer name eth0 netns {machine.pid}".split()
-    subprocess.run(["nsenter", "-t", str(switch.pid), "-n", *veth], check=True)
-    switch.ok("ip", "link", "set", wire, "master", "bridge", "up")
-    machine.ok("ip", "address", "add", f"{machine.address}/24", "dev", "eth0")
-    machine.ok("ip", "link", "set", "eth0", "up")
+@contextmanager
+def standing_still(*machines: Machine) -> Iterator[None]:
+    """Stop the ranks on some machines while the body runs, and until each has been sent SIGTERM, which waits for it."""
+    ranks = [rank for machine in machines for rank in machine.ranks()]
+    assert len(ranks) >= len(machines)
+    for rank in ranks:
+        rank.suspend()
+    try:
+        yield
+        wait_for(lambda: all(map(_has_sigterm, ranks)), "SIGTERM to the ranks")
+    finally:
+        for rank in ranks:
+            rank.resume()
+
+
+def _has_sigterm(process: psutil.Process) -> bool:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    (pending,) = (line.split()[1] for line in lines if line.startswith("ShdPnd"))
+    return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @contextmanager
@@ -128,7 +163,7 @@ def machines(folder: Path, *names: str) -> Iterator[dict[str, Machine]]:
         switch.ok("ip", "address", "add", f"{switch.address}/24", "dev", "bridge")
         switch.ok("ip", "link", "set", "bridge", "up")
         for machine in others:
-            connect(switch, machine)
+            machine.connect(switch)
         yield made
     finally:
         for machine in made.values():
@@ -185,7 +220,7 @@ class SlurmCluster:
         self._daemon(self.login, "slurmctld", "-D")
         for name in self.nodes:
             self.start_slurmd(name)
-        wait_for(lambda: self.states() == ["idle"] * len(self.nodes), "the nodes")
+        wait_for(self.is_idle, "the nodes")
 
     def start_slurmd(self, name: str) -> None:
         """Start the daemon of a node."""
@@ -217,6 +252,11 @@ class SlurmCluster:
         ended = self.login.run("sinfo", "-h", "-N", "-o", "%T", SLURM_CONF=f"{self.folder}/slurm.conf")
         return ended.stdout.split()
 
+    def is_idle(self, *nodes: str) -> bool:
+        """Return whether these nodes, by default all, are up and have no job."""
+        states = dict(zip(self.nodes, self.states(), strict=False))
+        return all(states.get(name) == "idle" for name in nodes or self.nodes)
+
     def job(self, number: str) -> dict[str, str]:
         """Return what Slurm knows of a job, by Slurm's own names of its fields."""
         words = self.ok("scontrol", "show", "job", "-o", number).split()
@@ -229,7 +269,7 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, nodes: Sequence[str] = ("n1", "n2")) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, nodes: Sequence[str] = ("n1", "n2", "n3", "n4")) -> Iterator[SlurmCluster]:
     """Bring up a Slurm cluster in `folder`, and end it with all that runs on it."""
     if lacking := [name for name in SLURM if not shutil.which(name)]:
         pytest.skip(f"needs {', '.join(lacking)}: apt-get install slurmctld slurmd slurm-client munge")

@@ -74,6 +74,19 @@ def test_a_beat_is_read_back(store):
     assert (beat.place, beat.waits, beat_of(store, 1)) == ("at step 11 in evaluation", False, None)
 
 
+def test_rank_0_took_the_store_along(store, monkeypatch):
+    """Where the launcher holds the store, its loss says nothing about rank 0."""
+    own = beats_at(store, 1, 7, "backward")
+
+    def gone(keys):
+        raise RuntimeError("Connection reset by peer")
+
+    store.check = gone
+    assert own.missing() == ("rank 0", "with the rendezvous that it served, while rank 1 was at step 7 in backward")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert own.missing() is None
+
+
 def test_the_error_names_who_is_missing(capsys):
     error = RuntimeError("[gloo] Timed out waiting 4000ms for recv operation to complete")
     known, status = report(error, 0, lambda: ("rank 1", "last seen 4 s ago at step 7 in forward"))

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """A Slurm cluster of two nodes. A test that ends a node brings it back."""
+    """A Slurm cluster of four nodes. A test that ends a node brings it back."""
     with slurm_cluster(tmp_path_factory.mktemp("cluster")) as made:
         made.programs()
         yield made

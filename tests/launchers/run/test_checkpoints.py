@@ -92,6 +92,24 @@ def test_a_run_that_saves_behind_its_steps_leaves_the_same_checkpoints(tmp_path)
         assert path.read_bytes() == (behind / path.relative_to(waits)).read_bytes()
 
 
+def test_a_stop_waits_for_the_save_behind_the_steps_and_costs_no_bit(tmp_path):
+    words = ["fsdp", *SHORT[:-1], 4, "--steps", 12, "--save-async", "--run-name", "r", "--out"]
+    ranks("world_stopped_in_save.py", 2, *words, tmp_path / "stopped", status=75)
+    checkpoints, unbroken = (tmp_path / name / "runs/r/checkpoints" for name in ("stopped", "unbroken"))
+    last, before = step_folders(checkpoints)
+    assert before.name == "step-4"
+    assert newest_valid(checkpoints, say=pytest.fail).path == last
+    assert Reader(before).step == 4
+    ok("run", *words, tmp_path / "stopped", "--nproc", 2, "--resume")
+    ok("run", *words, tmp_path / "unbroken", "--nproc", 2)
+    for path in (unbroken / "step-12").glob("*.safetensors"):
+        assert path.read_bytes() == (checkpoints / "step-12" / path.name).read_bytes()
+    columns = [
+        pd.read_csv(folder.parent / "steps.csv")[["step", "loss", "grad_norm"]] for folder in (checkpoints, unbroken)
+    ]
+    assert columns[0].equals(columns[1])
+
+
 @pytest.mark.parametrize("behind", [(), ("behind",)])
 @pytest.mark.parametrize(("moment", "newest"), [("writing", 2), ("committing", 2), ("committed", 4)])
 def test_a_rank_killed_in_a_save_leaves_a_whole_checkpoint(moment, newest, behind, tmp_path):

@@ -1,0 +1,114 @@
+"""torchrun on two machines: they meet by name, refuse what does not fit, and one goes on when the other is gone."""
+
+import csv
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from machines import machines, standing_still, wait_for
+from worlds import ok
+
+MULTINODE = Path(__file__).parents[3] / "launchers" / "multinode.sh"
+TINY = ["--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 16, "--vocab-size", 257, "--no-tensorboard"]
+PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Options of torchrun by its own variable: it waits 30 s for more machines, and misses one after 15 s.
+QUICK = "last_call_timeout=6,keep_alive_interval=1"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with machines(tmp_path, "switch", "n1", "n2") as made:
+        yield {name: made[name] for name in ("n1", "n2")}
+
+
+def begin(machine, log, *words, **variables):
+    """Start multinode.sh on a machine, and return its process; what it says is added to the file `log`."""
+    with open(log, "ab") as file:
+        return machine.begin("bash", MULTINODE, *words, log=file, PATH=PATH, PET_RDZV_CONF=QUICK, **variables)
+
+
+def test_what_does_not_fit_is_refused_by_name(pair, tmp_path):
+    """A port where nobody is, a name that nobody knows, and a machine with an option, data and a version of its own."""
+    run = ["ddp", *TINY, "--steps", 2, "--tokenizer", "bytes", "--device", "cpu", "--out", "out"]
+    alone = begin(pair["n2"], "alone.log", "--nodes", 2, "--endpoint", "n1:29499", "--nproc", 1, *run)
+    unknown = pair["n2"].run("bash", MULTINODE, "--nodes", 2, "--endpoint", "n7", "ddp", PATH=PATH)
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+    assert "nobody knows the machine n7, in --endpoint" in unknown.stderr
+
+    version = tmp_path / "other" / "gptscale-9.9.9.dist-info"
+    version.mkdir(parents=True)
+    (version / "METADATA").write_text("Metadata-Version: 2.1\nName: gptscale\nVersion: 9.9.9\n")
+    own = {"n1": {}, "n2": {"PYTHONPATH": f"{tmp_path}/other:{os.environ.get('PYTHONPATH', '')}"}}
+    for name, rate in (("n1", 0.1), ("n2", 0.2)):
+        Path(f"{name}.txt").write_text(f"What {name} has to say. " * 99)
+        words = ["--nodes", 2, "--endpoint", "n1:29401", "--nproc", 1, *run, "--lr", rate, "--data", f"{name}.txt"]
+        refused = begin(pair[name], f"{name}.log", *words, **own[name])
+    assert refused.wait(120) != 0
+    said = Path("n2.log").read_text()
+    assert "--lr is 0.1 on rank 0 but 0.2 on rank 1" in said or "--lr is 0.2 on rank 0 but 0.1 on rank 1" in said
+    assert "the data's fingerprint is " in said
+    assert "the version of gptscale is " in said
+    assert "9.9.9 on rank " in said
+    assert not Path("out").exists()
+    assert alone.wait(60) == 2
+    assert "n1:29499 did not answer for 30 s, in --endpoint" in Path("alone.log").read_text()
+
+
+LONG = ["ddp", *TINY, "--data", "synthetic", "--device", "cpu", "--steps", 800, "--save-every", 100, "--log-every", 20,
+        "--global-batch-size", 8, "--micro-batch-size", 4, "--run-name", "r", "--resume", "auto"]  # fmt: skip
+
+
+def steps(out):
+    with Path(out, "runs/r/steps.csv").open() as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def wait_for_steps(count, log):
+    """Wait until the run has that many steps in its CSV."""
+    file = Path("out/runs/r/steps.csv")
+    wait_for(
+        lambda: file.exists() and file.read_bytes().count(b"\n") > count, f"{count} steps ({Path(log).read_text()})"
+    )
+
+
+def test_a_run_goes_on_with_the_machines_that_are_left(pair):
+    """One is lost and comes back, a rank is killed, and then the first machine is lost, with rank 0 and the endpoint."""
+    n1, n2 = pair.values()
+
+    def elastic(machine, nodes="1:2", endpoint="n1:29400"):
+        words = ["--nodes", nodes, "--endpoint", endpoint, "--nproc", 1, "--max-restarts", 3]
+        return begin(machine, f"{machine.name}.log", *words, *LONG, "--out", "out")
+
+    elastic(n1)
+    elastic(n2)
+    wait_for(Path("out/runs/r/checkpoints/step-100").exists, "the first checkpoint")
+    n2.die()
+    wait_for(lambda: "resumed from" in Path("n1.log").read_text(), "the first machine alone")
+    wait_for_steps(150, "n1.log")
+
+    with standing_still(n1):
+        n2.start()
+        second = elastic(n2)
+    wait_for(lambda: len(n1.ranks() + n2.ranks()) == 2, "both machines")
+    before = len(steps("out"))
+    wait_for_steps(before + 20, "n1.log")
+
+    n2.ranks()[0].kill()
+    wait_for(lambda: Path("n1.log").read_text().count("resumed from") == 3, "the restart")
+    before = len(steps("out"))
+    wait_for_steps(before + 20, "n1.log")
+    n1.die()
+    assert second.wait(120) != 0
+    assert "rank 1: rank 0 died or fell silent" in Path("n2.log").read_text()[-30000:]
+
+    last = elastic(n2, "1", "n2:29400")
+    assert last.wait(240) == 0, Path("n2.log").read_text()[-3000:]
+    with Path("out/summary.csv").open() as file:
+        rows = [(row["status"], row["world_size"], row["grad_accum_steps"]) for row in csv.DictReader(file)]
+    assert rows == [("failed", "2", "1"), ("interrupted", "1", "2"), ("failed", "2", "1"), ("ok", "1", "2")]
+    ok("run", "ddp", "--nproc", 2, *LONG[1:], "--out", "unbroken")
+    assert steps("out") == pytest.approx(steps("unbroken"), rel=1e-5)

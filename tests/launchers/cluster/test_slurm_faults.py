@@ -1,0 +1,100 @@
+"""On a real Slurm cluster nothing is lost when a job is preempted or out of time, or when a node goes."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from machines import standing_still, wait_for
+from slurm_jobs import TINY, log_of, rows, steps, submit
+from worlds import ok
+
+from gptscale.common.checkpoint.reader import Reader
+
+pytestmark = pytest.mark.slow
+LONG = [*TINY, "--steps", 600, "--save-every", 100, "--out", "out"]
+# Two jobs run at a time, because most of a fault's time is Slurm's waiting.
+LEFT, RIGHT = ("n1", "n2"), ("n3", "n4")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a run of 600 steps on two processes that nobody stopped."""
+    out = tmp_path_factory.mktemp("unbroken")
+    ok("run", "ddp", "--nproc", 2, *LONG[:-1], out, "--run-name", "r")
+    return out
+
+
+def started(slurm, capsys, name, nodes, *words):
+    """Submit the run of 600 steps on two nodes, wait until it has saved a hundred, and return the number of its job."""
+    wait_for(lambda: slurm.is_idle(*nodes), "the nodes")
+    others = ",".join(set(slurm.nodes) - set(nodes))
+    job = submit(capsys, "ddp", "--nodes", 2, f"--exclude={others}", *LONG, "--run-name", name, *words)
+    wait_for(Path("out/runs", name, "checkpoints/step-100").exists, "the first checkpoint")
+    return job
+
+
+def start_again(slurm, job, *changes):
+    """Spare a job most of the two minutes in the queue, in which its credentials of the earlier start are refused."""
+    wait_for(lambda: slurm.job(job)["JobState"] == "PENDING", "the queue")
+    slurm.ok("scontrol", "update", f"JobId={job}", "StartTime=now+4", *changes)
+
+
+def assert_same_bits(name, unbroken):
+    assert steps(name) == steps("r", unbroken)
+    runs = (Path("out/runs", name), unbroken / "runs/r")
+    ours, theirs = (Reader(run / "checkpoints/step-600") for run in runs)
+    assert sorted(ours.names()) == sorted(theirs.names())
+    assert all(torch.equal(ours.read(name), theirs.read(name)) for name in ours.names())
+
+
+def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbroken):
+    """One is warned because it is preempted, the other, which saves behind its steps, because its time is nearly up."""
+    # Slurm looks at time limits every 30 s. A warning long before the end leaves a slow machine time.
+    late = started(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", "--save-async")
+    with standing_still(*(slurm.machines[name] for name in RIGHT)):
+        slurm.ok("scontrol", "update", f"JobId={late}", "TimeLimit=10")
+        preempted = started(slurm, capsys, "preempted", LEFT)
+        slurm.ok("scancel", "--batch", "--signal=TERM", preempted)
+        start_again(slurm, preempted)
+    start_again(slurm, late, "TimeLimit=60")
+    for job, name in ((preempted, "preempted"), (late, "late")):
+        ended = slurm.wait_for_end(job)
+        assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log_of(job)
+        assert "status 75: back into the queue" in log_of(job)
+        assert rows(name) == [("interrupted", 2, 1), ("ok", 2, 1)]
+        assert_same_bits(name, unbroken)
+
+
+def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, capsys):
+    job = started(slurm, capsys, "r", LEFT)
+    slurm.ok("scancel", job)
+    assert slurm.wait_for_end(job)["JobState"] == "CANCELLED", log_of(job)
+    assert "back into the queue" not in log_of(job)
+    assert rows("r") == [("interrupted", 2, 1)]
+
+
+def test_a_node_that_dies_is_done_without(slurm, capsys, unbroken):
+    """One job loses its second node, the other its first, which has rank 0 and the script that sbatch was given."""
+    jobs = {"second": started(slurm, capsys, "second", LEFT, "--min-nodes", 1)}
+    slurm.machines["n2"].die()
+    began = time.monotonic()
+    wait_for(lambda: Path("out/summary.csv").exists(), "the end of the other rank")
+    assert time.monotonic() - began < 10
+    jobs["first"] = started(slurm, capsys, "first", RIGHT, "--min-nodes", 1)
+    slurm.machines["n3"].die()
+    began = time.monotonic()
+    wait_for(lambda: not slurm.machines["n4"].ranks(), "the end of the other rank")
+    assert time.monotonic() - began < 10
+    for job in jobs.values():
+        start_again(slurm, job)
+    for name, job in jobs.items():
+        ended = slurm.wait_for_end(job)
+        assert ended["JobState"] == "COMPLETED", log_of(job)
+        assert rows(name) == [("failed", 2, 1)] * (name == "second") + [("ok", 1, 2)]
+        for ours, theirs in zip(steps(name), steps("r", unbroken), strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-5)
+    for name in ("n2", "n3"):
+        slurm.machines[name].start()
+        slurm.start_slurmd(name)
+    wait_for(slurm.is_idle, "the nodes")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ from gptscale.common.checkpoint.writer import Draft, write
 from gptscale.common.engine import Engine
 from gptscale.common.process.world import agree_any, gather_objects
 from gptscale.common.state import Shard
+
+# A tenth of the weight of a thread of the training.
+NICENESS = 10
 
 
 class BackgroundSave:
@@ -46,6 +52,7 @@ class BackgroundSave:
         self._thread.start()
 
     def _write(self, draft: Draft, shards: list[Shard], manifest: dict[str, Any], keep: int) -> None:
+        _let_others_first()
         try:
             write(draft, shards, manifest, keep=keep, gather=lambda value: gather_objects(value, self._group))
         except BaseException as error:  # told by `finish`, in the thread that can act on it
@@ -63,6 +70,14 @@ class BackgroundSave:
         self._thread = None
         if self._failure is not None:
             raise self._failure
+
+
+def _let_others_first() -> None:
+    """Leave the processors to the steps where there are not enough. While the run waits for the save, they are free."""
+    # Linux gives each thread a niceness of its own, elsewhere it would be that of the process.
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _aside(shard: Shard) -> Shard:

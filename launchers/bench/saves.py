@@ -1,4 +1,4 @@
-"""The command `gptscale bench saves`: what a save costs a run, when it waits for the disk and when it goes on behind the steps.
+"""The command `gptscale bench saves`: what a save costs a run that waits for it, and one that does not.
 
 One process trains the same steps again and again: without a save, with one, and with one behind the steps, in an order that
 changes, so that a drifting machine weighs on all three alike.

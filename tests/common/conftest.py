@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 settings.register_profile("gptscale", deadline=None)
 settings.load_profile("gptscale")
 
+CACHE_OF_THE_USER = os.environ.get("XDG_CACHE_HOME")
 TEXT = "def hello(world):\n    return world + 1\n\n\nimport os  # don't <|endoftext|> stop\nprint('naïve café', 3.14)\n"
 
 
@@ -22,6 +24,15 @@ def _subnormal_numbers() -> None:
 @pytest.fixture(autouse=True)
 def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def operators_of_the_user(_cache_of_its_own: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the operators that `gptscale prepare` has compiled: to compile them again takes 80 s of a core."""
+    if CACHE_OF_THE_USER is None:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", CACHE_OF_THE_USER)
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]
 def shell(*words, **environment):
     command = ["bash", *map(str, words)]
     return subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=400, check=False
     )
 
 
@@ -141,6 +141,6 @@ def test_two_nodes_on_one_machine(tmp_path):
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = [node.communicate(timeout=120) for node in nodes]
+    said = [node.communicate(timeout=400) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     assert sum("step 2/2  loss" in out for out, _ in said) == 1

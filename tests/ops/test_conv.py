@@ -333,10 +333,10 @@ def test_nothing_is_touched_outside_the_tensors(tmp_path):
     ]
     words = [os.environ.get("CXX", "c++"), *FLAGS, "-O1", "-fsanitize=address", f"-I{FOLDER}", *files]
     program = tmp_path / "guard"
-    subprocess.run([*map(str, words), "-o", str(program)], check=True, capture_output=True, timeout=170)
+    subprocess.run([*map(str, words), "-o", str(program)], check=True, capture_output=True, timeout=400)
     for isa in ("baseline", "avx2", "avx512"):
         environment = {**os.environ, "GPTSCALE_ISA": isa}
-        ended = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=400, check=False)
         assert ended.returncode == 0, f"{isa}: {ended.returncode} {ended.stderr[:2000]}"
 
 
@@ -359,7 +359,7 @@ def test_lesser_instruction_sets_compute_the_same(isa):
         "            torch.testing.assert_close(back.double(), exact, rtol=eps, atol=0)\n"
     )
     environment = {**os.environ, "GPTSCALE_ISA": isa}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=400)
 
 
 X, W, B = torch.ones(2, 4, 8, 8), torch.ones(6, 2, 3, 3), torch.ones(6)
@@ -416,7 +416,7 @@ def test_without_a_compiler_python_does_the_work(tmp_path):
         "with torch.autocast('cpu', torch.bfloat16): assert conv_bias_relu(x, w, b).dtype is torch.bfloat16\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "CXX": "no-such-compiler"}
-    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=400)
 
 
 def random_cases(count):
@@ -461,7 +461,7 @@ def test_the_triton_kernels_under_its_interpreter():
         "assert y.isnan().tolist() == [[[[True, False]]]]\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=400)
 
 
 def test_the_triton_kernels_compile_for_a_gpu_that_is_not_here():

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 def interpreted(code):
     """Run code under Triton's interpreter, in a process of its own, because it is chosen when a kernel is defined."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=400)
 
 
 @pytest.mark.slow

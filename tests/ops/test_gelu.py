@@ -244,7 +244,7 @@ def guarded(tmp_path_factory):
     files = [folder / "guard.cpp", *FOLDER.glob("kernels_*.cpp"), FOLDER / "isa.cpp", FOLDER / "gelu_tables.cpp"]
     program = folder / "guard"
     words = [os.environ.get("CXX", "c++"), *FLAGS, "-O1", f"-I{FOLDER}", *files, "-o", program]
-    subprocess.run(list(map(str, words)), check=True, capture_output=True, timeout=170)
+    subprocess.run(list(map(str, words)), check=True, capture_output=True, timeout=400)
     return program
 
 
@@ -274,7 +274,7 @@ def test_lesser_instruction_sets_compute_the_same(isa):
         "        assert back.abs().max() <= 8 * eps * x.abs().max()\n"
     )
     environment = {**os.environ, "GPTSCALE_ISA": isa}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=400)
 
 
 def test_compile_and_export_take_them_whole():
@@ -348,7 +348,7 @@ def test_without_a_compiler_one_line_says_so_and_python_does_the_work(tmp_path):
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "CXX": "no-such-compiler"}
     ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400, check=False
     )
     assert ended.returncode == 0, ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("gptscale:")]
@@ -380,7 +380,7 @@ def test_the_triton_kernels_under_its_interpreter():
         "assert t.gelu(odd, 'erf').isnan().tolist() == [True, False, True, False]\n"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=400)
 
 
 def test_the_triton_kernels_compile_for_a_gpu_that_is_not_here():

@@ -334,10 +334,10 @@ def test_nothing_is_touched_outside_the_tensors(tmp_path):
     ]
     words = [os.environ.get("CXX", "c++"), *FLAGS, "-O1", "-fsanitize=address", f"-I{FOLDER}", *files]
     program = tmp_path / "guard"
-    subprocess.run([*map(str, words), "-o", str(program)], check=True, capture_output=True, timeout=170)
+    subprocess.run([*map(str, words), "-o", str(program)], check=True, capture_output=True, timeout=400)
     for isa in ("baseline", "avx2", "avx512"):
         environment = {**os.environ, "GPTSCALE_ISA": isa}
-        ended = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=400, check=False)
         assert ended.returncode == 0, f"{isa}: {ended.returncode} {ended.stderr[:2000]}"
 
 
@@ -358,7 +358,7 @@ def test_lesser_instruction_sets_compute_the_same(isa):
         "                assert torch.equal(y, Y) and torch.equal(o, O) and torch.equal(b, B)\n"
     )
     environment = {**os.environ, "GPTSCALE_ISA": isa}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=400)
 
 
 X = torch.ones(2, 3, 8, 8)
@@ -414,7 +414,7 @@ def test_without_a_compiler_python_does_the_work(tmp_path):
         "torch.library.opcheck(torch.ops.gptscale.max_pool2d.default, (x, [3, 3], [2, 2], [1, 1], [1, 1], False))\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "CXX": "no-such-compiler"}
-    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True, timeout=400)
 
 
 @pytest.mark.slow
@@ -440,7 +440,7 @@ def test_the_triton_kernels_under_its_interpreter():
     code = code.replace("draw =", "M = type('M', (), {'max_pool2d': p.python_max_pool2d, 'max_pool2d_backward': "
                         "p.python_max_pool2d_backward}); draw =", 1)  # fmt: skip
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=150)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=400)
 
 
 def test_the_triton_kernels_compile_for_a_gpu_that_is_not_here():

@@ -43,7 +43,7 @@ def test_one_node(tmp_path, free_port):
         tmp_path,
         *WORK,
     )
-    said, _ = run.communicate(timeout=120)
+    said, _ = run.communicate(timeout=400)
     assert run.returncode == 0, said[-3000:]
     assert "step 3/3  loss" in said
     assert [(row["recipe"], row["world_size"], row["status"]) for row in rows(tmp_path)] == [("zero3", "2", "ok")]
@@ -75,7 +75,7 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
         )
         for node in (0, 1)
     ]
-    said = [node.communicate(timeout=120)[0] for node in nodes]
+    said = [node.communicate(timeout=400)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said[0][-3000:]
     assert [(row["world_size"], row["status"]) for row in rows(tmp_path)] == [("2", "ok")]
     assert not list(tmp_path.glob("gptscale-swap-*"))

@@ -103,13 +103,13 @@ def test_a_run_cannot_be_reached_from_another_network(tmp_path):
 
         def reaches(port):
             words = inside(1, "bash", "-c", f"exec 3<>/dev/tcp/10.213.7.1/{port}")
-            return subprocess.run(words, capture_output=True, check=False, timeout=60).returncode == 0
+            return subprocess.run(words, capture_output=True, check=False, timeout=400).returncode == 0
 
         serve = "import socket; s = socket.create_server(('', 7)); print(flush=True); s.accept()"
         server = subprocess.Popen(inside(0, sys.executable, "-c", serve), stdout=subprocess.PIPE)
         server.stdout.readline()
         assert reaches(7)
-        server.communicate(timeout=60)
+        server.communicate(timeout=400)
         words = [str(word) for word in (*RUNS["ddp"], "--device", "cpu", "--out", tmp_path)]
         run = subprocess.Popen(
             inside(0, sys.executable, "-m", "gptscale.launchers.cli", *words),
@@ -127,4 +127,4 @@ def test_a_run_cannot_be_reached_from_another_network(tmp_path):
             assert not [port for port in ports if reaches(port)]
         finally:
             run.kill()
-            run.communicate(timeout=60)
+            run.communicate(timeout=400)

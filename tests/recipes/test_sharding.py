@@ -54,7 +54,7 @@ def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, for
     if reason := why_not_here(recipe):
         pytest.skip(reason)
     # Short sequences: activations are gone when the bytes are counted, and emulated bf16 is slow.
-    for found in measured(recipe, ["--seq-len", "16", *options], precision, tmp_path):
+    for found in measured(recipe, ["--seq-len", "4", *options], precision, tmp_path):
         per_parameter = found["with_gradients"] / found["n"]
         assert 0.98 * formula <= per_parameter <= 1.02 * formula + constant
         if "zero" in recipe:
@@ -79,7 +79,7 @@ def test_stage_2_shards_gradients_during_accumulation_and_stage_1_does_not(tmp_p
     between = {}
     for recipe in ("zero1", "zero2"):
         (tmp_path / recipe).mkdir()
-        found = measured(recipe, [], "fp32", tmp_path / recipe)[0]
+        found = measured(recipe, ["--seq-len", "4"], "fp32", tmp_path / recipe)[0]
         between[recipe] = (found["between"] - found["built"]) / found["n"]
     assert 4 * 0.98 <= between["zero1"] <= 4 * 1.02 + BUCKET
     assert 4 / D * 0.98 <= between["zero2"] <= 4 / D * 1.02 + LARGEST

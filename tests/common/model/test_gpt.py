@@ -53,7 +53,7 @@ def test_attention_is_causal(ids, random_model):
     torch.testing.assert_close(model(ids[:, :-1])[:, :20], model(other)[:, :20])
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("operators_of_the_user")
 @pytest.mark.parametrize("variant", ["tanh", "erf", "sigmoid"])
 def test_our_operators_in_the_gpt_compute_what_torchs_do(ids, variant, random_model):
     import dataclasses

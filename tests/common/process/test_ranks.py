@@ -147,4 +147,4 @@ def test_a_killed_launcher_takes_its_ranks_along(start):
     assert len(below) >= 2
     launcher.process.send_signal(signal.SIGKILL)
     launcher.ended()
-    assert psutil.wait_procs(below, timeout=60)[1] == []
+    assert psutil.wait_procs(below, timeout=400)[1] == []

@@ -102,7 +102,7 @@ def test_a_rendezvous_on_all_interfaces_is_told_in_one_line(address, capsys, mon
 def test_a_rank_says_one_line_and_ends_with_2(module, variables, tmp_path):
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", **variables}
     command = [sys.executable, "-m", *module, "--device", "cpu", "--out", str(tmp_path / "out")]
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=400, check=False)
     (line,) = ended.stderr.splitlines()
     assert line.startswith("gptscale: error: ")
     assert next(iter(variables)) in line

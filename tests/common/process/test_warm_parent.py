@@ -19,7 +19,7 @@ def program(folder, code, *words):
     return Program(str(folder / "program.py"), words)
 
 
-def outcome(folder, code, *words, timeout=60, **variables):
+def outcome(folder, code, *words, timeout=400, **variables):
     ended = run_captured(program(folder, code, *words), timeout=timeout, environ={**os.environ, **variables})
     return ended.returncode, ended.stdout, ended.stderr
 
@@ -32,7 +32,7 @@ def test_a_program_is_forked_with_torch_imported_and_its_own_words_folder_and_en
         "print(__name__, sys.path[0], file=sys.stderr)"
     )
     environ = {k: v for k, v in os.environ.items() if k != "HOME"} | {"MINE": "a b"}
-    ended = run_captured(program(tmp_path, code, "x", "y z"), timeout=60, environ=environ)
+    ended = run_captured(program(tmp_path, code, "x", "y z"), timeout=400, environ=environ)
     assert (ended.returncode, ended.stdout) == (0, f"True ['x', 'y z'] {tmp_path} a b None \n")
     assert ended.stderr == f"__main__ {tmp_path}\n"
 
@@ -52,7 +52,7 @@ def test_a_program_is_forked_with_torch_imported_and_its_own_words_folder_and_en
 def test_it_ends_as_under_an_interpreter_of_its_own(tmp_path, code, status, says):
     assert outcome(tmp_path, code) == (status, "", says)
     command = [sys.executable, str(tmp_path / "program.py")]
-    alone = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert alone.returncode == status
     assert says in alone.stderr
 
@@ -121,7 +121,7 @@ def test_forked_programs_die_with_their_parent(tmp_path):
     process = parent.run(program(tmp_path, "import time; time.sleep(600)"), os.environ)
     child = psutil.Process(process.pid)
     parent.close()
-    assert psutil.wait_procs([child], timeout=60)[1] == []
+    assert psutil.wait_procs([child], timeout=400)[1] == []
     assert process.wait(60) == -signal.SIGKILL
 
 

@@ -50,7 +50,7 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, quick_compi
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate(timeout=10)
     assert deepspeed_ops.missing(["pin_memory"])
-    ended = subprocess.run(PREPARE, capture_output=True, text=True, timeout=170, check=False)
+    ended = subprocess.run(PREPARE, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "removing what a killed compile left" in ended.stdout
     assert "compiling DeepSpeed's pin_memory (about 10 s" in ended.stdout
@@ -58,7 +58,7 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, quick_compi
     for folder in (cache, *cache.parents[:2]):
         assert folder.stat().st_mode & 0o777 == 0o700
     began = time.monotonic()
-    again = subprocess.run(PREPARE, capture_output=True, text=True, timeout=60, check=True)
+    again = subprocess.run(PREPARE, capture_output=True, text=True, timeout=400, check=True)
     assert "compiling" not in again.stdout
     assert time.monotonic() - began < 20
 
@@ -80,7 +80,7 @@ def test_planted_code_is_neither_loaded_nor_called_compiled(tmp_path, monkeypatc
     build_cache.private(library.parent)
     code = f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/canary", "w")); }}'
     command = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
-    subprocess.run(command, input=code.encode(), check=True, timeout=100)
+    subprocess.run(command, input=code.encode(), check=True, timeout=400)
     plants = [lambda: library.chmod(0o666), lambda: os.chown(library.parent, 65534, 65534)]
     for plant in plants[: 1 if os.getuid() else 2]:  # only root gives a file away
         plant()

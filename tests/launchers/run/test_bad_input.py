@@ -366,7 +366,7 @@ def test_a_rank_started_by_hand_refuses_in_one_line(folder):
     for rank, start in ((0, "gptscale: error: "), (1, "gptscale: error: rank 1: ")):
         environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
         command = [sys.executable, "-m", "gptscale.recipes.ddp", "--global-batch-size", "7"]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
         (line,) = ended.stderr.splitlines()
         assert (ended.returncode, line[: len(start)]) == (2, start)
     assert not list(folder.iterdir())

@@ -158,7 +158,7 @@ def test_a_rank_started_by_hand_refuses_in_one_line(folder: Path) -> None:
     said = []
     for rank in ("0", "1"):
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
-        ended = subprocess.run(command, env=world, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, env=world, capture_output=True, text=True, timeout=400, check=False)
         assert ended.returncode == 2
         said.append(ended.stderr)
     assert said[0].startswith("gptscale: error: unknown model 'lenet6'")
@@ -181,7 +181,7 @@ def test_a_shared_memory_too_small_for_data_workers(folder: Path) -> None:
     if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs root, who may mount a file system for one process")
     command = [*mount, sys.executable, "-m", "gptscale.launchers.cli", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 2, ended.stderr
     (line,) = ended.stderr.splitlines()
     assert "/dev/shm has 65,536 bytes free, 603,648 are needed by 2 data workers, in --num-workers" in line

@@ -61,10 +61,16 @@ def test_every_precision_learns(sample: VisionData, precision: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_resnet18_passes_40_percent(cifar_sample: Path, tmp_path: Path) -> None:
-    """Train two epochs in bf16 where the processor multiplies it, which reached 46.4 and 47.1 %."""
+    """Train one epoch on images of 28 pixels, which reached 43.0 % in fp32. It is in bf16 where the processor multiplies that.
+
+    Two epochs on images of 32 pixels reached 46.4 % in bf16 and took twice the time.
+    """
     precision = "fp32" if is_emulated("bf16") else "bf16"
-    words = f"--data {cifar_sample} --model resnet18 --epochs 2 --precision {precision} --augment none --seed 1".split()
-    words += f"--optimizer adamw --lr-schedule onecycle --device cpu --no-tensorboard --out {tmp_path}".split()
+    words = (
+        f"--data {cifar_sample} --image-size 28 --model resnet18 --epochs 1 --batch-size 8 --lr 5e-4 --seed 1".split()
+    )
+    words += f"--precision {precision} --augment none --optimizer adamw --lr-schedule onecycle".split()
+    words += f"--device cpu --no-tensorboard --out {tmp_path}".split()
     command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -42,7 +42,7 @@ def train(folder: Path, environment: dict[str, str], *words: str, status: int = 
     """Run the command in a process and a working folder of its own."""
     command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *WORDS, *words]
     ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False
     )
     assert ended.returncode == status, ended.stdout[-2000:] + ended.stderr[-2000:]
 
@@ -140,7 +140,7 @@ def test_without_the_package_or_an_account_nothing_starts(
 def test_with_no_account_it_says_how_to_go_on(tmp_path: Path, offline: dict[str, str]) -> None:
     del offline["WANDB_MODE"]
     command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", "--wandb"]
-    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 2
     fix = "in --wandb, run `wandb login`, or set WANDB_MODE=offline"
     assert ended.stderr.splitlines()[-1] == f"gptscale: error: Weights & Biases knows no account here, {fix}"
@@ -189,7 +189,7 @@ def test_the_gpt_has_it_too(tmp_path: Path, offline: dict[str, str]) -> None:
     words = ["run", "single", "--data", "synthetic", "--steps", "2", "--seq-len", "16", "--micro-batch-size", "2"]
     where = ["--global-batch-size", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
     command = [sys.executable, "-m", "gptscale.launchers.cli", *words, *where]
-    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
     run = tmp_path / "out" / "runs" / "r"
     (file,) = run.glob("wandb/offline-run-*/*.wandb")

@@ -91,7 +91,7 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
         for i in range(8)
     ]
     for writer in writers:
-        _, said = writer.communicate(timeout=60)
+        _, said = writer.communicate(timeout=400)
         assert writer.returncode == 0, said.decode()
     lines = (tmp_path / "summary.csv").read_text().splitlines()
     rows = rows_of(tmp_path / "summary.csv")

@@ -1,4 +1,4 @@
-"""What the start of a rank with DeepSpeed imports: its Muon, uncompiled, and so not torch's compiler."""
+"""What a rank with DeepSpeed does once: import its Muon, uncompiled and so without torch's compiler, and start `numactl`."""
 
 import subprocess
 import sys
@@ -11,11 +11,15 @@ from deepspeed.runtime import compiler
 before = compiler.compile
 import gptscale.common.engines.zero.library
 assert compiler.compile is before
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+import subprocess
+started, subprocess.check_output = [], lambda command: started.append(command) or b"available: 1\\nnode 0 cpus: 0 1"
+assert [CPU_Accelerator().device_count() for _ in range(3)] == [1] * 3 and started == [["numactl", "--hardware"]], started
 print("deepspeed.runtime.zero.muon.muon_optimizer" in sys.modules, "torch._inductor.compile_fx" in sys.modules)
 """
 
 
-def test_muon_is_imported_and_torchs_compiler_is_not():
+def test_muon_is_imported_without_torchs_compiler_and_numactl_starts_once():
     pytest.importorskip("deepspeed")
-    ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=200, check=True)
+    ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=400, check=True)
     assert ended.stdout.splitlines()[-1] == "True False"

@@ -43,9 +43,9 @@ def test_a_step_raises_deepspeeds_own_error_unless_it_is_the_floor(error, expect
     assert raised.value.__cause__ is (None if expected is ValueError else error)
 
 
-def test_a_resumed_cpu_adam_takes_the_same_steps_to_the_bit(monkeypatch):
+@pytest.mark.usefixtures("operators_of_the_user")
+def test_a_resumed_cpu_adam_takes_the_same_steps_to_the_bit():
     """DeepSpeed's CPU Adam keeps powers of its betas that no state dict holds."""
-    monkeypatch.delenv("XDG_CACHE_HOME")  # the user's own, where `gptscale prepare` has built it
     if reason := why_not_here("zero_offload"):
         pytest.skip(reason)
     operators.load(("cpu_adam",))

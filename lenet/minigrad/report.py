@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
-from rich.table import Table
 
 from gptscale.lenet.minigrad.timing import StepTimes
-from gptscale.results.render import DPI, subplots
+from gptscale.results.render import DPI, subplots, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 REPORT_COLUMNS = ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
 # The report's seconds per step, with a pooling backward of Python loops and with one in CUDA.
@@ -38,14 +41,12 @@ def report_run(model: str, pool_backward: str) -> pd.DataFrame:
 
 def epochs_table(measured: pd.DataFrame, reported: pd.DataFrame | None) -> Table:
     """Return a table with a line for each epoch, with the report's figure beside each of ours unless `reported` is None."""
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left")
-    table.add_column("epoch", justify="right")
+    titles = ["epoch"]
     for column in REPORT_COLUMNS[2:]:
-        name = column.removesuffix("_time_s").replace("_", " ") + (" s" if column.endswith("_s") else "")
-        table.add_column(name, justify="right")
-        if reported is not None:
-            table.add_column("theirs", justify="right", style="dim")
+        titles.append(column.removesuffix("_time_s").replace("_", " ") + (" s" if column.endswith("_s") else ""))
+        titles += [] if reported is None else ["theirs"]
     by_epoch = {} if reported is None else {int(row["epoch"]): row for row in reported.to_dict("records")}
+    result = _dim_theirs(table(titles, left=()))
     for row in measured.to_dict("records"):
         cells = [str(row["epoch"])]
         for column in REPORT_COLUMNS[2:]:
@@ -54,8 +55,8 @@ def epochs_table(measured: pd.DataFrame, reported: pd.DataFrame | None) -> Table
             if reported is not None:
                 other = by_epoch.get(int(row["epoch"]))
                 cells.append(f"{other[column]:.{digits}f}" if other is not None else "-")
-        table.add_row(*cells)
-    return table
+        result.add_row(*cells)
+    return result
 
 
 TIMED = {
@@ -68,16 +69,23 @@ TIMED = {
 
 def times_table(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> Table:
     """Return a table of the milliseconds of one step by a loop and by a kernel, with the report's figures beside them."""
-    table = Table("one step of LeNet", box=None, pad_edge=False, header_style="bold")
-    for title in (f"{loop_name} ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio"):
-        table.add_column(title, justify="right", style="dim" if title.startswith("their") else "")
+    own_titles = (f"{loop_name} ms", f"{kernel_name} ms", "ratio")
+    titles = ("one step of LeNet", *own_titles, "their loop ms", "their CUDA ms", "their ratio")
+    result = _dim_theirs(table(titles, left=titles[:1]))
     for what, field in TIMED.items():
         cells = []
         for slow, fast in ((loop, kernel), (REPORT_LOOP, REPORT_KERNEL)):
             slow_s, fast_s = getattr(slow, field), getattr(fast, field)
             cells += [f"{1e3 * slow_s:,.3f}", f"{1e3 * fast_s:,.3f}", f"{slow_s / fast_s:,.1f}x"]
-        table.add_row(what, *cells)
-    return table
+        result.add_row(what, *cells)
+    return result
+
+
+def _dim_theirs(result: Table) -> Table:
+    """Print the report's columns less brightly than ours, and return the table."""
+    for column in result.columns:
+        column.style = "dim" if str(column.header).startswith("their") else ""
+    return result
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

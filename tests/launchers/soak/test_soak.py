@@ -142,15 +142,16 @@ def test_a_folder_that_exists_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_short_soak_loses_nothing(tmp_path):
     """Let each kind of fault strike runs of two ranks, but the kind that waits for a timeout."""
     faults = ",".join(name for name, fault in FAULTS.items() if not fault.short_timeout)
     out = tmp_path / "soak"
-    ended = gptscale("soak", "--recipes", "ddp", "--faults", faults, "--runs", 3, "--minutes", 5, "--out", out)
+    ended = gptscale("soak", "--recipes", "ddp", "--faults", faults, "--runs", 3, "--minutes", 12, "--out", out)
     with Path(out / "soak.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len([row for row in rows if row["fault"] != FINISHED]) >= 10
+    assert {row["fault"] for row in rows} - {FINISHED} == set(faults.split(","))  # the matrix counts on each
     assert {row["lost_bits"] for row in rows} == {"0"}
 
 

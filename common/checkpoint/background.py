@@ -1,4 +1,4 @@
-"""Saves that hold training only while the state is copied aside. Hashing, writing and the rename follow behind it."""
+"""Save checkpoints behind the training, which waits only while the state is copied. Hashing, writing and renaming follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: how it is written, and what is checked before a word of it is believed.
+"""The manifest of a checkpoint: how it is written, and how all of it is checked before any of it is used.
 
 Its last entry is the SHA-256 of all the others. Checkpoints of format version 1 have no such entry and are still read.
 """
@@ -166,9 +166,9 @@ def _check_boxes(path: Path, files: list[dict[str, Any]]) -> None:
         tensor = box["name"], tuple(box["whole"])
         numel[tensor] = numel.get(tensor, 0) + math.prod(box["shape"])
     _require(path, len({name for name, _ in numel}) == len(numel), "whole")
-    for (name, whole), n in numel.items():
-        if n != math.prod(whole):
-            raise damaged(path, f"tensor {name!r}", f"has {n} of {math.prod(whole)} elements")
+    for (name, shape), n in numel.items():
+        if n != math.prod(shape):
+            raise damaged(path, f"tensor {name!r}", f"has {n} of {math.prod(shape)} elements")
 
 
 def check_header(path: Path, entry: dict[str, Any]) -> None:

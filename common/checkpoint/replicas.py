@@ -1,4 +1,4 @@
-"""Whether ranks that hold the same weights and optimizer state still hold the same bits.
+"""Check that ranks with copies of the same weights and optimizer state still hold the same bits.
 
 Replicas begin equal and apply equal updates, so they stay equal bit for bit. A bit that a memory or a processor flips on one of
 them stays flipped, spoils every later step of the run, and shows in no loss for a long time.

@@ -1,4 +1,4 @@
-"""The list of hashes with which a user says which pickles may be read.
+"""The list of hashes by which a user allows single pickles to be read.
 
 Reading a pickle can run any code. A checkpoint of DeepSpeed's is read only with --trust-checkpoint, and only if each of its files
 is the one that the user listed in SHA256SUMS beside it, as `sha256sum` writes it.

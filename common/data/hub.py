@@ -1,4 +1,4 @@
-"""A quick question to the Hugging Face hub, because its own client tries for minutes to reach a hub that is not there."""
+"""Ask within seconds whether the Hugging Face hub can be reached, because its own client tries for minutes."""
 
 from __future__ import annotations
 

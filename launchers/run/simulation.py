@@ -134,11 +134,11 @@ def _torch_folder(environment: str) -> Path:
         folder = Path(spec.origin).parent
     else:
         sites = (environments.folder(environment) / "lib").glob("python3.*/site-packages/torch")
-        found = next(sites, None)
-        if found is None:
+        torch_folder = next(sites, None)
+        if torch_folder is None:
             where = f"at {environments.folder(environment)}"
             raise ConfigError(f"the environment of {environment} is missing", where, f"make {environment}")
-        folder = found
+        folder = torch_folder
     if not (folder / "lib" / "libtorch_cuda.so").exists():
         raise ConfigError("this torch was built without CUDA", f"at {folder}", "pip install torch, as PyPI has it")
     return folder
@@ -146,5 +146,5 @@ def _torch_folder(environment: str) -> Path:
 
 def _cuda_version(torch_folder: Path) -> int:
     """Return the CUDA version that a torch was built for, as CUDA counts it: 13000 for 13.0."""
-    found = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", (torch_folder / "version.py").read_text(), re.MULTILINE)
-    return 1000 * int(found[1]) + 10 * int(found[2]) if found else 13000
+    version = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", (torch_folder / "version.py").read_text(), re.MULTILINE)
+    return 1000 * int(version[1]) + 10 * int(version[2]) if version else 13000

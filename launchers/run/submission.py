@@ -85,23 +85,23 @@ def job_task(recipe: str, config: RunConfig, recipe_config: RecipeConfig, per_no
 def directives(
     name: str, allocation: Allocation, per_node: int, log: Path, sbatch: Sequence[str], *, requeue: bool
 ) -> list[str]:
-    """Return the options of sbatch for a job: ours, and the user's, which replace ours of the same name."""
+    """Return the options of sbatch for a job: our own, and the user's, which replace ours of the same name."""
     fewest = allocation.min_nodes or allocation.nodes
-    ours = {"--job-name": name, "--nodes": str(allocation.nodes), "--ntasks-per-node": str(per_node)}
+    own = {"--job-name": name, "--nodes": str(allocation.nodes), "--ntasks-per-node": str(per_node)}
     if fewest < allocation.nodes:
         # Told of tasks, Slurm would take the fewest nodes that hold those of the fewest nodes.
-        ours = {"--job-name": name, "--nodes": f"{fewest}-{allocation.nodes}"}
+        own = {"--job-name": name, "--nodes": f"{fewest}-{allocation.nodes}"}
         sbatch = [*sbatch, *({"--exclusive"} - set(sbatch))]
-    ours |= {
+    own |= {
         "--output": str(log),
         # A job that is started again goes on in its log.
         "--open-mode": "append",
         "--signal": f"B:TERM@{WARNING_S}",
     }
     if allocation.gpus_per_node:
-        ours["--gpus-per-node"] = str(allocation.gpus_per_node)
+        own["--gpus-per-node"] = str(allocation.gpus_per_node)
     users = {word.partition("=")[0] for word in sbatch}
-    kept = [f"{option}={value}" for option, value in ours.items() if option not in users]
+    kept = [f"{option}={value}" for option, value in own.items() if option not in users]
     return [*kept, *sbatch, "--requeue" if requeue else "--no-requeue"]
 
 

@@ -79,8 +79,8 @@ class SummaryRows:
             if name == "optimizer_state":
                 # All that versions 1 to 3 had.
                 texts_met = [text or "fp32" for text in texts_met]
-            known = [categories.setdefault(self.shown(text), len(categories)) for text in texts_met]
-            self.codes[name].frombytes(np.array(known, dtype=np.intc)[codes].tobytes())
+            numbers_met = [categories.setdefault(self.shown(text), len(categories)) for text in texts_met]
+            self.codes[name].frombytes(np.array(numbers_met, dtype=np.intc)[codes].tobytes())
         for name, numbers in self.numbers.items():
             numbers.frombytes(columns[name].astype(float).tobytes())
 

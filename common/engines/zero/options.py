@@ -42,7 +42,7 @@ class DeepSpeedConfig(RecipeConfig):
     nvme_path: Path | None = None
     """For zero_infinity: a folder on a fast local disk. Default: the results folder."""
     ds_config: Path | None = None
-    """A DeepSpeed JSON file whose keys replace ours. Keys that contradict the run are refused."""
+    """A DeepSpeed JSON file whose keys replace the generated ones. Keys that contradict the run are refused."""
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2, 3):
@@ -57,9 +57,9 @@ class DeepSpeedConfig(RecipeConfig):
         """Return the names of DeepSpeed's compiled operators that these options use."""
         return {"none": (), "cpu": ("cpu_adam",), "nvme": ("cpu_adam", "pin_memory", "async_io")}[self.offload]
 
-    def over(self, ours: dict[str, Any]) -> dict[str, Any]:
-        """Return `ours`, with the user's own file merged over it."""
-        return merged(ours, self.ds_config) if self.ds_config else ours
+    def over(self, generated: dict[str, Any]) -> dict[str, Any]:
+        """Return `generated`, with the user's own file merged over it."""
+        return merged(generated, self.ds_config) if self.ds_config else generated
 
     def json(self, run: Run) -> dict[str, Any]:
         """Return DeepSpeed's JSON for `run`."""
@@ -88,10 +88,10 @@ class DeepSpeedConfig(RecipeConfig):
             check_space(self.nvme_path, run.config.out, run.gpt.n_params_in_memory * (16 + weight_bytes), run.world)
 
 
-def merged(ours: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Return the JSON `ours` with the user's JSON in `file` merged over it.
+def merged(generated: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return the JSON `generated` with the user's JSON in `file` merged over it.
 
-    A value "auto", as Hugging Face writes it, means the value in `ours`. Raises ConfigError, naming each key whose value
+    A value "auto", as Hugging Face writes it, means the value in `generated`. Raises ConfigError, naming each key whose value
     contradicts the run, or a key that only the run's own options may set.
     """
     where = f"in --ds-config {file}"
@@ -111,9 +111,9 @@ def merged(ours: dict[str, Any], file: Path) -> dict[str, Any]:
         raise ConfigError(f"holds a {type(user_json).__name__}, not an object", where, "give DeepSpeed's configuration")
     for key in RUN_KEYS.keys() & user_json.keys():
         raise ConfigError(f"{key} cannot be set there", where, f"leave it out: {RUN_KEYS[key]}")
-    if contradictions := list(_contradictions(ours, user_json, ())):
+    if contradictions := list(_contradictions(generated, user_json, ())):
         raise ConfigError("; ".join(contradictions), where, "leave it out, or change the run's options")
-    return _over(ours, user_json)
+    return _over(generated, user_json)
 
 
 def check_by_deepspeed(json: dict[str, Any], file: Path | None) -> None:
@@ -135,10 +135,10 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, inner), default=0)
 
 
-def _contradictions(ours: dict[str, Any], user_json: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+def _contradictions(generated: dict[str, Any], user_json: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     for key, value in user_json.items():
-        name, run_value = ".".join((*path, key)), ours.get(key)
-        if key not in ours or value == "auto" or key in USER_KEYS:
+        name, run_value = ".".join((*path, key)), generated.get(key)
+        if key not in generated or value == "auto" or key in USER_KEYS:
             continue
         if isinstance(run_value, dict) and isinstance(value, dict):
             yield from _contradictions(run_value, value, (*path, key))
@@ -146,11 +146,11 @@ def _contradictions(ours: dict[str, Any], user_json: dict[str, Any], path: tuple
             yield f"{name} is {str(value)[:100]} there, {run_value} in this run"
 
 
-def _over(ours: dict[str, Any], user_json: dict[str, Any]) -> dict[str, Any]:
-    result = dict(ours)
+def _over(generated: dict[str, Any], user_json: dict[str, Any]) -> dict[str, Any]:
+    result = dict(generated)
     for key, value in user_json.items():
         if isinstance(value, dict):
-            run_value = ours.get(key)
+            run_value = generated.get(key)
             result[key] = _over(run_value if isinstance(run_value, dict) else {}, value)
         elif value != "auto":
             result[key] = value

@@ -43,6 +43,10 @@ BENCHES: Table = {
         "gptscale bench saves [options]: what a save costs a run, with and without --save-async.",
     ),
     "ops": ("launchers.bench.ops.command", "gptscale bench ops [options]: our operators beside PyTorch's."),
+    "verdict": (
+        "launchers.bench.verdict.command",
+        "gptscale bench verdict [options]: causes of slowness, put in on purpose, beside what verdicts say.",
+    ),
 }
 # Word: module below gptscale, or a table of further words, and its line of `gptscale --help`. A module is imported when its
 # word is given, so that a command loads only what it needs.
@@ -59,6 +63,10 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
     "compare": (
         "launchers.commands.compare",
         "gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it.",
+    ),
+    "why": (
+        "launchers.commands.why",
+        "gptscale why RUN [--png F]: what limits a run's speed, what removing it would give, and what to do.",
     ),
     "parity": (
         "launchers.commands.parity",
@@ -99,7 +107,7 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
     ),
     "bench": (
         BENCHES,
-        "gptscale bench model|parts|memory|simulate|engines|ops: measurements against alternatives in the same run.",
+        "gptscale bench model|parts|memory|simulate|engines|ops|verdict: measurements against alternatives in the same run.",
     ),
     "lenet": (
         "lenet.cli",

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
 DPI = 110
 
 
+# What a rank's time goes to, in a verdict. Computation is blue and green, waiting is warm.
+SHARE_COLOURS = {
+    "data": "#D55E00",
+    "host": "#BBBBBB",
+    "transfer": "#CC79A7",
+    "late rank": "#E69F00",
+    "bubble": "#F0E442",
+    "disk": "#882255",
+    "bus": "#AA4499",
+    "allocator": "#661100",
+    "products": "#0072B2",
+    "attention": "#56B4E9",
+    "elementwise": "#009E73",
+    "optimizer": "#117733",
+}
+
+
 def console(log_columns: int | None = None, **options: Any) -> Console:
     """Return a console as wide as the terminal, or `log_columns` wide where output is no terminal.
 

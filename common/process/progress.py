@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 # The parts of a step that are a rank's own work.
-OWN_PARTS = ("data", "forward", "backward", "optimizer", "record", "stopped")
+OWN_PARTS = ("data", "forward", "backward", "optimizer", "disk", "record", "stopped")
 # Parts that are no work of the step: waits for other ranks, and what the loop does between steps.
 WAIT, BETWEEN_STEPS = "wait", ("set-up", "evaluation", "saving", "closing", "failed")
 # A pause is told up to this long after its end.
@@ -26,13 +26,15 @@ class Progress:
     """The place of one process, which `at` and `waiting` keep up to date for less than a microsecond each.
 
     step: the 1-based step that is being computed. part: where in the step. waits: whether it waits for another rank there.
-    since: when this part or wait began, by `clock`.
+    since: when this part or wait began, by `clock`. marks: while a step is traced, all parts and waits so far, each with its
+    begin and its end.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.step, self.part, self.waits = 0, "set-up", False
         self.since = clock()
+        self.marks: list[tuple[str, bool, float, float]] | None = None
         # When the last wait ended, and how long it was.
         self._last_wait = (0.0, 0.0)
         self.seconds: dict[str, float] = dict.fromkeys((*OWN_PARTS, WAIT, *BETWEEN_STEPS), 0.0)
@@ -42,6 +44,8 @@ class Progress:
         self.seconds[WAIT if self.waits else self.part] += now - self.since
         if self.waits:
             self._last_wait = (now, now - self.since)
+        if self.marks is not None:
+            self.marks.append((self.part, self.waits, self.since, now))
         self.part, self.waits, self.since = part, waits, now
 
     def at(self, part: str) -> None:
@@ -61,6 +65,20 @@ class Progress:
             yield
         finally:
             self._turn(self.part, before)
+
+    def split(self) -> None:
+        """End the mark of the part that goes on, and begin another."""
+        self._turn(self.part, self.waits)
+
+    @contextmanager
+    def inside(self, part: str) -> Iterator[None]:
+        """Count what happens inside as `part`, and go on with the part before."""
+        before = self.part, self.waits
+        self._turn(part, False)
+        try:
+            yield
+        finally:
+            self._turn(*before)
 
     def stood_still(self, seconds: float) -> None:
         """Count a pause of the whole process (SIGSTOP, no processor) as this rank's own, if it fell into a wait.

@@ -21,6 +21,10 @@ OptimizerState = Literal["fp32", "bf16", "8bit"]
 MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256}
 
 
+# A shorter run has no verdict.
+VERDICT_STEPS_MIN = 20
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The options that every recipe has: what a run trains, on which data, for how long, and what it leaves behind."""
@@ -132,6 +136,10 @@ class RunConfig:
     """Name of the folder under runs/; default recipe and time."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV."""
+    verdict: bool = True
+    """Trace a few further steps after the last one, and say what limits the speed. Shorter runs than 20 steps have no verdict."""
+    profile: bool = False
+    """Keep the operations of one more step on every rank in runs/NAME/trace.json, for ui.perfetto.dev."""
     wandb: bool = False
     """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
 
@@ -149,6 +157,12 @@ class RunConfig:
         OptionNeed("eval_batches", lambda c: c.eval_every, "the run does not evaluate", "add --eval-every 10"),
         OptionNeed(
             "keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"
+        ),
+        OptionNeed(
+            "profile",
+            lambda c: c.verdict and c.steps >= VERDICT_STEPS_MIN,
+            f"only a run of {VERDICT_STEPS_MIN} steps with a verdict is traced",
+            f"use --steps {VERDICT_STEPS_MIN} or more, without --no-verdict",
         ),
         OptionNeed("save_async", lambda c: c.save_every, "the last save has no steps behind it", "add --save-every N"),
         OptionNeed(

@@ -16,20 +16,26 @@ from typing import Any
 
 import torch
 
+from gptscale.common.engine import Engine
+from gptscale.common.errors import StorageError
 from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.contention import taken_fraction
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.offload import Offload
-from gptscale.common.measure.speed import peak_memory
+from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import Run, workload, workload_hash
+from gptscale.foresight.verdict.evidence import RankEvidence, right_threads, verdict_of
+from gptscale.foresight.verdict.files import write_trace, write_verdict
+from gptscale.foresight.verdict.remedies import RunFacts
+from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import Plan
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, version
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import append_summary, warn, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
 
@@ -44,8 +50,8 @@ def new_run_id(recipe: str) -> str:
 class RunRecord:
     """The folder of a run, locked by this run while it lasts, into which rank 0 writes.
 
-    recorder: set once it exists, so that even the row of a failed run holds what was measured before. offload, bubble: set
-    after the last step.
+    recorder: set once it exists, so that even the row of a failed run holds what was measured before. evidence: set after the
+    last step, of a run that gets a verdict.
     """
 
     def __init__(self, plan: Plan, run_id: str) -> None:
@@ -54,6 +60,8 @@ class RunRecord:
         self.recorder: Recorder | None = None
         self.offload: Offload | None = None
         self.bubble: Bubble | None = None
+        self.memory: Memory | None = None
+        self.evidence: RankEvidence | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecord:
@@ -75,27 +83,57 @@ class RunRecord:
     ) -> None:
         self._stack.close()
 
+    def measured(self, engine: Engine) -> None:
+        """Take the figures of this rank after its last step, before anything else disturbs them."""
+        self.offload, self.bubble = engine.offload(), engine.bubble()
+        self.memory = peak_memory(self.plan.run.world.device)
+
     def finish(self, status: str, error: BaseException | str = "") -> bool:
         """Write the row, the status and the closing lines, and return whether the disk took them.
 
         After a failure they hold this rank's figures only, since its peers may be gone.
         """
         run = self.plan.run
-        own = (peak_memory(run.world.device), self.offload, self.bubble, self.recorder and self.recorder.machine_time)
+        memory = self.memory or peak_memory(run.world.device)
+        own = (memory, self.offload, self.bubble, self.recorder and self.recorder.machine_time, self.evidence)
         together = status in ("ok", "interrupted")
         of_ranks = gather_objects(own) if together else [own]
         if not run.world.is_main:
             return True
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        memories, offloads, bubbles, times = zip(*of_ranks, strict=True)
+        memories, offloads, bubbles, times, evidence = zip(*of_ranks, strict=True)
         row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         row |= bubble_figures(bubbles, self.recorder) if together else {}
         row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
+        verdict = self._verdict(evidence, row["taken_fraction"]) if together else None
+        row |= verdict.columns() if verdict else {}
         done = self.recorder.last_step if self.recorder else 0
         path = leave_row(append_summary, run.config.out, self.folder, row, done)
         if path and self.recorder:
-            print_summary(row, path, self.folder)
+            print_summary(row, path, self.folder, verdict)
         return path is not None
+
+    def _verdict(self, evidence: Sequence[RankEvidence | None], taken: float | None) -> Verdict | None:
+        """Judge, keep and return the verdict on the evidence of all ranks, None without evidence."""
+        run = self.plan.run
+        facts = RunFacts(
+            run.recipe,
+            cuda=run.world.device.type == "cuda",
+            pipeline=self.bubble is not None,
+            compiled=run.config.compile,
+            micro_batch_size=run.batch.micro_batch_size,
+            grad_accum_steps=run.batch.grad_accum_steps,
+            right_threads=right_threads(),
+        )
+        verdict = verdict_of(evidence, facts, self.recorder.step_times_s if self.recorder else [], taken)
+        try:
+            if verdict:
+                write_verdict(self.folder, verdict)
+            if run.config.profile and all(evidence):
+                print(f"wrote {write_trace(self.folder, [e.trace for e in evidence if e])}", flush=True)
+        except StorageError as error:
+            warn(f"the verdict was not kept ({error})")
+        return verdict
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:
@@ -214,7 +252,7 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
     }
 
 
-def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
+def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict | None = None) -> None:
     """Print the block of lines that ends a run."""
 
     def shown(key: str, form: str, unit: str = "") -> str:
@@ -244,6 +282,8 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
     if row.get("bubble_fraction") is not None:
         idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
         optional += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
+    if verdict:
+        optional += f"  verdict {verdict.line()}    (gptscale why {folder})\n"
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
         f"  speed   {speed}\n"

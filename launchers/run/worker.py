@@ -14,6 +14,7 @@ from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, StorageError
+from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
@@ -22,7 +23,9 @@ from gptscale.common.process.progress import progress
 from gptscale.common.process.rendezvous import speak
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
+from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
+from gptscale.foresight.verdict.evidence import RankEvidence, evidence_of
 from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import Plan, preflight
@@ -104,6 +107,23 @@ def _train(plan: Plan, record: RunRecord) -> int:
         return _train_with(engine, plan, record, stop)
 
 
+def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvidence | None:
+    """Take a few steps more, whose rate is 0, and return what they show. Everything is saved, and their state is thrown away."""
+    run = recorder.run
+
+    def step(i: int) -> None:
+        with recorder.waiting():
+            batch = data.get(run.config.steps + i)
+        result = engine.train_step(batch, 0.0)
+        progress.at("record")
+        with progress.waiting():
+            result.loss.item()
+            synchronize(run.world.device)
+
+    waits_s, device = recorder.data_waits_s, run.world.device
+    return evidence_of(run.world.rank, step, device, waits_s, keep=run.config.profile)
+
+
 def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> int:
     run = plan.run
     if run.config.check_replicas:
@@ -144,8 +164,10 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             # All ranks end here. What was being saved behind the training was saved before it.
             saver.wait()
             raise
+        record.measured(engine)
+        if run.config.verdict and last == run.config.steps and last - start >= VERDICT_STEPS_MIN:
+            record.evidence = _evidence(engine, data, recorder)
     progress.at("closing")
-    record.offload, record.bubble = engine.offload(), engine.bubble()
     # No rank closes its engine, which may delete files, while another still counts them.
     gather_objects(None)
     return stop.exit_status if last < run.config.steps else 0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gptscale.results.comparison.groups import Comparison, Group
-from gptscale.results.comparison.run_files import clip, read_steps
-from gptscale.results.render import DPI, subplots
+from gptscale.results.comparison.run_files import clip, read_shares, read_steps
+from gptscale.results.render import DPI, SHARE_COLOURS, subplots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +40,13 @@ def steps_of(group: Group) -> pd.DataFrame | None:
     return None
 
 
+def shares_of(group: Group) -> dict[str, float]:
+    """Return what the time of the group's newest run with a verdict went to, none without one."""
+    rows = group.rows[group.rows.has_files][::-1]
+    of_runs = (read_shares(folder, run_id) for folder, run_id in zip(rows.folder, rows.run_id, strict=True))
+    return next((shares for shares in of_runs if shares), {})
+
+
 def thinned(steps: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return at most about POINTS rows that look the same when they are drawn.
 
@@ -57,7 +64,13 @@ def figure_png(comparison: Comparison) -> bytes:
     groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")[:GROUPS_MAX]
     colours = {group.name: COLOURS[i % len(COLOURS)] for i, group in enumerate(groups)}
     height_in = max(7.5, 2 + 0.55 * len(groups))
-    figure, axes = subplots(2, 2, (12, height_in), _title(comparison), title_size=11)
+    shares = [(group, of_group) for group in groups if (of_group := shares_of(group))]
+    rows, heights = (3, [3, 3, 1 + 0.12 * len(shares)]) if shares else (2, [1, 1])
+    height_in *= sum(heights) / sum(heights[:2])
+    options = {"height_ratios": heights}
+    figure, axes = subplots(rows, 2, (12, height_in), _title(comparison), title_size=11, **options)
+    if shares:
+        _shares(axes[2, 0], axes[2, 1], shares)
     curves = [(group, steps) for group in groups if (steps := steps_of(group)) is not None]
     _losses(axes[0, 0], curves, colours)
     _deviations(axes[1, 0], curves, colours)
@@ -155,6 +168,21 @@ def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str,
 
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _shares(axis: Axes, beside: Axes, shares: list[tuple[Group, dict[str, float]]]) -> None:
+    """Draw one bar per group, cut into what the time of its ranks went to, with the legend beside it."""
+    begins = [0.0] * len(shares)
+    for name, colour in SHARE_COLOURS.items():
+        parts = [of_group.get(name, 0.0) for _, of_group in shares]
+        if any(part >= 0.005 for part in parts):
+            axis.barh(range(len(shares)), parts, left=begins, color=colour, label=name)
+            begins = [begin + part for begin, part in zip(begins, parts, strict=True)]
+    axis.set(title="what the time of the ranks goes to (gptscale why)", xlim=(0, 1))
+    axis.set_yticks(range(len(shares)), [_label(group) for group, _ in shares])
+    axis.invert_yaxis()
+    beside.axis("off")
+    beside.legend(*axis.get_legend_handles_labels(), frameon=False, ncols=2, loc="center left", fontsize=8)
 
 
 def _say_empty(axis: Axes, why: str) -> None:

@@ -15,11 +15,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gptscale.common.errors import visible
 from gptscale.common.settings.checks import RUN_NAME
+from gptscale.results.render import SHARE_COLOURS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # Bounds of what is read from files that anyone may have written, far above what a run writes.
+VERDICT_BYTES_MAX = 2**26
 LINE_BYTES_MAX, TEXT_MAX, RUN_JSON_BYTES_MAX, NUMBER_MAX = 2**16, 300, 2**20, 1e18
 
 
@@ -89,6 +91,17 @@ def read_run_json(folder: str, run_id: str) -> RunStart:
         return RunStart(damage=f"run.json is damaged: it has no {visible(str(error))}")
     except (ValueError, TypeError, AttributeError, RecursionError):
         return RunStart(damage="run.json is damaged: it is not what a run writes")
+
+
+def read_shares(folder: str, run_id: str) -> dict[str, float]:
+    """Return the shares of time in a run's verdict.json, none if there is no verdict or it is damaged."""
+    try:
+        with run_file(folder, run_id, "verdict.json") as file:
+            content = json.loads(file.read(VERDICT_BYTES_MAX + 1))
+        shares = {name: float(content["shares"].get(name, 0.0)) for name in SHARE_COLOURS}
+        return shares if all(0.0 <= share <= 1.0 for share in shares.values()) else {}
+    except (OSError, DamagedFileError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
 
 
 def read_steps(folder: str, run_id: str) -> tuple[pd.DataFrame, str]:

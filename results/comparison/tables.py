@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Columns of words, which are flush left. Figures are flush right.
-LEFT = ("recipe", "status")
+LEFT = ("recipe", "bound by", "status")
 IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
 
 
@@ -28,7 +28,12 @@ def cells(comparison: Comparison) -> list[dict[str, str]]:
     on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
     memory = ("peak GiB", "peak_mem_allocated_gib") if on_device else ("host GiB", "peak_rss_gib")
     n_ranked = len(comparison.ranked)
-    return [_cells(group, memory, versus, base if i < n_ranked else None) for i, group in enumerate(groups)]
+    rows = [_cells(group, memory, versus, base if i < n_ranked else None) for i, group in enumerate(groups)]
+    # A column for verdicts only where there are some.
+    if all(row["bound by"] == "-" for row in rows):
+        for row in rows:
+            del row["bound by"]
+    return rows
 
 
 def _cells(group: Group, memory: tuple[str, str], versus: str, base: float | None) -> dict[str, str]:
@@ -44,12 +49,20 @@ def _cells(group: Group, memory: tuple[str, str], versus: str, base: float | Non
         "MFU": _shown(group.median("mfu"), ".1%"),
         memory[0]: _shown(group.median(memory[1]), ".2f"),
         "loss": _shown(group.median("loss_last"), ".5f"),
+        "bound by": _bound_by(group),
         "status": _status(group),
     }
 
 
 def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0) -> str:
     return "-" if value is None else f"{value * scale:{form}}{unit}"
+
+
+def _bound_by(group: Group) -> str:
+    """Return what most runs of a group are bound by, with the gain if it were removed, a dash without a verdict."""
+    words = Counter(word for word in group.rows.bound_by if word).most_common(1)
+    gain = group.median("gain_if_removed")
+    return f"{words[0][0]}{f' -{gain:.0%}' if gain else ''}" if words else "-"
 
 
 def _status(group: Group) -> str:
@@ -122,12 +135,22 @@ def as_markdown(comparison: Comparison) -> str:
 def as_csv(comparison: Comparison) -> bytes:
     """Return a CSV line per group with bare figures: medians over the runs that succeeded, lowest and highest tokens/s."""
     base = comparison.baseline.median("tokens_per_s") if comparison.baseline else None
-    titles = "name ranked runs status relative_speed tied_with_faster tokens_per_s_low tokens_per_s_high".split()
+    titles = (
+        "name ranked runs status bound_by relative_speed tied_with_faster tokens_per_s_low tokens_per_s_high".split()
+    )
     lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]
     for i, group in enumerate(comparison.ranked + comparison.apart):
         ranked, tokens = i < len(comparison.ranked), group.median("tokens_per_s")
         relative = tokens / base if ranked and tokens and base else None
-        words = [group.name, ranked, len(group.rows), _status(group), relative, group.tied_with_faster]
+        words = [
+            group.name,
+            ranked,
+            len(group.rows),
+            _status(group),
+            _bound_by(group),
+            relative,
+            group.tied_with_faster,
+        ]
         words += [
             *(group.spread or (None, None)),
             *group.rows.iloc[0][IDENTITY],

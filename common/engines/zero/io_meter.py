@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from gptscale.common.process.progress import progress
+
 
 @dataclass
 class Traffic:
@@ -63,9 +65,11 @@ class MeteredHandle:
                 self._traffic.read_bytes += buffer.nbytes
             else:
                 self._traffic.written_bytes += buffer.nbytes
-            result = inner(buffer, *args, **kwargs)
-            if name.startswith("sync_"):
-                self._finished(began)
+            if not name.startswith("sync_"):
+                return inner(buffer, *args, **kwargs)
+            with progress.inside("disk"):
+                result = inner(buffer, *args, **kwargs)
+            self._finished(began)
             return result
 
         return counted
@@ -73,7 +77,8 @@ class MeteredHandle:
     def wait(self) -> Any:
         """Block until all requests are done."""
         began = self._clock()
-        result = self._handle.wait()
+        with progress.inside("disk"):
+            result = self._handle.wait()
         self._finished(began)
         return result
 

@@ -1,0 +1,251 @@
+"""Trace a few steps of one process: what it did and when it waited, by marks that cost nothing, and its operations.
+
+The steps by marks are as fast as any other. The step under torch.profiler is not, and only tells what the work was made of.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from gptscale.common.measure.speed import synchronize
+from gptscale.common.process.progress import progress
+from gptscale.common.process.world import gather_objects
+
+# Steps by marks, before one under the profiler.
+STEPS = 3
+# Ways to begin a collective. From then on other ranks need not wait for this one.
+COLLECTIVES = (
+    "all_reduce all_gather_into_tensor reduce_scatter_tensor all_gather broadcast reduce batch_isend_irecv".split()
+)
+# Kinds of work. What is none of them in a computing part is the host: Python, dispatch, autograd.
+PRODUCTS, ATTENTION, ELEMENTWISE, OPTIMIZER = KINDS = ("products", "attention", "elementwise", "optimizer")
+COMPUTING = ("forward", "backward", "optimizer")
+
+
+class Segment(NamedTuple):
+    """What a process did from `begin` to `end`, in seconds: a part of the step, or in it a wait for other ranks."""
+
+    part: str
+    waits: bool
+    begin: float
+    end: float
+
+
+class TracedOperation(NamedTuple):
+    """An operation of the profiled step, on the host or a device, in seconds by the clock of the segments."""
+
+    name: str
+    on_device: bool
+    begin: float
+    end: float
+
+
+@dataclass
+class RankTrace:
+    """The trace of one rank.
+
+    clock: its own clock when all ranks left a barrier, to compare clocks of several machines. ends: when each step by marks
+    ended. work_s: of the profiled step, seconds of each kind of work in each computing part; the host's share is what remains
+    of the part. n_operations: of that step. operations: of that step, kept for `--profile`.
+    """
+
+    rank: int
+    host: str
+    clock: float
+    began: float
+    segments: list[Segment]
+    ends: list[float]
+    work_s: dict[str, dict[str, float]] = field(default_factory=dict)
+    n_operations: int = 0
+    profiled: list[Segment] = field(default_factory=list)
+    operations: list[TracedOperation] = field(default_factory=list)
+
+
+def trace_steps(rank: int, step: Callable[[int], object], device: torch.device, *, keep: bool = False) -> RankTrace:
+    """Call `step` with 0, 1, ... and return what it did. All ranks call this together. keep: the operations too."""
+    gather_objects(None)
+    clock = time.perf_counter()
+    with marking() as marks:
+        began, ends = time.perf_counter(), []
+        for i in range(STEPS):
+            step(i)
+            ends.append(time.perf_counter())
+    trace = RankTrace(rank, socket.gethostname(), clock, began, [Segment(*mark) for mark in marks], ends)
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    # The profiler's clock is that of the day.
+    offset_s = time.time_ns() / 1e9 - time.perf_counter()
+    # Else it says on every machine without a GPU that there is none.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    with profile(activities=activities, acc_events=True) as profiler, marking() as marks:
+        step(STEPS)
+        synchronize(device)
+    trace.profiled = [Segment(*mark) for mark in marks]
+    operations = _operations(profiler, offset_s)
+    if device.type == "cuda":
+        # The host runs ahead there. What the device did is the step.
+        trace.segments = device_segments(trace.profiled, operations)
+        trace.ends, trace.began = [trace.profiled[-1].end], trace.profiled[0].begin
+    trace.work_s, trace.n_operations = work_of(
+        trace.profiled, operations, operation_s() if device.type == "cpu" else 0.0
+    )
+    if keep:
+        trace.operations = operations
+    return trace
+
+
+@contextmanager
+def marking() -> Iterator[list[tuple[str, bool, float, float]]]:
+    """Keep every mark of `progress`, and put one where a collective begins, until the end."""
+    originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
+
+    def marked(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def begun(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            progress.split()
+            return result
+
+        return begun
+
+    progress.split()
+    progress.marks = marks = []
+    for name, call in originals.items():
+        setattr(dist, name, marked(call))
+    try:
+        yield marks
+    finally:
+        progress.split()
+        progress.marks = None
+        for name, call in originals.items():
+            setattr(dist, name, call)
+
+
+def _operations(profiler: Any, offset_s: float) -> list[TracedOperation]:
+    """Return the operations of the thread that began the step, and all of the device, in order of their beginning."""
+    events = [e for e in profiler.profiler.kineto_results.events() if e.duration_ns() > 0]
+    on_device = [str(e.device_type()).endswith("CUDA") for e in events]
+    threads = [e.start_thread_id() for e, device in zip(events, on_device, strict=True) if not device]
+    main = max(set(threads), key=threads.count, default=0)
+    return sorted(
+        (
+            TracedOperation(
+                e.name(), device, e.start_ns() / 1e9 - offset_s, (e.start_ns() + e.duration_ns()) / 1e9 - offset_s
+            )
+            for e, device in zip(events, on_device, strict=True)
+            if device or e.start_thread_id() == main
+        ),
+        key=lambda operation: (operation.begin, -operation.end),
+    )
+
+
+def kind_of(name: str, part: str) -> str | None:
+    """Return the kind of work that an operation or a kernel is in a part of the step, None for what is no computation."""
+    lower = name.lower()
+    if any(word in lower for word in ("autograd::", "c10d", "gloo:", "nccl", "memcpy", "memset")):
+        return None
+    if part == "optimizer":
+        return OPTIMIZER
+    if any(word in lower for word in ("attention", "flash", "fmha", "sdp")):
+        return ATTENTION
+    if any(
+        word in lower
+        for word in ("aten::mm", "addmm", "bmm", "aten::linear", "gemm", "cutlass", "nvjet", "mkldnn_linear")
+    ):
+        return PRODUCTS
+    return ELEMENTWISE
+
+
+def work_of(
+    segments: list[Segment], operations: list[TracedOperation], operation_s: float
+) -> tuple[dict[str, dict[str, float]], int]:
+    """Return the seconds of each kind of work in each computing part, and the number of operations.
+
+    An operation counts without those that it calls. operation_s: what an operation costs that computes nothing.
+    """
+    work_s = {part: dict.fromkeys(KINDS, 0.0) for part in COMPUTING}
+    if kernels := [operation for operation in operations if operation.on_device]:
+        # What a device computes is one part, as device_segments has it.
+        for kernel in kernels:
+            if kind := kind_of(kernel.name, "forward"):
+                work_s["forward"][kind] += kernel.end - kernel.begin
+        return work_s, len(kernels)
+    later = iter(segments)
+    segment = next(later, None)
+    # The operations that are under way: when each ends, and the part and kind that it counts for.
+    calls: list[tuple[float, str, str | None]] = []
+    n = 0
+    for operation in operations:
+        while segment and segment.end < operation.begin and (following := next(later, None)):
+            segment = following
+        while calls and calls[-1][0] <= operation.begin:
+            calls.pop()
+        part, seconds = segment.part if segment else "", operation.end - operation.begin
+        # What has no namespace is Python and autograd around the operations.
+        kind = kind_of(operation.name, part) if part in work_s and "::" in operation.name else None
+        if calls:
+            _, caller_part, caller = calls[-1]
+            # All that attention calls is attention.
+            kind = ATTENTION if caller == ATTENTION else kind
+            if caller:
+                work_s[caller_part][caller] -= seconds
+        if kind:
+            n += 1
+            work_s[part][kind] += max(0.0, seconds - operation_s)
+        calls.append((operation.end, part, kind))
+    return {part: {kind: max(0.0, s) for kind, s in of_kinds.items()} for part, of_kinds in work_s.items()}, n
+
+
+def operation_s() -> float:
+    """Return the seconds of an operation on the host that computes next to nothing, but is recorded for a backward."""
+    x = torch.ones(1, requires_grad=True)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(100):
+            x * x
+        times.append((time.perf_counter() - began) / 100)
+    return min(times)
+
+
+def device_segments(host: list[Segment], operations: list[TracedOperation]) -> list[Segment]:
+    """Return what a GPU did in a step: computing, waiting for a collective, copying, or nothing, as its host was late.
+
+    Where the device does nothing while the host waits for data, a file or the allocator, that is its reason.
+    """
+    edges: list[tuple[float, str, int]] = []
+    for operation in operations:
+        if operation.on_device:
+            lower = operation.name.lower()
+            what = (
+                "wait" if "nccl" in lower else "bus" if "memcpy htod" in lower or "memcpy dtoh" in lower else "forward"
+            )
+        elif operation.name in ("cudaMalloc", "cudaFree"):
+            what = "allocator"
+        else:
+            continue
+        edges += [(operation.begin, what, 1), (operation.end, what, -1)]
+    edges += [
+        (t, s.part, change) for s in host if s.part in ("data", "disk") for t, change in ((s.begin, 1), (s.end, -1))
+    ]
+    began, ended = host[0].begin, max([host[-1].end, *(t for t, _, _ in edges)])
+    running = dict.fromkeys(("forward", "wait", "bus", "data", "disk", "allocator"), 0)
+    segments: list[Segment] = []
+    before = began
+    for moment, what, change in sorted([*edges, (ended, "forward", 0)]):
+        if moment > before:
+            active = next((part for part in running if running[part]), "host")
+            segments.append(Segment("forward" if active == "wait" else active, active == "wait", before, moment))
+            before = moment
+        running[what] += change
+    return segments

@@ -1,0 +1,113 @@
+"""The files of a verdict in a run's folder: verdict.json, and for --profile trace.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.errors import ConfigError, visible
+from gptscale.common.measure.step_trace import RankTrace, Segment
+from gptscale.foresight.verdict.remedies import WORDS
+from gptscale.foresight.verdict.verdict import Cause, Verdict
+from gptscale.results.record.files import replace_file, write_json
+
+FORMAT_VERSION = 1
+NAME, TRACE_NAME = "verdict.json", "trace.json"
+# Of a step with more pieces no picture could be read.
+PIECES_MAX = 20_000
+BYTES_MAX = 2**26
+
+
+def write_verdict(folder: Path, verdict: Verdict) -> None:
+    """Write a verdict into a run's folder."""
+    drawn = sum(map(len, verdict.ranks)) <= PIECES_MAX
+    content = dataclasses.asdict(verdict) | {"format_version": FORMAT_VERSION, "line": verdict.line()}
+    write_json(folder / NAME, content | ({} if drawn else {"ranks": []}))
+
+
+def read_verdict(folder: Path) -> Verdict:
+    """Read the verdict of a run's folder, or raise ConfigError that says why there is none."""
+    path = folder / NAME
+    where = f"in {visible(str(folder))}"
+    if not folder.is_dir():
+        raise ConfigError("this run does not exist", where, "give the folder of a run, such as results/runs/NAME")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            raw = file.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        fix = "run it with 20 steps or more, and without --no-verdict"
+        raise ConfigError("this run has no verdict", where, fix) from None
+    except OSError as error:
+        raise ConfigError(f"its {NAME} cannot be read ({error.strerror})", where, "give another run") from None
+    try:
+        content = json.loads(raw) if len(raw) <= BYTES_MAX else None
+        version = content["format_version"]
+        if version != FORMAT_VERSION:
+            fix = "read it with the gptscale that wrote it, or run again"
+            raise ConfigError(f"its {NAME} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix)
+        return _verdict(content)
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
+        raise ConfigError(f"its {NAME} is cut or damaged", where, "run again") from None
+
+
+def _verdict(content: dict[str, Any]) -> Verdict:
+    """Return the verdict in the content of a file, or raise ValueError, TypeError or KeyError if it is none."""
+    known = {field.name for field in dataclasses.fields(Verdict)}
+    verdict = Verdict(**{name: value for name, value in content.items() if name in known})
+    causes = [Cause(str(c["name"]), _number(c["without_s"]), _number(c["share"])) for c in verdict.causes]  # type: ignore[index]
+    ranks = [[(str(what), _number(a), _number(b)) for what, a, b in pieces] for pieces in verdict.ranks]
+    shares = {visible(str(name)): _number(share) for name, share in verdict.shares.items()}
+    for value in (verdict.step_s, verdict.spread, verdict.traced_s):
+        _number(value)
+    if verdict.bound_by not in WORDS or any(cause.name not in WORDS for cause in causes) or verdict.step_s <= 0:
+        raise ValueError("a word that no verdict has")
+    if not (verdict.late_rank is None or isinstance(verdict.late_rank, int)):
+        raise TypeError("a rank is a number")
+    return dataclasses.replace(verdict, causes=causes, ranks=ranks, shares=shares, remedy=visible(str(verdict.remedy)))
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError("not finite")
+    return number
+
+
+def write_trace(folder: Path, traces: Sequence[RankTrace]) -> Path:
+    """Write the profiled step of all ranks beside each other, in the format of Chrome's trace viewer, and return the path."""
+    began = min((t.profiled[0].begin for t in traces if t.profiled), default=0.0)
+    events: list[dict[str, Any]] = []
+
+    def event(rank: int, row: str, name: str, begin: float, end: float) -> None:
+        times = {"ts": round(1e6 * (begin - began), 3), "dur": round(1e6 * (end - begin), 3)}
+        events.append({"name": name, "ph": "X", "pid": rank, "tid": row, **times})
+
+    for trace in traces:
+        events.append({"name": "process_name", "ph": "M", "pid": trace.rank, "args": {"name": f"rank {trace.rank}"}})
+        if trace.profiled:
+            event(trace.rank, "step", "step", trace.profiled[0].begin, trace.profiled[-1].end)
+        for part in _joined(trace.profiled):
+            event(trace.rank, "parts", "wait" if part.waits else part.part, part.begin, part.end)
+        for operation in trace.operations:
+            row = "device" if operation.on_device else "operations"
+            event(trace.rank, row, operation.name, operation.begin, operation.end)
+    path = folder / TRACE_NAME
+    replace_file(path, json.dumps({"traceEvents": events}).encode())
+    return path
+
+
+def _joined(segments: Sequence[Segment]) -> list[Segment]:
+    """Return segments with equal neighbours made one."""
+    joined: list[Segment] = []
+    for s in segments:
+        if joined and joined[-1][:2] == s[:2] and joined[-1].end == s.begin:
+            joined[-1] = joined[-1]._replace(end=s.end)
+        else:
+            joined.append(s)
+    return joined

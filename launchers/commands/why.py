@@ -1,0 +1,75 @@
+"""`gptscale why`: the verdict on a run, explained: its line, its shares, each cause with its gain, and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from gptscale.common.errors import ConfigError, visible
+from gptscale.common.settings.checks import check_output_file
+from gptscale.common.settings.command_line import parse
+
+if TYPE_CHECKING:
+    from gptscale.foresight.verdict.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class WhyOptions:
+    """Which run, and whether to draw it."""
+
+    run: tyro.conf.Positional[Path | None] = None
+    """Folder of a run, such as results/runs/NAME."""
+    png: Path | None = None
+    """Picture of the last traced step by rank, and of the shares."""
+
+    def __post_init__(self) -> None:
+        check_output_file(self.png, "--png")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the verdict of a run, draw it if asked to, and return 0."""
+    options = parse(WhyOptions, argv, prog="gptscale why", about="Why a run is as slow as it is.")
+    if options.run is None:
+        raise ConfigError("no RUN is given", "in why", "give the folder of a run, such as results/runs/NAME")
+    from gptscale.foresight.verdict.files import read_verdict
+
+    verdict = read_verdict(options.run)
+    show(verdict)
+    if options.png:
+        from gptscale.foresight.verdict.picture import draw
+
+        if not verdict.ranks:
+            raise ConfigError("its steps have too many pieces to draw", "in --png", "look at trace.json (--profile)")
+        print(f"wrote {visible(str(draw(verdict, options.png)))}")
+    return 0
+
+
+def show(verdict: Verdict) -> None:
+    """Print the line, the table of shares and that of causes."""
+    from gptscale.results.render import console, table
+
+    terminal = console(100, highlight=False)
+    print(f"{visible(verdict.line())}\n")
+    shares = [(name, f"{share:.1%}") for name, share in verdict.shares.items() if share >= 5e-4]
+    terminal.print(table(("of all ranks' time", "share"), shares, left=("of all ranks' time",)))
+    rows = [
+        (cause.name, f"{cause.share:.1%}", f"{1e3 * cause.without_s:,.2f}", f"{verdict.gain(cause):.1%}")
+        for cause in verdict.causes
+        if verdict.gain(cause) >= 5e-4
+    ]
+    terminal.print()
+    terminal.print(table(("cause", "share", "step without it, ms", "gain"), rows, left=("cause",)))
+    print(
+        f"\nstep {1e3 * verdict.step_s:,.2f} ms (median of the timed steps, spread {verdict.spread:.1%}); "
+        f"a cause is named from 5 % on, if that is more than the spread"
+    )
+    if abs(verdict.traced_s / verdict.step_s - 1) > 0.25:
+        print(f"the traced steps took {1e3 * verdict.traced_s:,.2f} ms, so that the gains are rough")
+    if verdict.taken is not None:
+        print(f"others took {verdict.taken:.1%} of the processors that the run wanted")
+    if verdict.remedied_s is not None:
+        print(f"with the remedy, which removes a part of the cause: {1e3 * verdict.remedied_s:,.2f} ms")

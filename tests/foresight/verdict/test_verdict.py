@@ -1,0 +1,184 @@
+"""A verdict names the cause that was put into a trace, sizes it, and says nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.measure.contention import TAKEN_MAX
+from gptscale.common.measure.step_trace import ATTENTION, COMPUTING, ELEMENTWISE, PRODUCTS, RankTrace, Segment
+from gptscale.foresight.verdict.files import read_verdict, write_verdict
+from gptscale.foresight.verdict.picture import draw
+from gptscale.foresight.verdict.remedies import (
+    BUBBLE,
+    BUS,
+    CAUSES,
+    COMPUTE_BOUND,
+    CONTENDED,
+    DATA,
+    DISK,
+    LATE,
+    LAUNCH,
+    LINKS,
+    MEMORY,
+    THREADS,
+    WORDS,
+    RunFacts,
+    options_against,
+)
+from gptscale.foresight.verdict.verdict import Verdict, judge
+from gptscale.launchers.commands import why
+from gptscale.launchers.run.options import parse_run
+
+FACTS = RunFacts("ddp", grad_accum_steps=4, micro_batch_size=2)
+Parts = list[tuple[str, bool, float]]
+HEALTHY: Parts = [
+    ("data", False, 0.001),
+    ("forward", False, 0.03),
+    ("backward", False, 0.06),
+    ("optimizer", False, 0.005),
+]
+
+
+def trace(rank: int, parts: Parts, host: float = 0.0, steps: int = 3) -> RankTrace:
+    """Return the trace of a rank whose every step has the same parts, each with its seconds."""
+    segments, ends, now = [], [], 100.0
+    for _ in range(steps):
+        for part, waits, seconds in parts:
+            segments.append(Segment(part, waits, now, now + seconds))
+            now += seconds
+        ends.append(now)
+    kinds = {PRODUCTS: 0.7 * (1 - host), ATTENTION: 0.2 * (1 - host), ELEMENTWISE: 0.1 * (1 - host), "optimizer": 0.0}
+    work = {
+        part: {kind: share * s for kind, share in kinds.items()}
+        for part, waits, s in parts
+        if part in COMPUTING and not waits
+    }
+    return RankTrace(rank, "host", 100.0, 100.0, segments, ends, work, 100)
+
+
+def verdict_on(*ranks: Parts, host: float = 0.0, facts: RunFacts = FACTS, **options: object) -> Verdict:
+    traces = [trace(rank, parts, host) for rank, parts in enumerate(ranks)]
+    seconds = max((t.ends[-1] - t.began) / len(t.ends) for t in traces)
+    return judge(traces, facts, **{"step_times_s": [seconds] * 10, **options})  # type: ignore[arg-type]
+
+
+WAITING: Parts = [*HEALTHY, ("optimizer", True, 0.04)]
+INJECTED: dict[str, tuple[list[Parts], dict[str, object], float]] = {
+    DATA: ([[("data", False, 0.05), *HEALTHY]] * 2, {}, 51 / 146),
+    LAUNCH: ([HEALTHY] * 2, {"host": 0.5}, 47.5 / 96),
+    LINKS: ([WAITING] * 2, {}, 40 / 136),
+    # Rank 1 computes 0.07 s longer, rank 0 waits so long, and the transfer takes no time.
+    LATE: ([[*HEALTHY, ("backward", True, 0.07)], [*HEALTHY, ("backward", False, 0.07)]], {}, 70 / 166),
+    BUBBLE: (
+        # Two stages and two micro-batches: each waits while the other computes.
+        [
+            [("forward", False, 0.04), ("forward", True, 0.04), ("backward", False, 0.04)],
+            [("forward", True, 0.04), ("forward", False, 0.04), ("backward", True, 0.04)],
+        ],
+        {"facts": replace(FACTS, recipe="pipeline", pipeline=True)},
+        None,
+    ),
+    DISK: ([[*HEALTHY, ("disk", False, 0.096)]], {}, 0.5),
+    BUS: ([[*HEALTHY, ("bus", False, 0.096)]], {}, 0.5),
+    MEMORY: ([[*HEALTHY, ("allocator", False, 0.032)]], {}, 0.25),
+    CONTENDED: ([HEALTHY] * 2, {"taken": 0.4}, 0.4),
+    THREADS: ([HEALTHY], {"right_threads_s": 0.048}, 0.5),
+}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("word", CAUSES)
+def test_an_injected_cause_is_named_and_sized(word: str) -> None:
+    ranks, options, gain = INJECTED[word]
+    verdict = verdict_on(*ranks, **options)  # type: ignore[arg-type]
+    assert verdict.bound_by == word, verdict.line()
+    assert verdict.cause is not None
+    if gain is not None:
+        assert verdict.gain(verdict.cause) == pytest.approx(gain, abs=0.01)
+    assert sum(verdict.shares.values()) == pytest.approx(1.0)
+    assert verdict.late_rank == (1 if word == LATE else None)
+    assert verdict.line().startswith(word)
+    assert verdict.columns()["bound_by"] == word
+
+
+def test_a_healthy_run_has_no_cause() -> None:
+    verdict = verdict_on(HEALTHY, HEALTHY, taken=TAKEN_MAX)
+    assert (verdict.bound_by, verdict.cause) == (COMPUTE_BOUND, None)
+    assert verdict.shares["products"] == pytest.approx(0.7 * 95 / 96)
+    assert verdict.columns() == {"bound_by": COMPUTE_BOUND}
+
+
+def test_a_gain_below_the_spread_of_the_steps_is_no_cause() -> None:
+    slow_reader, _, _ = INJECTED[DATA]
+    uneven = [0.05 + 0.01 * i for i in range(30)]
+    assert verdict_on(*slow_reader, step_times_s=uneven).bound_by not in CAUSES
+
+
+def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause() -> None:
+    """The reader got ahead in the pause, so that the traced steps wait for nothing."""
+    verdict = verdict_on(HEALTHY, HEALTHY, data_wait_s=[0.001, 0.096])
+    assert verdict.bound_by == DATA
+    assert verdict.cause
+    assert verdict.gain(verdict.cause) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
+    ranks, _, _ = INJECTED[LATE]
+    assert verdict_on(*ranks, taken=0.5).bound_by == LATE
+
+
+@pytest.mark.parametrize("recipe", "ddp fsdp zero2 tensor_parallel pipeline hybrid_3d".split())
+def test_every_remedy_is_made_of_options_that_exist(recipe: str) -> None:
+    for word in WORDS:
+        for facts in (FACTS, replace(FACTS, grad_accum_steps=1), replace(FACTS, cuda=True, micro_batch_size=1)):
+            facts = replace(facts, recipe=recipe, pipeline=recipe in ("pipeline", "hybrid_3d"))
+            parse_run(recipe, options_against(word, facts))
+
+
+def test_why_explains_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks, _, _ = INJECTED[LATE]
+    verdict = verdict_on(*ranks, taken=0.02)
+    write_verdict(tmp_path, verdict)
+    assert read_verdict(tmp_path) == verdict
+    assert why.main([str(tmp_path), "--png", str(tmp_path / "why.png")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("communication-bound (late rank), rank 1: 96 instead of 166 ms without it (-42%)")
+    assert "products" in out
+    assert "others took 2.0%" in out
+    assert (tmp_path / "why.png").stat().st_size > 10_000
+    assert draw(verdict, tmp_path / "again.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "has no verdict"),
+        ("", "cut or damaged"),
+        ("{}", "cut or damaged"),
+        ('{"format_version": 9}', "has version 9, not 1"),
+        ("[" * 100_000, "cut or damaged"),
+    ],
+)
+def test_a_bad_verdict_is_one_line(tmp_path: Path, content: str | None, what: str) -> None:
+    if content is not None:
+        (tmp_path / "verdict.json").write_text(content)
+    with pytest.raises(ConfigError, match=what):
+        read_verdict(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_verdict(tmp_path / "gone")
+
+
+def test_a_cut_or_changed_verdict_is_one_line(tmp_path: Path) -> None:
+    write_verdict(tmp_path, verdict_on(HEALTHY, HEALTHY))
+    whole = (tmp_path / "verdict.json").read_text()
+    content = json.loads(whole)
+    changes = [("bound_by", "haunted"), ("step_s", -1), ("causes", 3), ("ranks", [["x"]]), ("late_rank", "x")]
+    changes.append(("shares", {"data": "many"}))
+    for damaged in [whole[: len(whole) // 2], *(json.dumps(content | {key: value}) for key, value in changes)]:
+        (tmp_path / "verdict.json").write_text(damaged)
+        with pytest.raises(ConfigError, match="cut or damaged"):
+            read_verdict(tmp_path)

@@ -101,7 +101,7 @@ class TorchEngine(SteppedEngine):
                 grad_factor = self.optimizer.scale.to(loss.device) * self.data_size / n_targets
             if i == len(micro_batches):
                 rank_losses, wait_for_losses = self._all_gather(loss / n_targets)
-            self.backward(_tell_backward(micro_loss * grad_factor))
+            self.backward(tell_backward(micro_loss * grad_factor))
         progress.at("optimizer")
         wait_for_losses()
         loss = rank_losses.sum()
@@ -146,7 +146,7 @@ class TorchEngine(SteppedEngine):
         return gathered, dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True).wait
 
 
-def _tell_backward(loss: Tensor) -> Tensor:
+def tell_backward(loss: Tensor) -> Tensor:
     """Return `loss`, whose backward tells when it begins, and when all that is left of it is to wait for other ranks.
 
     DDP's wait for its buckets is in C++, in a callback at the end of backward. A callback that is queued before that runs first.

@@ -24,7 +24,7 @@ WORDS = (*CAUSES, COMPUTE_BOUND, NO_CAUSE)
 class RunFacts:
     """What a remedy depends on.
 
-    recipe: its name, empty for a vision run. right_threads: how many threads each rank should have.
+    recipe: its name, empty for a vision run, whose loader may be torch's slow one. right_threads: how many each rank should have.
     """
 
     recipe: str
@@ -34,7 +34,7 @@ class RunFacts:
     micro_batch_size: int = 1
     grad_accum_steps: int = 1
     right_threads: int = 1
-    num_workers: int = 0
+    slow_loader: bool = False
 
 
 def remedy(word: str, facts: RunFacts) -> str:
@@ -90,8 +90,8 @@ def options_against(word: str, facts: RunFacts) -> list[str]:
 
 
 def _vision_options(word: str, facts: RunFacts) -> list[str]:
-    if word == DATA:
-        return ["--loader", "fast"] if facts.num_workers else ["--num-workers", "2"]
+    if word == DATA and facts.slow_loader:
+        return ["--loader", "fast"]
     if word in (LAUNCH, LINKS):
         return ["--batch-size", str(2 * facts.micro_batch_size)]
     return ["--batch-size", str(max(1, facts.micro_batch_size // 2))] if word == MEMORY else []

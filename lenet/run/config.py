@@ -113,6 +113,8 @@ class VisionConfig:
     """Name of the folder under runs/; default model and time."""
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV."""
+    verdict: bool = True
+    """Trace a few further steps after the last one, and say what limits the speed. Shorter runs than 20 steps have no verdict."""
     wandb: bool = False
     """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
     study: str = "train"

@@ -12,6 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptscale.common.engines.torch_engine import tell_backward
+from gptscale.common.process.progress import progress
 from gptscale.common.process.world import World
 from gptscale.common.state import Shard, shard_of
 from gptscale.lenet.models.batch_norm import synced
@@ -84,13 +86,15 @@ class VisionEngine:
         # A step draws the same dropout whenever it is reached, and each rank draws its own.
         if self.has_dropout:
             torch.manual_seed((self.config.seed * 1_000_003 + step) * 1009 + self.world.rank)
+        progress.at("forward")
         self.model.train()
         with self._autocast():
             logits = self.model(images)
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.backward(self.scaler.scale(loss))
+        self.backward(tell_backward(self.scaler.scale(loss)))
+        progress.at("optimizer")
         self.scaler.step(self.optimizer)
         self.scaler.update(self.fixed_scale)
         self.optimizer.zero_grad(set_to_none=True)

@@ -18,7 +18,10 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
+from gptscale.foresight.verdict.evidence import RankEvidence
+from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.lenet.run.columns import append_summary
+from gptscale.lenet.run.evidence import vision_verdict
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, strategy_of
@@ -50,6 +53,13 @@ class VisionRunRow:
         self.run_id = ""
         self.n_params: int | None = None
         self.is_on_disk = True
+        self.memory: Memory | None = None
+        self.evidence: RankEvidence | None = None
+        self._ended: float | None = None
+
+    def measured(self) -> None:
+        """Take the figures of this rank after its last step, before anything else disturbs them."""
+        self.memory, self._ended = peak_memory(self.plan.world.device), time.perf_counter()
 
     @property
     def folder(self) -> Path:
@@ -74,18 +84,24 @@ class VisionRunRow:
 
         After a failure the row has the figures of this rank alone, since its peers may be gone.
         """
-        figures = (peak_memory(self.plan.world.device), usage)
+        figures = (self.memory or peak_memory(self.plan.world.device), usage, self.evidence)
         figures_of_ranks = gather_objects(figures) if status in ("ok", "interrupted") else [figures]
         row = self.identity() | {"status": status, "error": "" if error is None else str(error)}
         row |= recorder.figures() if recorder else {}
-        row |= {"data_time_s": self.data_time_s, "total_time_s": time.perf_counter() - self.began}
-        row |= resource_columns(figures_of_ranks)
+        row |= {"data_time_s": self.data_time_s, "total_time_s": (self._ended or time.perf_counter()) - self.began}
+        row |= resource_columns([(memory, usage) for memory, usage, _ in figures_of_ranks])
         if self.plan.world.is_main and self.run_id:
             step = recorder.last_step if recorder else 0
             path = leave_row(append_summary, self.plan.config.out, self.folder, row, step)
             self.is_on_disk = path is not None
             if path and not self.quiet:
-                print_summary(row, path, self.folder)
+                evidence = [of_rank for _, _, of_rank in figures_of_ranks]
+                print_summary(
+                    row,
+                    path,
+                    self.folder,
+                    vision_verdict(self.plan, self.folder, evidence, recorder) if recorder else None,
+                )
         return row
 
     def identity(self) -> dict[str, Any]:
@@ -131,7 +147,7 @@ def resource_columns(figures_of_ranks: Sequence[tuple[Memory, Usage]]) -> dict[s
     return {f"peak_{kind}": value for kind, value in highest(memories).items()} | over_ranks(usages)
 
 
-def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
+def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict | None = None) -> None:
     """Print the block of lines that ends a run."""
 
     def shown(key: str, form: str, unit: str = "") -> str:
@@ -142,6 +158,7 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
     if row.get("gpu_util_percent") is not None:
         used += f", GPU {shown('gpu_util_percent', '.0f', ' %')} busy with {shown('gpu_mem_used_gib', '.2f', ' GiB')} in use, "
         used += shown("power_w", ".0f", " W")
+    said = f"  verdict {verdict.line()}    (gptscale why {folder})\n" if verdict else ""
     skipped = f", {row['skipped_steps']} steps skipped" if row.get("skipped_steps") else ""
     print(
         f"\n{row['model']} {row['status']} on {row['data']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}"
@@ -151,7 +168,7 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
         f"{shown('total_time_s', '.1f', ' s')} (99 % after {shown('seconds_to_99', '.1f', ' s')})\n"
         f"  memory  average {shown('avg_mem_gib', '.3f', ' GiB')}, peak allocated "
         f"{shown('peak_mem_allocated_gib', '.3f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
-        f"  busy    {used}\n"
+        f"  busy    {used}\n{said}"
         f"  files   {folder}\n"
         f"  row     {csv}",
         flush=True,

@@ -21,6 +21,7 @@ from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.checkpoints import VisionSaver, check_space, resume
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.evidence import vision_evidence
 from gptscale.lenet.run.loop import train_epochs
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.run.record import VisionRunRow
@@ -101,7 +102,12 @@ class PlannedRun:
             recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=began, quiet=quiet)
             saver = VisionSaver(plan, engine, recorder, folder / "checkpoints")
             with recorder as self.recorder, self.sampler:
-                return stop.exit_status if train_epochs(plan, engine, recorder, start, saver, stop) else 0
+                stopped = train_epochs(plan, engine, recorder, start, saver, stop)
+            self.row.measured()
+            # A study asks for figures alone.
+            if not (stopped or quiet):
+                self.row.evidence = vision_evidence(plan, engine, recorder)
+            return stop.exit_status if stopped else 0
 
     def finish(self, status: str, error: BaseException | None, exit_status: int) -> RunOutcome:
         """Write the run's row and return how the run ended."""

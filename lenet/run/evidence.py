@@ -1,0 +1,64 @@
+"""What limits a vision run's speed: the evidence after its last step, and the verdict on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, count
+from pathlib import Path
+
+from gptscale.common.errors import StorageError
+from gptscale.common.measure.speed import synchronize
+from gptscale.common.process.progress import progress
+from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
+from gptscale.foresight.verdict.evidence import RankEvidence, evidence_of, right_threads, verdict_of
+from gptscale.foresight.verdict.files import write_verdict
+from gptscale.foresight.verdict.remedies import RunFacts
+from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.lenet.run.engine import VisionEngine
+from gptscale.lenet.run.preflight import VisionPlan
+from gptscale.lenet.run.recorder import VisionRecorder
+from gptscale.results.record.files import warn
+
+
+def vision_evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
+    """Take a few steps more at a rate of 0, and return what they show, or None for a run that gets no verdict.
+
+    Everything is tested and saved before, and their state is thrown away.
+    """
+    if not plan.config.verdict or recorder.totals.steps < VERDICT_STEPS_MIN:
+        return None
+    loader = plan.loader()
+    batches = chain.from_iterable(loader.epoch(epoch, 0) for epoch in count(plan.config.epochs))
+
+    def step(i: int) -> None:
+        progress.at("data")
+        images, labels = next(batches)
+        loss = engine.train_step(plan.steps + i, images, labels, 0.0)
+        progress.at("record")
+        with progress.waiting():
+            loss.item()
+            synchronize(plan.world.device)
+
+    return evidence_of(plan.world.rank, step, plan.world.device, recorder.totals.loads_s)
+
+
+def vision_verdict(
+    plan: VisionPlan, folder: Path, evidence: Sequence[RankEvidence | None], recorder: VisionRecorder
+) -> Verdict | None:
+    """Return the verdict on the evidence of all ranks and keep it in the run's folder, None without evidence."""
+    config, totals = plan.config, recorder.totals
+    facts = RunFacts(
+        "",
+        cuda=plan.world.device.type == "cuda",
+        micro_batch_size=config.batch_size,
+        right_threads=right_threads(),
+        slow_loader=config.loader == "dataloader",
+    )
+    times_s = [load + update for load, update in zip(totals.loads_s, totals.updates_s, strict=True)]
+    verdict = verdict_of(evidence, facts, times_s, None)
+    try:
+        if verdict:
+            write_verdict(folder, verdict)
+    except StorageError as error:
+        warn(f"the verdict was not kept ({error})")
+    return verdict

@@ -1,0 +1,72 @@
+"""A verdict changes nothing of the run that it is about, and is there at its end."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import worlds
+from worlds import ok
+
+from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
+from gptscale.foresight.verdict.files import read_verdict
+from gptscale.foresight.verdict.remedies import CONTENDED, DATA
+from gptscale.launchers.bench.verdict.cases import RunSetting
+from gptscale.launchers.bench.verdict.command import run
+
+SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
+
+
+def what_a_run_leaves(folder: Path) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Return the losses and norms of a run's steps, and the hashes of its checkpoint's files."""
+    with (folder / "steps.csv").open(newline="") as file:
+        steps = [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in csv.DictReader(file)]
+    manifest = json.loads((folder / f"checkpoints/step-{VERDICT_STEPS_MIN}/manifest.json").read_text())
+    return steps, [file["sha256"] for file in manifest["files"]]
+
+
+@pytest.mark.parametrize("recipe", ["fsdp", "pipeline"])
+def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe: str, tmp_path: Path) -> None:
+    words = [*SHAPE, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path]
+    words += ["--grad-accum-steps", 4] if recipe == "pipeline" else []
+    without = ok("run", recipe, *words, "--run-name", "without", "--no-verdict").stdout
+    with_one = ok("run", recipe, *words, "--run-name", "with", "--profile")
+    assert what_a_run_leaves(tmp_path / "runs/with") == what_a_run_leaves(tmp_path / "runs/without")
+    assert "verdict" not in without
+    assert not (tmp_path / "runs/without/verdict.json").exists()
+    assert "  verdict " in with_one.stdout
+    assert with_one.stderr == ""
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    verdict = read_verdict(tmp_path / "runs/with")
+    assert [row["bound_by"] for row in rows] == ["", verdict.bound_by]
+    assert len(verdict.ranks) == 2
+    assert sum(verdict.shares.values()) == pytest.approx(1.0)
+    # Each rank has its track, with its operations and its parts.
+    events = json.loads((tmp_path / "runs/with/trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+    assert {"forward", "backward", "optimizer", "data"} <= {event["name"] for event in events}
+    assert any(event["name"].startswith("aten::") for event in events)
+    shown = ok("why", tmp_path / "runs/with").stdout
+    assert shown.startswith(verdict.line())
+
+
+def test_a_slow_reader_is_found_in_a_real_run() -> None:
+    """Tests run beside each other, which the verdict may find worse than the reader."""
+    setting = RunSetting(
+        ("--n-layer", "1", "--n-embd", "32", "--seq-len", "32", "--data", "synthetic"), {"read_s": 0.25}
+    )
+    row = run("ddp", setting, VERDICT_STEPS_MIN)
+    (data,) = [cause for cause in row["causes"] if cause["name"] == DATA]
+    assert 1 - data["without_s"] / float(row["step_time_s_median"]) > 0.4
+    assert row["bound_by"] in (DATA, CONTENDED)
+
+
+def test_a_short_run_has_no_verdict(tmp_path: Path) -> None:
+    assert worlds.gptscale("run", "single", "--steps", 3, "--profile", "--out", tmp_path).returncode == 2
+    ok("run", "single", "--steps", 3, "--n-layer", 1, "--n-embd", 32, "--out", tmp_path, "--run-name", "short")
+    ended = worlds.gptscale("why", tmp_path / "runs/short")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "has no verdict" in ended.stderr

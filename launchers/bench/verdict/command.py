@@ -1,6 +1,6 @@
 """The command `gptscale bench verdict`: causes put into runs on purpose, what their verdicts say, and what a cure really gives.
 
-Each case is two runs, with the cause and without. A row is written as it is measured, and a later call with the same --csv goes on.
+Each case is two runs, with the cause and without. A row is written when it is measured; a later call with the same --csv goes on.
 """
 
 from __future__ import annotations

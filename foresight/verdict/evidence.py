@@ -1,4 +1,7 @@
-"""Collect what a verdict needs, on every rank, after the last step of a run: its steps count in no figure and leave no state."""
+"""Collect what a verdict needs, on every rank, after the last step of a run.
+
+The steps that it takes count in no figure, and leave no state.
+"""
 
 from __future__ import annotations
 

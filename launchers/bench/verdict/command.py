@@ -1,4 +1,4 @@
-"""The command `gptscale bench verdict`: causes put into runs on purpose, what their verdicts say, and what a cure really gives.
+"""The command `gptscale bench verdict`: causes put into runs on purpose, what verdicts say, and what a cure gives.
 
 Each case is two runs, with the cause and without. A row is written when it is measured; a later call with the same --csv goes on.
 """

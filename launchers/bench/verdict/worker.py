@@ -42,7 +42,7 @@ class SlowHandle:
 
 
 def inject(injected: dict[str, Any]) -> None:
-    """Slow this rank down: its reader, its exchanges or its disk; or pin it to the processor of its number."""
+    """Slow this rank down: its reader, its exchanges or its disk. Or pin it to the processor of its number."""
     from torch.distributed import Work, _functional_collectives
 
     from gptscale.common.data.loader import Batches

@@ -119,7 +119,8 @@ def marking() -> Iterator[list[tuple[str, bool, float, float]]]:
         return begun
 
     progress.split()
-    progress.marks = marks = []
+    marks: list[tuple[str, bool, float, float]] = []
+    progress.marks = marks
     for name, call in originals.items():
         setattr(dist, name, marked(call))
     try:

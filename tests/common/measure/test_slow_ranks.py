@@ -59,7 +59,7 @@ def test_the_slowest_is_compared_with_the_median_of_the_others():
 
 def test_a_slow_rank_is_named_once_and_again_after_it_was_well(monkeypatch):
     """Rank 1 is slow in the windows 2, 3 and 5. The window of warm-up is not judged, whoever is slow there."""
-    parts = {"well": [0.1, 1.0, 1.0, 0.1, 0.1, 0.0], "slow": [0.1, 1.0, 9.0, 0.1, 0.1, 0.0]}
+    parts = {"well": [0.1, 1.0, 1.0, 0.1, 0.0, 0.1, 0.0], "slow": [0.1, 1.0, 9.0, 0.1, 0.0, 0.1, 0.0]}
     windows = iter(["slow", "well", "slow", "slow", "well", "slow"])
     monkeypatch.setattr(slow_ranks, "gather_numbers", lambda own: [parts["well"], parts[next(windows)]])
     own = SlowRanks(0, 3, Progress())

@@ -42,6 +42,10 @@ BENCHES: Table = {
         "launchers.bench.saves",
         "gptscale bench saves [options]: what a save costs a run, with and without --save-async.",
     ),
+    "plan": (
+        "launchers.bench.plan.command",
+        "gptscale bench plan [options]: predicted step times of every recipe on this CPU beside measured ones.",
+    ),
     "ops": ("launchers.bench.ops.command", "gptscale bench ops [options]: our operators beside PyTorch's."),
     "verdict": (
         "launchers.bench.verdict.command",
@@ -87,6 +91,10 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
     "plan": (
         "launchers.commands.plan",
         "gptscale plan --check FILE [--calibrate-on FILE...] [--csv OUT]: predict runs that others measured, and how far off.",
+    ),
+    "calibrate": (
+        "launchers.commands.calibrate",
+        "gptscale calibrate [--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
     ),
     "rebuild-tb": (
         "launchers.commands.rebuild_tb",

@@ -15,7 +15,7 @@ from gptscale.foresight.calibrate.file import (
     read,
 )
 from gptscale.foresight.time.calibration import CostTable, MeasuredStep, calibrate
-from gptscale.foresight.time.operations import KINDS
+from gptscale.foresight.time.operations import KINDS, kind_of
 from gptscale.foresight.time.presets import PRIORS, expected_rates
 from gptscale.foresight.time.simulator import Contention
 from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
@@ -40,7 +40,7 @@ def cost_table(
     chosen = nearest(read(file or default_file()), device, link, machine)
     timed = chosen.combined(precision) if chosen else {}
     timed = {
-        operation: t for operation, t in timed.items() if operation.on in (device, link) and operation.kind in KINDS
+        operation: t for operation, t in timed.items() if operation.on in (device, link) and kind_of(operation) in KINDS
     }
     rows = [_row(t) for t in timed.values()]
     costs = calibrate(rows, asked, expected_rates(device, link), PRIORS)

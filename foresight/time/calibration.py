@@ -232,7 +232,7 @@ def _prior_precision(operations: Sequence[Operation], priors: Mapping[str, Prior
     for i, operation in enumerate(operations):
         families.setdefault((operation.kind, operation.on), []).append(i)
     for (kind, _), members in families.items():
-        prior = priors[kind]
+        prior = priors[kind.rpartition(": ")[2]]
         points = np.array([coordinates(operations[i]) for i in members]).reshape(len(members), -1)
         distance = ((points[:, None] - points[None]) ** 2).sum(axis=-1) / prior.near**2
         covariance = prior.spread**2 * np.exp(-distance / 2) + prior.own**2 * np.eye(len(members))

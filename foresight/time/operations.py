@@ -203,6 +203,9 @@ KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
     "disk write": lambda shape: {DISK_WRITE: shape[0] * shape[1]},
     "host optimizer": lambda shape: {HOST_STEP: shape[0] * shape[1]},
     "host": lambda shape: {HOST: 1},
+    "stage": lambda shape: {LAUNCH: 20},
+    "block optimizer": lambda shape: {OPTIMIZER: StateShape(*shape).parameters},
+    "head optimizer": lambda shape: {OPTIMIZER: StateShape(*shape).parameters},
     "product": _product,
     "attention forward": _attention,
     "attention backward": _twice(_attention),
@@ -215,7 +218,12 @@ KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
 
 def amounts(operation: Operation) -> dict[str, float]:
     """Return what an operation asks for, by the names of rates."""
-    return KINDS[operation.kind](operation.shape)
+    return KINDS[kind_of(operation)](operation.shape)
+
+
+def kind_of(operation: Operation) -> str:
+    """Return the kind without the recipe that holds the layer, such as `fsdp: block forward`."""
+    return operation.kind.rpartition(": ")[2]
 
 
 def coordinates(operation: Operation) -> tuple[float, ...]:

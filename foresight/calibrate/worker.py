@@ -1,0 +1,201 @@
+"""One rank of a calibration: measures everything of a task together with the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gptscale.common.measure.contention import TAKEN_MAX, MachineClock, taken_fraction
+from gptscale.common.model.precision import DTYPES
+from gptscale.common.optim.fused import FusedOptimizer
+from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
+from gptscale.common.process.ending import report
+from gptscale.common.process.world import World, gather_objects, process_group
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.calibrate import file, machine
+from gptscale.foresight.calibrate.host import time_host
+from gptscale.foresight.calibrate.layers import PHASES, WHOLE, LayerProbe, LayerTimes, run_of
+from gptscale.foresight.calibrate.links import SIZES, contention, time_collectives
+from gptscale.foresight.calibrate.parts import time_parts
+from gptscale.foresight.calibrate.stages import time_stage
+from gptscale.foresight.calibrate.steps import LayersHere, block_parameters
+from gptscale.foresight.calibrate.timing import WARM_UP, Timing, timings
+from gptscale.foresight.time.operations import MessageShape, StateShape
+from gptscale.foresight.time.presets import GLOO, HERE, NCCL
+from gptscale.foresight.time.work import Operation
+
+# Parameters of a block above which two blocks say as much about the optimizer as six.
+LARGE_BLOCK = 5_000_000
+
+
+@dataclass(frozen=True)
+class CalibrationTask:
+    """What to measure.
+
+    shapes: fields of RunConfig for each shape. recipes: those whose layers are timed. depths: numbers of blocks whose optimizer
+    step is timed. device: under which name. link: under which name, "" for the usual one.
+    """
+
+    shapes: Sequence[Mapping[str, Any]]
+    recipes: Sequence[str]
+    out: str
+    tp: Sequence[int] = (1,)
+    device: str = "auto"
+    on: str = HERE
+    link: str = ""
+    repeats: int = 9
+    sweep: bool = True
+
+    def link_on(self, device: torch.device) -> str:
+        """Return the name of the link."""
+        return self.link or (NCCL if device.type == "cuda" else GLOO)
+
+
+def measure(task: CalibrationTask, world: World, folder: Path) -> file.MeasuredMachine:
+    """Measure all that a task asks for, on all ranks at once."""
+    device, clock = world.device, MachineClock(world.device)
+    measured = file.MeasuredMachine(machine.this_machine(device, world.world_size))
+    link, many = task.link_on(device), world.world_size > 1
+    for i, shape in enumerate(task.shapes):
+        config = RunConfig(**{"data": "synthetic", **shape})
+        add(measured, config.precision, measure_shape(task, config, world, folder / str(i)))
+    if many and task.sweep:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
+        collectives = time_collectives(SIZES, world.world_size, local, device, link, task.repeats)
+        facts = contention(device, task.repeats)
+        small = collectives[Operation("send", MessageShape(SIZES[0], 2, min(2, local), 1), link)]
+        stage = time_stage(world.world_size, device, small.seconds, task.repeats)
+        everything = collectives | {Operation("stage", (), task.on): stage}
+        for precision in {RunConfig(**shape).precision for shape in task.shapes}:
+            add(measured, precision, everything)
+        measured.facts += facts
+    if task.sweep:
+        disk = machine.time_disk(folder, task.on) if world.is_main else {}
+        copies = machine.time_copies(device, task.on, task.repeats)
+        for precision in {RunConfig(**shape).precision for shape in task.shapes}:
+            add(measured, precision, copies | disk)
+        measured.facts += machine.facts(device, task.repeats)
+    taken = taken_fraction(gather_objects(clock.lap())) or 0.0
+    measured.facts.append(file.MachineFact("taken by others", taken, "share"))
+    return measured
+
+
+def measure_shape(task: CalibrationTask, config: RunConfig, world: World, folder: Path) -> dict[Operation, Timing]:
+    """Return the seconds of a shape's layers, optimizer, host and parts."""
+    device, on, repeats = world.device, task.on, task.repeats
+    run = run_of(WHOLE, config, dataclasses.replace(world, world_size=1))
+    gpt, tokens = run.gpt, run.batch.micro_batch_size * run.seq_len
+    found: dict[Operation, Timing] = {}
+    for tp in task.tp:
+        found |= time_parts(gpt, run.seq_len, tokens, tp, DTYPES[config.precision], device, on, repeats)
+        names = [WHOLE, *(task.recipes if tp == task.tp[0] else ())]
+        probe = LayerProbe(names, dataclasses.replace(config, tp_size=tp), world)
+        for _ in range(repeats + WARM_UP):
+            probe.round()
+        found |= layer_operations(probe.times(), probe, on)
+        probe.close()
+    found |= {
+        Operation("host", (), on): time_host(run_of(WHOLE if world.world_size == 1 else "ddp", config, world), folder)
+    }
+    return found | time_optimizer(run.gpt.n_layer, config, world, on, repeats)
+
+
+def layer_operations(times: Mapping[str, LayerTimes], probe: LayerProbe, on: str) -> dict[Operation, Timing]:
+    """Return the operations that layer times are those of."""
+    found: dict[Operation, Timing] = {}
+    for recipe, layers in times.items():
+        run = next(engine.run for (name, _), engine in probe.engines.items() if name == recipe)
+        names = LayersHere(recipe, run.gpt, run.seq_len, run.batch.micro_batch_size, run.world.world_size, run.tp_size)
+        for what, by_phase in (("block", layers.block), ("head", layers.rest)):
+            for phase in PHASES:
+                # The optimizer of the plain model is timed at each number of parameters.
+                if names.prefix or phase != "optimizer":
+                    found[names.part(f"{what} {phase}")._replace(on=on)] = by_phase[phase]
+    return found
+
+
+def time_optimizer(n_layer: int, config: RunConfig, world: World, on: str, repeats: int) -> dict[Operation, Timing]:
+    """Return the seconds of the package's own step (norm, clipping, AdamW) of some blocks, with and without tables.
+
+    A pipeline's rank has any number of blocks. Of large ones, few are timed, for they are alike and take memory.
+    """
+    gpt, device = config.gpt(), world.device
+    vectors = [(3 * gpt.n_embd,), (4 * gpt.n_embd,), *[(gpt.n_embd,)] * 6]
+    matrices = [
+        (3 * gpt.n_embd, gpt.n_embd),
+        (gpt.n_embd, gpt.n_embd),
+        (4 * gpt.n_embd, gpt.n_embd),
+        (gpt.n_embd, 4 * gpt.n_embd),
+    ]
+    table = [(gpt.padded_vocab_size, gpt.n_embd)]
+    rest = [*table, (gpt.block_size, gpt.n_embd), (2 * gpt.n_embd,)]
+    calls: dict[Operation, Callable[[], object]] = {}
+    most = min(n_layer, 6 if block_parameters(gpt) < LARGE_BLOCK else 2)
+    for blocks in range(1, most + 1):
+        for others in (rest, table, []):
+            shapes = [*(vectors + matrices) * blocks, *others]
+            numel = sum(torch.Size(shape).numel() for shape in shapes)
+            parameters = {
+                str(i): torch.nn.Parameter(torch.zeros(shape, device=device)) for i, shape in enumerate(shapes)
+            }
+            grads = [torch.full_like(p, 1e-3) for p in parameters.values()]
+            stepper, one = FusedOptimizer(parameters, config), torch.ones((), device=device)
+
+            def step(parameters=parameters, grads=grads, stepper=stepper, one=one) -> None:  # type: ignore[no-untyped-def]
+                for p, grad in zip(parameters.values(), grads, strict=True):
+                    p.grad = grad
+                stepper.step(1e-4, one)
+
+            calls[Operation("optimizer", StateShape(numel), on)] = step
+    assert block_parameters(gpt) == sum(torch.Size(shape).numel() for shape in vectors + matrices)
+    return timings(calls, device, repeats)
+
+
+def add(measured: file.MeasuredMachine, precision: str, times: Mapping[Operation, Timing]) -> None:
+    """File timings under a precision."""
+    measured.operations += [
+        file.TimedOperation(operation, precision, t.seconds, t.spread, t.repeats) for operation, t in times.items()
+    ]
+
+
+def busy(measured: Iterable[file.MachineFact]) -> float:
+    """Return the share of the machine that others took, if it was too much, else 0."""
+    taken = max((fact.value for fact in measured if fact.name == "taken by others"), default=0.0)
+    return taken if taken > TAKEN_MAX else 0.0
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure the task of the command line, and let rank 0 add the figures to its file."""
+    begin_process()
+    task = CalibrationTask(**json.loads(words[0]))
+    world = World.from_environment(task.device)
+    share_cores()
+    keep_freed_memory()
+    status = 0
+    try:
+        with tempfile.TemporaryDirectory() as folder, process_group(world) if world.world_size > 1 else nullcontext():
+            measured = measure(task, world, Path(folder))
+            if world.is_main:
+                file.add(Path(task.out), measured)
+            if dist.is_initialized():
+                dist.barrier()
+    except BaseException as error:
+        _, status = report(error, world.rank)
+    sys.stdout.flush()
+    # At once, because a library's threads may hang in the interpreter's teardown.
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,185 @@
+"""The command `gptscale calibrate`: what this machine can do, measured in a minute or two and kept in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.process.warm_parent import begin_warm_parent
+from gptscale.common.settings.checks import check_output_file, check_ranges, did_you_mean
+from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.run_config import Precision, RunConfig
+from gptscale.launchers.bench.measurement import tell
+
+# Facts of RunConfig that a shape is made of.
+SHAPE = ("model", "n_layer", "n_head", "n_embd", "vocab_size", "seq_len", "micro_batch_size", "precision")
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """The model whose parts are measured, on how many ranks, and where the figures go."""
+
+    model: str = "tiny"
+    """Preset whose shapes are measured."""
+    n_layer: int | None = None
+    """Overrides the preset's number of blocks, up to which the optimizer is timed."""
+    n_head: int | None = None
+    """Overrides the preset's number of attention heads."""
+    n_embd: int | None = None
+    """Overrides the preset's hidden size."""
+    vocab_size: int | None = None
+    """Overrides the preset's vocabulary."""
+    seq_len: int | None = None
+    """Tokens per sequence; default the model's block_size."""
+    micro_batch_size: int = 4
+    """Sequences per forward on one device."""
+    tp: str = "1"
+    """Numbers of tensor ranks, with commas between, whose parts of a block are measured."""
+    precision: Precision = "fp32"
+    """Of the products."""
+    recipes: str = "all"
+    """Recipes whose layers are measured as they hold them, with commas between; all that can run here, or none."""
+    nproc: int | None = None
+    """Ranks that are measured together; default one per GPU, or 2 on a CPU. Under torchrun its world counts."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes CUDA when it is there."""
+    device_name: str = "here"
+    """Under which name of `gptscale plan --device` the figures are filed; `here` is this machine."""
+    link: str | None = None
+    """Under which name of a link the collectives are filed; default gloo, or nccl with CUDA."""
+    repeats: int = 9
+    """Rounds, of which the median is kept."""
+    out: Path | None = None
+    """File to add to; default calibration.json in the package's cache (XDG_CACHE_HOME)."""
+
+    def __post_init__(self) -> None:
+        from gptscale.foresight.time.presets import DEVICES, LINKS
+
+        check_ranges(self, {"repeats": (3, 1000), "micro_batch_size": (1, 10**5), "nproc": (1, 1024)})
+        check_output_file(self.out, "--out", "cannot be written")
+        for option, name, names in (("--device-name", self.device_name, DEVICES), ("--link", self.link, LINKS)):
+            if name is not None and name not in names:
+                raise ConfigError(f"unknown name {name!r}", f"in {option}", did_you_mean(name, names))
+        self.config()
+        self.tensor_ranks()
+
+    def config(self) -> RunConfig:
+        """Return a run of the shape. Raises ConfigError for a shape that is none."""
+        config = RunConfig(data="synthetic", **self.shape())
+        config.gpt()
+        return config
+
+    def shape(self) -> dict[str, Any]:
+        """Return the shape as fields of RunConfig."""
+        return {name: getattr(self, name) for name in SHAPE}
+
+    def tensor_ranks(self) -> list[int]:
+        """Return the numbers of tensor ranks."""
+        heads, words = self.config().gpt().n_head, self.tp.split(",")
+        fits = [n for n in range(1, heads + 1) if heads % n == 0]
+        if not all(word.strip().isdecimal() and int(word) in fits for word in words):
+            raise ConfigError(f"{self.tp!r} does not divide {heads} heads", "in --tp", f"use one or more of {fits}")
+        return [int(word) for word in words]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure on all ranks at once, add the figures to the file, and print them."""
+    about = "Measure what this machine can do: layers, optimizer, collectives, copies. gptscale plan --here uses it."
+    options = parse(CalibrateOptions, argv, prog="gptscale calibrate", about=about)
+    begin_warm_parent(options.device, imports=["gptscale.launchers.run.start", "gptscale.foresight.calibrate.worker"])
+    # After the options are parsed, because they import torch.
+    from gptscale.common.process.program import Program
+    from gptscale.common.process.ranks import launch
+    from gptscale.common.process.world import World, runs_on_cuda, world_of
+    from gptscale.foresight.calibrate import file, worker
+
+    cuda, out = runs_on_cuda(options.device), options.out or file.default_file()
+    launched = "WORLD_SIZE" in os.environ
+    world = (
+        World.from_environment(options.device) if launched else world_of(options.device, None, nproc_of(options, cuda))
+    )
+    file.read(out)
+    task = worker.CalibrationTask(
+        shapes=[options.shape()],
+        recipes=recipes_of(options, cuda, world.world_size),
+        out=str(out.absolute()),
+        tp=options.tensor_ranks(),
+        device=options.device,
+        on=options.device_name,
+        link=options.link or "",
+        repeats=options.repeats,
+    )
+    words = (json.dumps(dataclasses.asdict(task)),)
+    if launched:
+        return worker.main(words)
+    tell(f"measuring {options.model} on {world.world_size} ranks of {world.device.type} ...")
+    if status := launch(Program("gptscale.foresight.calibrate.worker", words), world.world_size, fork=not cuda):
+        return status
+    show(out)
+    return 0
+
+
+def nproc_of(options: CalibrateOptions, cuda: bool) -> int:
+    """Return how many ranks to start."""
+    import torch
+
+    return options.nproc or (torch.cuda.device_count() if cuda else 2)
+
+
+def recipes_of(options: CalibrateOptions, cuda: bool, world_size: int) -> list[str]:
+    """Return the recipes whose layers are measured. Those of other environments and with stages are not."""
+    from gptscale.launchers.run.preflight import why_not_here
+    from gptscale.recipes import RECIPES, get
+
+    if options.recipes == "none" or world_size == 1:
+        return []
+    held = [name for name, row in RECIPES.items() if row.axes and not row.environment and name not in WITHOUT_LAYERS]
+    if options.recipes == "all":
+        heads = options.config().gpt().n_head
+        fits = [name for name in held if get(name).axes != ("tp",) or heads % world_size == 0]
+        return [name for name in fits if why_not_here(name, cuda=cuda) is None]
+    names = [name.strip() for name in options.recipes.split(",")]
+    for name in names:
+        if name not in held:
+            get(name)
+            raise ConfigError(f"{name} has no layers of its own to measure", "in --recipes", "use " + " ".join(held))
+    return names
+
+
+# Recipes whose layers are those of one device, and one that keeps its state on a disk that must be named.
+WITHOUT_LAYERS = ("single", "ddp", "pipeline", "zero_infinity")
+
+
+def show(path: Path) -> None:
+    """Print what was measured last."""
+    from gptscale.foresight.calibrate.file import read
+    from gptscale.foresight.calibrate.worker import busy
+    from gptscale.results import render
+
+    last = read(path)[-1]
+    columns = ("operation", "shape", "on", "ms", "spread")
+    rows = [
+        (
+            t.operation.kind,
+            " ".join(map(str, t.operation.shape)),
+            t.operation.on,
+            f"{t.seconds * 1e3:,.3f}",
+            f"{t.spread:.0%}",
+        )
+        for t in last.operations
+    ]
+    console = render.console(130, highlight=False)
+    console.print(render.table(columns, rows))
+    machine = last.machine
+    console.print(f"{machine.device}, torch {machine.torch}, {machine.threads} threads, {machine.world} ranks at once")
+    for fact in last.facts:
+        console.print(f"{fact.name}: {fact.value:.3g} {fact.unit}")
+    if taken := busy(last.facts):
+        console.print(f"warning: others took {taken:.0%} of the processors meanwhile; measure again on a quiet machine")
+    print(f"added to {path}")

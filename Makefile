@@ -73,8 +73,10 @@ demo: prepare  ## every recipe that can run here, on real text, and their compar
 	@$(BIN)/$(DEMO)
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
-# Two files at a time, each process with one thread: threads of both would wait for each other's cores, a training five-fold.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+# Two files at a time, each process with one thread: more threads would wait for each other's cores, a training five-fold.
+# Each takes about a core: make test WORKERS=8 on a machine with more of them.
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 test: prepare colossalai lint types  ## everything: lint, types, all tests
 	$(PYTEST) --dist loadfile --no-loadscope-reorder

@@ -37,9 +37,10 @@ CHANGED_BY_LIBRARIES = (
 LONGEST = [
     "test_worlds.py",
     "test_parity.py",
-    "test_cifar_sample.py",
     "test_colossal.py",
     "test_split.py",
+    "test_cifar_sample.py",
+    "test_slurm.py",
     "test_sharding.py",
     "test_packaging.py",
     "test_prepare.py",

@@ -46,7 +46,7 @@ def read_verdict(folder: Path) -> Verdict:
     except OSError as error:
         raise ConfigError(f"its {NAME} cannot be read ({error.strerror})", where, "give another run") from None
     try:
-        content = json.loads(raw) if len(raw) <= BYTES_MAX else None
+        content: Any = json.loads(raw) if len(raw) <= BYTES_MAX else None
         version = content["format_version"]
         if version != FORMAT_VERSION:
             fix = "read it with the gptscale that wrote it, or run again"

@@ -47,7 +47,8 @@ class Replay:
         for rank, segments in enumerate(self.segments):
             n_data = sum(s.part == "data" for s in segments)
             for segment in segments:
-                needs, seconds, kind = [], segment.end - segment.begin, segment.part
+                needs: list[int] = []
+                seconds, kind = segment.end - segment.begin, segment.part
                 if segment.waits:
                     wait, needs = self._wait(rank, segment, own, ends)
                     seconds, kind = segment.end - wait.arrival, TRANSFER

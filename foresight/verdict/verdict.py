@@ -163,13 +163,10 @@ def judge(
 def named(causes: Sequence[Cause], step_s: float, spread: float) -> str | None:
     """Return the cause to name, None if none is worth it.
 
-    A rank that others slow down is named as the late one, not as a machine in use. What others take makes steps differ, so that
-    the spread says nothing against it.
+    What others take of the machine makes steps differ, so that the spread says nothing against that.
     """
     worth = {c.name: 1 - c.without_s / step_s for c in causes}
     worth = {n: gain for n, gain in worth.items() if gain >= GAIN_MIN and (gain > spread or n == CONTENDED)}
-    if LATE in worth:
-        worth.pop(CONTENDED, None)
     return max(worth, key=lambda name: worth[name], default=None)
 
 

@@ -128,7 +128,7 @@ def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause() -> None:
 
 def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
     ranks, _, _ = INJECTED[LATE]
-    assert verdict_on(*ranks, taken=0.5).bound_by == LATE
+    assert verdict_on(*ranks, taken=0.3).bound_by == LATE
 
 
 @pytest.mark.parametrize("recipe", "ddp fsdp zero2 tensor_parallel pipeline hybrid_3d".split())

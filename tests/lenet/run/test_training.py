@@ -21,6 +21,7 @@ from holder import reseal
 from worlds import Started, command, ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
 from gptscale.lenet.run.config import VisionConfig, option_words
@@ -73,7 +74,8 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, 
     options = {"data": str(idx_folder), "epochs": 4, "batch_size": 16, "augment": augmentation}
     one = run(tmp_path, "one", **options)
     config = VisionConfig(out=tmp_path, run_name="two", device="cpu", tensorboard=False, **options)  # type: ignore[arg-type]
-    ok("lenet", "train", "--nproc", 2, *option_words(config))
+    ended = ok("lenet", "train", "--nproc", 2, *option_words(config))
+    assert f"  verdict {read_verdict(tmp_path / 'runs/two').line()}" in ended.stdout
     a, b = steps(one), pd.read_csv(tmp_path / "runs/two/steps.csv", float_precision="round_trip").set_index("step")
     assert len(a) == len(b) == 24
     assert float(((a.loss - b.loss).abs() / a.loss).max()) <= 1e-5

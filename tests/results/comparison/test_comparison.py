@@ -206,6 +206,37 @@ def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
     assert "no significant difference" in notes(comparison)[0]
 
 
+def test_a_speed_on_a_machine_in_use_is_not_told_from_its_neighbours(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 1000.0, taken_fraction=0.04)
+    add_run(tmp_path, "ddp", 2000.0, taken_fraction=0.31)
+    add_run(tmp_path, "fsdp", 4000.0)
+    comparison = compare(load([tmp_path]))
+    assert [row["status"] for row in cells(comparison)] == ["ok", "ok contended", "ok"]
+    assert [group.tied_with_faster for group in comparison.ranked] == [False, True, True]
+    assert notes(comparison)[1] == "ddp x2: contended, others took 31% of the machine while it was timed"
+
+
+def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path: Path) -> None:
+    run_id = add_run(tmp_path, "ddp", bound_by="data-bound", gain_if_removed=0.25)
+    add_run(tmp_path, "single", 500.0)
+    without = figure_png(compare(load([tmp_path])))
+    (tmp_path / "runs" / run_id / "verdict.json").write_text(json.dumps({"shares": {"data": 0.25, "products": 0.75}}))
+    comparison = compare(load([tmp_path]))
+    assert [row["bound by"] for row in cells(comparison)] == ["data-bound -25%", "-"]
+    assert "bound by" in as_markdown(comparison)
+    assert picture.shares_of(comparison.ranked[0])["products"] == 0.75
+    assert picture.shares_of(comparison.ranked[1]) == {}
+    heights = [matplotlib.image.imread(io.BytesIO(png)).shape[0] for png in (without, figure_png(comparison))]
+    assert heights[1] > heights[0]
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", '{"shares": 3}', '{"shares": {"data": 7}}', '{"shares": {"data": "x"}}'])
+def test_a_damaged_verdict_is_no_bar(damaged: str, tmp_path: Path) -> None:
+    run_id = add_run(tmp_path, "ddp")
+    (tmp_path / "runs" / run_id / "verdict.json").write_text(damaged)
+    assert picture.shares_of(compare(load([tmp_path])).ranked[0]) == {}
+
+
 def test_failed_runs_are_listed_last_with_their_error(tmp_path: Path) -> None:
     add_failure(tmp_path, "fsdp")
     add_run(tmp_path, "single")

@@ -72,6 +72,11 @@ class RankTrace:
     operations: list[TracedOperation] = field(default_factory=list)
 
 
+def own_s(trace: RankTrace) -> float:
+    """Return the seconds of a rank's own work in its traced steps: all but waits for others and for data."""
+    return sum(s.end - s.begin for s in trace.segments if not s.waits and s.part != "data")
+
+
 def trace_steps(rank: int, step: Callable[[int], object], device: torch.device, *, keep: bool = False) -> RankTrace:
     """Call `step` with 0, 1, ... and return what it did. All ranks call this together. keep: the operations too."""
     gather_objects(None)

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from gptscale.common.measure.step_trace import STEPS, RankTrace, trace_steps
+from gptscale.common.measure.step_trace import STEPS, RankTrace, own_s, trace_steps
 from gptscale.common.process.world import agree_any
 from gptscale.foresight.verdict.remedies import RunFacts
 from gptscale.foresight.verdict.verdict import Verdict, judge
 from gptscale.results.record.files import warn
+
+RANKS_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,29 @@ def _with_right_threads(step: Callable[[int], object]) -> float | None:
 def verdict_of(
     evidence: Sequence[RankEvidence | None], facts: RunFacts, step_times_s: Sequence[float], taken: float | None
 ) -> Verdict | None:
-    """Return the verdict on the evidence of all ranks, None if one of them has none, or no step was timed."""
+    """Return the verdict on the evidence of all ranks, None if one of them has none, or no step was timed.
+
+    Of a large world RANKS_MAX ranks are judged, and the one with the most work of its own is among them.
+    """
     ranks = [e for e in evidence if e is not None]
     if len(ranks) < len(evidence) or not ranks or not step_times_s:
         return None
+    if len(ranks) > RANKS_MAX:
+        slowest = max(ranks, key=lambda e: own_s(e.trace))
+        others = [e for e in ranks if e is not slowest]
+        ranks = [slowest, *others[:: -(-len(others) // (RANKS_MAX - 1))]]
+        ranks.sort(key=lambda e: e.trace.rank)
     threads_s = [e.right_threads_s for e in ranks if e.right_threads_s is not None]
-    return judge(
-        [e.trace for e in ranks],
-        facts,
-        step_times_s=step_times_s,
-        data_wait_s=[e.data_wait_s for e in ranks],
-        taken=taken,
-        right_threads_s=max(threads_s, default=None),
-    )
+    try:
+        return judge(
+            [e.trace for e in ranks],
+            facts,
+            step_times_s=step_times_s,
+            data_wait_s=[e.data_wait_s for e in ranks],
+            taken=taken,
+            right_threads_s=max(threads_s, default=None),
+        )
+    except Exception as error:
+        # A fault of the verdict is none of the run.
+        warn(f"this run has no verdict ({type(error).__name__}: {error})")
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from gptscale.foresight.time.work import COMPUTE, Item, Operation, StepWork
 
 # The kind of an item that is a wait. All other kinds are parts of a step, by the names of Segment.
 TRANSFER = "transfer"
+NEEDS_MAX = 8
 # How many times as long an operation lasts.
 Factor = Callable[[Operation], float]
 
@@ -78,7 +80,8 @@ class Replay:
         late = max(done, key=lambda other: done[other][0], default=rank)
         arrival = max(segment.begin, done[late][0]) if done else segment.begin
         self.waits.append(wait := Wait(rank, segment.begin, arrival, segment.end, late))
-        return wait, [place for _, place in done.values()]
+        # Those that came long before the last one would hold up nobody, whatever is removed.
+        return wait, [place for _, place in heapq.nlargest(NEEDS_MAX, done.values())]
 
     def play(self, factor: Factor, *, ranks_wait: bool = True) -> PlayedStep:
         """Play all traced steps with each operation so many times as long. ranks_wait: whether for each other."""

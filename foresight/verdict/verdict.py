@@ -152,7 +152,7 @@ def judge(
         traced_s=traced_s,
         shares=shares,
         causes=causes,
-        late_rank=late if word == LATE else None,
+        late_rank=traces[late].rank if word == LATE else None,
         taken=taken,
         remedy=remedy(word, facts),
         remedied_s=median * replay.step_s(partly[word]) / traced_s if word in partly else None,

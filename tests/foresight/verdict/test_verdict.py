@@ -11,6 +11,7 @@ import pytest
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.contention import TAKEN_MAX
 from gptscale.common.measure.step_trace import ATTENTION, COMPUTING, ELEMENTWISE, PRODUCTS, RankTrace, Segment
+from gptscale.foresight.verdict.evidence import RANKS_MAX, RankEvidence, verdict_of
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
 from gptscale.foresight.verdict.picture import draw
 from gptscale.foresight.verdict.remedies import (
@@ -33,6 +34,7 @@ from gptscale.foresight.verdict.remedies import (
 from gptscale.foresight.verdict.verdict import Verdict, judge
 from gptscale.launchers.commands import why
 from gptscale.launchers.run.options import parse_run
+from gptscale.lenet.run.worker import parse_vision
 
 FACTS = RunFacts("ddp", grad_accum_steps=4, micro_batch_size=2)
 Parts = list[tuple[str, bool, float]]
@@ -133,10 +135,16 @@ def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
 
 @pytest.mark.parametrize("recipe", "ddp fsdp zero2 tensor_parallel pipeline hybrid_3d".split())
 def test_every_remedy_is_made_of_options_that_exist(recipe: str) -> None:
-    for word in WORDS:
-        for facts in (FACTS, replace(FACTS, grad_accum_steps=1), replace(FACTS, cuda=True, micro_batch_size=1)):
-            facts = replace(facts, recipe=recipe, pipeline=recipe in ("pipeline", "hybrid_3d"))
-            parse_run(recipe, options_against(word, facts))
+    base = replace(FACTS, recipe=recipe, pipeline=recipe in ("pipeline", "hybrid_3d"))
+    kinds = (base, replace(base, grad_accum_steps=1), replace(base, cuda=True, micro_batch_size=1))
+    for options in {tuple(options_against(word, facts)) for word in WORDS for facts in kinds}:
+        parse_run(recipe, options)
+
+
+def test_every_remedy_of_a_vision_run_is_made_of_options_that_exist() -> None:
+    for facts in (RunFacts(""), RunFacts("", slow_loader=True, micro_batch_size=8)):
+        for word in WORDS:
+            parse_vision(["--loader", "dataloader", *options_against(word, facts)])
 
 
 def test_why_explains_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,3 +190,18 @@ def test_a_cut_or_changed_verdict_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "verdict.json").write_text(damaged)
         with pytest.raises(ConfigError, match="cut or damaged"):
             read_verdict(tmp_path)
+
+
+def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them(capsys: pytest.CaptureFixture[str]) -> None:
+    late = [*HEALTHY, ("backward", False, 0.07)]
+    waiting = [*HEALTHY, ("backward", True, 0.07)]
+    evidence = [RankEvidence(trace(r, late if r == 101 else waiting), 0.001, None) for r in range(200)]  # type: ignore[arg-type]
+    verdict = verdict_of(evidence, FACTS, [0.166] * 10, None)
+    assert verdict is not None
+    assert (verdict.bound_by, verdict.late_rank) == (LATE, 101)
+    assert len(verdict.ranks) <= RANKS_MAX
+    assert verdict_of([*evidence, None], FACTS, [0.166], None) is None
+    assert verdict_of(evidence, FACTS, [], None) is None
+    # What goes wrong in a verdict is said, and the run goes on.
+    assert verdict_of(evidence[:1], FACTS, [float("nan"), "x"], None) is None  # type: ignore[list-item]
+    assert "this run has no verdict" in capsys.readouterr().err

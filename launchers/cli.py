@@ -90,7 +90,7 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
     ),
     "plan": (
         "launchers.commands.plan",
-        "gptscale plan --check FILE [--calibrate-on FILE...] [--csv OUT]: predict runs that others measured, and how far off.",
+        "gptscale plan --model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
     ),
     "calibrate": (
         "launchers.commands.calibrate",

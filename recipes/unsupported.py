@@ -200,7 +200,7 @@ def check(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> None:
     """Raise ConfigError if `recipe` does not work with one of the run's options."""
     for pair in UNSUPPORTED:
         value = getattr(config, pair.option)
-        if recipe not in pair.recipes or value not in pair.values:
+        if value not in pair.values or recipe not in pair.recipes:
             continue
         if pair.only_if is None or getattr(recipe_config, pair.only_if[0]) in pair.only_if[1]:
             raise ConfigError(

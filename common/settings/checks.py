@@ -20,7 +20,7 @@ RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 RUN_WORDS = ("newest", "auto")
 # Options that may differ between the ranks of a run: where a machine keeps its copy of the data, whose content is compared
 # instead, and its own fast disk. `out` is none of them, because every rank writes its part of a checkpoint there.
-OF_THE_MACHINE = frozenset({"data", "tokenizer", "data_dir", "download", "nvme_path", "ds_config"})
+OF_THE_MACHINE = frozenset({"data", "tokenizer", "data_dir", "download", "nvme_path", "ds_config", "plan"})
 # What matplotlib writes; without an ending it adds .png.
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps")
 

@@ -130,6 +130,10 @@ class RunConfig:
     must be those that you listed in SHA256SUMS beside them."""
     allow_data_change: bool = False
     """Resume although the data differs from the saved run's."""
+    plan: Path | None = None
+    """A file of `gptscale plan --save`: its row fills in the split (`gptscale run`), and what it predicts is recorded."""
+    plan_row: int | None = None
+    """The row of --plan, as the plan's table counts; default the recommended one."""
     out: Path = Path("results")
     """Folder for summary.csv and runs/."""
     run_name: str | None = None
@@ -164,6 +168,7 @@ class RunConfig:
             f"only a run of {VERDICT_STEPS_MIN} steps with a verdict is traced",
             f"use --steps {VERDICT_STEPS_MIN} or more, without --no-verdict",
         ),
+        OptionNeed("plan_row", lambda c: c.plan, "there is no plan whose row it could be", "add --plan FILE"),
         OptionNeed("save_async", lambda c: c.save_every, "the last save has no steps behind it", "add --save-every N"),
         OptionNeed(
             "trust_checkpoint,allow_data_change", lambda c: c.resume, "the run resumes nothing", "add --resume PATH"
@@ -190,7 +195,7 @@ class RunConfig:
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
             "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
-            "check_replicas": (0, 10**9),
+            "check_replicas": (0, 10**9), "plan_row": (1, 10**6),
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),
             "vocab_size": (2, 2**31),
         }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gptscale.foresight.time.operations import BYTES, StateShape
 from gptscale.foresight.time.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, needs
 from gptscale.foresight.time.split import Machines, ModelShape, Split, StepWriter
-from gptscale.foresight.time.work import COMPUTE, GATHER, P2P, REDUCE, Operation, StepWork, added, times
+from gptscale.foresight.time.work import COMPUTE, GATHER, P2P, REDUCE, Item, Operation, StepWork, added, times
 
 
 def pipeline_step(model: ModelShape, split: Split, machines: Machines) -> StepWork:
@@ -58,8 +58,8 @@ def pipeline_step(model: ModelShape, split: Split, machines: Machines) -> StepWo
             elif leaves:
                 places[result, stage, m] = step.add(f"send {kind}{m}", rank, P2P, outgoing, (place,))
     for place, computation in pending:
-        item = step.items[place]
-        step.items[place] = item._replace(needs=(*item.needs, places[computation]))
+        name, rank, stream, work_place, earlier = step.items[place]
+        step.items[place] = Item(name, rank, stream, work_place, (*earlier, places[computation]))
     _finish(step, write, last, rank_of)
     return step
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
+from gptscale.foresight.plan.frozen import with_plan
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.recipes import get
 
@@ -26,8 +27,8 @@ class LaunchOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train with the recipe that the first word names, and return the run's exit status."""
-    recipe, words = take_recipe(argv, "gptscale run RECIPE [options]")
+    """Train with the recipe that the first word or a plan names, and return the run's exit status."""
+    recipe, words = take_recipe(with_plan(argv), "gptscale run RECIPE [options], or gptscale run --plan FILE [options]")
     row = get(recipe)
     config, recipe_config, options = parse_launch(recipe, words, LaunchOptions)
     assert options is not None

@@ -29,7 +29,7 @@ from gptscale.results.render import DPI, console, table
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
 WITHOUT_EFFECT = (
     "steps,eval_every,eval_batches,timing_warmup_steps,log_every,on_spike,check_replicas,save_every,save_last,keep_checkpoints,"
-    "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb"
+    "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb,plan,plan_row"
 )
 
 
@@ -115,8 +115,7 @@ def _simulate(
 def _on_mock(
     recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
 ) -> RankMemory:
-    from gptscale.foresight.memory.constants import outside_of_torch
-    from gptscale.launchers.run.simulation import simulate
+    from gptscale.launchers.run.simulation import rank_memory, simulate
 
     found = simulate(
         recipe,
@@ -127,25 +126,7 @@ def _on_mock(
         world_size=options.nproc,
         ranks_per_node=options.gpus_per_node,
     )
-    facts = found.facts
-    return RankMemory(
-        rank,
-        found.timeline,
-        facts["peak_allocated"],
-        facts["peak_reserved"],
-        facts["device_memory"],
-        facts["peak_pinned"],
-        facts["peak_host"],
-        outside_of_torch(facts["communicators"]),
-        found.out_of_memory,
-        {
-            "device": facts["device"],
-            "host_s": facts.get("host_s"),
-            "closed_form_bytes": facts["closed_form_bytes"],
-            "step": found.calls.as_json() if found.calls else None,
-            "calls": found.calls,
-        },
-    )
+    return rank_memory(found, rank)
 
 
 def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int) -> str:

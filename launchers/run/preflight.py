@@ -26,6 +26,7 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.run import Run, workload
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.plan.frozen import check_planned
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS
@@ -93,6 +94,7 @@ def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: 
 def check_without_device(run: Run, recipe_config: RecipeConfig) -> None:
     """Check what can be checked on a machine that has not the devices of the run."""
     unsupported.check(run.recipe, run.config, recipe_config)
+    _check_plan(recipe_config, run)
     _check_results_folder(run)
 
 
@@ -107,6 +109,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         check_compile,
         _check_wandb,
         functools.partial(_check_recipe, recipe_config),
+        functools.partial(_check_plan, recipe_config),
         check_shapes,
         _check_results_folder,
         recipe_config.check,
@@ -211,6 +214,12 @@ def _check_recipe(recipe_config: RecipeConfig, run: Run) -> None:
     get(run.recipe).check_imports()
     if lack := recipe_config.lacks():
         raise lack
+
+
+def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
+    """Raise ConfigError if a run with --plan is not what the plan predicts."""
+    if run.config.plan is not None:
+        check_planned(run, recipe_config, run.config.plan, run.config.plan_row)
 
 
 def _check_results_folder(run: Run) -> None:

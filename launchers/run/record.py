@@ -26,6 +26,7 @@ from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import Run, workload, workload_hash
+from gptscale.foresight.plan.frozen import predicted_columns
 from gptscale.foresight.verdict.evidence import RankEvidence, right_threads, verdict_of
 from gptscale.foresight.verdict.files import write_trace, write_verdict
 from gptscale.foresight.verdict.remedies import RunFacts
@@ -210,6 +211,7 @@ def identity(plan: Plan, run_id: str) -> dict[str, Any]:
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
         "workload_hash": workload_hash(workload(run, plan.fingerprint)),
+        **predicted_columns(config.plan, config.plan_row),
     }
 
 

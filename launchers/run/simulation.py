@@ -19,6 +19,8 @@ from gptscale.common.process import environments
 from gptscale.common.process.task import pass_on, reason
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.memory.constants import outside_of_torch
+from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.saved import load_timeline
 from gptscale.foresight.memory.timeline import Timeline
 from gptscale.foresight.mock_cuda.build import prepare
@@ -97,6 +99,29 @@ def simulate(
         except ValueError:
             step = None
         return Simulation(facts, load_timeline(folder / "timeline.npz"), step)
+
+
+def rank_memory(found: Simulation, rank: int) -> RankMemory:
+    """Return the memory of a simulated rank, with what lies on its device beside torch's allocator."""
+    facts = found.facts
+    return RankMemory(
+        rank,
+        found.timeline,
+        facts["peak_allocated"],
+        facts["peak_reserved"],
+        facts["device_memory"],
+        facts["peak_pinned"],
+        facts["peak_host"],
+        outside_of_torch(facts["communicators"]),
+        found.out_of_memory,
+        {
+            "device": facts["device"],
+            "host_s": facts.get("host_s"),
+            "closed_form_bytes": facts["closed_form_bytes"],
+            "step": found.calls.as_json() if found.calls else None,
+            "calls": found.calls,
+        },
+    )
 
 
 def mock_variables(environment_name: str, device: str, devices: int) -> dict[str, str]:

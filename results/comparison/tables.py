@@ -89,6 +89,7 @@ def notes(comparison: Comparison) -> list[str]:
     ]
     lines += [f"{group.name}: {offload}" for group in comparison.ranked if (offload := _offload(group))]
     lines += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
+    lines += [f"{group.name}: {planned}" for group in comparison.ranked if (planned := _planned(group))]
     return lines + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
 
 
@@ -100,6 +101,21 @@ def _offload(group: Group) -> str:
         return ""
     places = " and ".join(f"{gib:.3g} GiB on {name}" for name, gib in stores if gib)
     return f"keeps {places}, {waiting:.1%} of the step waiting for it"
+
+
+def _planned(group: Group) -> str:
+    """Say what a plan predicted beside what was measured, or nothing without a plan."""
+    pairs = (
+        ("step", "predicted_step_time_s", "step_time_s_median", 1e3, ",.1f", "ms"),
+        ("peak memory", "predicted_peak_mem_gib", "peak_mem_allocated_gib", 1.0, ".2f", "GiB"),
+    )
+    parts = []
+    for what, predicted_column, measured_column, scale, form, unit in pairs:
+        predicted, measured = group.median(predicted_column), group.median(measured_column)
+        if predicted and measured:
+            figures = f"{predicted * scale:{form}} {unit} predicted, {measured * scale:{form}} measured"
+            parts.append(f"{what} {figures} ({predicted / measured - 1:+.1%})")
+    return "; ".join(parts)
 
 
 def _bubble(group: Group) -> str:

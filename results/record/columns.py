@@ -16,9 +16,10 @@ SUMMARY_COLUMNS = (
     "handout_tflops fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib "
     "data_wait_fraction offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s "
     "offload_wait_fraction bubble_fraction bubble_fraction_theory device device_peak_tflops host torch_version git_commit "
-    "workload_hash slowest_rank slowest_rank_ratio skipped_spikes bound_by bound_share gain_if_removed late_rank taken_fraction"
+    "workload_hash slowest_rank slowest_rank_ratio skipped_spikes bound_by bound_share gain_if_removed late_rank taken_fraction "
+    "predicted_step_time_s predicted_peak_mem_gib plan_hash"
 ).split()
-NEW_IN_6 = ("bound_by", "bound_share", "gain_if_removed", "late_rank", "taken_fraction")
+NEW_IN_6 = ("bound_by", "bound_share", "gain_if_removed", "late_rank", "taken_fraction", "predicted_", "plan_hash")
 # What version 1 lacks. docs/guides/metrics.md says which later version lacks what.
 NEW_SINCE_1 = [
     column

@@ -1,9 +1,24 @@
 """`gptscale plan --check` as it is typed."""
 
+import json
+
 import pytest
 
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.launchers.commands.plan import main
+from gptscale.launchers.commands.run import main as run
+
+SMALL = [
+    "--no-simulate",
+    "--model",
+    "gpt2",
+    "--gpus-per-node",
+    "2",
+    "--global-batch-size",
+    "16",
+    "--recipes",
+    "ddp,fsdp,pipeline",
+]
 
 NCCL = "gpu,n_gpus,size_B,time_ns_out_of_place\n" + "".join(
     f"a100,{ranks},{size},{40000 + 2 * size * (ranks - 1) / ranks / 220:.0f}\n"
@@ -34,10 +49,69 @@ def test_several_tables_are_calibrated_on(tmp_path, capsys):
 
 
 def test_bad_input_is_one_line(tmp_path):
-    with pytest.raises(ConfigError, match="no table is given"):
-        main([])
     (tmp_path / "a.csv").write_text("gpu,n_gpus,size_B\na100,2,1\n")
     with pytest.raises(DataError, match="has no column 'time_ns_out_of_place'"):
         main(["--check", str(tmp_path / "a.csv")])
     with pytest.raises(ConfigError, match="--csv"):
         main(["--check", str(tmp_path / "a.csv"), "--csv", str(tmp_path / "no" / "out.csv")])
+
+
+def test_a_plan_recommends_a_command_and_leaves_its_files(tmp_path, capsys):
+    files = [f"--{kind}={tmp_path}/plan.{kind}" for kind in ("png", "md", "html")]
+    assert main([*SMALL, *files, "--explain", "1", "--save", str(tmp_path / "plan.json")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("recommended  ddp dp2")
+    assert "gptscale run ddp --nproc 2 --model gpt2 --global-batch-size 16" in out
+    assert out.count("  Not ") == 2
+    assert "data sheet: no such device was measured" in out
+    assert "rank 0   reduce" in out
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert " * | ddp dp2 |" in (tmp_path / "plan.md").read_text()
+    assert "data:image/png;base64," in (tmp_path / "plan.html").read_text()
+    content = json.loads((tmp_path / "plan.json").read_text())
+    assert content["calibration"] == "data sheet"
+    assert {row["recipe"] for row in content["rows"]} == {"ddp", "fsdp", "pipeline"}
+
+
+def test_a_saved_row_starts_a_run_and_contradictions_are_refused(tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    main([*SMALL, "--save", str(plan)])
+    capsys.readouterr()
+    its = ["--plan", str(plan), "--dry-run", "--data", "synthetic", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert run(its) == 0
+    out = capsys.readouterr().out
+    assert "recipe   ddp on 2 x cpu, bf16" in out
+    assert f"--plan {plan}" in out
+    with pytest.raises(ConfigError, match="not what the plan predicts: micro_batch_size"):
+        run([*its, "--micro-batch-size", "1"])
+    with pytest.raises(ConfigError, match="no row 9"):
+        run([*its, "--plan-row", "9"])
+
+
+def test_more_devices_are_drawn(tmp_path):
+    assert main([*SMALL, "--scaling", "--png", str(tmp_path / "scaling.png")]) == 0
+    assert (tmp_path / "scaling.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "h100"], "unknown device 'h100', in --device, did you mean 'h100-80'"),
+        (["--device", "tpu"], "gptscale calibrate, then gptscale plan --here"),
+        (["--link", "ib-4000"], "unknown link 'ib-4000', in --link, did you mean"),
+        (["--nodes", "0"], "nodes 0 is out of range"),
+        (["--model", "gpt5"], "unknown model 'gpt5'"),
+        (["--recipes", "dpp"], "unknown recipe 'dpp', in --recipes, did you mean 'ddp'"),
+        (["--recipes", "single"], "no recipe accepts this work .*it is one process, not 8"),
+        (["--recipes", "ddp", "--global-batch-size", "9"], "global batch 9 is not a multiple of 8"),
+        (["--recipes", "tensor_parallel", "--gpus-per-node", "5"], "no recipe accepts this work"),
+        (["--recipes", "ddp", "--model", "gpt3-175b"], "nothing fits .* comes nearest and lacks"),
+        (["--explain", "99", "--recipes", "ddp"], "the table has no row 99"),
+        (["--here", "--device", "h200"], "--here is this machine"),
+        (["--nproc", "4"], "the devices are --nodes times"),
+        (["--here", "--calibration", "none.json", "--model", "tiny"], "this machine was not measured"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(words, message):
+    with pytest.raises(ConfigError, match=message):
+        main(["--no-simulate", *words])

@@ -34,10 +34,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_columns_are_the_documented_ones() -> None:
-    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 68
+    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 71
     assert SUMMARY_COLUMNS[:5] == ["schema_version", "run_id", "timestamp", "status", "error"]
-    assert SUMMARY_COLUMNS[-8:-5] == ["slowest_rank", "slowest_rank_ratio", "skipped_spikes"]
-    assert SUMMARY_COLUMNS[-5:] == "bound_by bound_share gain_if_removed late_rank taken_fraction".split()
+    assert SUMMARY_COLUMNS[-11:-8] == ["slowest_rank", "slowest_rank_ratio", "skipped_spikes"]
+    assert SUMMARY_COLUMNS[-8:-3] == "bound_by bound_share gain_if_removed late_rank taken_fraction".split()
+    assert SUMMARY_COLUMNS[-3:] == "predicted_step_time_s predicted_peak_mem_gib plan_hash".split()
 
 
 @pytest.mark.parametrize(

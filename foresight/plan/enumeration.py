@@ -1,0 +1,139 @@
+"""Every way of doing a piece of work that the recipes themselves accept."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.plan.question import Cluster, Resolve
+from gptscale.recipes import RECIPES, Recipe
+
+# What blocks keep for backward, the fastest first. Who has memory for one gains nothing by the next.
+CHECKPOINTING = ("none", "selective", "full")
+# Options of recipes that split the work otherwise. A field whose type lists its values takes all of them.
+LISTED = ("schedule", "data_parallel", "strategy")
+STAGES = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run that its recipe accepts."""
+
+    run: Run
+    config: RecipeConfig
+
+    @property
+    def split(self) -> tuple[str, int, int]:
+        """Return what rows of one kind have in common: the recipe and its mesh."""
+        return self.run.recipe, self.run.tp_size, self.run.pp_size
+
+
+@dataclass
+class Enumeration:
+    """What was listed. left_out: recipes that were not, each with the reason."""
+
+    groups: list[list[Candidate]]
+    left_out: dict[str, str]
+
+
+def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], resolve: Resolve) -> Enumeration:
+    """Return the valid runs in groups that differ in checkpointing alone, its fastest form first."""
+    listed = Enumeration([], {})
+    for name in recipes:
+        row = RECIPES[name]
+        if row.needs_cuda and cluster.is_cpu:
+            listed.left_out[name] = "it needs a CUDA device"
+            continue
+        try:
+            kind = getattr(row.load(), row.config)
+        except ConfigError as error:
+            listed.left_out[name] = f"{error.what}: {error.fix}"
+            continue
+        before, why = len(listed.groups), _no_mesh(row, cluster)
+        for wanted, options in _wanted(config, cluster, row, kind):
+            group = []
+            for mode in CHECKPOINTING:
+                try:
+                    run = resolve(name, dataclasses.replace(wanted, activation_checkpointing=mode), options)
+                except ConfigError as error:
+                    why = f"{error.what} ({error.where})"
+                    continue
+                group.append(Candidate(run, options))
+            if group:
+                listed.groups.append(group)
+        if len(listed.groups) == before:
+            listed.left_out[name] = why
+    return listed
+
+
+def _wanted(
+    config: RunConfig, cluster: Cluster, row: Recipe, kind: type[RecipeConfig]
+) -> Iterator[tuple[RunConfig, RecipeConfig]]:
+    """Yield options of the run and of the recipe, many of which the recipe will refuse."""
+    options = list(_options(row, kind, cluster))
+    for tp_size, pp_size in _meshes(cluster, row.axes):
+        data_ranks = cluster.ranks // (tp_size * pp_size)
+        sequences = (config.global_batch_size or 1) // data_ranks
+        sizes = {"tp_size": tp_size if "tp" in row.axes else None, "pp_size": pp_size if "pp" in row.axes else None}
+        for exponent in range(max(1, sequences).bit_length()):
+            if sequences % 2**exponent == 0 or exponent == 0:
+                batch = {"micro_batch_size": 2**exponent, "grad_accum_steps": None}
+                for own in options:
+                    yield dataclasses.replace(config, **sizes, **batch), own
+
+
+def _no_mesh(row: Recipe, cluster: Cluster) -> str:
+    """Return why a recipe may have no mesh on a cluster."""
+    if not row.axes:
+        return f"it is one process, not {cluster.ranks}"
+    return f"its tensor ranks would span nodes of {cluster.per_node}" if row.axes == ("tp",) else "no option of it fits"
+
+
+def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield sizes of tensor and pipeline ranks. Tensor ranks stay in a node."""
+    n = cluster.ranks
+    divisors = [size for size in range(1, n + 1) if n % size == 0]
+    tensor = [size for size in divisors if size <= cluster.per_node or n == 1] if "tp" in axes else [1]
+    stages = divisors if "pp" in axes else [1]
+    for tp_size, pp_size in itertools.product(tensor, stages):
+        if n % (tp_size * pp_size) or ("dp" not in axes and tp_size * pp_size != n):
+            continue
+        # What is left without tensor ranks and stages is what the recipes of one axis do.
+        if len(axes) > 1 and tp_size * pp_size == 1 and n > 1:
+            continue
+        yield tp_size, pp_size
+
+
+def _options(row: Recipe, kind: type[RecipeConfig], cluster: Cluster) -> Iterator[RecipeConfig]:
+    """Yield a recipe's own options in all the ways that split the work otherwise."""
+    types = typing.get_type_hints(kind)
+    values: dict[str, Sequence[Any]] = {}
+    for field in dataclasses.fields(kind):
+        if field.name in row.preset:
+            continue
+        if field.name in LISTED:
+            values[field.name] = typing.get_args(types[field.name])
+        elif field.name == "stage":
+            values["stage"] = typing.get_args(types["stage"]) or STAGES
+        elif field.name == "reshard_after_forward":
+            values[field.name] = (True, False)
+        elif field.name == "dp_replicate_size":
+            # shards inside a node, replicas between nodes
+            values[field.name] = sorted({1, cluster.nodes})
+        elif field.name == "stages_per_rank":
+            values[field.name] = (0, 4)
+        elif field.name == "offload_optim_frac":
+            values[field.name] = (0.0, 1.0)
+    for chosen in itertools.product(*values.values()):
+        try:
+            yield kind(**row.preset, **dict(zip(values, chosen, strict=True)))
+        except ConfigError:
+            continue

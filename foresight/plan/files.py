@@ -1,0 +1,87 @@
+"""What a plan leaves: its table as Markdown, a page, a picture, and the plan itself in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptscale.common.errors import StorageError
+from gptscale.foresight.calibrate.file import default_file
+from gptscale.foresight.plan.command_lines import words_of
+from gptscale.foresight.plan.frozen import options_of, save_plan
+from gptscale.foresight.plan.planner import WorkPlan
+from gptscale.foresight.plan.question import GIB
+from gptscale.foresight.plan.report import LEFT, page
+from gptscale.foresight.plan.rows import PlannedRow
+from gptscale.results.render import DPI, markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanTable:
+    """The table of a plan as it is shown. recommended: the number of its row."""
+
+    title: str
+    lines: Sequence[str]
+    rows: Sequence[PlannedRow]
+    cells: Sequence[dict[str, str]]
+    notes: Sequence[str]
+    recommended: int
+
+
+def write_figure(figure: Figure, shown: PlanTable, png: Path | None, html: Path | None) -> None:
+    """Write a picture, and a page of it and the table."""
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=DPI, format="png")
+    if png:
+        figure.savefig(png, dpi=DPI)
+    if html:
+        write_text(html, page(shown.title, shown.lines, shown.cells, shown.notes, picture.getvalue()))
+
+
+def write_table(path: Path, shown: PlanTable) -> None:
+    """Write the table as Markdown."""
+    write_text(path, markdown(shown.cells, left=LEFT, notes=shown.notes))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, or raise StorageError."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "in plan", "give another file") from None
+
+
+def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str], calibration: Path | None) -> str:
+    """Write the plan for `gptscale run --plan` and return its hash."""
+    file = calibration or default_file()
+    calibrated = plan.costs is not None and bool(plan.costs.measured)
+    content = {
+        "command": ["gptscale", "plan", *argv],
+        "cluster": dataclasses.asdict(plan.cluster),
+        "calibration": hashlib.sha256(file.read_bytes()).hexdigest() if calibrated else "data sheet",
+        "recommended": shown.recommended,
+        "rows": [
+            {
+                "name": row.name,
+                "recipe": row.candidate.run.recipe,
+                "nodes": plan.cluster.nodes,
+                "ranks": plan.cluster.ranks,
+                "words": words_of(row),
+                "options": options_of(row.candidate.run, row.candidate.config),
+                "predicted_step_time_s": None if row.timing.refused else row.timing.seconds,
+                "interval_s": None if row.timing.refused else row.timing.interval,
+                "grade": row.timing.grade,
+                "predicted_peak_mem_gib": (row.simulated.allocated if row.simulated else row.places.on_device) / GIB,
+                "memory_by": "simulation" if row.simulated else "closed form",
+            }
+            for row in shown.rows
+        ],
+    }
+    return save_plan(path, content)

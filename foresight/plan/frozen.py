@@ -1,0 +1,136 @@
+"""A plan in a file: its rows with the options that start them, under a hash, so that a run can be held to its prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gptscale.common.errors import ConfigError, DataError, StorageError
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import OF_THE_MACHINE
+from gptscale.common.settings.run import Run
+from gptscale.results.record.files import replace_file
+
+FORMAT_VERSION = 1
+FILE_BYTES_MAX = 2**24
+# What a prediction holds for. Data, seed, steps, rates and what a run leaves behind are free.
+PLANNED = "seq_len precision optimizer optimizer_state activation_checkpointing compile attention dropout tp_size pp_size".split()
+GIB = 2**30
+
+
+class FrozenRow(NamedTuple):
+    """A row of a saved plan. options: what the run must have. words: the command line behind the recipe."""
+
+    recipe: str
+    nodes: int
+    ranks: int
+    words: list[str]
+    options: dict[str, str]
+    predicted_step_time_s: float | None
+    predicted_peak_mem_gib: float
+    plan_hash: str
+
+
+def options_of(run: Run, config: RecipeConfig) -> dict[str, str]:
+    """Return all that a prediction of a run depends on, by name."""
+    facts: dict[str, Any] = {"recipe": run.recipe, "ranks": run.world.world_size}
+    facts |= {name: getattr(run.config, name) for name in PLANNED}
+    facts |= {"seq_len": run.seq_len, "tp_size": run.tp_size, "pp_size": run.pp_size}
+    facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size")}
+    facts |= {name: getattr(run.gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+    own = dataclasses.asdict(config).items()
+    facts |= {name: value for name, value in own if name not in OF_THE_MACHINE}
+    return {name: str(value) for name, value in facts.items()}
+
+
+def save_plan(path: Path, content: Mapping[str, Any]) -> str:
+    """Write a plan under its hash and return that."""
+    versions = {"gptscale": importlib.metadata.version("gptscale"), "torch": importlib.metadata.version("torch")}
+    whole = {"format": FORMAT_VERSION, "versions": versions, **content}
+    whole["sha256"] = _hash(whole)
+    try:
+        replace_file(path, (json.dumps(whole, indent=1) + "\n").encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "in --save", "give another file") from None
+    return str(whole["sha256"])
+
+
+def read_row(path: Path, number: int | None = None) -> FrozenRow:
+    """Return a row of a saved plan.
+
+    number: as the plan's table counts, from 1; None is the recommended one. Raises DataError for a file that was edited, that is
+    of another version, or that is no plan, and ConfigError for a row that it does not have.
+    """
+    where, anew = f"in {path}", "make it anew: gptscale plan ... --save FILE"
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            raise DataError(f"a plan is no file of more than {FILE_BYTES_MAX} bytes", where, anew)
+        content = json.loads(path.read_text())
+        version, kept = content["format"], content.pop("sha256")
+        if version != FORMAT_VERSION:
+            what = f"the plan has format {version}, this gptscale reads {FORMAT_VERSION}"
+            raise DataError(what, where, anew)
+        if kept != _hash(content):
+            raise DataError("the plan was changed after it was saved: its hash does not hold", where, anew)
+        rows, recommended = content["rows"], content["recommended"]
+    except OSError as error:
+        raise DataError(str(error.strerror or error), where, "give a file of gptscale plan --save") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"this is no plan ({type(error).__name__})", where, "give a file of gptscale plan --save"
+        ) from None
+    number = number or recommended
+    if not 1 <= number <= len(rows):
+        raise ConfigError(f"the plan has no row {number}", "in --plan-row", f"use 1 to {len(rows)}")
+    row = rows[number - 1]
+    return FrozenRow(*(row[name] for name in FrozenRow._fields[:-1]), kept[:16])
+
+
+def check_planned(run: Run, config: RecipeConfig, path: Path, number: int | None) -> None:
+    """Raise ConfigError unless a run is what a row of a plan predicts."""
+    row, own = read_row(path, number), options_of(run, config)
+    different = [
+        f"{name} {own.get(name)} here, {value} there" for name, value in row.options.items() if own.get(name) != value
+    ]
+    if different:
+        fix = f"leave it out, or start with: gptscale run --plan {path}"
+        raise ConfigError(f"the run is not what the plan predicts: {'; '.join(different[:4])}", "in --plan", fix)
+
+
+def predicted_columns(path: Path | None, number: int | None) -> dict[str, Any]:
+    """Return the columns of a run's row that its plan fills, none without a plan."""
+    if path is None:
+        return {}
+    row = read_row(path, number)
+    names = ("predicted_step_time_s", "predicted_peak_mem_gib", "plan_hash")
+    return {name: getattr(row, name) for name in names}
+
+
+def with_plan(argv: Sequence[str]) -> list[str]:
+    """Return a command line with what its --plan says before what the user types: the recipe, the processes, all options."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--plan") else [word])]
+    path, number = _value(words, "--plan"), _value(words, "--plan-row")
+    if path is None:
+        return list(argv)
+    if number is not None and not number.isdecimal():
+        raise ConfigError(f"{number!r} is no row", "in --plan-row", "use a number of the plan's table")
+    row = read_row(Path(path), int(number) if number else None)
+    own = words[:1] if not words[0].startswith("-") else [row.recipe]
+    if row.nodes > 1:
+        fix = f"gptscale submit {row.recipe} --nodes {row.nodes} --gpus-per-node {row.ranks // row.nodes} ... --plan {path}"
+        raise ConfigError(f"the plan is for {row.nodes} nodes", "in --plan", fix)
+    return [*own, "--nproc", str(row.ranks), *row.words, *(words[1:] if own == words[:1] else words)]
+
+
+def _value(words: Sequence[str], option: str) -> str | None:
+    place = max((i for i, word in enumerate(words[:-1]) if word == option), default=-1)
+    return words[place + 1] if place >= 0 else None
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,99 @@
+"""What is asked of a planner: a piece of work, and the machines to do it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.memory.constants import outside_of_torch
+from gptscale.foresight.mock_cuda.devices import DEVICES
+from gptscale.foresight.time.presets import GLOO, HERE, INNER_LINKS, OUTER_LINKS, USUAL_LINKS
+from gptscale.foresight.time.split import Machines
+
+GIB = 2**30
+# Makes a run of a recipe and its options, or raises ConfigError where they do not work out (launchers/run/preflight.py).
+Resolve = Callable[[str, RunConfig, RecipeConfig], Run]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines that are alike. device: a name of mock_cuda/devices.py, or HERE. link: as costs are filed under it.
+
+    memory: bytes of a device, or of a rank on a CPU. assumed: what the user did not say.
+    """
+
+    device: str
+    nodes: int
+    per_node: int
+    link: str
+    memory: int
+    assumed: str = ""
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of devices."""
+        return self.nodes * self.per_node
+
+    @property
+    def is_cpu(self) -> bool:
+        """Return whether ranks are processes on this machine's processor."""
+        return self.device == HERE
+
+    def machines(self, precision: str) -> Machines:
+        """Return the machines as costs are filed under them. A data sheet has its own rates for fp32 and fp8."""
+        name = f"{self.device} {precision}" if precision in ("fp32", "fp8") and not self.is_cpu else self.device
+        return Machines(name, self.per_node, self.link)
+
+    def outside(self, communicators: int) -> int:
+        """Return the bytes of a device that torch does not see, 0 on a CPU."""
+        return 0 if self.is_cpu else sum(constant.nbytes for constant in outside_of_torch(communicators))
+
+    def __str__(self) -> str:
+        if self.is_cpu:
+            return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} on this CPU"
+        nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''} of " if self.nodes > 1 else ""
+        return f"{nodes}{self.per_node} x {self.device}, {self.link}"
+
+
+def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Cluster:
+    """Return a cluster of GPUs, or raise ConfigError for a device or link that is not in the tables.
+
+    link: names with commas between: one of what connects devices in a node, one of what connects nodes. The device's usual ones
+    stand for what is left out.
+    """
+    if device not in USUAL_LINKS:
+        near = next((name for name in USUAL_LINKS if name.startswith(device)), None)
+        named = f"did you mean {near!r}?" if near else did_you_mean(device, USUAL_LINKS)
+        fix = f"{named} On a machine that is none of them: gptscale calibrate, then gptscale plan --here"
+        raise ConfigError(f"unknown device {device!r}", "in --device", fix)
+    inner, outer = USUAL_LINKS[device]
+    assumed = [*([inner] if per_node > 1 else []), *([outer] if nodes > 1 else [])]
+    for name in link.split(",") if link else ():
+        if name not in INNER_LINKS and name not in OUTER_LINKS and name not in ("nvlink", "pcie"):
+            known = ["nvlink", "pcie", *INNER_LINKS, *OUTER_LINKS]
+            raise ConfigError(f"unknown link {name!r}", "in --link", did_you_mean(name, known))
+        if name in OUTER_LINKS:
+            assumed, outer = [one for one in assumed if one != outer], name
+        else:
+            # A generation that is not named is the device's own.
+            own = (
+                name
+                if name in INNER_LINKS
+                else inner
+                if inner.startswith(name)
+                else "nvlink4"
+                if name == "nvlink"
+                else "pcie4"
+            )
+            assumed, inner = [one for one in assumed if one != inner], own
+    return Cluster(device, nodes, per_node, f"{inner} {outer}", DEVICES[device].memory, " and ".join(assumed))
+
+
+def cpu_cluster(nproc: int, memory: int) -> Cluster:
+    """Return the ranks of this machine. memory: bytes for all of them."""
+    return Cluster(HERE, 1, nproc, GLOO, memory // nproc)

@@ -1,0 +1,42 @@
+"""How a plan's candidates are checked: by the launcher's own preflight."""
+
+import pytest
+import torch
+
+from gptscale.common.process.world import World
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.plan.planner import plan
+from gptscale.foresight.plan.question import gpu_cluster
+from gptscale.launchers.run.preflight import resolve
+from gptscale.recipes import unsupported
+
+
+def _resolver(ranks, device="cuda"):
+    world = World(0, 0, ranks, torch.device(device), 60.0)
+
+    def resolved(recipe, config, own):
+        run = resolve(recipe, config, own, world)
+        unsupported.check(recipe, run.config, own)
+        if own.offload != "nvme":
+            own.check(run)
+        return run
+
+    return resolved
+
+
+@pytest.fixture
+def resolver():
+    """Return a function that makes the check of runs of so many ranks."""
+    return _resolver
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """Return a function that plans, from data sheets alone: no calibration file is there."""
+
+    def planned(model, recipes, nodes=1, per_node=8, device="h100-80", batch=64, link=None, **more):
+        cluster = gpu_cluster(device, nodes, per_node, link)
+        config = RunConfig(model=model, global_batch_size=batch, precision="bf16", device="cuda", **more)
+        return plan(config, cluster, recipes.split(","), _resolver(cluster.ranks), file=tmp_path / "none.json")
+
+    return planned

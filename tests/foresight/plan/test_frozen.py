@@ -1,0 +1,81 @@
+"""A saved plan: nothing in it can change unseen, and a run is held to it."""
+
+import json
+
+import pytest
+
+from gptscale.common.errors import ConfigError, DataError
+from gptscale.foresight.plan.frozen import check_planned, options_of, predicted_columns, read_row, save_plan, with_plan
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.start import plan_run
+
+WORDS = ["--model", "tiny", "--global-batch-size", "8", "--micro-batch-size", "4", "--device", "cpu"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    run, own = run_of()
+    row = {"recipe": "ddp", "nodes": 1, "ranks": 2, "words": WORDS, "options": options_of(run, own)}
+    row |= {"predicted_step_time_s": 0.5, "predicted_peak_mem_gib": 1.25}
+    path = tmp_path / "plan.json"
+    save_plan(path, {"recommended": 2, "rows": [row | {"nodes": 2, "ranks": 4}, row]})
+    return path
+
+
+def run_of(*more):
+    config, own = parse_run("ddp", [*WORDS, *more])
+    return plan_run("ddp", config, own, 2).run, own
+
+
+def test_a_run_as_planned_gets_what_the_plan_predicts(saved):
+    check_planned(*run_of("--steps", "3", "--seed", "7"), saved, None)
+    columns = predicted_columns(saved, None)
+    assert columns["predicted_step_time_s"] == 0.5
+    assert columns["predicted_peak_mem_gib"] == 1.25
+    assert columns["plan_hash"] == json.loads(saved.read_text())["sha256"][:16]
+    assert predicted_columns(None, None) == {}
+
+
+def test_a_run_that_is_not_the_planned_one_is_refused(saved):
+    with pytest.raises(ConfigError, match="activation_checkpointing full here, none there"):
+        check_planned(*run_of("--activation-checkpointing", "full"), saved, None)
+    with pytest.raises(ConfigError, match="ranks 2 here, 4 there"):
+        run, own = run_of()
+        other = saved.with_name("other.json")
+        content = json.loads(saved.read_text())
+        content["rows"][0]["options"]["ranks"] = "4"
+        save_plan(other, {"recommended": 1, "rows": content["rows"]})
+        check_planned(run, own, other, 1)
+
+
+def test_the_preflight_of_a_run_holds_it_to_its_plan(saved):
+    run_of("--plan", str(saved))
+    with pytest.raises(ConfigError, match="not what the plan predicts"):
+        run_of("--plan", str(saved), "--precision", "bf16")
+
+
+def test_an_edited_plan_another_version_and_no_plan_are_told(saved, tmp_path):
+    content = json.loads(saved.read_text())
+    edited = tmp_path / "edited.json"
+    edited.write_text(json.dumps(content | {"recommended": 1}))
+    with pytest.raises(DataError, match="changed after it was saved"):
+        read_row(edited)
+    edited.write_text(json.dumps(content | {"format": 99}))
+    with pytest.raises(DataError, match="format 99"):
+        read_row(edited)
+    for text in ("{}", "[1]", "no json", '{"format": 1, "sha256": "x", "rows": 3}'):
+        edited.write_text(text)
+        with pytest.raises(DataError):
+            read_row(edited)
+    with pytest.raises(DataError, match="No such file"):
+        read_row(tmp_path / "none.json")
+    with pytest.raises(ConfigError, match="no row 3"):
+        read_row(saved, 3)
+
+
+def test_the_plan_comes_first_on_the_command_line_and_the_user_after_it(saved):
+    words = with_plan(["--plan", str(saved), "--steps", "3"])
+    assert words == ["ddp", "--nproc", "2", *WORDS, "--plan", str(saved), "--steps", "3"]
+    assert with_plan(["fsdp", "--steps", "3"]) == ["fsdp", "--steps", "3"]
+    with pytest.raises(ConfigError, match="the plan is for 2 nodes"):
+        with_plan([f"--plan={saved}", "--plan-row", "1"])

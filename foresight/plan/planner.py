@@ -13,6 +13,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.costs import cost_table
 from gptscale.foresight.calibrate.file import CalibratedMachine
+from gptscale.foresight.calibrate.steps import is_written
 from gptscale.foresight.plan.bytes import places_of
 from gptscale.foresight.plan.enumeration import Candidate, enumerate_runs
 from gptscale.foresight.plan.limits import without_each
@@ -101,10 +102,15 @@ def plan(
     def costs_of(asked: Iterable[Operation]) -> CostTable:
         return cost_table(asked, machines.device, machines.link, file, precision=config.precision, machine=machine)
 
-    chosen = _worth_playing(fitting, machines, costs_of)
     if cluster.is_cpu and not costs_of(()).measured:
-        fix = "gptscale calibrate, with the same --model and --nproc"
+        fix = f"gptscale calibrate --model {config.model} --nproc {cluster.ranks}"
         raise ConfigError("this machine was not measured yet, so no time is known", "in --here", fix)
+    if cluster.is_cpu:
+        for row in (row for row in fitting if not is_written(row.candidate.run)):
+            listed.left_out[row.candidate.run.recipe] = "its step is not known on a processor"
+        chosen = [row for row in fitting if is_written(row.candidate.run) and n_items(row.candidate) <= LONGEST]
+    else:
+        chosen = _worth_playing(fitting, machines, costs_of)
     written = [steps_of(row.candidate, machines) for row in chosen]
     costs = costs_of({operation for steps, _ in written for step in steps for operation in step.operations()})
     timed = [dataclasses.replace(row, timing=time_of(steps, costs)) for row, steps in zip(chosen, written, strict=True)]

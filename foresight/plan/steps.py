@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Callable
 
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, stage_indices, stage_sizes, stages_per_rank
+from gptscale.foresight.calibrate.steps import step_here
 from gptscale.foresight.memory.recipe_bytes import BUCKET
 from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.time.data_steps import DataStep, Exchange
+from gptscale.foresight.time.presets import HERE
 from gptscale.foresight.time.schedules import BACKWARD, FORWARD
 from gptscale.foresight.time.split import Machines, ModelShape, Split, StepWriter
 from gptscale.foresight.time.steps import pipeline_step
@@ -37,6 +39,9 @@ def model_of(candidate: Candidate) -> ModelShape:
 
 def steps_of(candidate: Candidate, machines: Machines) -> tuple[list[StepWork], int]:
     """Return the step, or two of it with one micro-batch less and more, and how many micro-batches are not written."""
+    if machines.device == HERE:
+        # On a processor layers are timed whole, as each recipe holds them.
+        return [step_here(candidate.run, candidate.config)], 0
     if candidate.run.pp_size > 1:
         return [pipeline_step(model_of(candidate), _pipeline_split(candidate), machines)], 0
     n = candidate.run.batch.grad_accum_steps

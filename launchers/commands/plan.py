@@ -257,7 +257,8 @@ def _machine(cluster: Cluster) -> CalibratedMachine | None:
     from gptscale.foresight.calibrate.file import CalibratedMachine
 
     threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, len(os.sched_getaffinity(0)) // cluster.ranks))
-    return CalibratedMachine(device_name(torch.device("cpu")), torch.__version__, threads, cluster.ranks)
+    version = torch.__version__.partition("+")[0]
+    return CalibratedMachine(device_name(torch.device("cpu")), version, threads, cluster.ranks)
 
 
 def _simulated(row: PlannedRow) -> RankMemory:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gptscale.common.process.mock import is_mock, simulating
+from gptscale.launchers.run.preflight import why_not_here
 
 CHANGED_BY_LIBRARIES = (
     "KINETO",
@@ -72,6 +73,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif item.get_closest_marker("gpu") and is_mock():
             # All must work under the mock but what looks at a number.
             item.add_marker(pytest.mark.xfail(raises=AssertionError, reason="the mock of CUDA computes nothing"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the worlds of zero_infinity where its library cannot be compiled, for want of libaio."""
+    parameters = str(item.callspec.params) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ""
+    if "zero_infinity" in parameters and item.get_closest_marker("world") and (reason := why_not_here("zero_infinity")):
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session", autouse=True)

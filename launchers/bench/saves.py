@@ -111,6 +111,7 @@ class Turns:
         began = time.perf_counter()
         self._step()
         step_s = time.perf_counter() - began
+        self.peak_before_gib = _peak_gib()
         began = time.perf_counter()
         save(engine, folder, 1, {})
         save_s = time.perf_counter() - began
@@ -122,7 +123,7 @@ class Turns:
     def take(self, way: str) -> dict[str, float]:
         """Take all steps in one of the WAYS, and return the seconds and the memory."""
         _forget_peak()
-        began = time.perf_counter()
+        began, processor = time.perf_counter(), time.process_time()
         if way == "waits":
             self._save(self.engine, self.folder, 2, {})
         if way == "behind":
@@ -135,8 +136,15 @@ class Turns:
             done = time.perf_counter()
             self.background.finish()
             late_s = time.perf_counter() - done
-        total_s = time.perf_counter() - began
-        return {"held_s": held_s, "late_s": late_s, "total_s": total_s, "steps": self.n_steps, "peak_gib": _peak_gib()}
+        return {
+            "held_s": held_s,
+            "late_s": late_s,
+            "total_s": time.perf_counter() - began,
+            "processor_s": time.process_time() - processor,
+            "steps": self.n_steps,
+            "peak_gib": _peak_gib(),
+            "peak_before_gib": self.peak_before_gib,
+        }
 
 
 def _forget_peak() -> None:
@@ -160,19 +168,24 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     def median(way: str, value: str) -> float:
         return statistics.median(row[value] for row in rows if row["way"] == way)
 
-    none = {row["round"]: row["total_s"] for row in rows if row["way"] == "none"}
-    lost = {way: [row["total_s"] - none[row["round"]] for row in rows if row["way"] == way] for way in WAYS[1:]}
-    table = render.table(["save", "steps wait s", "run longer by s", "least to most", "peak GiB"])
-    table.add_row("none", "", "", "", f"{median('none', 'peak_gib'):.2f}")
-    for way, seconds in lost.items():
+    none = {row["round"]: row for row in rows if row["way"] == "none"}
+
+    def more(way: str, value: str) -> list[float]:
+        return [row[value] - none[row["round"]][value] for row in rows if row["way"] == way]
+
+    table = render.table(["save", "steps wait s", "run longer by s", "least to most", "processor s", "peak GiB"])
+    for way in WAYS[1:]:
+        seconds = more(way, "total_s")
+        cells = (median(way, "held_s"), statistics.median(seconds))
         spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
-        longer, peak = f"{statistics.median(seconds):.2f}", f"{median(way, 'peak_gib'):.2f}"
-        table.add_row(way, f"{median(way, 'held_s'):.2f}", longer, spread, peak)
+        others = (statistics.median(more(way, "processor_s")), median(way, "peak_gib"))
+        table.add_row(way, *(f"{x:.2f}" for x in cells), spread, *(f"{x:.2f}" for x in others))
     render.console(100).print(table)
-    share = statistics.median(lost["behind"]) / statistics.median(lost["waits"])
+    lost = {way: statistics.median(more(way, "total_s")) for way in WAYS[1:]}
     row = rows[0]
     print(
-        f"behind loses {share:.0%} of what a save that waits loses: {row['n_params'] / 1e6:.0f} million parameters, "
+        f"behind: steps wait {median('behind', 'held_s') / median('waits', 'held_s'):.0%} and the run is longer by "
+        f"{lost['behind'] / lost['waits']:.0%} of what a save that waits costs; {row['n_params'] / 1e6:.0f} million parameters, "
         f"{row['state_gib']:.2f} GiB of state, {row['steps']} steps of {median('none', 'total_s') / row['steps']:.3f} s, "
-        f"{row['threads']} threads, torch {row['torch_version']}"
+        f"peak before any save {row['peak_before_gib']:.2f} GiB, {row['threads']} threads, torch {row['torch_version']}"
     )

@@ -207,6 +207,9 @@ def show(report: dict[str, Any]) -> None:
     terminal.print(
         f"{report['platform']}, {report['cpu_cores']} cores, backends {' '.join(report['backends'])}", highlight=False
     )
+    shared = report["shared_memory_gib"]
+    shown = "" if shared is None else f"{shared:.1f} GiB free in /dev/shm, "
+    terminal.print(f"{shown}{report['free_disk_gib']:.1f} GiB of disk free here", highlight=False)
     for name, facts in report["environments"].items():
         packages = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
         line = f"{facts['folder']}: {packages}" if facts[name] else f"no environment for {name}: make {name}"

@@ -60,9 +60,7 @@ def find(folder: Path, name: str) -> Path:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.is_file():
             return path
-    raise DataError(
-        f"{name} is missing", f"in {folder}", "name the folder that holds MNIST's four files, or --download"
-    )
+    raise DataError(f"{name} is missing", f"in {folder}", "put all four files of MNIST there, or name another folder")
 
 
 def is_idx_folder(folder: Path) -> bool:

@@ -18,8 +18,11 @@ from gptscale.results.record.wandb_board import check_wandb
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MAX_LOSS_SCALE = 2.0**24
 # Of every command that trains on images.
-DATA_DIR_NEED = OptionNeed(
-    "data_dir", lambda c: c.data in ("mnist", "cifar10"), "{data} is not read from there", "use --data mnist"
+TORCHVISION_NEED = OptionNeed(
+    "data_dir,download",
+    lambda c: c.data in ("mnist", "cifar10"),
+    "{data} is no data set of torchvision",
+    "use --data mnist",
 )
 
 
@@ -123,7 +126,7 @@ class VisionConfig:
     """Column of lenet.csv: which cell of the study's grid."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
-        DATA_DIR_NEED,
+        TORCHVISION_NEED,
         OptionNeed(
             "operators", lambda c: c.has_its_operators, "{model} has none of our operators", "use --model lenet"
         ),
@@ -153,8 +156,6 @@ class VisionConfig:
         if self.num_workers and self.loader == "fast":
             fix = "leave it out, or use --loader dataloader"
             raise ConfigError("the fast loader has no worker processes", "in --num-workers", fix)
-        if self.download and self.data not in ("mnist", "cifar10"):
-            raise ConfigError(f"{self.data} is not downloaded", "in --download", "use --data mnist or cifar10")
         if not self.amp and self.precision not in ("bf16", "fp16"):
             raise ConfigError(f"{self.precision} has no autocast to leave out", "in --no-amp", "use bf16 or fp16")
         if self.precision == "fp16" and not self.amp and self.optimizer != "sgd":

@@ -14,7 +14,7 @@ from gptscale.common.settings.checks import check_output_file, parse_whole_numbe
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.models import Gelu
-from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig
+from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.run.presets import preset
 from gptscale.lenet.studies.reference_figures import EXERCISE_ACCURACY, LENET_WITH_ADAM, LENET_WITH_AFFINE
 from gptscale.lenet.studies.study import show
@@ -53,7 +53,7 @@ class BaselineOptions:
     md: Path | None = None
     """File for the table in Markdown."""
 
-    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
 
     def __post_init__(self) -> None:
         if self.preset != "auto":

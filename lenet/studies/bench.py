@@ -19,7 +19,7 @@ from gptscale.common.process.task import answer, run_worker
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig
+from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.results import render
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class LenetBenchOptions:
     """digits | mnist | a folder of idx files."""
     data_dir: Path = Path("data")
     """Where torchvision keeps mnist."""
+    download: bool = False
+    """Download mnist to --data-dir if it is not there."""
     epochs: int = 1
     """Of each contender in each round; accuracy is that after the last."""
     rounds: int = 3
@@ -43,7 +45,7 @@ class LenetBenchOptions:
     csv: Path | None = None
     """File for the figures."""
 
-    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"epochs": (1, 1000), "rounds": (1, 100), "threads": (1, 1024)})
@@ -73,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(LenetBenchOptions, argv, prog="gptscale lenet bench", about="Beside a plain PyTorch script.")
     from gptscale.lenet.run.preflight import make_plan, world_from_environment  # torch, not before the options are read
 
-    config = VisionConfig(data=options.data, data_dir=options.data_dir, device="cpu")
+    config = VisionConfig(data=options.data, data_dir=options.data_dir, download=options.download, device="cpu")
     # A mistake in the data is one line of this process, before any contender starts.
     make_plan(config, world_from_environment(config))
     contenders = [LenetContender(name) for name in CONTENDERS]

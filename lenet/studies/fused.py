@@ -57,8 +57,9 @@ def main(argv: Sequence[str]) -> int:
     share_cores()
     keep_freed_memory()
     config = VisionConfig(
-        data=options.data, data_dir=options.data_dir, epochs=options.epochs, max_steps=options.max_steps,
-        batch_size=options.batch_size, lr=options.lr, device=options.device, augment="none", channels_last=False,
+        data=options.data, data_dir=options.data_dir, download=options.download, epochs=options.epochs,
+        max_steps=options.max_steps, batch_size=options.batch_size, lr=options.lr, device=options.device, augment="none",
+        channels_last=False,
     )  # fmt: skip
     world = world_from_environment(config)
     plan = make_plan(config, world)

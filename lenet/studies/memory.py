@@ -18,7 +18,7 @@ from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.run.config import DATA_DIR_NEED, Precision, VisionConfig
+from gptscale.lenet.run.config import TORCHVISION_NEED, Precision, VisionConfig
 from gptscale.lenet.studies.study import show
 from gptscale.results.render import DPI, subplots
 
@@ -46,6 +46,8 @@ class VisionMemoryOptions:
     """As in gptscale lenet train."""
     data_dir: Path = Path("data")
     """Where torchvision keeps mnist and cifar10."""
+    download: bool = False
+    """Download mnist or cifar10 to --data-dir if it is not there."""
     batch_size: int = 128
     """Images per step."""
     precision: Precision = "fp32"
@@ -67,7 +69,7 @@ class VisionMemoryOptions:
     snapshot: Path | None = None
     """File for the history of CUDA's allocator, a pickle for pytorch.org/memory_viz."""
 
-    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
 
     def __post_init__(self) -> None:
         check_range(self.steps, 1, 1000, "steps")
@@ -76,7 +78,7 @@ class VisionMemoryOptions:
 
     def config(self) -> VisionConfig:
         """Return the options of the run whose steps are taken."""
-        names = "model data data_dir batch_size precision amp optimizer device out".split()
+        names = "model data data_dir download batch_size precision amp optimizer device out".split()
         return VisionConfig(augment="none", study="memory", **{name: getattr(self, name) for name in names})
 
 

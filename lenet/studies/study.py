@@ -22,7 +22,7 @@ from gptscale.common.process.warm_parent import begin_warm_parent, run_captured
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.run.config import DATA_DIR_NEED, VisionConfig, option_words
+from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig, option_words
 from gptscale.results import render
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class StudyOptions:
     """As in gptscale lenet train."""
     data_dir: Path = Path("data")
     """Where torchvision keeps mnist and cifar10."""
+    download: bool = False
+    """Download mnist or cifar10 to --data-dir if it is not there."""
     epochs: int = 3
     """Of each run."""
     repeats: int = 3
@@ -58,7 +60,7 @@ class StudyOptions:
     png: Path | None = None
     """File for the figure; default STUDY.png in --out."""
 
-    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (DATA_DIR_NEED,)
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"epochs": (1, 10**6), "repeats": (1, 1000)})
@@ -177,8 +179,9 @@ def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.Dat
         tensorboard=False,
     )
     configs = [dataclasses.replace(base, variant=cell.variant, **cell.options) for cell in cells]
-    for cell, config in zip(cells, configs, strict=True):
-        make_plan(config, local_world(config, cell.nproc))
+    for i, (cell, config) in enumerate(zip(cells, configs, strict=True)):
+        # Once, here, and not in each run.
+        make_plan(dataclasses.replace(config, download=options.download and i == 0), local_world(config, cell.nproc))
     names = []
     for turn in range(options.repeats):
         for cell, config in zip(cells, configs, strict=True):

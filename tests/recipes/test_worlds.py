@@ -48,12 +48,17 @@ MESH = {"hybrid_3d": ["--tp-size", "2"]}  # dp 2 x tp 2
 LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic", "--seq-len", "32"]
 
 
+def here(recipes):
+    """Return those of the recipes that run here. zero_infinity lacks its library where libaio is missing."""
+    return [recipe for recipe in recipes if not why_not_here(recipe)]
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Run 8 steps of each recipe with dropout and checkpoints at 4 and 8."""
+    """Run 8 steps of each recipe that runs here, with dropout and checkpoints at 4 and 8."""
     out = tmp_path_factory.mktemp("saved")
-    for recipe, nproc in SAVED.items():
-        ok("run", recipe, "--nproc", nproc, *MESH.get(recipe, []), *LONG, "--out", out, "--run-name", recipe)
+    for recipe in here(SAVED):
+        ok("run", recipe, "--nproc", SAVED[recipe], *MESH.get(recipe, []), *LONG, "--out", out, "--run-name", recipe)
     return out / "runs"
 
 
@@ -104,7 +109,7 @@ def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recip
         if (recipe, nproc) in FROM_ALL
         else ("single", "fsdp", "zero2", "zero3", "zero_infinity", "hybrid_3d", "pipeline")
     )
-    sources = [saved / name / "checkpoints" / "step-4" for name in names]
+    sources = [saved / name / "checkpoints" / "step-4" for name in here(names)]
     ranks("world_reload.py", nproc, recipe, tmp_path, *sources, *MESH.get(recipe, []))
     for source in sources:
         assert_same_state(tmp_path / source.parents[1].name / "step-4", source)

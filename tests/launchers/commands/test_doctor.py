@@ -37,7 +37,9 @@ def test_says_what_is_missing_and_the_line_that_brings_it(capsys, monkeypatch, t
     assert "does not import (OSError: libsomething.so not found)" in found["broken"]
     assert found["single"] is None
     assert doctor.main([]) == 0
-    assert "Traceback" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Traceback" not in said
+    assert "GiB of disk free here" in said
 
 
 @pytest.mark.parametrize(

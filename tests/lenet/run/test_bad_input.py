@@ -39,7 +39,7 @@ CASES = {
     "too large a batch": (["lenet", "batch", "--device", "cpu", "--per-rank", "700"], "expected at least one batch of 1400"),
     "processes of batch": (["lenet", "batch", "--nproc", "0"], "nproc 0 is out of range, in --nproc, use 1 to 1024"),
     "processes of backend": (["lenet", "backend", "--nproc", "1"], "nproc 1 is out of range, in --nproc, use 2 to 1024"),
-    "what to download": ([*TRAIN, "--download"], "digits is not downloaded, in --download"),
+    "what to download": ([*TRAIN, "--download"], "digits is no data set of torchvision, in --download"),
     "data": ([*TRAIN, "--data", "nowhere"], "nowhere is no folder, in --data, give digits, mnist, cifar10 or a folder"),
     "data not there": ([*TRAIN, "--data", "cifar10"], "cifar10 is not there"),
     "batch": ([*TRAIN, "--batch-size", "5000"], "1348 training images, expected at least one batch of 5000"),

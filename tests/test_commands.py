@@ -1,0 +1,170 @@
+"""Every command that a page shows, and every option that an error advises, is one that the command line takes."""
+
+import ast
+import dataclasses
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from gptscale.common.settings import command_line
+from gptscale.common.settings.checks import option_of
+from gptscale.launchers.cli import BENCHES, COMMANDS, main
+from gptscale.launchers.run.allocation import SBATCH, SBATCH_FLAGS
+from gptscale.launchers.run.options import parse_run
+from gptscale.lenet.cli import USAGE
+from gptscale.recipes import RECIPES
+
+ROOT = Path(__file__).parents[1]
+# A log of what was typed then, and pages of what changed.
+HISTORY = {"docs/measurements/LOG.md", "CHANGELOG.md"}
+PAGES = [
+    page for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if str(page.relative_to(ROOT)) not in HISTORY
+]
+PROGRAMS = ("gptscale ", "torchrun ", "launchers/multinode.sh ", "make ", "salloc ", "python -m gptscale.")
+
+
+def commands(page):
+    """Yield the commands of a page's blocks and of its text between backticks, without comments and without `...`."""
+    text = page.read_text().replace("\\\n", " ")
+    # In a sentence, an option without its value is only named, and so is one without a recipe.
+    named = re.compile(r".* --[a-z-]+|gptscale (run|simulate|submit) --.*")
+    sentences = [words for words in re.findall(r"`([^`\n]+)`", text) if not named.fullmatch(words)]
+    for line in [*re.findall(r"(?m)^    (\S.*)$", text), *sentences]:
+        command = re.sub(r"(\s+(#|\()|\s{3,}gptscale ).*", "", line)
+        if command.startswith(PROGRAMS) and not re.search(r"\.\.\.|<|…", command):
+            yield command
+
+
+COMMANDS_SHOWN = sorted({command for page in PAGES for command in commands(page)})
+
+
+@pytest.fixture
+def read_only(monkeypatch):
+    """End every command as soon as its options are read."""
+
+    def stop(options):
+        raise SystemExit(0)
+
+    monkeypatch.setattr(command_line, "_check_paths", stop)
+
+
+def understands(words):
+    """Check the words behind `gptscale`. A word for a group of commands, or with --help, is understood too."""
+    if len(words) == 1 and (words[0] in COMMANDS or words[0] == "lenet"):
+        return
+    values = {
+        "RECIPE": "ddp",
+        "N": "2",
+        "FILE": "file",
+        "DIR": "folder",
+        "NAME": "name",
+        "B": "8",
+        "RUN": "run",
+        "D": "digits",
+    }
+    words = [values.get(word, word) for word in words]
+    if words[:1] == ["bench"] and len(words) == 2:
+        assert words[1] in BENCHES
+        return
+    with pytest.raises(SystemExit) as end:
+        sys.exit(main(words))
+    assert not end.value.code
+
+
+@pytest.mark.parametrize("command", COMMANDS_SHOWN)
+def test_a_command_of_the_pages_is_understood(command, read_only, capsys):
+    words = shlex.split(command)
+    if words[0] == "make":
+        targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
+        assert words[1] in targets or "=" in words[1]
+        return
+    if words[0] == "salloc":
+        words = words[words.index("gptscale") :]
+    if words[0] == "launchers/multinode.sh":
+        ended = subprocess.run(
+            ["bash", *words[:1], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        words = shlex.split(ended.stdout)
+    if words[0] == "gptscale":
+        understands(words[1:])
+        return
+    if words[0] == "torchrun":
+        read = get_args_parser().parse_args(words[1:])
+        assert read.module
+        words = ["python", "-m", read.training_script, *read.training_script_args]
+    module, rest = words[2], words[3:]
+    if module.startswith("gptscale.recipes"):
+        names = [name for name, row in RECIPES.items() if row.module == module]
+        name = names[0] if names else rest.pop(0).replace("NAME", "ddp")
+        with pytest.raises(SystemExit) as end:
+            parse_run(name, rest)
+        assert not end.value.code
+    else:
+        importlib.import_module(module)
+
+
+@pytest.mark.parametrize("word", USAGE)
+def test_every_vision_command_downloads_what_it_names(word, read_only):
+    understands(["lenet", word, "--data", "mnist", "--download"])
+
+
+def options_of_all_commands():
+    """Return every option of every dataclass of options in the package."""
+    options = {"--help", "--dry-run", "--resume", *(f"--{name}" for name in SBATCH | SBATCH_FLAGS)}
+    for folder in ("common", "recipes", "foresight", "lenet", "launchers"):
+        for path in sorted((ROOT / folder).glob("**/*.py")):
+            name = ".".join(["gptscale", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+            if path.stem == "__main__":
+                continue
+            try:
+                module = importlib.import_module(name)
+            except ModuleNotFoundError:  # an engine that is not installed
+                continue
+            for kind in vars(module).values():
+                if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                    options |= {option_of(field.name) for field in dataclasses.fields(kind)}
+    return options
+
+
+# Options of other programs.
+FOREIGN = {"--nproc-per-node", "--shm-size", "--force-reinstall"}
+
+
+def advice():
+    """Yield the file, the line and the text of each string in a call that makes an error."""
+    for path in sorted(ROOT.glob("[clrfo]*/**/*.py")):
+        if "mock_cuda" in path.parts:
+            continue
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1].endswith(("Error", "warn")):
+                for node in call.args:
+                    text = "".join(
+                        part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "{}"
+                        for part in (node.values if isinstance(node, ast.JoinedStr) else [node])
+                    )
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+
+
+def test_the_options_that_errors_name_exist():
+    known = options_of_all_commands() | FOREIGN
+    unknown = [
+        f"{where}: {option}"
+        for where, text in advice()
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*(?![\w{-])", text)
+        if option not in known and option.replace("--no-", "--") not in known
+    ]
+    assert unknown == []
+
+
+def test_the_commands_that_errors_name_exist():
+    # Where "gptscale" is a subject, and no command.
+    verbs = {"reads", "wrote"}
+    words = [(where, word) for where, text in advice() for word in re.findall(r"gptscale ([a-z-]+)(?= |`|$)", text)]
+    assert [(where, word) for where, word in words if word not in COMMANDS and word not in verbs] == []
+    assert len(words) > 5

@@ -42,6 +42,8 @@ LONGEST = [
     "test_split.py",
     "test_cifar_sample.py",
     "test_slurm.py",
+    "test_slurm_faults.py",
+    "test_multinode.py",
     "test_sharding.py",
     "test_packaging.py",
     "test_prepare.py",

@@ -57,8 +57,7 @@ def main(argv: Sequence[str]) -> int:
     about = "The time that a save costs a run, with and without --save-async."
     options = parse(SavesOptions, argv, prog="gptscale bench saves", about=about)
     with quiet_machine(options, "bench saves"):
-        rows = collect(measure(options), options.csv).to_dict("records")
-        show(rows)
+        show([dict(row) for row in collect(measure(options), options.csv).to_dict("records")])
         print_written(options.csv)
     return 0
 
@@ -162,11 +161,11 @@ def _peak_gib() -> float:
     return int(peak) / 2**20
 
 
-def show(rows: Sequence[dict[str, Any]]) -> None:
+def show(rows: Sequence[dict[Any, Any]]) -> None:
     """Print what each way loses beside the turn of the same round that saves nothing."""
 
     def median(way: str, value: str) -> float:
-        return statistics.median(row[value] for row in rows if row["way"] == way)
+        return float(statistics.median(row[value] for row in rows if row["way"] == way))
 
     none = {row["round"]: row for row in rows if row["way"] == "none"}
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.ops import gelu as g
+from gptscale.ops import registry  # noqa: F401, named in a string below
 from gptscale.ops.build import kernels
 
 VARIANTS = g.APPROXIMATE

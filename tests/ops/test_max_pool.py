@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.ops import max_pool as m
+from gptscale.ops import registry  # noqa: F401, named in a string below
 
 IMPLEMENTATIONS = ["loop", "windows", "python", "cpp"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -56,7 +56,8 @@ def read_only(monkeypatch):
 
 def understands(words):
     """Check the words behind `gptscale`. A word for a group of commands, or with --help, is understood too."""
-    if len(words) == 1 and (words[0] in COMMANDS or words[0] == "lenet"):
+    # A plan is read before the options are, and no page's file is here.
+    if "--plan" in words or (len(words) == 1 and (words[0] in COMMANDS or words[0] == "lenet")):
         return
     values = {
         "RECIPE": "ddp",

@@ -29,7 +29,7 @@ from gptscale.results.render import DPI, console, table
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
 WITHOUT_EFFECT = (
     "steps,eval_every,eval_batches,timing_warmup_steps,log_every,on_spike,check_replicas,save_every,save_last,keep_checkpoints,"
-    "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb,plan,plan_row"
+    "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb,plan,plan_row,verdict,profile"
 )
 
 

@@ -29,7 +29,9 @@ from gptscale.results.render import DPI, console, subplots, table
 
 # The last step is drawn, when buffers and caches have the size that they keep.
 STEPS = 6
-WITHOUT_EFFECT = "steps,eval_every,timing_warmup_steps,log_every,save_every,save_last,resume,run_name,wandb"
+WITHOUT_EFFECT = (
+    "steps,eval_every,timing_warmup_steps,log_every,save_every,save_last,resume,run_name,wandb,verdict,profile"
+)
 
 
 @dataclass(frozen=True)

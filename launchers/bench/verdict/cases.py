@@ -78,7 +78,7 @@ def cases() -> Iterator[InjectedCase]:
                 "small micro-batch", recipe, LAUNCH, one, RunSetting((*small, "--grad-accum-steps", "1"))
             )
     options = _options("zero_infinity")
-    yield InjectedCase("slow disk", "zero_infinity", DISK, RunSetting(options, {"disk_s": 0.05}), RunSetting(options))
+    yield InjectedCase("slow disk", "zero_infinity", DISK, RunSetting(options, {"disk_s": 0.2}), RunSetting(options))
 
 
 def _options(recipe: str, micro_batches: int = MICRO_BATCHES) -> tuple[str, ...]:

@@ -72,17 +72,22 @@ def _with_right_threads(step: Callable[[int], object]) -> float | None:
 
 
 def verdict_of(
-    evidence: Sequence[RankEvidence | None], facts: RunFacts, step_times_s: Sequence[float], taken: float | None
+    evidence: Sequence[RankEvidence | None],
+    facts: RunFacts,
+    step_times_s: Sequence[float],
+    taken: float | None,
+    late: tuple[int, float] | None = None,
 ) -> Verdict | None:
     """Return the verdict on the evidence of all ranks, None if one of them has none, or no step was timed.
 
-    Of a large world RANKS_MAX ranks are judged, and the one with the most work of its own is among them.
+    Of a large world RANKS_MAX ranks are judged, and the one with the most work of its own is among them. late: that rank and how
+    much more it has than the median of the others, by the timed steps, if they can tell.
     """
     ranks = [e for e in evidence if e is not None]
     if len(ranks) < len(evidence) or not ranks or not step_times_s:
         return None
     if len(ranks) > RANKS_MAX:
-        slowest = max(ranks, key=lambda e: own_s(e.trace))
+        slowest = ranks[late[0]] if late else max(ranks, key=lambda e: own_s(e.trace))
         others = [e for e in ranks if e is not slowest]
         ranks = [slowest, *others[:: -(-len(others) // (RANKS_MAX - 1))]]
         ranks.sort(key=lambda e: e.trace.rank)
@@ -95,6 +100,7 @@ def verdict_of(
             data_wait_s=[e.data_wait_s for e in ranks],
             taken=taken,
             right_threads_s=max(threads_s, default=None),
+            slowest=late,
         )
     except Exception as error:
         # A fault of the verdict is none of the run.

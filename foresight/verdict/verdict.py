@@ -106,19 +106,26 @@ def judge(
     data_wait_s: Sequence[float] | None = None,
     taken: float | None = None,
     right_threads_s: float | None = None,
+    slowest: tuple[int, float] | None = None,
 ) -> Verdict:
     """Return the verdict on the traces of all ranks.
 
     step_times_s: of the timed steps. data_wait_s: for each rank, its mean wait for a batch in them. taken: what others had of the
     machine. right_threads_s: what a traced step took with as many threads as there are processors, if the run has others.
+    slowest: the rank with the most work of its own in the timed steps, and that divided by the median of the others'. Without it
+    the traced steps tell.
     """
     replay = Replay(traces, data_wait_s)
     median = statistics.median(step_times_s)
     ordered = sorted(step_times_s)
     p10, p90 = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
-    traced_s, host = replay.step_s(), host_shares(traces)
+    # What torch.compile makes for a CPU is no operation that the profiler sees.
+    unseen = facts.compiled and not facts.cuda
+    traced_s, host = replay.step_s(), dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces)
     shares = shares_of(replay, host, work_of_ranks(traces), facts.pipeline)
     late, ratio = replay.most_own_work()
+    if slowest is not None:
+        late, ratio = next((i for i, t in enumerate(traces) if t.rank == slowest[0]), late), slowest[1]
 
     def sized(name: str, seconds: float, share: float) -> Cause:
         return Cause(name, median * min(1.0, seconds / traced_s), share)

@@ -126,7 +126,12 @@ class RunRecord:
             grad_accum_steps=run.batch.grad_accum_steps,
             right_threads=right_threads(),
         )
-        verdict = verdict_of(evidence, facts, self.recorder.step_times_s if self.recorder else [], taken)
+        if self.recorder is None:
+            return None
+        slow = self.recorder.slow_ranks
+        # On a GPU only the host's side of a rank is known there.
+        late = (slow.rank, slow.ratio) if slow and slow.rank is not None and slow.ratio and not facts.cuda else None
+        verdict = verdict_of(evidence, facts, self.recorder.step_times_s, taken, late)
         try:
             if verdict:
                 write_verdict(self.folder, verdict)

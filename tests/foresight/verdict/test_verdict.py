@@ -128,6 +128,17 @@ def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause() -> None:
     assert verdict.gain(verdict.cause) == pytest.approx(0.5, abs=0.01)
 
 
+def test_a_rank_that_was_late_in_the_traced_steps_alone_is_none() -> None:
+    ranks, _, _ = INJECTED[LATE]
+    assert verdict_on(*ranks, slowest=(1, 1.02)).bound_by != LATE
+    assert verdict_on(*ranks, slowest=(1, 1.74)).bound_by == LATE
+
+
+def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen() -> None:
+    ranks, options, _ = INJECTED[LAUNCH]
+    assert verdict_on(*ranks, **options, facts=replace(FACTS, compiled=True)).bound_by == COMPUTE_BOUND  # type: ignore[arg-type]
+
+
 def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
     ranks, _, _ = INJECTED[LATE]
     assert verdict_on(*ranks, taken=0.3).bound_by == LATE

@@ -43,8 +43,8 @@ LARGE_BLOCK = 5_000_000
 class CalibrationTask:
     """What to measure.
 
-    shapes: fields of RunConfig for each shape. recipes: those whose layers are timed. depths: numbers of blocks whose optimizer
-    step is timed. device: under which name. link: under which name, "" for the usual one.
+    shapes: fields of RunConfig for each micro-batch. recipes: those whose layers are timed. tp: numbers of tensor ranks.
+    on, link: the names that figures are filed under, "" for the usual link. sweep: collectives, copies and disk too.
     """
 
     shapes: Sequence[Mapping[str, Any]]
@@ -69,7 +69,9 @@ def measure(task: CalibrationTask, world: World, folder: Path) -> file.MeasuredM
     link, many = task.link_on(device), world.world_size > 1
     for i, shape in enumerate(task.shapes):
         config = RunConfig(**{"data": "synthetic", **shape})
-        add(measured, config.precision, measure_shape(task, config, world, folder / str(i)))
+        add(measured, config.precision, time_layers(task, config, world))
+        if i == 0:
+            add(measured, config.precision, time_rest(task, config, world, folder))
     if many and task.sweep:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
         collectives = time_collectives(SIZES, world.world_size, local, device, link, task.repeats)
@@ -91,24 +93,27 @@ def measure(task: CalibrationTask, world: World, folder: Path) -> file.MeasuredM
     return measured
 
 
-def measure_shape(task: CalibrationTask, config: RunConfig, world: World, folder: Path) -> dict[Operation, Timing]:
-    """Return the seconds of a shape's layers, optimizer, host and parts."""
-    device, on, repeats = world.device, task.on, task.repeats
+def time_layers(task: CalibrationTask, config: RunConfig, world: World) -> dict[Operation, Timing]:
+    """Return the seconds of the layers of one micro-batch, and of their parts."""
     run = run_of(WHOLE, config, dataclasses.replace(world, world_size=1))
-    gpt, tokens = run.gpt, run.batch.micro_batch_size * run.seq_len
+    tokens, dtype = run.batch.micro_batch_size * run.seq_len, DTYPES[config.precision]
     found: dict[Operation, Timing] = {}
     for tp in task.tp:
-        found |= time_parts(gpt, run.seq_len, tokens, tp, DTYPES[config.precision], device, on, repeats)
+        found |= time_parts(run.gpt, run.seq_len, tokens, tp, dtype, world.device, task.on, task.repeats)
         names = [WHOLE, *(task.recipes if tp == task.tp[0] else ())]
         probe = LayerProbe(names, dataclasses.replace(config, tp_size=tp), world)
-        for _ in range(repeats + WARM_UP):
+        for _ in range(task.repeats + WARM_UP):
             probe.round()
-        found |= layer_operations(probe.times(), probe, on)
+        found |= layer_operations(probe.times(), probe, task.on)
         probe.close()
-    found |= {
-        Operation("host", (), on): time_host(run_of(WHOLE if world.world_size == 1 else "ddp", config, world), folder)
-    }
-    return found | time_optimizer(run.gpt.n_layer, config, world, on, repeats)
+    return found
+
+
+def time_rest(task: CalibrationTask, config: RunConfig, world: World, folder: Path) -> dict[Operation, Timing]:
+    """Return the seconds of what does not depend on the micro-batch: the host's part and the optimizer."""
+    run = run_of(WHOLE if world.world_size == 1 else "ddp", config, world)
+    found = time_optimizer(run.gpt.n_layer, config, world, task.on, task.repeats)
+    return found | {Operation("host", (), task.on): time_host(run, folder)}
 
 
 def layer_operations(times: Mapping[str, LayerTimes], probe: LayerProbe, on: str) -> dict[Operation, Timing]:

@@ -23,6 +23,8 @@ from gptscale.foresight.time.work import Operation, StepWork
 Array = Any
 # How sharp the edge is between what the host and what the device limits.
 EDGE = 4.0
+# How far a layer as a recipe holds it deviates from the curve of a plain one, as a logarithm.
+HELD_SPREAD = 0.8
 RateName = tuple[str, str]
 
 
@@ -232,7 +234,9 @@ def _prior_precision(operations: Sequence[Operation], priors: Mapping[str, Prior
     for i, operation in enumerate(operations):
         families.setdefault((operation.kind, operation.on), []).append(i)
     for (kind, _), members in families.items():
-        prior = priors[kind.rpartition(": ")[2]]
+        recipe, _, what = kind.rpartition(": ")
+        # What a recipe adds to a layer is on no data sheet.
+        prior = priors[what]._replace(spread=HELD_SPREAD) if recipe else priors[what]
         points = np.array([coordinates(operations[i]) for i in members]).reshape(len(members), -1)
         distance = ((points[:, None] - points[None]) ** 2).sum(axis=-1) / prior.near**2
         covariance = prior.spread**2 * np.exp(-distance / 2) + prior.own**2 * np.eye(len(members))

@@ -18,7 +18,7 @@ from gptscale.common.settings.run_config import Precision, RunConfig
 from gptscale.launchers.bench.measurement import tell
 
 # Facts of RunConfig that a shape is made of.
-SHAPE = ("model", "n_layer", "n_head", "n_embd", "vocab_size", "seq_len", "micro_batch_size", "precision")
+SHAPE = ("model", "n_layer", "n_head", "n_embd", "vocab_size", "seq_len", "precision")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class CalibrateOptions:
     """Overrides the preset's vocabulary."""
     seq_len: int | None = None
     """Tokens per sequence; default the model's block_size."""
-    micro_batch_size: int = 4
-    """Sequences per forward on one device."""
+    micro_batch_size: str = "2,4,8"
+    """Sequences per forward on one device: numbers with commas between, each of which is measured."""
     tp: str = "1"
     """Numbers of tensor ranks, with commas between, whose parts of a block are measured."""
     precision: Precision = "fp32"
@@ -61,7 +61,7 @@ class CalibrateOptions:
     def __post_init__(self) -> None:
         from gptscale.foresight.time.presets import DEVICES, LINKS
 
-        check_ranges(self, {"repeats": (3, 1000), "micro_batch_size": (1, 10**5), "nproc": (1, 1024)})
+        check_ranges(self, {"repeats": (3, 1000), "nproc": (1, 1024)})
         check_output_file(self.out, "--out", "cannot be written")
         for option, name, names in (("--device-name", self.device_name, DEVICES), ("--link", self.link, LINKS)):
             if name is not None and name not in names:
@@ -71,13 +71,19 @@ class CalibrateOptions:
 
     def config(self) -> RunConfig:
         """Return a run of the shape. Raises ConfigError for a shape that is none."""
-        config = RunConfig(data="synthetic", **self.shape())
+        config = RunConfig(data="synthetic", **self.shapes()[0])
         config.gpt()
         return config
 
-    def shape(self) -> dict[str, Any]:
-        """Return the shape as fields of RunConfig."""
-        return {name: getattr(self, name) for name in SHAPE}
+    def shapes(self) -> list[dict[str, Any]]:
+        """Return the shape at each micro-batch, as fields of RunConfig."""
+        words = [word.strip() for word in self.micro_batch_size.split(",")]
+        if not all(word.isdecimal() and 0 < int(word) < 10**5 for word in words):
+            raise ConfigError(
+                f"{self.micro_batch_size!r} is no list of sizes", "in --micro-batch-size", "use for example 2,4,8"
+            )
+        shape = {name: getattr(self, name) for name in SHAPE}
+        return [shape | {"micro_batch_size": int(word)} for word in dict.fromkeys(words)]
 
     def tensor_ranks(self) -> list[int]:
         """Return the numbers of tensor ranks."""
@@ -106,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     )
     file.read(out)
     task = worker.CalibrationTask(
-        shapes=[options.shape()],
+        shapes=options.shapes(),
         recipes=recipes_of(options, cuda, world.world_size),
         out=str(out.absolute()),
         tp=options.tensor_ranks(),

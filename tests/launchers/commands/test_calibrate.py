@@ -12,7 +12,7 @@ from gptscale.foresight.time.presets import GLOO, HERE
 from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
 from gptscale.launchers.commands.calibrate import main
 
-TINY = ["--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 16, "--repeats", 3]
+TINY = ["--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 16, "--repeats", 3, "--micro-batch-size", 2]
 
 
 @pytest.mark.slow
@@ -54,6 +54,7 @@ def test_a_world_is_measured_twice_and_both_are_kept(tmp_path):
         (["--tp", "3"], "'3' does not divide 4 heads, in --tp, use one or more of"),
         (["--tp", "two"], "'two' does not divide"),
         (["--device-name", "h100"], "unknown name 'h100', in --device-name"),
+        (["--micro-batch-size", "2,x"], "'2,x' is no list of sizes"),
         (["--link", "glo"], "unknown name 'glo', in --link"),
         (["--recipes", "fsdpp"], "unknown recipe 'fsdpp'"),
         (["--recipes", "ddp"], "ddp has no layers of its own"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -69,6 +69,11 @@ def time_host(run: Run, folder: Path) -> Timing:
     )
     own = folder / f"host-{run.world.rank}"
     own.mkdir(parents=True, exist_ok=True)
-    with redirect_stdout(StringIO()), Recorder(run, own) as recorder, Prefetcher(batches, run.world.device) as data:
+    with (
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+        Recorder(run, own) as recorder,
+        Prefetcher(batches, run.world.device) as data,
+    ):
         train(engine, data, recorder, lr_at=run.lr_at, start=0, steps=STEPS)
     return summary({"host": recorder.step_times_s[STEPS // 4 :]})["host"]

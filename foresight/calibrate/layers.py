@@ -35,6 +35,8 @@ from gptscale.recipes import get
 FEW, MORE = 1, 3
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
+# A backward behind which gradients are not exchanged, because more micro-batches follow.
+ACCUMULATION = "accumulation"
 WHOLE = "single"
 # The spread of what drowns in noise.
 UNKNOWN = 2.0
@@ -79,21 +81,27 @@ def batch_of(run: Run) -> Batch:
     return Batch(0, rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), ()).to(run.world.device)
 
 
-def phase_seconds(engine: TorchEngine, batch: Batch) -> dict[str, float]:
-    """Take one step as the engine does, and return the seconds of its phases."""
-    device = batch.inputs.device
+def phase_seconds(engine: TorchEngine, batch: Batch, micro_batches: int = 1) -> dict[str, float]:
+    """Take one step as the engine does, and return the seconds of its phases in the last micro-batch.
+
+    With more than one micro-batch, the backward of the first, whose gradients wait for the last one's, is a phase too.
+    """
+    device, seconds = batch.inputs.device, {}
     meet()
-    marks = [_now(device)]
     engine.model.train()
-    engine.set_grad_sync(True)
-    with autocast(engine.run.config.precision, device):
-        loss: Tensor = engine.model(batch.inputs, batch.targets)
-    marks.append(_now(device))
-    engine.backward(loss * (engine.data_size / batch.targets.numel()))
-    marks.append(_now(device))
+    for i in range(1, micro_batches + 1):
+        engine.set_grad_sync(i == micro_batches)
+        marks = [_now(device)]
+        with autocast(engine.run.config.precision, device):
+            loss: Tensor = engine.model(batch.inputs, batch.targets)
+        marks.append(_now(device))
+        engine.backward(loss * (engine.data_size / micro_batches / batch.targets.numel()))
+        marks.append(_now(device))
+        if i == 1 < micro_batches:
+            seconds[ACCUMULATION] = marks[2] - marks[1]
     engine.optimizer.step(1e-4, loss.detach() / batch.targets.numel())
     marks.append(_now(device))
-    return {phase: after - before for phase, (before, after) in zip(PHASES, pairwise(marks), strict=True)}
+    return seconds | {phase: after - before for phase, (before, after) in zip(PHASES, pairwise(marks), strict=True)}
 
 
 def _now(device: torch.device) -> float:
@@ -102,10 +110,13 @@ def _now(device: torch.device) -> float:
 
 
 class LayerProbe:
-    """Models of few and of more blocks for each recipe, whose phases are timed in turn, a round at a time."""
+    """Models of few and of more blocks for each recipe, whose phases are timed in turn, a round at a time.
 
-    def __init__(self, recipes: Sequence[str], config: RunConfig, world: World) -> None:
-        self.recipes = recipes
+    accumulates: backwards that no exchange follows are timed too.
+    """
+
+    def __init__(self, recipes: Sequence[str], config: RunConfig, world: World, *, accumulates: bool = False) -> None:
+        self.recipes, self.accumulates = recipes, accumulates
         self.engines: dict[tuple[str, int], TorchEngine] = {}
         self.batches: dict[tuple[str, int], Batch] = {}
         self.samples: dict[tuple[str, int, str], list[float]] = {}
@@ -118,8 +129,10 @@ class LayerProbe:
     def round(self) -> None:
         """Time a step of each model, behind one that brings it back into the caches. The first rounds warm up."""
         for (recipe, depth), engine in self.engines.items():
-            phase_seconds(engine, self.batches[recipe, depth])
-            for phase, seconds in phase_seconds(engine, self.batches[recipe, depth]).items():
+            first = phase_seconds(engine, self.batches[recipe, depth], 2 if self.accumulates else 1)
+            phases = phase_seconds(engine, self.batches[recipe, depth])
+            phases |= {phase: seconds for phase, seconds in first.items() if phase not in phases}
+            for phase, seconds in phases.items():
                 if self.rounds >= 0:
                     self.samples.setdefault((recipe, depth, phase), []).append(seconds)
         self.rounds += 1
@@ -127,7 +140,8 @@ class LayerProbe:
     def times(self) -> dict[str, LayerTimes]:
         """Return the times of each recipe's layers."""
         times = summary(self.samples)
-        by_depth = {r: {d: {p: times[r, d, p] for p in PHASES} for d in (FEW, MORE)} for r in self.recipes}
+        phases = (*PHASES, ACCUMULATION) if self.accumulates else PHASES
+        by_depth = {r: {d: {p: times[r, d, p] for p in phases} for d in (FEW, MORE)} for r in self.recipes}
         return {recipe: _apart(depths) for recipe, depths in by_depth.items()}
 
     def close(self) -> None:
@@ -138,8 +152,8 @@ class LayerProbe:
 
 def _apart(times: Mapping[int, Mapping[str, Timing]]) -> LayerTimes:
     block, rest = {}, {}
-    for phase in PHASES:
-        few, more = times[FEW][phase], times[MORE][phase]
+    for phase, few in times[FEW].items():
+        more = times[MORE][phase]
         error = math.hypot(few.seconds * few.spread, more.seconds * more.spread) / math.sqrt(few.repeats)
         # A phase that costs nothing is still no negative one.
         one = max((more.seconds - few.seconds) / (MORE - FEW), 1e-3 * few.seconds)

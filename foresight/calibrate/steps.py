@@ -57,14 +57,18 @@ class LayersHere:
             shape = StateShape((block_parameters if what == "block" else rest_parameters)(self.gpt))
         return Operation(self.prefix + kind, tuple(shape), HERE)
 
-    def backward(self, checkpointing: str) -> dict[Operation, float]:
-        """Return the backward of a block, with what it computes again."""
+    def backward(self, checkpointing: str, is_last: bool = True) -> dict[Operation, float]:
+        """Return the backward of a block, with what it computes again. is_last: its gradients are exchanged."""
         again = {
             "none": {},
             "full": {self.part("block forward"): 1.0},
             "selective": {Operation("block elementwise", tuple(self.block), HERE): 1.0},
         }
-        return added({self.part("block backward"): 1.0}, again[checkpointing])
+        return added({self.part(f"block {self.backward_phase(is_last)}"): 1.0}, again[checkpointing])
+
+    def backward_phase(self, is_last: bool) -> str:
+        """Return the name of a backward. Those of plain models are all alike."""
+        return "backward" if is_last or not self.prefix else "accumulation"
 
     def optimizer(self, blocks: int, rest: int) -> dict[Operation, float]:
         """Return the step of so many blocks, with `rest` parameters beside them."""
@@ -98,7 +102,9 @@ def step_here(run: Run, recipe_config: RecipeConfig) -> StepWork:
         step.add(f"head {m}", 0, COMPUTE, {layers.part("head forward"): 1.0})
         waiting, bucket = 0, FIRST_BUCKET
         for layer in reversed(range(n_layer)):
-            done = step.add(f"backward {m}.{layer}", 0, COMPUTE, layers.backward(run.config.activation_checkpointing))
+            done = step.add(
+                f"backward {m}.{layer}", 0, COMPUTE, layers.backward(run.config.activation_checkpointing, m == last)
+            )
             if run.recipe == "ddp" and m == last:
                 waiting += WIDTH * block_parameters(run.gpt)
                 if waiting >= bucket:
@@ -106,7 +112,9 @@ def step_here(run: Run, recipe_config: RecipeConfig) -> StepWork:
                         step.add(f"reduce {layer}", 0, REDUCE, layers.message("all-reduce", waiting), (done,))
                     )
                     waiting, bucket = 0, int(getattr(recipe_config, "bucket_cap_mb", 25.0) * 2**20)
-        done = step.add(f"head backward {m}", 0, COMPUTE, {layers.part("head backward"): 1.0})
+        done = step.add(
+            f"head backward {m}", 0, COMPUTE, {layers.part(f"head {layers.backward_phase(m == last)}"): 1.0}
+        )
         if run.recipe == "ddp" and m == last:
             waiting += WIDTH * rest_parameters(run.gpt)
             reduced.append(step.add("reduce table", 0, REDUCE, layers.message("all-reduce", waiting), (done,)))

@@ -25,7 +25,7 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate import file, machine
 from gptscale.foresight.calibrate.host import time_host
-from gptscale.foresight.calibrate.layers import PHASES, WHOLE, LayerProbe, LayerTimes, run_of
+from gptscale.foresight.calibrate.layers import BACKWARD, FORWARD, WHOLE, LayerProbe, LayerTimes, run_of
 from gptscale.foresight.calibrate.links import SIZES, contention, time_collectives
 from gptscale.foresight.calibrate.parts import time_parts
 from gptscale.foresight.calibrate.stages import time_stage
@@ -101,7 +101,7 @@ def time_layers(task: CalibrationTask, config: RunConfig, world: World) -> dict[
     for tp in task.tp:
         found |= time_parts(run.gpt, run.seq_len, tokens, tp, dtype, world.device, task.on, task.repeats)
         names = [WHOLE, *(task.recipes if tp == task.tp[0] else ())]
-        probe = LayerProbe(names, dataclasses.replace(config, tp_size=tp), world)
+        probe = LayerProbe(names, dataclasses.replace(config, tp_size=tp), world, accumulates=tp == task.tp[0])
         for _ in range(task.repeats + WARM_UP):
             probe.round()
         found |= layer_operations(probe.times(), probe, task.on)
@@ -123,10 +123,10 @@ def layer_operations(times: Mapping[str, LayerTimes], probe: LayerProbe, on: str
         run = next(engine.run for (name, _), engine in probe.engines.items() if name == recipe)
         names = LayersHere(recipe, run.gpt, run.seq_len, run.batch.micro_batch_size, run.world.world_size, run.tp_size)
         for what, by_phase in (("block", layers.block), ("head", layers.rest)):
-            for phase in PHASES:
-                # The optimizer of the plain model is timed at each number of parameters.
-                if names.prefix or phase != "optimizer":
-                    found[names.part(f"{what} {phase}")._replace(on=on)] = by_phase[phase]
+            for phase, timing in by_phase.items():
+                # The optimizer of the plain model is timed at each number of parameters, and it exchanges nothing.
+                if names.prefix or phase in (FORWARD, BACKWARD):
+                    found[names.part(f"{what} {phase}")._replace(on=on)] = timing
     return found
 
 

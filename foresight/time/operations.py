@@ -188,6 +188,8 @@ KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
     "block backward": _twice(_block_forward),
     "head forward": _head_forward,
     "head backward": _twice(_head_forward),
+    "block accumulation": _twice(_block_forward),
+    "head accumulation": _twice(_head_forward),
     "all-reduce": lambda shape: _ring(shape, 2),
     "all-gather": lambda shape: _ring(shape, 1),
     "reduce-scatter": lambda shape: _ring(shape, 1),

@@ -49,6 +49,17 @@ def test_a_step_has_every_layer_once_each_way(step):
     assert "optimizer" not in work
 
 
+def test_gradients_of_earlier_micro_batches_wait(step):
+    work = done(step("zero2", micro_batch_size=1)[0])
+    assert (work["zero2: block forward"], work["zero2: block accumulation"], work["zero2: block backward"]) == (
+        16,
+        12,
+        4,
+    )
+    assert (work["zero2: head accumulation"], work["zero2: head backward"]) == (3, 1)
+    assert done(step("ddp", micro_batch_size=1)[0])["block backward"] == 16
+
+
 def test_ddp_sends_every_gradient_once_beside_backward(step):
     work, run = step("ddp")
     sent = [work.works[item.work] for item in work.items if item.stream == REDUCE]

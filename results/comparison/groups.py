@@ -51,13 +51,29 @@ class Group:
         return {column: float(np.median(values)) for column, values in present.items() if len(values)}
 
     @property
+    def with_files(self) -> list[tuple[str, str]]:
+        """The results folder and the name of each run whose own folder is still there, in their order."""
+        has_files = self.rows.has_files.to_numpy()
+        return list(zip(self.rows.folder[has_files], self.rows.run_id[has_files], strict=True))
+
+    @property
     def contended(self) -> bool:
         """Return whether others took so much of the machine that the speed says little."""
         return (self.median("taken_fraction") or 0.0) > TAKEN_MAX
 
+    @cached_property
+    def first(self) -> Any:
+        """The first row, of which all have the configuration. Taking a row out of a table takes a millisecond."""
+        return self.rows.iloc[0]
+
+    @cached_property
+    def statuses(self) -> dict[str, int]:
+        """How many runs ended with each status, the most frequent first, and of equally frequent ones the earliest."""
+        return dict(Counter(self.rows.status.tolist()).most_common())
+
     @property
     def recipe(self) -> str:
-        return str(self.rows.recipe.iloc[0])
+        return str(self.first.recipe)
 
     def median(self, column: str) -> float | None:
         """Return the median over the runs that succeeded, None if there is no figure."""
@@ -66,13 +82,15 @@ class Group:
     @cached_property
     def spread(self) -> tuple[float, float] | None:
         """Return the lowest and highest tokens/s of the repeats, or of one run those at its p90 and p10 step times."""
-        ok = (self.rows.status == "ok") & self.rows.tokens_per_s.notna()
-        tokens_per_s = self.rows.tokens_per_s[ok]
-        if len(tokens_per_s) == 0:
+        import numpy as np
+
+        tokens_per_s = self.rows.tokens_per_s.to_numpy()
+        (timed,) = np.nonzero((self.rows.status == "ok").to_numpy() & ~np.isnan(tokens_per_s))
+        if len(timed) == 0:
             return None
-        if len(tokens_per_s) > 1:
-            return float(tokens_per_s.min()), float(tokens_per_s.max())
-        run = self.rows[ok].iloc[0]
+        if len(timed) > 1:
+            return float(tokens_per_s[timed].min()), float(tokens_per_s[timed].max())
+        run = self.rows.iloc[timed[0]]
         tokens = float(run.tokens_per_s * run.step_time_s_median)
         if not (run.step_time_s_p10 > 0 and run.step_time_s_p90 > 0 and math.isfinite(tokens / run.step_time_s_p10)):
             return None
@@ -102,33 +120,60 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
     is_damaged = frame.status == DAMAGED
     rows_apart = [row for _, row in frame[is_damaged].groupby(level=0)]
     damaged = [Group(row.run_id.iloc[0], row, [row.error.iloc[0]]) for row in rows_apart]
-    frame = frame[~is_damaged]
+    if damaged:
+        frame = frame[~is_damaged]
     if frame.empty:
         return Comparison(damaged, [])
     if work is None:
         works = frame.groupby("workload_hash").agg(recipes=("recipe", "nunique"), newest=("timestamp", "max"))
         work = str(works.sort_values(["recipes", "newest"], ascending=False).index[0])
     comparison = Comparison([], [])
-    remarks: dict[Any, list[str]] = {}
-    for row in frame[(frame.status != "ok") | (frame.damage != "")].itertuples():
-        status = [] if row.status == "ok" else [f"{row.status}: {row.error!s}"[:160]]
-        remarks[row.Index] = [*status, f"{row.run_id}: {row.damage!s}"] if row.damage else status
     reference = frame[frame.workload_hash == work].iloc[-1]
-    for (group_work, *_), rows in frame.groupby(["workload_hash", *CONFIGURATION], sort=False, dropna=False):
-        group = Group(_name(rows.iloc[0]), rows)
-        if group_work == work:
+    # Of the caller's table no column is taken, and none is kept here.
+    frame = frame.copy(deep=False)
+    for rows in _equals(frame, ["workload_hash", *CONFIGURATION]):
+        group = Group("", rows)
+        group.name = _name(group.first)
+        if group.first.workload_hash == work:
             comparison.ranked.append(group)
         else:
             comparison.apart.append(group)
-            group.notes.append(f"other work: {_differences(reference, rows.iloc[0])}")
-        counts = Counter(remark for row in rows.index.intersection(list(remarks)) for remark in remarks[row])
-        group.notes += [remark if n == 1 else f"{remark} ({n:,} runs)" for remark, n in counts.items()]
+            group.notes.append(f"other work: {_differences(reference, group.first)}")
+        group.notes += [remark if n == 1 else f"{remark} ({n:,} runs)" for remark, n in _remarks(rows).items()]
     comparison.ranked.sort(key=lambda g: -(g.median("tokens_per_s") or 0.0))
     for groups in (comparison.ranked, comparison.apart):
         _make_names_differ(groups)
     _mark_ties(comparison.ranked)
     comparison.apart += damaged
     return comparison
+
+
+def _equals(frame: pd.DataFrame, columns: list[str]) -> list[pd.DataFrame]:
+    """Move the rows that are equal in `columns` out of `frame`, as tables that share the memory of one in a new order.
+
+    The columns are moved one by one, so that a million rows are not in memory twice.
+    """
+    import numpy as np
+    import pandas as pd
+
+    number = frame.groupby(columns, sort=False, dropna=False).ngroup().to_numpy()
+    order = np.argsort(number, kind="stable")
+    index = frame.index.take(order)
+    moved = {name: frame.pop(name).array.take(order) for name in list(frame.columns)}
+    ordered = pd.DataFrame(moved, index=index, copy=False)
+    ends = np.cumsum(np.bincount(number)).tolist()
+    return [ordered.iloc[begin:end] for begin, end in pairwise([0, *ends])]
+
+
+def _remarks(rows: pd.DataFrame) -> Counter[str]:
+    """Return what is wrong with runs of a group, and with how many of them."""
+    remarks: Counter[str] = Counter()
+    for row in rows[((rows.status != "ok") | (rows.damage != "")).to_numpy()].itertuples():
+        if row.status != "ok":
+            remarks[f"{row.status}: {row.error!s}"[:160]] += 1
+        if row.damage:
+            remarks[f"{row.run_id}: {row.damage!s}"] += 1
+    return remarks
 
 
 def _name(row: Any) -> str:
@@ -149,12 +194,12 @@ def _make_names_differ(groups: list[Group]) -> None:
     for group in groups:
         named.setdefault(group.name, []).append(group)
     for twins in named.values():
-        firsts = pd.DataFrame([group.rows.iloc[0] for group in twins])
+        firsts = pd.DataFrame([group.first for group in twins])
         differing = [column for column in CONFIGURATION if firsts[column].nunique() > 1]
         common = set.intersection(*(set(options.split("\n")) for options in firsts.recipe_options))
         for group in twins:
-            own = [o for o in group.rows.recipe_options.iloc[0].split("\n") if o not in common]
-            columns = [f"{column}={group.rows[column].iloc[0]}" for column in differing if column != "recipe_options"]
+            own = [o for o in group.first.recipe_options.split("\n") if o not in common]
+            columns = [f"{column}={group.first[column]}" for column in differing if column != "recipe_options"]
             group.name += "".join(f" {option}" for option in columns + own)
 
 

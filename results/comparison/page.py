@@ -57,7 +57,7 @@ def page(comparison: Comparison, png: bytes) -> str:
     """Return the page as HTML, in which all text is escaped and nothing is fetched from anywhere."""
     import jinja2
 
-    row = comparison.ranked[0].rows.iloc[0]
+    row = comparison.ranked[0].first
     about = (
         f"{row.model}, {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, {row.steps} steps, "
         f"{row.precision}, data {row.data}, seed {row.seed}; {row.device}; torch {row.torch_version}; workload {row.workload_hash}."
@@ -79,8 +79,7 @@ def _runs(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Return name, command and environment of the runs whose run.json is still there, at most RUNS_MAX of them."""
     runs: list[tuple[str, str, str]] = []
     for group in comparison.ranked + comparison.apart:
-        rows = group.rows[group.rows.has_files][: RUNS_MAX - len(runs)]
-        for folder, run_id in zip(rows.folder, rows.run_id, strict=True):
+        for folder, run_id in group.with_files[: RUNS_MAX - len(runs)]:
             if (start := read_run_json(folder, run_id)).command:
                 runs.append((run_id, start.command, f"# {start.environment}"))
     return runs

@@ -30,8 +30,7 @@ def steps_of(group: Group) -> pd.DataFrame | None:
 
     What is wrong with a steps.csv on the way is added to the group's notes.
     """
-    rows = group.rows[group.rows.has_files][::-1]
-    for folder, run_id in zip(rows.folder, rows.run_id, strict=True):
+    for folder, run_id in reversed(group.with_files):
         steps, damage = read_steps(folder, run_id)
         if damage:
             group.notes.append(f"{run_id}: {damage}")
@@ -87,7 +86,7 @@ def figure_png(comparison: Comparison) -> bytes:
 
 
 def _title(comparison: Comparison) -> str:
-    row = comparison.ranked[0].rows.iloc[0]
+    row = comparison.ranked[0].first
     left_out = len(comparison.ranked) - GROUPS_MAX
     return (
         f"{row.model}: {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, "
@@ -153,7 +152,7 @@ def _bars(axis: Axes, groups: list[Group], colours: dict[str, str], column: str,
         if spread:
             axis.plot(spread, (i, i), color="#555555", linewidth=1.5, marker="|")
         reach = max(value or 0.0, spread[1] if spread else 0.0)
-        status = " ".join(sorted(set(group.rows.status) - {"ok"}))
+        status = " ".join(sorted({*group.statuses} - {"ok"}))
         text = status or "-" if value is None else _shown(value)
         colour = "#B00020" if value is None and status else "black"
         axis.annotate(text, (reach + 0.012 * top, i), va="center", fontsize=9, color=colour)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import visible
-from gptscale.results.comparison.run_files import clip
+from gptscale.results.comparison.run_files import TEXT_MAX, clip
 from gptscale.results.record.columns import SUMMARY_COLUMNS
 
 if TYPE_CHECKING:
@@ -73,7 +73,10 @@ class SummaryRows:
         import pandas as pd
 
         for name, texts in self.texts.items():
-            texts.extend(map(self.shown, columns[name]))
+            block = columns[name].tolist()
+            # Errors are often equal, and are kept once. Of the others nearly every row has its own.
+            is_plain = name != "error" and "".join(block).isprintable() and max(map(len, block), default=0) <= TEXT_MAX
+            texts.extend(block if is_plain else map(self.shown, block))
         for name, categories in self.categories.items():
             codes, uniques = pd.factorize(columns[name])
             texts_met: list[Any] = list(uniques)

@@ -67,8 +67,8 @@ def _bound_by(group: Group) -> str:
 
 def _status(group: Group) -> str:
     """Return each status, with its count if the runs ended differently: `ok`, `2 ok 1 oom`."""
-    counts = Counter(group.rows.status).most_common()
-    statuses = " ".join(status if len(counts) == 1 else f"{n} {status}" for status, n in counts)
+    counts = group.statuses
+    statuses = " ".join(status if len(counts) == 1 else f"{n} {status}" for status, n in counts.items())
     return f"{statuses} contended" if group.contended else statuses
 
 
@@ -169,7 +169,7 @@ def as_csv(comparison: Comparison) -> bytes:
         ]
         words += [
             *(group.spread or (None, None)),
-            *group.rows.iloc[0][IDENTITY],
+            *group.first[IDENTITY],
             *(group.median(column) for column in FIGURES),
             "; ".join(group.notes),
         ]

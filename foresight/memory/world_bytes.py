@@ -63,7 +63,8 @@ def _strategy(case: Case) -> Answer:
     if case.config.strategy == "fully_shard":
         return _rows(case)
     fixed, layout = _replicas(case)
-    return replace(fixed, gradients=layout.buckets), layout
+    # One rank has no buckets, and its gradients lie by themselves.
+    return (replace(fixed, gradients=layout.buckets) if case.place.dp_size > 1 else fixed), layout
 
 
 def _rows(case: Case) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from typing import Any
 
 from gptscale.common.settings.command_line import changed_options
 from gptscale.common.settings.run_config import RunConfig
@@ -14,9 +15,12 @@ from gptscale.recipes import get
 def words_of(row: PlannedRow) -> list[str]:
     """Return the command line of a row behind its recipe, without how many processes it has."""
     run, recipe = row.candidate.run, get(row.candidate.run.recipe)
-    sizes = {f"{axis}_size": getattr(run, f"{axis}_size") if axis in recipe.axes else None for axis in ("tp", "pp")}
-    device = "cpu" if row.cluster.is_cpu else "auto"
-    config = dataclasses.replace(run.config, device=device, micro_batch_size=run.batch.micro_batch_size, **sizes)
+    axes = ("tp", "pp")
+    own_place: dict[str, Any] = {
+        f"{axis}_size": getattr(run, f"{axis}_size") if axis in recipe.axes else None for axis in axes
+    }
+    own_place["device"] = "cpu" if row.cluster.is_cpu else "auto"
+    config = dataclasses.replace(run.config, micro_batch_size=run.batch.micro_batch_size, **own_place)
     own = row.candidate.config
     return changed_options(config, RunConfig()) + changed_options(own, type(own)(**recipe.preset))
 

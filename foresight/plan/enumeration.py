@@ -7,7 +7,7 @@ import itertools
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
@@ -17,7 +17,7 @@ from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.recipes import RECIPES, Recipe
 
 # What blocks keep for backward, the fastest first. Who has memory for one gains nothing by the next.
-CHECKPOINTING = ("none", "selective", "full")
+CHECKPOINTING: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 # Options of recipes that split the work otherwise. A field whose type lists its values takes all of them.
 LISTED = ("schedule", "data_parallel", "strategy")
 STAGES = (1, 2, 3)
@@ -82,10 +82,13 @@ def _wanted(
     for tp_size, pp_size in _meshes(cluster, row.axes):
         data_ranks = cluster.ranks // (tp_size * pp_size)
         sequences = (config.global_batch_size or 1) // data_ranks
-        sizes = {"tp_size": tp_size if "tp" in row.axes else None, "pp_size": pp_size if "pp" in row.axes else None}
+        sizes: dict[str, Any] = {
+            "tp_size": tp_size if "tp" in row.axes else None,
+            "pp_size": pp_size if "pp" in row.axes else None,
+        }
         for exponent in range(max(1, sequences).bit_length()):
             if sequences % 2**exponent == 0 or exponent == 0:
-                batch = {"micro_batch_size": 2**exponent, "grad_accum_steps": None}
+                batch: dict[str, Any] = {"micro_batch_size": 2**exponent, "grad_accum_steps": None}
                 for own in options:
                     yield dataclasses.replace(config, **sizes, **batch), own
 

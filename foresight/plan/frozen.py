@@ -88,7 +88,7 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
     if not 1 <= number <= len(rows):
         raise ConfigError(f"the plan has no row {number}", "in --plan-row", f"use 1 to {len(rows)}")
     row = rows[number - 1]
-    return FrozenRow(*(row[name] for name in FrozenRow._fields[:-1]), kept[:16])
+    return FrozenRow(**{name: row[name] for name in FrozenRow._fields[:-1]}, plan_hash=kept[:16])
 
 
 def check_planned(run: Run, config: RecipeConfig, path: Path, number: int | None) -> None:

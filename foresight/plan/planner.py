@@ -28,7 +28,7 @@ from gptscale.recipes import RECIPES
 # With measurements of the device at hand, a time that is known less well than this is refused.
 REFUSED_ABOVE = 0.25
 # So many rows are played in all, and of each recipe and mesh. Steps of more items take long to play: very many micro-batches.
-PLAYED, PLAYED_OF_SPLIT, LONGEST = 240, 8, 12_000
+PLAYED, PLAYED_OF_SPLIT, LONGEST = 200, 8, 8_000
 # What has this share of the fastest row's speed is as good: no prediction of its grade can tell more.
 AS_GOOD, AS_GOOD_BY_DATA_SHEET = 0.98, 0.95
 Written = tuple[list[StepWork], int]

@@ -93,14 +93,14 @@ def headline(plan: WorkPlan, command: str) -> list[str]:
 def _why_not(best: PlannedRow, other: PlannedRow) -> str:
     """Return a sentence on why a row is not the recommended one."""
     slower = other.timing.seconds / best.timing.seconds - 1
-    limit = f", and {other.timing.bound_by} is what bounds it" if other.timing.bound_by not in ("", "compute") else ""
+    limit = f", bound by {other.timing.bound_by}" if other.timing.bound_by not in ("", "compute") else ""
     margin = f"its margin is {other.margin / GIB:,.1f} GiB, not {best.margin / GIB:,.1f}"
     if slower < -0.005:
         return (
             f"Not {other.name}: it would be {-slower:.1%} faster, within what such a prediction can tell, and {margin}."
         )
     if slower < 0.005:
-        return f"Not {other.name}: it is as fast, {margin}, and the recommended recipe is the simpler one{limit}."
+        return f"Not {other.name}: it is as fast{limit}, {margin}, and the recommended recipe is the simpler one."
     return f"Not {other.name}: its step is {slower:.1%} longer{limit}; {margin}."
 
 

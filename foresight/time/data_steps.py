@@ -99,7 +99,8 @@ class DataStep:
 
     def _compute(self, name: str, work: dict[Operation, float], gathered: int) -> None:
         """Append a computation, and before it the gathering of so many parameters, as early as prefetching allows."""
-        how, ready = self.how, ()
+        how = self.how
+        ready: tuple[int, ...] = ()
         if gathered and how.gathers and (how.shards > 1 or how.offload != "none"):
             early = tuple(self.computed[-1 - how.prefetch :][:1]) if len(self.computed) > how.prefetch else ()
             if how.offload != "none":

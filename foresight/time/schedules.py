@@ -71,7 +71,12 @@ def _torch_order(schedule: str, n_ranks: int, stages_per_rank: int, n_micro_batc
     asked = object.__new__(kind)
     rounds = max(1, n_micro_batches // n_ranks)
     n_stages = n_ranks * stages_per_rank
-    facts = {"pp_group_size": n_ranks, "n_local_stages": stages_per_rank, "rank": 0, "_n_microbatches": n_micro_batches}
+    facts: dict[str, Any] = {
+        "pp_group_size": n_ranks,
+        "n_local_stages": stages_per_rank,
+        "rank": 0,
+        "_n_microbatches": n_micro_batches,
+    }
     facts |= {"number_of_rounds": rounds, "microbatches_per_round": n_micro_batches // rounds}
     facts |= {"num_stages": n_stages, "_num_stages": n_stages, "_stages": [None] * stages_per_rank}
     vars(asked).update(facts)

@@ -153,3 +153,9 @@ def test_what_was_calibrated_has_a_time_and_what_is_far_from_it_has_none(tmp_pat
     unknown = here(path, resolver, model="gpt2", seq_len=1024)
     assert unknown.recommended is None
     assert all("not calibrated" in row.timing.refused for row in unknown.rows)
+
+
+def test_one_device_holds_the_same_by_every_recipe_that_splits_nothing(planned):
+    found = planned("gpt2", "single,ddp,lightning_fabric", per_node=1, batch=8)
+    bytes_of = {row.candidate.run.recipe: row.places.on_device for row in found.rows if row.detail == "1 x 8"}
+    assert bytes_of["single"] == bytes_of["lightning_fabric"] == bytes_of["ddp"]

@@ -164,8 +164,8 @@ def _flat(candidate: Candidate) -> Exchange:
             every=True,
             bucket=bucket,
             cut_state=True,
-            offload=offload,
-            stored_bytes=compute,  # type: ignore[arg-type]
+            offload=offload,  # type: ignore[arg-type]
+            stored_bytes=compute,
         )
     return Exchange(
         dp,

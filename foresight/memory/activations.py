@@ -65,16 +65,18 @@ def loss_bytes(step: Step, fixed: RecipeBytes) -> float:
     columns = gpt.padded_vocab_size // step.tp_size
     cast = c if c != fixed.norm_input else 0
     table = (4 + cast) * step.table
-    counted = 4 if step.device_type == "cpu" else c
+    # On CUDA a kernel overwrites the logits. Tensor ranks, who know only their columns, take an fp32 copy of them.
+    has_copy = step.device_type == "cuda" and step.tp_size > 1 and c != 4
+    copies = c + 4 if has_copy else LOGIT_COPIES[step.device_type][c]
+    counted = 4 if step.device_type == "cpu" else c + 4 if has_copy else c
     most = max(1, LOGITS_BYTES[step.device_type] // (counted * columns))
     blocks = max(1, -(-step.tokens // most))
-    copies = LOGIT_COPIES[step.device_type][c]
     rows: float = (2 * fixed.norm_input + cast) * gpt.n_embd * step.tokens
     if step.tp_size > 1:
         # the rank's own part of the sequence, before it is gathered
         rows += fixed.norm_input * gpt.n_embd * step.tokens / step.tp_size
     # logits, and the product that becomes the rows' gradient
-    block = copies * columns + c * gpt.n_embd
+    block = copies * columns + (0 if has_copy else c * gpt.n_embd)
     return rows + table + block * step.tokens / blocks
 
 

@@ -53,13 +53,14 @@ def need(step: Step, way: WayToFit) -> Need:
 
 
 def predict(run: Run, config: RecipeConfig) -> dict[str, int]:
-    """Return the bytes of one rank at its peak, by owner. On a CPU host and device are one memory."""
+    """Return the bytes of one rank's device at its peak, by owner. On a CPU host and device are one memory."""
     step, fixed, layout = layout_of(run, config)
     mode = run.config.activation_checkpointing
     highest = max(moments(step, fixed, mode, layout), key=lambda moment: sum(moment.values()))
     state = layout.state._asdict()
     held = {"parameter": state["parameters"], "optimizer state": state["optimizer"], "bucket": layout.buckets}
-    held |= {"other": 16.0 * run.batch.sequences_per_rank * run.seq_len + layout.transfers + fixed.host}
+    host = fixed.host if step.device_type == "cpu" else 0.0
+    held |= {"other": 16.0 * run.batch.sequences_per_rank * run.seq_len + layout.transfers + host}
     owners = dict.fromkeys((*held, *highest), 0.0)
     for part in (held, highest):
         for owner, nbytes in part.items():

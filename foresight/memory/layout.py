@@ -57,6 +57,11 @@ class Case:
         return numel(held_shapes(self.run, self.config)[0].values())
 
     @property
+    def on_host(self) -> bool:
+        """Return whether what is offloaded is in another memory than the device's, which is what is predicted."""
+        return self.step.device_type == "cuda" and self.config.offload != "none"
+
+    @property
     def sends_copy(self) -> bool:
         """Return whether a reduce-scatter copies what it is given, as gloo does."""
         return self.step.device_type == "cpu"

@@ -127,6 +127,9 @@ class Owners:
         self.labels += [(now, place, what) for place in addresses]
 
     def _enter(self, module: nn.Module, inputs: object) -> None:
+        # A compiled block is one piece: this would be compiled into it.
+        if torch.compiler.is_compiling():
+            return
         self._modules.append(self._names.get(id(module), type(module).__name__))
         # What a strategy has gathered for this module stands in the place of its shards.
         places = {address(p) for p in module._parameters.values() if p is not None}
@@ -134,6 +137,8 @@ class Owners:
         self._tell()
 
     def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
+        if torch.compiler.is_compiling():
+            return
         if self._modules:
             self._modules.pop()
         self._tell()

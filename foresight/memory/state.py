@@ -199,18 +199,23 @@ def cut_flat(run: Run, config: RecipeConfig, shards: int, compute: int) -> State
     return State(compute * sum(flat), 4 * sum(own), 4 * sum(own) + adam)
 
 
-def cut_by_owners(run: Run, config: RecipeConfig, rank: int, ranks: int) -> State:
-    """Return the state of a rank under fairscale's OSS, which gives each parameter to the rank that has least so far."""
+def owned(run: Run, config: RecipeConfig, ranks: int) -> list[list[int]]:
+    """Return the elements of each rank's own parameters under fairscale's OSS: each goes to the rank that has least so far."""
     shapes = all_shapes(run, config)
-    sizes, own = [0] * ranks, []
+    sizes: list[int] = [0] * ranks
+    own: list[list[int]] = [[] for _ in range(ranks)]
     for matrices in (True, False):
         for n in (math.prod(s) for s in shapes if (len(s) > 1) == matrices):
             owner = sizes.index(min(sizes))
             sizes[owner] += n
-            if owner == rank:
-                own.append(n)
-    n = numel(shapes)
-    return State(4 * n, 4 * n, moments(run, own))
+            own[owner].append(n)
+    return own
+
+
+def cut_by_owners(run: Run, config: RecipeConfig, rank: int, ranks: int) -> State:
+    """Return the state of a rank under fairscale's OSS."""
+    n = numel(all_shapes(run, config))
+    return State(4 * n, 4 * n, moments(run, owned(run, config, ranks)[rank]))
 
 
 def by_name(state: State, names: tuple[str, str, str]) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import stages_per_rank
-from gptscale.foresight.memory.layout import Answer, Case, Layout
+from gptscale.foresight.memory.layout import NO_STATE, Answer, Case, Layout
 from gptscale.foresight.memory.recipe_bytes import BUCKET, WEIGHT_BUFFERS
 from gptscale.foresight.memory.state import (
     State,
@@ -20,6 +20,7 @@ from gptscale.foresight.memory.state import (
     cut_by_rows,
     cut_flat,
     numel,
+    owned,
     place_of,
     stage_of,
     whole,
@@ -30,6 +31,11 @@ from gptscale.recipes import get
 if TYPE_CHECKING:
     from gptscale.common.recipe_config import RecipeConfig
     from gptscale.common.settings.run import Run
+
+
+# DeepSpeed keeps a weight in files only if a rank's part has this many bytes (runtime/swap_tensor/utils.py, MIN_AIO_BYTES), and
+# frees it after each use (recipes/zero.py). What is smaller is gathered ahead, as at stage 3.
+SWAPPED_BYTES = 2**20
 
 
 def layout_of(run: Run, config: RecipeConfig) -> tuple[Step, RecipeBytes, Layout]:
@@ -87,6 +93,9 @@ def _rows(case: Case) -> Answer:
         # autocast computes norms in fp32 on CUDA, so that they keep a copy of their input
         norm_input=4 if c == 4 or case.step.device_type == "cuda" else c,
     )
+    if case.on_host:
+        # A gradient's shard leaves as soon as it is reduced.
+        return replace(fixed, gradients=float(c * root)), case.layout(NO_STATE)
     return fixed, case.layout(state)
 
 
@@ -118,7 +127,11 @@ def _flat(case: Case) -> Answer:
         residual=c,
         norm_input=c,
     )
-    if offloads:
+    if case.on_host:
+        # The other buffer of the largest weight's gradient is on the host, as is the state.
+        fixed, state = replace(fixed, gradients=0.0), State(state.parameters, 0, 0)
+        transfers -= c * case.step.table
+    elif offloads:
         state = state._replace(optimizer=state.optimizer - (8 if run.config.optimizer == "adamw" else 0))
     return fixed, case.layout(state, buckets=sums, transfers=transfers)
 
@@ -147,6 +160,11 @@ def _flat_all(case: Case) -> Answer:
         residual=c,
         norm_input=c,
     )
+    if case.on_host:
+        if on_disk and c * case.step.last_matrix // place.dp_size >= SWAPPED_BYTES:
+            fixed = replace(fixed, gathered=c * (case.root + 1.5 * case.step.block))
+        weights = state.parameters if not on_disk else 0
+        return replace(fixed, gradients=0.0, build=0.0), case.layout(State(weights, 0, 0), transfers=4.0 * bucket)
     return fixed, case.layout(state, transfers=float(2 * 4 * bucket + (2 * 4 * own if on_disk else 0)))
 
 
@@ -157,12 +175,19 @@ def _owners(case: Case) -> Answer:
     """
     place = case.place
     state = cut_by_owners(case.run, case.config, place.dp_rank, place.dp_size)
-    n = state.parameters
+    n, room = state.parameters, case.config.reduce_buffer_size
     # Before the first step it makes a bucket for each rank as large as may be, and shrinks them one after another.
-    buckets = place.dp_size * min(4 * case.config.reduce_buffer_size, n) + n // place.dp_size
+    buckets = place.dp_size * min(4 * room, n) + n // place.dp_size
+    # It keeps its own gradients, and of the others those that share a bucket. One that finds no room goes when it was sent.
+    kept = 0
+    for rank, sizes in enumerate(owned(case.run, case.config, place.dp_size)):
+        fill = 0
+        for size in sorted(sizes):
+            fill += size if fill + size < room else 0
+        kept += 4 * (sum(sizes) if rank == place.dp_rank else fill)
     fixed = replace(case.lowered(), reduced_at_end=4.0 * case.step.table)
     fixed = replace(fixed, build=float(n + state.optimizer + buckets))
-    return fixed, case.layout(state, buckets=float(state.gradients))
+    return fixed, case.layout(state, buckets=float(kept))
 
 
 def _matrices(case: Case) -> Answer:

@@ -118,26 +118,23 @@ def _simulate(plan: Plan, folder: Path) -> int:
                 with owners.part(FORWARD):
                     train(engine, data, marks, lr_at=run.lr_at, start=0, steps=STEPS)
                 owners.label_state(engine)
+            # Before the steps that nobody waits for, whose collectives' tensors live on until NCCL's watchdog comes by.
+            facts |= _peaks(run.world.device)
             facts["host_s"] = _issue_time_s(engine, data)
         except BaseException as error:
             if is_out_of_memory(error):
                 facts["out_of_memory"] = str(error).splitlines()[0]
+                facts |= _peaks(run.world.device)
                 status = OOM_EXIT_STATUS
             else:
                 _, status = report(error, run.world.rank)
                 stack.pop_all()
                 return status
     timeline = read_timeline(counter.events(), owners, marks.begins)
-    device = run.world.device.index or 0
     facts |= {
         "communicators": library.communicators(),
         "device": torch.cuda.get_device_name(run.world.device),
         "device_memory": torch.cuda.get_device_properties(run.world.device).total_memory,
-        "peak_allocated": torch.cuda.max_memory_allocated(run.world.device),
-        "peak_reserved": torch.cuda.max_memory_reserved(run.world.device),
-        "peak_taken": library.device_peak_bytes(device),
-        "peak_pinned": library.pinned_peak_bytes(),
-        "peak_host": library.host_peak_bytes() + own_host_bytes(),
         "peak_counted": timeline.peak,
         "peak_part": timeline.part_at(timeline.peak_at),
         "peak_by_owner": timeline.by_owner(timeline.peak_at),
@@ -145,6 +142,16 @@ def _simulate(plan: Plan, folder: Path) -> int:
     (folder / "facts.json").write_text(json.dumps(facts))
     save_timeline(timeline, folder / "timeline.npz")
     return status
+
+
+def _peaks(device: torch.device) -> dict[str, int]:
+    return {
+        "peak_allocated": torch.cuda.max_memory_allocated(device),
+        "peak_reserved": torch.cuda.max_memory_reserved(device),
+        "peak_taken": library.device_peak_bytes(device.index or 0),
+        "peak_pinned": library.pinned_peak_bytes(),
+        "peak_host": library.host_peak_bytes() + own_host_bytes(),
+    }
 
 
 def _issue_time_s(engine: Engine, data: Prefetcher) -> float:

@@ -33,7 +33,8 @@ from gptscale.recipes import get
 
 LIMIT_S = 900
 OOM_EXIT_STATUS = 7
-LACKS = re.compile(r"the program called (\w+), which the mock lacks")
+# A call that torch knows of, and one that a library looks up by its name.
+LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefined symbol: )(\w+)")
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,45 @@
 """A process under the mock of CUDA that forks one process for each simulation, so that torch is imported once.
 
-It reads a line for each (folder, environment, words) and answers with the exit status. The output is in the folder's `log`.
+It reads a line for each (what, folder, environment, words) and answers with the exit status. The output is in the folder's `log`.
+What is "simulate", or "run", which is all that a worker does in a run: its record, evaluation, checkpoints, and resume. The row
+is refused at its end.
 """
 
 import json
 import os
 import sys
+import traceback
+from contextlib import nullcontext
 
-from gptscale.launchers.run import simulated
+from gptscale.common.model import initial_weights
+from gptscale.common.process.begin import begin_process
+from gptscale.common.process.heartbeat import Heartbeat
+from gptscale.common.process.mock import simulating
+from gptscale.common.process.world import World
+from gptscale.foresight.mock_cuda.host import leave_out
+from gptscale.foresight.mock_cuda.world import lone_group
+from gptscale.launchers.run import simulated, worker
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
+
+
+def run(recipe, *words):
+    begin_process()
+    init_rows, init_tensor = initial_weights.init_rows, initial_weights.init_tensor
+    leave_out()
+    # A checkpoint is refused where it holds a NaN, as memory that nobody wrote may.
+    initial_weights.init_rows, initial_weights.init_tensor = init_rows, init_tensor
+    with simulating():
+        config, recipe_config = parse_run(recipe, words)
+        plan = preflight(recipe, config, recipe_config, World.from_environment("cuda", config.dist_timeout_s))
+        worker.process_group = lone_group if get(recipe).axes else nullcontext
+        worker.Heartbeat.of_world = lambda rank, world_size: Heartbeat(rank, world_size, None)
+        return worker.work(plan)
+
 
 for line in sys.stdin:
-    folder, environment, words = json.loads(line)
+    what, folder, environment, words = json.loads(line)
     if not (pid := os.fork()):
         os.environ.update(environment)
         log = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT)
@@ -18,7 +47,9 @@ for line in sys.stdin:
         os.dup2(log, 2)
         status = 1
         try:
-            status = simulated.main([folder, *words])
+            status = simulated.main([folder, *words]) if what == "simulate" else run(*words)
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

@@ -33,3 +33,17 @@ API int cudnnBackendExecute(Handle *handle, Descriptor *plan, Descriptor *pack) 
     note("kernel", handle->stream, "cudnn graph", 0, 0, 0, 0);
     return SUCCESS;
 }
+
+/* Batch norm, of vision models. It is asked for by the older functions. */
+API int cudnnCreateTensorDescriptor(Descriptor **d) { return cudnnBackendCreateDescriptor(0, d); }
+API int cudnnDestroyTensorDescriptor(Descriptor *d) { return cudnnBackendDestroyDescriptor(d); }
+API int cudnnSetTensorNdDescriptor(Descriptor *d, int type, int dims, const int *sizes, const int *strides) { return SUCCESS; }
+API int cudnnDeriveBNTensorDescriptor(Descriptor *derived, const Descriptor *x, int mode) { return SUCCESS; }
+/* The size in bytes is the last argument. */
+API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(Handle *handle, int mode, int ops, Descriptor *x, Descriptor *z, Descriptor *y,
+                                                                 Descriptor *statistics, Descriptor *activation, size_t *bytes) { *bytes = 0; return SUCCESS; }
+API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(Handle *handle, int mode, int ops, Descriptor *x, Descriptor *y, Descriptor *dy, Descriptor *dz,
+                                                          Descriptor *dx, Descriptor *statistics, Descriptor *activation, size_t *bytes) { *bytes = 0; return SUCCESS; }
+API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(Handle *handle, int mode, int ops, Descriptor *activation, Descriptor *x, size_t *bytes) { *bytes = 0; return SUCCESS; }
+#define BATCH_NORM(name) API int name(Handle *handle) { note("kernel", handle->stream, "cudnn batch norm", 0, 0, 0, 0); return SUCCESS; }
+BATCH_NORM(cudnnBatchNormalizationForwardTrainingEx) BATCH_NORM(cudnnBatchNormalizationBackwardEx) BATCH_NORM(cudnnBatchNormalizationForwardInference)

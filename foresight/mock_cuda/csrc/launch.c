@@ -98,6 +98,7 @@ API int cudaOccupancyMaxPotentialClusterSize(int *size, const void *function, co
 
 API int cuModuleLoadData(void **module, const void *image) { *module = (void *)new_handle(); return SUCCESS; }
 API int cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) { return cuModuleLoadData(module, image); }
+API int cuModuleLoad(void **module, const char *path) { return cuModuleLoadData(module, path); }
 API int cuModuleUnload(void *module) { return SUCCESS; }
 API int cuModuleGetFunction(void **function, void *module, const char *name) {
     *function = calloc(1, 1);

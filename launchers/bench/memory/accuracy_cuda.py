@@ -2,69 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping
+from csv import DictReader
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from gptscale.common.errors import GptscaleError
+import torch
+
+from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.process.world import World
+from gptscale.foresight.memory.closed_form import predict
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.simulation import simulate
+from gptscale.launchers.run.preflight import resolve
+from gptscale.launchers.run.simulation import LIMIT_S, simulate
 from gptscale.recipes import get
 
-DEVICE = "b200"
-# Models from 125M to 13B; the processes of their world, the rank, and options.
-SHAPES = (
-    ("gpt2", 1, 0, "--micro-batch-size 8"),
-    ("gpt2", 2, 1, "--micro-batch-size 16 --activation-checkpointing full"),
-    ("gpt2", 4, 0, "--micro-batch-size 8 --grad-accum-steps 4"),
-    ("gpt2-medium", 4, 3, "--micro-batch-size 8 --seq-len 512"),
-    ("gpt2-medium", 8, 0, "--micro-batch-size 4 --precision fp32"),
-    ("gpt2-large", 8, 7, "--micro-batch-size 4 --activation-checkpointing selective"),
-    ("gpt2-large", 16, 0, "--micro-batch-size 4 --vocab-size 100000"),
-    ("1.6b", 8, 0, "--micro-batch-size 8"),
-    ("1.6b", 16, 15, "--micro-batch-size 4 --grad-accum-steps 2"),
-    ("1.6b", 64, 0, "--micro-batch-size 8 --activation-checkpointing full"),
-    ("gpt3-2.7b", 16, 0, "--micro-batch-size 4"),
-    ("gpt3-6.7b", 32, 0, "--micro-batch-size 2 --activation-checkpointing full"),
-    ("gpt3-13b", 64, 63, "--micro-batch-size 1 --activation-checkpointing full"),
+# Colossal-AI's torch has no kernels for a B200: its attention would be that which keeps all scores.
+DEVICE, OLDER_DEVICE, RANKS_PER_NODE = "b200", "h200", 8
+
+
+class Shape(NamedTuple):
+    """A model, the processes of its world, the rank, and further options."""
+
+    model: str
+    nproc: int
+    rank: int
+    words: str
+
+
+# Models from 125M to 13B.
+MODELS = (
+    Shape("gpt2", 1, 0, "--micro-batch-size 8"),
+    Shape("gpt2", 2, 1, "--micro-batch-size 16 --activation-checkpointing full"),
+    Shape("gpt2", 4, 0, "--micro-batch-size 8 --grad-accum-steps 4"),
+    Shape("gpt2-medium", 4, 3, "--micro-batch-size 8 --seq-len 512"),
+    Shape("gpt2-medium", 8, 0, "--micro-batch-size 4 --precision fp32"),
+    Shape("gpt2-large", 8, 7, "--micro-batch-size 4 --activation-checkpointing selective"),
+    Shape("gpt2-large", 16, 0, "--micro-batch-size 4 --vocab-size 100000"),
+    Shape("1.6b", 8, 0, "--micro-batch-size 8"),
+    Shape("1.6b", 16, 15, "--micro-batch-size 4 --grad-accum-steps 2"),
+    Shape("1.6b", 64, 0, "--micro-batch-size 8 --activation-checkpointing full"),
+    Shape("gpt3-2.7b", 16, 0, "--micro-batch-size 4"),
+    Shape("gpt3-6.7b", 32, 0, "--micro-batch-size 2 --activation-checkpointing full"),
+    Shape("gpt3-13b", 64, 63, "--micro-batch-size 1 --activation-checkpointing full"),
 )
+# One model on a node and on eight, the first and the last rank. Its 25 heads could not be cut over 8 tensor ranks.
+WORLDS = tuple(
+    Shape("1.6b", nproc, rank, "--n-head 32 --micro-batch-size 4") for nproc in (8, 64) for rank in (0, nproc - 1)
+)
+SHAPES = {"models": MODELS, "worlds": WORLDS}
 # A world of one axis cannot be larger than what the axis divides: heads of tensor ranks, blocks of stages.
 LARGEST = {"tensor_parallel": 4, "colossal_tensor": 4, "pipeline": 8, "colossal_pipeline": 8}
+LARGEST_WORLD = {"tensor_parallel": 32, "pipeline": 16}
 WAYS = {"hybrid_3d": "--tp-size 2 --pp-size 2", "colossal_tensor": "--tp-size 2", "colossal_pipeline": "--pp-size 2"}
+STAGES = {"hybrid_3d": 2, "colossal_pipeline": 2}
+# What tells one row from the others.
+KEY = ("recipe", "nproc", "rank", "options")
+REFUSED = "refused: "
+Rows = dict[tuple[str, ...], dict[str, Any]]
 
 
-def compare_on_mock(recipe: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each shape that the recipe takes. What cannot be simulated is printed with the reason."""
-    row = get(recipe)
-    for model, nproc, rank, words in SHAPES:
-        size = min(nproc, LARGEST.get(recipe, nproc)) if row.axes else 1
+def cases(recipe: str, which: str) -> list[dict[str, Any]]:
+    """Return the recipe, processes, rank and options of each comparison of a recipe that makes sense for it."""
+    largest = LARGEST if which == "models" else LARGEST_WORLD
+    found = []
+    for model, nproc, rank, words in SHAPES[which]:
+        size = min(nproc, largest.get(recipe, nproc)) if get(recipe).axes else 1
         if recipe in WAYS and size < 4:
             continue
+        if stages := STAGES.get(recipe, size if recipe == "pipeline" else 0):
+            # as many micro-batches as stages, or 1F1B refuses
+            words = f"{words.partition(' --grad-accum-steps')[0]} --grad-accum-steps {stages}"
         line = f"--model {model} --precision bf16 --data synthetic {words} {WAYS.get(recipe, '')}"
-        try:
-            config, recipe_config = parse_run(recipe, line.split())
-            found = simulate(
-                recipe,
-                config,
-                recipe_config,
-                device=DEVICE,
-                rank=min(rank, size - 1),
-                world_size=size,
-                ranks_per_node=8,
-            )
-        except GptscaleError as error:
-            print(f"  {recipe} {model} on {size}: {error}", flush=True)
-            continue
-        if found.out_of_memory:
-            continue
-        facts = found.facts
-        closed_form = sum(facts["closed_form_bytes"].values())
-        yield {
-            "recipe": recipe,
-            "nproc": size,
-            "rank": min(rank, size - 1),
-            "options": " ".join(line.split()),
-            "allocated": facts["peak_allocated"],
-            "reserved": facts["peak_reserved"],
-            "closed_form": closed_form,
-            "closed_form_error": closed_form / facts["peak_allocated"] - 1,
-        }
+        case = {"recipe": recipe, "nproc": size, "rank": min(rank, size - 1), "options": " ".join(line.split())}
+        if case not in found:
+            found.append(case)
+    return found
+
+
+def compare_on_mock(recipe: str, which: str, known: Rows) -> Iterator[dict[str, Any]]:
+    """Yield a row for each shape, and keep it in `known`.
+
+    A shape that succeeded before is not simulated again. Its closed form is reckoned anew.
+    """
+    for case in cases(recipe, which):
+        key = _key(case)
+        if key not in known or known[key]["failure"]:
+            known[key] = _simulated(case)
+        if known[key]["allocated"]:
+            known[key] |= _closed_form(case, int(float(known[key]["allocated"])))
+        yield known[key]
+
+
+def rows_in(csv: Path | None) -> Rows:
+    """Return the rows that an earlier run left in a file. Errors are numbers, the rest are words."""
+    if csv is None or not csv.exists():
+        return {}
+    with csv.open(newline="") as file:
+        rows = list(DictReader(file))
+    return {_key(row): row | {"closed_form_error": float(row["closed_form_error"] or "nan")} for row in rows}
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in KEY)
+
+
+def _simulated(case: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with what the rank allocates under the mock, or with the reason why that could not be simulated."""
+    row = case | dict.fromkeys(("allocated", "reserved", "closed_form", "closed_form_error"))
+    row |= {"failure": "", "by_owner": "", "closed_form_by_owner": ""}
+    try:
+        config, recipe_config = parse_run(case["recipe"], case["options"].split())
+        found = simulate(
+            case["recipe"],
+            config,
+            recipe_config,
+            device=OLDER_DEVICE if get(case["recipe"]).environment else DEVICE,
+            rank=case["rank"],
+            world_size=case["nproc"],
+            ranks_per_node=RANKS_PER_NODE,
+        )
+    except GptscaleError as error:
+        return row | {"failure": f"{REFUSED if isinstance(error, ConfigError) else ''}{error}"}
+    facts = found.facts
+    if found.out_of_memory:
+        return row | {"failure": found.out_of_memory}
+    return row | {
+        "allocated": facts["peak_allocated"],
+        "reserved": facts["peak_reserved"],
+        "by_owner": json.dumps({"in": facts["peak_part"], **facts["peak_by_owner"]}),
+    }
+
+
+def _closed_form(case: dict[str, Any], allocated: int) -> dict[str, Any]:
+    config, recipe_config = parse_run(case["recipe"], case["options"].split())
+    world = World(case["rank"], case["rank"] % RANKS_PER_NODE, case["nproc"], torch.device("cuda", 0), LIMIT_S)
+    owners = predict(resolve(case["recipe"], config, recipe_config, world), recipe_config)
+    total = sum(owners.values())
+    return {
+        "closed_form": total,
+        "closed_form_error": total / allocated - 1,
+        "closed_form_by_owner": json.dumps(owners),
+    }

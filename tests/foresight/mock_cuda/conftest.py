@@ -41,18 +41,28 @@ def parents():
 
 
 @pytest.fixture
-def simulated(parents, tmp_path):
-    """Simulate a rank of `recipe` on a node of 8 and return the exit status, the facts and what it printed."""
+def under_mock(parents, tmp_path):
+    """Return a function that does `what` ("simulate" or "run") as one rank on a node of 8: the exit status and the folder."""
 
-    def simulate(recipe, *words, rank=0, world_size=8):
-        folder = tmp_path / f"{recipe}-{rank}"
+    def do(what, recipe, *words, rank=0, world_size=8):
+        folder = tmp_path / f"{recipe}-{rank}-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        out = ["--out", str(folder / "out")]
-        job = (str(folder), environment_of(rank, world_size, 8), [recipe, *WORDS, *out, *words])
+        out = [] if "--out" in words else ["--out", str(folder / "out")]
+        job = (what, str(folder), environment_of(rank, world_size, 8), [recipe, *WORDS, *out, *words])
         process = parents(get(recipe).environment)
         process.stdin.write(json.dumps(job) + "\n")
         process.stdin.flush()
-        status = int(process.stdout.readline())
+        return int(process.stdout.readline()), folder
+
+    return do
+
+
+@pytest.fixture
+def simulated(under_mock):
+    """Return a function that simulates a rank of `recipe`: the exit status, the facts and what it printed."""
+
+    def simulate(recipe, *words, **rank_and_world):
+        status, folder = under_mock("simulate", recipe, *words, **rank_and_world)
         facts = folder / "facts.json"
         return status, json.loads(facts.read_text()) if facts.exists() else None, (folder / "log").read_text()
 

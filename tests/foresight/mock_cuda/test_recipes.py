@@ -2,6 +2,7 @@
 
 import pytest
 
+from gptscale.common.errors import StorageError
 from gptscale.recipes import RECIPES
 
 TINY = ("--model", "tiny", "--n-layer", "8")
@@ -11,6 +12,7 @@ SIZES = {
     "hybrid_3d": ("--tp-size", "2", "--pp-size", "4"),
 }
 WORLD_SIZES = {"single": 1, "tensor_parallel": 4, "pipeline": 4}
+WORK = ("--steps", "4", "--save-every", "2", "--eval-every", "2", "--eval-batches", "1", "--run-name", "run")
 
 
 @pytest.mark.slow
@@ -58,3 +60,25 @@ def test_out_of_memory_happens_as_it_would(simulated):
     assert "CUDA out of memory" in facts["out_of_memory"]
     assert facts["peak_taken"] <= facts["device_memory"]
     assert sum(facts["peak_by_owner"].values()) == facts["peak_counted"]
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_run_saves_and_another_goes_on(recipe, under_mock, saved):
+    """All that a worker does: it trains, evaluates and saves, and begins where `single` was. Only its row is refused."""
+    resumed = ("--resume", str(saved["single"] / "step-2")) if saved else ()
+    words = (*TINY, *SIZES.get(recipe, ()), *WORK, *resumed)
+    status, folder = under_mock("run", recipe, *words, world_size=WORLD_SIZES.get(recipe, 8))
+    log = (folder / "log").read_text()
+    assert "CUDA is a mock, and its figures are none" in log, log[-3000:]
+    assert status == StorageError.exit_status, log[-3000:]
+    assert ("resumed from" in log) == bool(saved)
+    assert not list(folder.rglob("summary.csv"))
+    checkpoints = folder / "out" / "runs" / "run" / "checkpoints"
+    assert {path.name for path in checkpoints.iterdir()} == ({"step-4"} if saved else {"step-2", "step-4"})
+    saved.setdefault("single", checkpoints)

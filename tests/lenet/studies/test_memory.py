@@ -214,6 +214,7 @@ def test_the_sum_is_what_cudas_allocator_counts(precision: str, tmp_path: Path) 
     plan = planned("cuda", model="cnn", precision=precision)
     account = ComparedAccount(plan.world.device)
     account.apart = []
+    torch.cuda.init()
     with allocator_history(tmp_path / "s.pickle"):
         take_steps(plan, STEPS, account)
     asked = [of_asked for of_asked, _ in account.apart]

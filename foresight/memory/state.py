@@ -212,6 +212,21 @@ def owned(run: Run, config: RecipeConfig, ranks: int) -> list[list[int]]:
     return own
 
 
+def kept_gradients(owned_sizes: list[list[int]], rank: int, room: int) -> int:
+    """Return the elements of gradients that a rank keeps under fairscale's ShardedDataParallel.
+
+    They are its own, and of each other owner those that share a bucket with room for less than `room`, smallest first. A gradient
+    that finds no room goes when it was sent (sharded_ddp.py, _setup_bucket_strategy).
+    """
+    kept = 0
+    for owner, sizes in enumerate(owned_sizes):
+        fill = 0
+        for size in sorted(sizes):
+            fill += size if fill + size < room else 0
+        kept += sum(sizes) if owner == rank else fill
+    return kept
+
+
 def cut_by_owners(run: Run, config: RecipeConfig, rank: int, ranks: int) -> State:
     """Return the state of a rank under fairscale's OSS."""
     n = numel(all_shapes(run, config))

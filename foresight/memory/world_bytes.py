@@ -19,6 +19,7 @@ from gptscale.foresight.memory.state import (
     cut_by_owners,
     cut_by_rows,
     cut_flat,
+    kept_gradients,
     numel,
     owned,
     place_of,
@@ -178,16 +179,10 @@ def _owners(case: Case) -> Answer:
     n, room = state.parameters, case.config.reduce_buffer_size
     # Before the first step it makes a bucket for each rank as large as may be, and shrinks them one after another.
     buckets = place.dp_size * min(4 * room, n) + n // place.dp_size
-    # It keeps its own gradients, and of the others those that share a bucket. One that finds no room goes when it was sent.
-    kept = 0
-    for rank, sizes in enumerate(owned(case.run, case.config, place.dp_size)):
-        fill = 0
-        for size in sorted(sizes):
-            fill += size if fill + size < room else 0
-        kept += 4 * (sum(sizes) if rank == place.dp_rank else fill)
+    kept = kept_gradients(owned(case.run, case.config, place.dp_size), place.dp_rank, room)
     fixed = replace(case.lowered(), reduced_at_end=4.0 * case.step.table)
     fixed = replace(fixed, build=float(n + state.optimizer + buckets))
-    return fixed, case.layout(state, buckets=float(kept))
+    return fixed, case.layout(state, buckets=4.0 * kept)
 
 
 def _matrices(case: Case) -> Answer:

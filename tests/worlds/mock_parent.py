@@ -11,12 +11,13 @@ import sys
 import traceback
 from contextlib import nullcontext
 
+from gptscale.common.checkpoint import reader
 from gptscale.common.model import initial_weights
 from gptscale.common.process.begin import begin_process
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
-from gptscale.foresight.mock_cuda.host import leave_out
+from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out
 from gptscale.foresight.mock_cuda.world import lone_group
 from gptscale.launchers.run import simulated, worker
 from gptscale.launchers.run.options import parse_run
@@ -33,6 +34,23 @@ def run(recipe, *words):
     with simulating():
         config, recipe_config = parse_run(recipe, words)
         plan = preflight(recipe, config, recipe_config, World.from_environment("cuda", config.dist_timeout_s))
+        gather = reader.gather_objects
+
+        def gather_with_peers(value):
+            # Of a checkpoint peers load what this rank does not.
+            if isinstance(value, tuple) and isinstance(value[0], set):
+                return [(value[0] | set(reader.Reader(plan.resume).names()), value[1])]
+            return gather(value)
+
+        reader.gather_objects = gather_with_peers
+        train_with = worker._train_with
+
+        def train_beside_peers(engine, *rest):
+            if hasattr(engine, "plugin"):
+                know_what_peers_send(plan.run, engine)
+            return train_with(engine, *rest)
+
+        worker._train_with = train_beside_peers
         worker.process_group = lone_group if get(recipe).axes else nullcontext
         worker.Heartbeat.of_world = lambda rank, world_size: Heartbeat(rank, world_size, None)
         return worker.work(plan)

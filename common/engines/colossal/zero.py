@@ -87,7 +87,8 @@ class GeminiStepper(Stepper):
         names = {id(p): name for name, p in working.items()}
         ids = {i: names[id(p)] for i, p in gemini.id_to_real_params.items() if i in gemini.id_to_fake_params}
         self.fakes = {name: gemini.id_to_fake_params[i] for i, name in ids.items()}
-        begins = {name: gemini.get_offsets(i)[1] for i, name in ids.items()}
+        # They are NumPy's integers, which a checkpoint's manifest does not take.
+        begins = {name: int(gemini.get_offsets(i)[1]) for i, name in ids.items()}
         self.layout = FlatLayout(run.gpt, {name: (tuple(working[name].shape), begin) for name, begin in begins.items()})
         # The state is created now, not at the first step, so that a checkpoint can be loaded in place.
         for fake in self.fakes.values():

@@ -1,0 +1,55 @@
+"""`gptscale bench simulate --device cuda`: closed forms beside the mock's allocator, and rows that are not made twice."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.launchers.bench.memory import accuracy, accuracy_cuda
+
+MIB = 2**20
+WORDS = "--model 1.6b --precision bf16 --data synthetic --n-head 32 --micro-batch-size 4"
+# What ranks of `--shapes worlds` allocated under the mock, in MiB (2026-11-23, torch 2.11.0).
+ALLOCATED = [
+    ("single", 1, 0, 33876),
+    ("fsdp", 8, 0, 15105),
+    ("fsdp_offload", 8, 0, 12825),
+    ("fsdp_offload", 64, 63, 12825),
+    ("zero1", 8, 0, 22451),
+    ("zero2", 64, 0, 14551),
+    ("zero3", 8, 0, 16750),
+    ("zero_offload", 64, 63, 14426),
+    ("zero_infinity", 8, 0, 11784),
+    ("zero_infinity", 64, 0, 13409),
+    ("fairscale_fsdp", 8, 0, 15029),
+    ("tensor_parallel", 8, 7, 5517),
+    ("tensor_parallel", 32, 0, 2344),
+]
+
+
+@pytest.mark.parametrize(("recipe", "nproc", "rank", "allocated"), ALLOCATED)
+def test_the_closed_form_is_near_what_a_rank_of_the_mock_allocates(recipe, nproc, rank, allocated):
+    case = {"recipe": recipe, "nproc": nproc, "rank": rank, "options": WORDS}
+    assert abs(accuracy_cuda._closed_form(case, allocated * MIB)["closed_form_error"]) <= 0.03
+
+
+def test_a_row_is_made_once_and_a_failure_again(tmp_path, monkeypatch, capsys):
+    tried = []
+
+    def simulate(recipe, config, *_, rank, world_size, **__):
+        tried.append((world_size, rank))
+        if world_size == 64:
+            raise ConfigError("no room", "here", "buy")
+        facts = {"peak_allocated": 2**34, "peak_reserved": 2**35, "peak_part": "forward", "peak_by_owner": {}}
+        return SimpleNamespace(out_of_memory=None, facts=facts)
+
+    monkeypatch.setattr(accuracy_cuda, "simulate", simulate)
+    csv = tmp_path / "rows.csv"
+    words = ["--device", "cuda", "--shapes", "worlds", "--recipes", "fsdp", "--csv", str(csv)]
+    assert accuracy.main(words) == 0
+    assert "fsdp on 64" in capsys.readouterr().out
+    assert tried == [(8, 0), (8, 7), (64, 0), (64, 63)]
+    assert accuracy.main(words) == 0
+    assert tried[4:] == [(64, 0), (64, 63)]
+    rows = accuracy_cuda.rows_in(csv)
+    assert [bool(row["failure"]) for row in rows.values()] == [False, False, True, True]

@@ -20,7 +20,7 @@ class Layout:
 
     n_params: its parameters before data ranks cut them. in_flight: micro-batches whose activations it keeps at once.
     kept_outside: tensors of the residual stream that it keeps beside its blocks, in units of one. buckets: of gradients, held
-    from step to step. transfers: buffers for other stages.
+    from step to step. transfers: buffers for other stages. host: state in the host's memory, where the device has its own.
     """
 
     n_blocks: int
@@ -32,6 +32,7 @@ class Layout:
     has_table: bool = True
     buckets: float = 0.0
     transfers: float = 0.0
+    host: float = 0.0
 
 
 Answer = tuple[RecipeBytes, Layout]

@@ -96,7 +96,8 @@ def _rows(case: Case) -> Answer:
     )
     if case.on_host:
         # A gradient's shard leaves as soon as it is reduced.
-        return replace(fixed, gradients=float(c * root)), case.layout(NO_STATE)
+        host = float(state.parameters + state.optimizer)
+        return replace(fixed, gradients=float(c * root)), case.layout(NO_STATE, host=host)
     return fixed, case.layout(state)
 
 
@@ -128,13 +129,14 @@ def _flat(case: Case) -> Answer:
         residual=c,
         norm_input=c,
     )
+    host = 0.0
     if case.on_host:
         # The other buffer of the largest weight's gradient is on the host, as is the state.
+        host, transfers = float(state.optimizer), transfers - c * case.step.table
         fixed, state = replace(fixed, gradients=0.0), State(state.parameters, 0, 0)
-        transfers -= c * case.step.table
     elif offloads:
         state = state._replace(optimizer=state.optimizer - (8 if run.config.optimizer == "adamw" else 0))
-    return fixed, case.layout(state, buckets=sums, transfers=transfers)
+    return fixed, case.layout(state, buckets=sums, transfers=transfers, host=host)
 
 
 def _flat_all(case: Case) -> Answer:
@@ -164,8 +166,10 @@ def _flat_all(case: Case) -> Answer:
     if case.on_host:
         if on_disk and c * case.step.last_matrix // place.dp_size >= SWAPPED_BYTES:
             fixed = replace(fixed, gathered=c * (case.root + 1.5 * case.step.block))
-        weights = state.parameters if not on_disk else 0
-        return replace(fixed, gradients=0.0, build=0.0), case.layout(State(weights, 0, 0), transfers=4.0 * bucket)
+        # Without files the sums of gradients stay on the device.
+        transfers = 4.0 * (bucket + (0 if on_disk else own))
+        host = float(state.parameters + state.optimizer)
+        return replace(fixed, gradients=0.0, build=0.0), case.layout(NO_STATE, transfers=transfers, host=host)
     return fixed, case.layout(state, transfers=float(2 * 4 * bucket + (2 * 4 * own if on_disk else 0)))
 
 

@@ -8,7 +8,6 @@ from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.memory.state import place_of
 from gptscale.foresight.memory.world_bytes import layout_of
 from gptscale.foresight.plan.enumeration import Candidate
-from gptscale.recipes import get
 
 
 @dataclass(frozen=True)
@@ -31,19 +30,11 @@ def places_of(candidate: Candidate) -> Places:
     owners = predict(run, config)
     if config.offload == "none" or run.world.device.type == "cpu":
         return Places(owners)
-    _, fixed, _ = layout_of(run, config)
-    by_rows = get(run.recipe).memory == "rows"
-    moved = ["optimizer state"] if get(run.recipe).memory != "chunks" else []
-    if by_rows or getattr(config, "stage", 0) == 3:
-        moved.append("parameter")
-    host = int(sum(owners.pop(owner, 0) for owner in moved) + fixed.host)
-    owners["other"] = max(0, owners.get("other", 0) - int(fixed.host))
+    _, fixed, layout = layout_of(run, config)
     if config.offload != "nvme":
-        return Places(owners, host)
+        return Places(owners, int(fixed.host + layout.host))
     own = -(-run.gpt.n_params_in_memory // place_of(run).dp_size)
     compute = 4 if run.config.precision == "fp32" else 2
-    # Its buffers of gradients and of a sub-group of state are on the host.
-    owners["other"] = max(0, owners["other"] - 8 * own)
     return Places(owners, 4 * own + 20 * min(own, 10**9), (16 + compute) * own)
 
 

@@ -113,7 +113,7 @@ def _on_mock(names: Sequence[str], options: AccuracyOptions) -> int:
         mine = []
         for row in compare_on_mock(recipe, options.shapes, known):
             mine.append(row)
-            write_csv(pd.DataFrame(known.values()), options.csv)
+            write_csv(pd.DataFrame(list(known.values())), options.csv)
             if row["failure"]:
                 print(f"  {recipe} on {row['nproc']}, {row['options']}: {row['failure']}", flush=True)
         rows += mine

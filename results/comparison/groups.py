@@ -168,7 +168,8 @@ def _equals(frame: pd.DataFrame, columns: list[str]) -> list[pd.DataFrame]:
 def _remarks(rows: pd.DataFrame) -> Counter[str]:
     """Return what is wrong with runs of a group, and with how many of them."""
     remarks: Counter[str] = Counter()
-    for row in rows[((rows.status != "ok") | (rows.damage != "")).to_numpy()].itertuples():
+    wrong = ((rows.status != "ok") | (rows.damage != "")).to_numpy()
+    for row in rows[wrong].itertuples() if wrong.any() else ():
         if row.status != "ok":
             remarks[f"{row.status}: {row.error!s}"[:160]] += 1
         if row.damage:

@@ -661,3 +661,12 @@ def test_a_bubble_without_its_theory_says_nothing(tmp_path: Path) -> None:
     """A foreign summary may hold the one and not the other."""
     add_run(tmp_path, "pipeline", bubble_fraction=0.25)
     assert notes(compare(load([tmp_path]))) == []
+
+
+def test_what_a_plan_predicted_stands_beside_what_was_measured(tmp_path: Path) -> None:
+    add_run(tmp_path, "ddp", 1024.0, predicted_step_time_s=0.9, predicted_peak_mem_gib=1.1, peak_mem_allocated_gib=1.0)
+    add_run(tmp_path, "fsdp", 900.0)
+    said = [note for note in notes(compare(load([tmp_path]))) if "predicted" in note]
+    assert said == [
+        "ddp x2: step 900.0 ms predicted, 1,000.0 measured (-10.0%); peak memory 1.10 GiB predicted, 1.00 measured (+10.0%)"
+    ]

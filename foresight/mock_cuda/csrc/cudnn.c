@@ -6,7 +6,7 @@
 
 typedef struct { int type; } Descriptor;
 typedef struct { void *stream; } Handle;
-enum { TYPE_DESCRIPTOR = 15, HEURISTICS_RESULTS = 202 };
+enum { TYPE_NUMERICAL_NOTE = 11, TYPE_DESCRIPTOR = 15, TYPE_BEHAVIOR_NOTE = 19, HEURISTICS_RESULTS = 202 };
 static const int VERSION = 91900;
 
 API int cudnnCreate(Handle **handle) { *handle = calloc(1, sizeof **handle); return SUCCESS; }
@@ -24,9 +24,10 @@ API int cudnnBackendDestroyDescriptor(Descriptor *d) { free(d); return SUCCESS; 
 API int cudnnBackendSetAttribute(Descriptor *d, int name, int type, int64_t count, const void *values) { return SUCCESS; }
 API int cudnnBackendFinalize(Descriptor *d) { return SUCCESS; }
 API int cudnnBackendGetAttribute(Descriptor *d, int name, int type, int64_t wanted, int64_t *count, void *values) {
-    int64_t found = type == TYPE_DESCRIPTOR ? name == HEURISTICS_RESULTS : 1;
+    /* Without notes: an engine that says it uses tensor cores is not taken for fp32. */
+    int64_t found = type == TYPE_DESCRIPTOR ? name == HEURISTICS_RESULTS : type != TYPE_NUMERICAL_NOTE && type != TYPE_BEHAVIOR_NOTE;
     if (count) *count = found;
-    if (values && type != TYPE_DESCRIPTOR && wanted > 0) memset(values, 0, 8);
+    if (values && found && type != TYPE_DESCRIPTOR && wanted > 0) memset(values, 0, 8);
     return SUCCESS;
 }
 API int cudnnBackendExecute(Handle *handle, Descriptor *plan, Descriptor *pack) {

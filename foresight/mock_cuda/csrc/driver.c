@@ -86,3 +86,20 @@ API int cuMemRelease(uint64_t handle) { give_back((void *)handle); return SUCCES
 API int cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags) { return SUCCESS; }
 API int cuMemUnmap(uint64_t address, size_t bytes) { return SUCCESS; }
 API int cuMemSetAccess(uint64_t address, size_t bytes, const void *access, size_t count) { return SUCCESS; }
+
+/* torch looks these up together with the calls above. */
+API int cuCtxFromGreenCtx(void) { return missing("cuCtxFromGreenCtx", NOT_SUPPORTED); }
+API int cuDevResourceGenerateDesc(void) { return missing("cuDevResourceGenerateDesc", NOT_SUPPORTED); }
+API int cuDevSmResourceSplitByCount(void) { return missing("cuDevSmResourceSplitByCount", NOT_SUPPORTED); }
+API int cuDeviceGetDevResource(void) { return missing("cuDeviceGetDevResource", NOT_SUPPORTED); }
+API int cuGreenCtxCreate(void) { return missing("cuGreenCtxCreate", NOT_SUPPORTED); }
+API int cuGreenCtxDestroy(void) { return missing("cuGreenCtxDestroy", NOT_SUPPORTED); }
+API int cuGreenCtxStreamCreate(void) { return missing("cuGreenCtxStreamCreate", NOT_SUPPORTED); }
+API int cuMemExportToShareableHandle(void) { return missing("cuMemExportToShareableHandle", NOT_SUPPORTED); }
+API int cuMemGetAllocationPropertiesFromHandle(void) { return missing("cuMemGetAllocationPropertiesFromHandle", NOT_SUPPORTED); }
+API int cuMemImportFromShareableHandle(void) { return missing("cuMemImportFromShareableHandle", NOT_SUPPORTED); }
+API int cuMemRetainAllocationHandle(void) { return missing("cuMemRetainAllocationHandle", NOT_SUPPORTED); }
+API int cuMulticastAddDevice(void) { return missing("cuMulticastAddDevice", NOT_SUPPORTED); }
+API int cuMulticastBindMem(void) { return missing("cuMulticastBindMem", NOT_SUPPORTED); }
+API int cuMulticastCreate(void) { return missing("cuMulticastCreate", NOT_SUPPORTED); }
+API int cuMulticastUnbind(void) { return missing("cuMulticastUnbind", NOT_SUPPORTED); }

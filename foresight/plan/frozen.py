@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +123,9 @@ def with_plan(argv: Sequence[str]) -> list[str]:
     row = read_row(Path(path), int(number) if number else None)
     own = words[:1] if not words[0].startswith("-") else [row.recipe]
     if row.nodes > 1:
-        fix = f"gptscale submit {row.recipe} --nodes {row.nodes} --gpus-per-node {row.ranks // row.nodes} ... --plan {path}"
+        per_node = str(row.ranks // row.nodes)
+        words = ["gptscale", "submit", row.recipe, "--nodes", str(row.nodes), "--gpus-per-node", per_node]
+        fix = "use " + shlex.join([*words, *row.words, "--plan", str(path)])
         raise ConfigError(f"the plan is for {row.nodes} nodes", "in --plan", fix)
     return [*own, "--nproc", str(row.ranks), *row.words, *(words[1:] if own == words[:1] else words)]
 

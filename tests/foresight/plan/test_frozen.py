@@ -77,5 +77,8 @@ def test_the_plan_comes_first_on_the_command_line_and_the_user_after_it(saved):
     words = with_plan(["--plan", str(saved), "--steps", "3"])
     assert words == ["ddp", "--nproc", "2", *WORDS, "--plan", str(saved), "--steps", "3"]
     assert with_plan(["fsdp", "--steps", "3"]) == ["fsdp", "--steps", "3"]
-    with pytest.raises(ConfigError, match="the plan is for 2 nodes"):
+    with pytest.raises(
+        ConfigError,
+        match="the plan is for 2 nodes, in --plan, use gptscale submit ddp --nodes 2 --gpus-per-node 2 --model",
+    ):
         with_plan([f"--plan={saved}", "--plan-row", "1"])

@@ -7,7 +7,9 @@ from typing import Literal, get_args
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import did_you_mean
 
-Gelu = Literal["erf", "tanh", "sigmoid", "custom-erf", "custom-tanh", "custom-sigmoid"]
+Gelu = Literal[
+    "erf", "tanh", "sigmoid", "custom-erf", "custom-tanh", "custom-sigmoid", "python-erf", "python-tanh", "python-sigmoid"
+]  # fmt: skip
 GELUS: tuple[str, ...] = get_args(Gelu)
 # Sides of the square images that every model takes, in pixels.
 SIDES = (28, 32)

@@ -40,11 +40,13 @@ def gelu_sigmoid(x: Tensor) -> Tensor:
 def activation(gelu: str | None, default: str = "relu") -> Activation:
     """Return the module for `gelu`, one of GELUS, or for `default` (relu or scaled-tanh) when `gelu` is None.
 
-    erf and tanh are torch's own operators, custom-* are those of gptscale.ops. Both sets compute the same functions.
+    erf and tanh are torch's own operators, custom-* are those of gptscale.ops, and python-* are the same written in Python. All
+    sets compute the same functions.
     """
     name = default if gelu is None else f"gelu-{gelu}"
-    if gelu is not None and gelu.startswith("custom-"):
-        return Activation(name, _custom(gelu.removeprefix("custom-")))
+    for prefix, implementation in (("custom-", "auto"), ("python-", "python")):
+        if gelu is not None and gelu.startswith(prefix):
+            return Activation(name, _operator(gelu.removeprefix(prefix), implementation))
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": F.relu,
         "scaled-tanh": scaled_tanh,
@@ -55,8 +57,8 @@ def activation(gelu: str | None, default: str = "relu") -> Activation:
     return Activation(name, functions[name])
 
 
-def _custom(variant: Any) -> Callable[[Tensor], Tensor]:
+def _operator(variant: Any, implementation: str) -> Callable[[Tensor], Tensor]:
     # Imported here because it may compile an operator. Only a model that asks for it should wait for that.
     from gptscale.ops.gelu import gelu
 
-    return lambda x: gelu(x, variant)
+    return lambda x: gelu(x, variant, implementation)

@@ -40,7 +40,7 @@ class VisionConfig:
     """torch | custom: max pooling, and convolution + bias + ReLU of lenet and the conv* nets, by gptscale.ops."""
     gelu: Gelu | None = None
     """GELU instead of the model's own activation (ReLU; scaled tanh in lenet_classic): erf | tanh | sigmoid by torch,
-    custom-erf | custom-tanh | custom-sigmoid by this package's operators."""
+    custom-erf | custom-tanh | custom-sigmoid by this package's operators, python-* by the same in Python."""
     batch_norm: Literal["local", "sync"] = "local"
     """Statistics of each rank's share, or of the global batch. Without batch norm there is no difference."""
 

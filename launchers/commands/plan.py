@@ -95,7 +95,18 @@ class PlanOptions:
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         OptionNeed("calibrate_on,csv", lambda o: o.check, "there is no table of measured runs", "add --check FILE"),
         OptionNeed("nproc", lambda o: o.here, "the devices are --nodes times --gpus-per-node", "add --here"),
-        OptionNeed("nodes,gpus_per_node,device,link", lambda o: not o.here, "--here is this machine", ""),
+        OptionNeed(
+            "nodes,gpus_per_node,device,link,host_memory,simulate",
+            lambda o: not o.here,
+            "--here is this machine",
+        ),
+        OptionNeed("scaling", lambda o: o.png or o.html, "the picture has no file", "add --png FILE"),
+        OptionNeed(
+            "model,n_layer,n_embd,n_head,seq_len,global_batch_size,precision,recipes,nodes,gpus_per_node,device,link,here,nproc,"
+            "host_memory,calibration,simulate,no_simulate,simulated,rows,explain,scaling,png,md,html,save",
+            lambda o: not o.check,
+            "--check predicts the rows of its table, and nothing else",
+        ),
         OptionNeed("simulated", lambda o: o.simulate and not o.here, "nothing is simulated", ""),
     )
 

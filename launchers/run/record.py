@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -39,6 +38,7 @@ from gptscale.results.record.facts import git_commit, highest, node_facts, nodes
 from gptscale.results.record.files import append_summary, warn, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
+from gptscale.results.record.summary import print_summary
 
 PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
@@ -111,7 +111,7 @@ class RunRecord:
         done = self.recorder.last_step if self.recorder else 0
         path = leave_row(append_summary, run.config.out, self.folder, row, done)
         if path and self.recorder:
-            print_summary(row, path, self.folder, verdict)
+            print_summary(row, path, self.folder, verdict.line() if verdict else "")
         return path is not None
 
     def _verdict(self, evidence: Sequence[RankEvidence | None], taken: float | None) -> Verdict | None:
@@ -257,51 +257,3 @@ def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
             "packages": {name: installed for name in PACKAGES if (installed := version(name))},
         },
     }
-
-
-def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict | None = None) -> None:
-    """Print the block of lines that ends a run."""
-
-    def shown(key: str, form: str, unit: str = "") -> str:
-        value = row.get(key)
-        return "-" if value is None else f"{value:{form}}{unit}"
-
-    speed = "not timed: the first steps are warm-up (--timing-warmup-steps)"
-    if row.get("tokens_per_s") is not None:
-        speed = (
-            f"{shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
-            f"p90 {_ms(row, 'p90')}), "
-        )
-        if row["precision"] == "fp8":
-            rate, share = shown("fp8_tflops_per_device", ".3f"), shown("fp8_mixed_utilisation", ".1%")
-            speed += f"fp8 {rate} TFLOP/s per device as bf16 counts, mixed peak {share}"
-        else:
-            speed += f"{shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
-    optional = ""
-    if row.get("offload_cpu_gib") is not None:
-        optional = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
-        if row["offload_disk_gib"]:
-            optional += (
-                f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
-                f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
-            )
-        optional += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
-    if row.get("bubble_fraction") is not None:
-        idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
-        optional += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
-    if verdict:
-        optional += f"  verdict {verdict.line()}    (gptscale why {folder})\n"
-    print(
-        f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
-        f"  speed   {speed}\n"
-        f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
-        f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
-        f"{optional}"
-        f"  files   {folder}\n"
-        f"  row     {csv}    (gptscale compare {csv.parent})",
-        flush=True,
-    )
-
-
-def _ms(row: dict[str, Any], which: str) -> str:
-    return f"{row[f'step_time_s_{which}'] * 1e3:,.1f}"

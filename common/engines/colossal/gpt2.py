@@ -38,6 +38,9 @@ def lazy_gpt2(run: Run) -> GPT2LMHeadModel:
 
     config = hf_config(run.gpt, run.gpt.padded_vocab_size)
     config.use_cache = False
+    if config.activation_function == "gelu_new":
+        # The same function as one operation. transformers writes it in eight, which keep three more tensors for backward.
+        config.activation_function = "gelu_pytorch_tanh"
     with no_init_weights(), LazyInitContext(default_device=run.world.device):
         model = GPT2LMHeadModel(config)
     model.tie_weights()

@@ -33,9 +33,9 @@ from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.preflight import preflight
-from gptscale.launchers.run.record import print_summary
 from gptscale.recipes.single import SingleConfig, build
 from gptscale.results.record.console import StepLines
+from gptscale.results.record.summary import print_summary
 
 CPU = torch.device("cpu")
 not_in_25 = pytest.mark.skipif(

@@ -108,7 +108,10 @@ def test_more_devices_are_drawn(tmp_path):
         (["--recipes", "ddp", "--model", "gpt3-175b"], "nothing fits .* comes nearest and lacks"),
         (["--explain", "99", "--recipes", "ddp"], "the table has no row 99"),
         (["--here", "--device", "h200"], "--here is this machine"),
+        (["--here", "--host-memory", "9"], "--here is this machine"),
         (["--nproc", "4"], "the devices are --nodes times"),
+        (["--scaling"], "the picture has no file"),
+        (["--check", "runs.csv", "--save", "p.json"], "--check predicts the rows of its table, and nothing else"),
         (["--here", "--calibration", "none.json", "--model", "tiny"], "this machine was not measured"),
     ],
 )

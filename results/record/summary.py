@@ -1,0 +1,54 @@
+"""The lines that end a run: its row of the summary, for a reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: str = "") -> None:
+    """Print the block of lines that ends a run. verdict: its line, empty for a run without one."""
+
+    def shown(key: str, form: str, unit: str = "") -> str:
+        value = row.get(key)
+        return "-" if value is None else f"{value:{form}}{unit}"
+
+    speed = "not timed: the first steps are warm-up (--timing-warmup-steps)"
+    if row.get("tokens_per_s") is not None:
+        speed = (
+            f"{shown('tokens_per_s', ',.0f')} tokens/s, step {_ms(row, 'median')} ms (p10 {_ms(row, 'p10')}, "
+            f"p90 {_ms(row, 'p90')}), "
+        )
+        if row["precision"] == "fp8":
+            rate, share = shown("fp8_tflops_per_device", ".3f"), shown("fp8_mixed_utilisation", ".1%")
+            speed += f"fp8 {rate} TFLOP/s per device as bf16 counts, mixed peak {share}"
+        else:
+            speed += f"{shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
+    optional = ""
+    if row.get("offload_cpu_gib") is not None:
+        optional = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+        if row["offload_disk_gib"]:
+            optional += (
+                f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
+                f"write {shown('offload_write_gib_per_s', '.2f', ' GiB/s')}), "
+            )
+        optional += f"{shown('offload_wait_fraction', '.1%')} of the step waiting for it\n"
+    if row.get("bubble_fraction") is not None:
+        idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
+        optional += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
+    if verdict:
+        optional += f"  verdict {verdict}    (gptscale why {folder})\n"
+    print(
+        f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
+        f"  speed   {speed}\n"
+        f"  memory  peak allocated {shown('peak_mem_allocated_gib', '.2f', ' GiB')}, "
+        f"reserved {shown('peak_mem_reserved_gib', '.2f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
+        f"{optional}"
+        f"  files   {folder}\n"
+        f"  row     {csv}    (gptscale compare {csv.parent})",
+        flush=True,
+    )
+
+
+def _ms(row: dict[str, Any], which: str) -> str:
+    return f"{row[f'step_time_s_{which}'] * 1e3:,.1f}"

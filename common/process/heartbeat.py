@@ -45,14 +45,14 @@ class Beat(NamedTuple):
         return f"at step {self.step} in {self.part}"
 
 
-def beat_of(store: Store, rank: int) -> Beat | None:
-    """Return the last beat of a rank, or None if it has not told any."""
-    key = _key(rank)
+def beat_of(store: Store, rank: int, has_launchers: bool | None = None) -> Beat | None:
+    """Return the last beat of a rank, or None if it has not told any. has_launchers: as of `prefix_of_start`."""
+    key = _key(rank, has_launchers)
     return Beat(*json.loads(store.get(key))) if store.check([key]) else None
 
 
-def _key(rank: int) -> str:
-    return f"gptscale/heartbeat/{prefix_of_start()}/{rank}"
+def _key(rank: int, has_launchers: bool | None = None) -> str:
+    return f"gptscale/heartbeat/{prefix_of_start(has_launchers)}/{rank}"
 
 
 class Heartbeat:

@@ -121,7 +121,7 @@ def _explain(rank: int, code: int, store: Store) -> int:
     if code < 0:
         from gptscale.common.process.heartbeat import beat_of
 
-        beat, name = beat_of(store, rank), signal.Signals(-code).name
+        beat, name = beat_of(store, rank, has_launchers=True), signal.Signals(-code).name
         seen = f" (last seen {beat.place})" if beat else ""
         print(
             f"gptscale: error: rank {rank} was killed by {name}{seen}, the others were ended",

@@ -65,12 +65,15 @@ def has_launchers_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def prefix_of_start() -> str:
+def prefix_of_start(has_launchers: bool | None = None) -> str:
     """Return the first word of this start's keys, so that addresses of the dead are not taken for those of the living.
 
     Machines count restarts each for itself, so that the count is used only where ranks of an earlier start may be read.
+    has_launchers: whether the ranks have the launcher's store. The launcher itself says so, a rank is told by its environment.
     """
-    return f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if has_launchers_store() else "start"
+    if has_launchers_store() if has_launchers is None else has_launchers:
+        return f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return "start"
 
 
 def whole_number(name: str, default: int | None, low: int, high: int) -> int:

@@ -121,6 +121,8 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwante
 def test_a_command_that_a_signal_ends_says_so_in_one_line(number, status):
     code = (
         "import os, signal, sys; from gptscale.launchers import cli\n"
+        # What a shell starts in the background ignores SIGINT, and so do its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"cli._carry_out = lambda words: os.kill(os.getpid(), signal.{number})\n"
         "sys.exit(cli.main())"
     )

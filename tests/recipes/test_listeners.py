@@ -23,7 +23,7 @@ RUNS = {
 }
 RUNS["hybrid_3d"] += ["--tp-size", 2]
 RUNS["lenet"] = ["lenet", "train", "--nproc", 2, "--epochs", 10**4, "--device", "cpu", "--no-tensorboard"]
-RUNS["bench"] = ["bench", "engines", "--recipes", "ddp", "--rounds", 1000, "--n-embd", 32]
+RUNS["bench"] = ["bench", "engines", "--recipes", "ddp", "--rounds", 1000, "--n-embd", 32, "--allow-busy"]
 
 
 def listening(program):

@@ -37,6 +37,8 @@ SHARES = ("data", "host", "transfer", "late rank", "bubble", "disk", "bus", "all
 GAIN_MIN = 0.05
 # From this share of computation on, a run without a cause is computing as it should.
 COMPUTING_MIN = 0.6
+# A late rank that costs so much of what others took is named instead of them.
+LATE_OF_TAKEN = 0.8
 # In a pipeline stages are never quite equal. Elsewhere ranks do the same work.
 LATE_RATIO = {True: 1.5, False: 1.1}
 
@@ -170,10 +172,14 @@ def judge(
 def named(causes: Sequence[Cause], step_s: float, spread: float) -> str | None:
     """Return the cause to name, None if none is worth it.
 
-    What others take of the machine makes steps differ, so that the spread says nothing against that.
+    Others on the machine, and threads that wait for each other, make steps differ, so that the spread says nothing against these.
+    If others slow one rank down, and that rank is all that they cost, it is named.
     """
-    worth = {c.name: 1 - c.without_s / step_s for c in causes}
-    worth = {n: gain for n, gain in worth.items() if gain >= GAIN_MIN and (gain > spread or n == CONTENDED)}
+    gains = {c.name: 1 - c.without_s / step_s for c in causes}
+    uneven = {CONTENDED, THREADS} | ({LATE} if CONTENDED in gains else set())
+    worth = {n: gain for n, gain in gains.items() if gain >= GAIN_MIN and (gain > spread or n in uneven)}
+    if LATE in worth and worth[LATE] >= LATE_OF_TAKEN * worth.get(CONTENDED, 0.0):
+        worth.pop(CONTENDED, None)
     return max(worth, key=lambda name: worth[name], default=None)
 
 

@@ -31,7 +31,7 @@ from gptscale.foresight.verdict.remedies import (
     RunFacts,
     options_against,
 )
-from gptscale.foresight.verdict.verdict import Verdict, judge
+from gptscale.foresight.verdict.verdict import Cause, Verdict, judge, named
 from gptscale.launchers.commands import why
 from gptscale.launchers.run.options import parse_run
 from gptscale.lenet.run.worker import parse_vision
@@ -216,3 +216,17 @@ def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them(capsy
     # What goes wrong in a verdict is said, and the run goes on.
     assert verdict_of(evidence[:1], FACTS, [float("nan"), "x"], None) is None  # type: ignore[list-item]
     assert "this run has no verdict" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("without_s", "spread", "word"),
+    [
+        ({CONTENDED: 0.7, LATE: 0.75}, 0.5, LATE),  # others slow one rank down, and nothing else
+        ({CONTENDED: 0.5, LATE: 0.9}, 0.1, CONTENDED),  # all ranks, one a little more
+        ({LATE: 0.75}, 0.5, None),  # on a quiet machine the spread counts
+        ({THREADS: 0.7, LINKS: 0.9}, 0.5, THREADS),
+        ({LINKS: 0.96}, 0.0, None),
+    ],
+)
+def test_the_cause_that_is_named(without_s, spread, word):
+    assert named([Cause(name, s, 0.1) for name, s in without_s.items()], 1.0, spread) == word

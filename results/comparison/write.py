@@ -46,7 +46,7 @@ def write(
 
         # First, because the notes also tell what is wrong with the steps of a run.
         picture = figure_png(comparison)
-    terminal = console(log_columns=100)
+    terminal = console(log_columns=130)
     show(comparison, terminal)
     forms: list[tuple[Path | None, Callable[[], bytes]]] = [
         (csv, lambda: as_csv(comparison)),

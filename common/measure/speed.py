@@ -6,7 +6,8 @@ docs/guides/metrics.md defines every figure.
 from __future__ import annotations
 
 import resource
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +39,16 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all the work that was queued on it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def timed(call: Callable[[], object], count: int, device: torch.device) -> float:
+    """Return the mean seconds of one of `count` calls, waiting for the device before and after all of them."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        call()
+    synchronize(device)
+    return (time.perf_counter() - began) / count
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -133,7 +133,7 @@ class RunConfig:
     plan: Path | None = None
     """A file of `gptscale plan --save`: its row fills in the split (`gptscale run`), and what it predicts is recorded."""
     plan_row: int | None = None
-    """The row of --plan, as the plan's table counts; default the recommended one."""
+    """The number of the row in the table of --plan. Default: the recommended row."""
     out: Path = Path("results")
     """Folder for summary.csv and runs/."""
     run_name: str | None = None

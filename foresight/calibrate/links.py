@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gptscale.common.measure.speed import timed
 from gptscale.foresight.calibrate.file import MachineFact
-from gptscale.foresight.calibrate.timing import Timing, meet, seconds_of, summary, timings
+from gptscale.foresight.calibrate.timing import Timing, meet, summary, timings
 from gptscale.foresight.time.operations import MessageShape
 from gptscale.foresight.time.work import Operation
 
@@ -88,9 +89,9 @@ def contention(device: torch.device, repeats: int) -> list[MachineFact]:
     alone()
     for _ in range(repeats):
         meet()
-        sent_s = seconds_of(alone, 1, device)
+        sent_s = timed(alone, 1, device)
         meet()
-        product_s = seconds_of(lambda: a @ b, 20, device)
+        product_s = timed(lambda: a @ b, 20, device)
         meet()
         began = time.perf_counter()
         works, n = reduce_all(), 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from gptscale.common.measure.speed import synchronize
+from gptscale.common.measure.speed import timed
 from gptscale.common.process.world import gather_numbers
 
 K = TypeVar("K", bound=Hashable)
@@ -35,18 +34,8 @@ def timings(calls: Mapping[K, Callable[[], object]], device: torch.device, repea
     for _ in range(repeats):
         for name, call in calls.items():
             meet()
-            samples[name].append(seconds_of(call, counts[name], device))
+            samples[name].append(timed(call, counts[name], device))
     return summary(samples)
-
-
-def seconds_of(call: Callable[[], object], count: int, device: torch.device) -> float:
-    """Return the mean seconds of one of `count` calls, waiting for the device before and after all of them."""
-    synchronize(device)
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    synchronize(device)
-    return (time.perf_counter() - began) / count
 
 
 def meet() -> None:
@@ -77,5 +66,5 @@ def _count(call: Callable[[], object], device: torch.device) -> int:
     """Return how many calls last ROUND_S: the same number on all ranks, since calls may be collectives."""
     for _ in range(WARM_UP):
         call()
-    own = ROUND_S / max(seconds_of(call, 1, device), 1e-7)
+    own = ROUND_S / max(timed(call, 1, device), 1e-7)
     return max(1, int(min(rank[0] for rank in gather_numbers([own]))))

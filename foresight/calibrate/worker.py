@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -117,7 +117,7 @@ def time_rest(task: CalibrationTask, config: RunConfig, world: World, folder: Pa
 
 
 def layer_operations(times: Mapping[str, LayerTimes], probe: LayerProbe, on: str) -> dict[Operation, Timing]:
-    """Return the operations that layer times are those of."""
+    """Return the operations whose seconds were measured as layers."""
     found: dict[Operation, Timing] = {}
     for recipe, layers in times.items():
         run = next(engine.run for (name, _), engine in probe.engines.items() if name == recipe)
@@ -180,26 +180,38 @@ def busy(measured: Iterable[file.MachineFact]) -> float:
     return taken if taken > TAKEN_MAX else 0.0
 
 
-def main(words: Sequence[str]) -> int:
-    """Measure the task of the command line, and let rank 0 add the figures to its file."""
-    begin_process()
-    task = CalibrationTask(**json.loads(words[0]))
-    world = World.from_environment(task.device)
+def as_rank(device: str, measure_and_leave: Callable[[World], None]) -> NoReturn:
+    """Measure together with the other ranks, and end this process at once.
+
+    Libraries' threads may hang in the interpreter's teardown.
+    """
+    world = World.from_environment(device)
     share_cores()
     keep_freed_memory()
     status = 0
     try:
-        with tempfile.TemporaryDirectory() as folder, process_group(world) if world.world_size > 1 else nullcontext():
-            measured = measure(task, world, Path(folder))
-            if world.is_main:
-                file.add(Path(task.out), measured)
+        with process_group(world) if world.world_size > 1 else nullcontext():
+            measure_and_leave(world)
             if dist.is_initialized():
                 dist.barrier()
     except BaseException as error:
         _, status = report(error, world.rank)
     sys.stdout.flush()
-    # At once, because a library's threads may hang in the interpreter's teardown.
     os._exit(status)
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    """Measure the task of the command line, and let rank 0 add the figures to its file."""
+    begin_process()
+    task = CalibrationTask(**json.loads(words[0]))
+
+    def measure_and_leave(world: World) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            measured = measure(task, world, Path(folder))
+        if world.is_main:
+            file.add(Path(task.out), measured)
+
+    as_rank(task.device, measure_and_leave)
 
 
 if __name__ == "__main__":

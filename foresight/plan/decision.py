@@ -13,7 +13,7 @@ from gptscale.foresight.plan.rows import PlannedRow
 
 
 def decide(plan: WorkPlan, wanted: int, simulate: Callable[[PlannedRow], RankMemory]) -> None:
-    """Simulate the best rows, first the recommended one, until so many fit."""
+    """Simulate the best rows, first the recommended one, until enough of them fit."""
     failed: set[tuple[str, int, int]] = set()
     for _ in range(2 * wanted):
         rows = [row for row in merged(plan.best)[0] if not row.timing.refused and row.candidate.split not in failed]

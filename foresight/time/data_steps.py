@@ -98,7 +98,7 @@ class DataStep:
         return work
 
     def _compute(self, name: str, work: dict[Operation, float], gathered: int) -> None:
-        """Append a computation, and before it the gathering of so many parameters, as early as prefetching allows."""
+        """Append a computation, and before it the gathering of its parameters, as early as prefetching allows."""
         how = self.how
         ready: tuple[int, ...] = ()
         if gathered and how.gathers and (how.shards > 1 or how.offload != "none"):

@@ -103,7 +103,7 @@ def write_trace(folder: Path, traces: Sequence[RankTrace]) -> Path:
 
 
 def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """Return segments with equal neighbours made one."""
+    """Join neighbouring segments of the same part."""
     joined: list[Segment] = []
     for s in segments:
         if joined and joined[-1][:2] == s[:2] and joined[-1].end == s.begin:

@@ -84,14 +84,14 @@ class Replay:
         return wait, [place for _, place in heapq.nlargest(NEEDS_MAX, done.values())]
 
     def play(self, factor: Factor, *, ranks_wait: bool = True) -> PlayedStep:
-        """Play all traced steps with each operation so many times as long. ranks_wait: whether for each other."""
+        """Play all traced steps, with the seconds of each operation times a factor. ranks_wait: whether for each other."""
         step = self.step
         if not ranks_wait:
             step = StepWork([item._replace(needs=()) for item in step.items], step.works)
         return play(step, lambda operation: self.seconds[operation] * factor(operation))
 
     def step_s(self, factor: Factor = lambda operation: 1.0, *, ranks_wait: bool = True) -> float:
-        """Return the seconds of one step so."""
+        """Return the mean seconds of a step that is played in this way."""
         return self.play(factor, ranks_wait=ranks_wait).seconds / self.n_steps
 
     def last_step(self) -> list[list[tuple[str, float, float]]]:
@@ -140,12 +140,12 @@ def with_less_host(host: Mapping[str, float], removed: float = 1.0) -> Factor:
 
 
 def with_rank_faster(rank: int, times: float) -> Factor:
-    """Return the factors by which one rank computes so many times faster."""
+    """Return the factors that make one rank compute `times` as fast."""
     return lambda o: 1.0 / times if o.on == str(rank) and o.kind not in (TRANSFER, "data") else 1.0
 
 
 def _shift(trace: RankTrace, first: RankTrace) -> float:
-    """Return what the clock of a rank is behind that of the first. Processes of one machine share a clock."""
+    """Return by how many seconds the clock of a rank is behind that of the first rank. Processes of one machine share a clock."""
     return 0.0 if trace.host == first.host else first.clock - trace.clock
 
 

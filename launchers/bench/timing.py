@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
 
-from gptscale.common.measure.speed import synchronize
+from gptscale.common.measure.speed import timed
 
 K = TypeVar("K", bound=Hashable)
 
@@ -20,16 +19,6 @@ REPEATS = 7
 ROUND_S = 0.02
 # side of the matrices whose product is the roof of arithmetic on a CPU
 SQUARE = 1024
-
-
-def timed(call: Callable[[], object], count: int, device: torch.device) -> float:
-    """Return the mean seconds of one of `count` calls, waiting for the device before and after all of them."""
-    synchronize(device)
-    began = time.perf_counter()
-    for _ in range(count):
-        call()
-    synchronize(device)
-    return (time.perf_counter() - began) / count
 
 
 def calls_per_round(call: Callable[[], object], device: torch.device) -> int:

@@ -36,7 +36,7 @@ class CalibrateOptions:
     vocab_size: int | None = None
     """Overrides the preset's vocabulary."""
     seq_len: int | None = None
-    """Tokens per sequence; default the model's block_size."""
+    """Tokens per sequence. Default: the model's block_size."""
     micro_batch_size: str = "2,4,8"
     """Sequences per forward on one device: numbers with commas between, each of which is measured."""
     tp: str = "1"
@@ -44,9 +44,9 @@ class CalibrateOptions:
     precision: Precision = "fp32"
     """Of the products."""
     recipes: str = "all"
-    """Recipes whose layers are measured as they hold them, with commas between; all that can run here, or none."""
+    """Recipes whose layers are measured, with commas between. `all` takes those that can run here, `none` takes none."""
     nproc: int | None = None
-    """Ranks that are measured together; default one per GPU, or 2 on a CPU. Under torchrun its world counts."""
+    """Ranks that are measured together. Default: one per GPU, or 2 on a CPU. Under torchrun it is the size of its world."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when it is there."""
     device_name: str = "here"

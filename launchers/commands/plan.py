@@ -43,7 +43,7 @@ class PlanOptions:
     n_head: int | None = None
     """Overrides the preset's number of attention heads."""
     seq_len: int | None = None
-    """Tokens per sequence; default the model's block_size."""
+    """Tokens per sequence. Default: the model's block_size."""
     global_batch_size: int | None = None
     """Sequences per optimizer step over all devices; default 16 for each."""
     precision: Literal["fp32", "bf16", "fp8"] | None = None

@@ -28,7 +28,7 @@ plt.rcParams.update({"font.size": 10, "svg.hashsalt": "gptscale", "font.family":
 
 
 def canvas(width: float, height: float) -> Axes:
-    """Return axes on which a unit is the same length in both directions. width, height: in units; 10 units are 6 inches."""
+    """Return axes on which a unit is the same length in both directions. width, height: in units, of which 10 are 6 inches."""
     figure = plt.figure(figsize=(0.6 * width, 0.6 * height))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)

@@ -42,7 +42,7 @@ class PlanBenchOptions(QuietOptions):
     rounds: int = 12
     """Blocks of 4 steps of each recipe, of which the first warms up."""
     calibration: Path | None = None
-    """File that the calibration is added to; default one that is not kept."""
+    """File that the calibration is added to. Default: a file that is deleted at the end."""
     csv: Path | None = None
     """File for the figures, written anew after each shape."""
 

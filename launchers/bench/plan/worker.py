@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -20,9 +19,8 @@ from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
 from gptscale.common.measure.contention import MachineClock, taken_fraction
 from gptscale.common.measure.speed import synchronize
-from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
-from gptscale.common.process.ending import report
-from gptscale.common.process.world import World, gather_objects, process_group
+from gptscale.common.process.begin import begin_process
+from gptscale.common.process.world import World, gather_objects
 from gptscale.common.train import train
 from gptscale.foresight.calibrate import file, machine, worker
 from gptscale.foresight.calibrate.host import time_host
@@ -145,26 +143,17 @@ def calibrate_apart(operations: set[Operation], config: Any, world: World, folde
     return found
 
 
-def main(words: Sequence[str]) -> None:
+def main(words: Sequence[str]) -> NoReturn:
     """Measure the task of the command line. Rank 0 leaves the rows in its folder."""
     begin_process()
     task = json.loads(words[0])
-    world = World.from_environment("cpu")
-    share_cores()
-    keep_freed_memory()
-    status = 0
-    try:
-        with process_group(world) if world.world_size > 1 else nullcontext():
-            rows = measure(task, world)
-            if world.is_main:
-                (Path(task["folder"]) / "rows.json").write_text(json.dumps(rows))
-            if dist.is_initialized():
-                dist.barrier()
-    except BaseException as error:
-        _, status = report(error, world.rank)
-    sys.stdout.flush()
-    # At once, because a library's threads may hang in the interpreter's teardown.
-    os._exit(status)
+
+    def measure_and_leave(world: World) -> None:
+        rows = measure(task, world)
+        if world.is_main:
+            (Path(task["folder"]) / "rows.json").write_text(json.dumps(rows))
+
+    worker.as_rank("cpu", measure_and_leave)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ MODULE = "gptscale.launchers.bench.verdict.worker"
 
 
 def delayed(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Return a function that takes so many seconds longer."""
+    """Return a function that does the same and takes `seconds` longer."""
 
     @wraps(call)
     def slow(*arguments: Any, **options: Any) -> Any:
@@ -32,7 +32,7 @@ def delayed(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 
 class SlowHandle:
-    """A handle of DeepSpeed's file I/O whose waits take so many seconds longer."""
+    """A handle of DeepSpeed's file I/O whose waits take `seconds` longer."""
 
     def __init__(self, handle: Any, seconds: float) -> None:
         self._handle, self.wait = handle, delayed(handle.wait, seconds)

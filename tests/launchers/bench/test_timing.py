@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gptscale.common.measure import speed
 from gptscale.launchers.bench import timing
 
 CPU = torch.device("cpu")
@@ -20,7 +21,7 @@ def clock(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
     return call, order
 
 

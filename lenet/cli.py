@@ -12,7 +12,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range, did_you_mean
 from gptscale.common.settings.command_line import bare_resume, parse
-from gptscale.lenet.run.config import VisionConfig, option_words
+from gptscale.lenet.run.config import OF_PROCESSES, VisionConfig, option_words
 
 # Every word but `train` is a module of lenet/studies with a `main`.
 USAGE = {
@@ -22,9 +22,10 @@ USAGE = {
     "batch": "[--per-rank 16,32,64,128] [--nproc N]: what the batch of a rank does to time, memory and accuracy.",
     "bench": "[--data D] [options]: images/s and accuracy beside a plain PyTorch script, in the same run.",
     "memory": "[--model M] [--batch-size N] [options]: what fills the memory in one step, as a picture.",
+    "mistakes": "--run RUN [options]: images that a run learned from, and those that it gets wrong, as a picture.",
     "fused": "[--data D] [options]: 2 and 10 convolutions, fused with bias and ReLU or not, cuDNN on and off.",
     "precision": "[--modes M] [options]: fp32, tf32, fp16, bf16, with autocast and without, and loss scales.",
-    "strategies": "[--nproc N] [options]: one process, DataParallel, DDP and Fabric with equal loaders.",
+    "strategies": "[--nproc N] [options]: one process, DataParallel, DDP, Fabric and the Trainer with equal loaders.",
     "workers": "[--workers 0,2,4] [options]: what worker processes of the DataLoader buy.",
 }
 
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 def train(argv: Sequence[str]) -> int:
     """Train one vision model, in this process or in several."""
     options = parse(TrainOptions, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
-    if options.launch.nproc > 1 or options.run.strategy in ("ddp", "fabric"):
+    if options.launch.nproc > 1 or options.run.strategy in OF_PROCESSES:
         return launch_run(options.run, options.launch.nproc)
     from gptscale.common.process.begin import share_cores
     from gptscale.lenet.run.preflight import world_from_environment

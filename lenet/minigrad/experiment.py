@@ -9,7 +9,6 @@ import dataclasses
 
 import pandas as pd
 import torch
-from rich.console import Console
 
 from gptscale.common.measure.devices import device_name
 from gptscale.lenet.minigrad import report
@@ -44,11 +43,16 @@ def run(options: MinigradOptions) -> int:
         if digits.is_whole_mnist:
             reported[name] = report.report_run(name, options.pool_backward)
         console.print(report.epochs_table(runs[name], reported.get(name)))
+    pages = [report.last_lines(runs, reported)]
     if "LeNet" in options.names and options.timed_steps != 0:
-        _time_operations(options, digits, console)
+        pages += _time_operations(options, digits)
+    for lines in pages:
+        console.print(report.printed(lines))
+    if options.md is not None:
+        options.md.write_text("\n".join(render.markdown(lines, left=list(lines[0])[:1]) for lines in pages))
     if options.png is not None:
         report.draw(options.png, runs, reported, _title(options, digits))
-    for path in (options.csv, options.png):
+    for path in (options.csv, options.md, options.png):
         if path is not None:
             print(f"wrote {path}")
     return 0
@@ -122,8 +126,11 @@ def _title(options: MinigradOptions, digits: Digits) -> str:
     return f"{options.optimizer} {options.peak_lr:g}, batch {options.batch_size}, {digits.name}, {device}{threads}"
 
 
-def _time_operations(options: MinigradOptions, digits: Digits, console: Console) -> None:
-    """Time LeNet's step by operation with the naive pooling backward and with a kernel, on the same weights and batch."""
+def _time_operations(options: MinigradOptions, digits: Digits) -> list[list[dict[str, str]]]:
+    """Return a table for each naive pooling backward, of LeNet's step by operation with it and with a kernel.
+
+    The weights and the batch are the same.
+    """
     loops = ("loop", "windows")
     kernel = options.pooling("auto") if options.pool_backward in loops else options.pool_backward
     steps = DEFAULT_TIMED_STEPS if options.timed_steps is None else options.timed_steps
@@ -133,11 +140,10 @@ def _time_operations(options: MinigradOptions, digits: Digits, console: Console)
     times: dict[str, StepTimes] = {
         name: time_steps(_model("LeNet", options, name), images, labels, steps) for name in (*loops, kernel)
     }
-    for loop in loops:
-        console.print(report.times_table(times[loop], times[kernel], loop, kernel))
     if options.csv is not None:
         path = options.csv.with_name(f"{options.csv.stem}-ops.csv")
         facts = _facts("LeNet", options, digits) | {"batch_size": len(labels), "steps": steps}
         rows = [dataclasses.asdict(step) | facts | {"pool_backward": name} for name, step in times.items()]
         report.write_csv(path, rows)
         print(f"wrote {path}")
+    return [report.times_lines(times[loop], times[kernel], loop, kernel) for loop in loops]

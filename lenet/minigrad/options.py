@@ -54,6 +54,8 @@ class MinigradOptions:
     """CPU threads. Default: what torch takes."""
     csv: Path | None = None
     """File for the rows. The times of operations go beside it, to NAME-ops.csv."""
+    md: Path | None = None
+    """File for the last epochs and the times of operations in Markdown, beside the old figures."""
     png: Path | None = None
     """File for a picture of the curves."""
 
@@ -75,7 +77,7 @@ class MinigradOptions:
             if not torch.cuda.is_available():
                 raise ConfigError("there is no CUDA device", "in --device", "use --device cpu")
         self._check_layers()
-        for name in ("csv", "png"):
+        for name in ("csv", "md", "png"):
             if (path := getattr(self, name)) is not None:
                 _check_output(path, name)
 

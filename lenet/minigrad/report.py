@@ -67,18 +67,43 @@ TIMED = {
 }
 
 
-def times_table(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> Table:
-    """Return a table of the milliseconds of one step by a loop and by a kernel, with the report's figures beside them."""
-    own_titles = (f"{loop_name} ms", f"{kernel_name} ms", "ratio")
-    titles = ("one step of LeNet", *own_titles, "their loop ms", "their CUDA ms", "their ratio")
-    result = _dim_theirs(table(titles, left=titles[:1]))
+def times_lines(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> list[dict[str, str]]:
+    """Return the milliseconds of one step by a loop and by a kernel, with the report's figures beside them."""
+    titles = (f"{loop_name} ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio")
+    lines = []
     for what, field in TIMED.items():
         cells = []
         for slow, fast in ((loop, kernel), (REPORT_LOOP, REPORT_KERNEL)):
             slow_s, fast_s = getattr(slow, field), getattr(fast, field)
             cells += [f"{1e3 * slow_s:,.3f}", f"{1e3 * fast_s:,.3f}", f"{slow_s / fast_s:,.1f}x"]
-        result.add_row(what, *cells)
-    return result
+        lines.append({"one step of LeNet": what} | dict(zip(titles, cells, strict=True)))
+    return lines
+
+
+def last_lines(runs: Mapping[str, pd.DataFrame], reported: Mapping[str, pd.DataFrame]) -> list[dict[str, str]]:
+    """Return the last epoch of each model, and below each that of the report, with the median seconds of an epoch."""
+    lines = []
+    for name, measured in runs.items():
+        pooling = str(measured.pool_backward.iloc[0])
+        title = f"{name}, {pooling}" if pooling else name
+        lines.append(_last_line(title, measured, measured.epoch_cpu_s.median()))
+        if name in reported:
+            lines.append(_last_line(f"report B: {reported[name].model.iloc[0]}", reported[name]))
+    return lines
+
+
+def _last_line(title: str, rows: pd.DataFrame, cpu_s: float | None = None) -> dict[str, str]:
+    last = rows.iloc[-1]
+    line = {"last epoch": title, "train loss": f"{last.train_loss:.4f}", "train error": f"{100 * last.train_err:.3f} %"}
+    line |= {"test loss": f"{last.test_loss:.4f}", "test error": f"{100 * last.test_err:.2f} %"}
+    line |= {"s per epoch": f"{rows.epoch_time_s.median():.2f}"}
+    return line | {"processor s": "-" if cpu_s is None else f"{cpu_s:.2f}"}
+
+
+def printed(lines: Sequence[Mapping[str, str]]) -> Table:
+    """Return lines as a table to print."""
+    titles = list(lines[0])
+    return _dim_theirs(table(titles, (line.values() for line in lines), left=titles[:1]))
 
 
 def _dim_theirs(result: Table) -> Table:

@@ -38,7 +38,8 @@ class Samples:
 class Epoch:
     """The losses (in nats) and errors (fractions) with the weights at the end of an epoch.
 
-    epoch_time_s: seconds of the training alone, without the measurement that follows it.
+    epoch_time_s: seconds of the training alone, without the measurement that follows it. epoch_cpu_s: processor seconds of the
+    same, of all threads, which say more than wall time where other programs share the machine.
     """
 
     epoch: int
@@ -47,6 +48,7 @@ class Epoch:
     test_loss: float
     test_err: float
     epoch_time_s: float
+    epoch_cpu_s: float
 
 
 def train_step(
@@ -73,13 +75,13 @@ def train(
     peak, step = optimizer.lr, 0
     for epoch in range(epochs):
         order = torch.randperm(len(train), generator=random).to(train.labels.device)
-        began_s = clock(train.images.device)
+        began_s, cpu_began_s = clock(train.images.device), time.process_time()
         for batch in order.split(batch_size):
             optimizer.lr = learning_rate(step, peak=peak, total_steps=epochs * steps_per_epoch, min_ratio=0.0)
             train_step(model, optimizer, train.images[batch], train.labels[batch])
             step += 1
-        seconds = clock(train.images.device) - began_s
-        yield Epoch(epoch, *evaluate(model, train), *evaluate(model, test), seconds)
+        seconds, cpu_s = clock(train.images.device) - began_s, time.process_time() - cpu_began_s
+        yield Epoch(epoch, *evaluate(model, train), *evaluate(model, test), seconds, cpu_s)
 
 
 def evaluate(model: Module, samples: Samples) -> tuple[float, float]:

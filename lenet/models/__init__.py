@@ -15,9 +15,9 @@ GELUS: tuple[str, ...] = get_args(Gelu)
 SIDES = (28, 32)
 MODEL_NAMES = (
     "lenet", "lenet_classic", "pure_linear", "simple_conv", "cnn", "conv2_shared", "conv2_independent", "conv10_shared",
-    "conv10_independent", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18",
+    "conv10_independent", "vgg11", "vgg13", "vgg16", "vgg19", "vgg19_quarter", "resnet18",
 )  # fmt: skip
-WITH_BATCH_NORM = ("cnn", "vgg11", "vgg13", "vgg16", "vgg19", "resnet18")
+WITH_BATCH_NORM = ("cnn", "vgg11", "vgg13", "vgg16", "vgg19", "vgg19_quarter", "resnet18")
 # They have neither max pooling nor a convolution that can be fused with ReLU.
 WITHOUT_CUSTOM_OPERATORS = ("lenet_classic", "pure_linear", "resnet18")
 

@@ -210,8 +210,8 @@ def _convolutions(depth: int, shared: bool) -> Callable[[ImageShape, str | None]
     return lambda shape, gelu: Convolutions(shape, gelu, depth=depth, shared=shared)
 
 
-def _vgg(depth: int) -> Callable[[ImageShape, str | None], nn.Module]:
-    return lambda shape, gelu: vgg(depth, shape.channels, shape.side, shape.n_classes, gelu)
+def _vgg(depth: int, narrower: int = 1) -> Callable[[ImageShape, str | None], nn.Module]:
+    return lambda shape, gelu: vgg(depth, shape.channels, shape.side, shape.n_classes, gelu, narrower)
 
 
 MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
@@ -228,6 +228,7 @@ MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
     "vgg13": _vgg(13),
     "vgg16": _vgg(16),
     "vgg19": _vgg(19),
+    "vgg19_quarter": _vgg(19, narrower=4),
     "resnet18": lambda shape, gelu: resnet18(shape.channels, shape.n_classes, gelu),
 }
 

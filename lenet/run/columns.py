@@ -13,8 +13,9 @@ from gptscale.common.errors import ConfigError
 from gptscale.results.record.columns import STATUSES, cell
 from gptscale.results.record.files import append_row
 
-# Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler.
-SCHEMA_VERSION = 2
+# Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler. Version 2 had no verdicts.
+SCHEMA_VERSION = 3
+NEW_IN_3 = ("bound_by", "gain_if_removed", "taken_fraction")
 SUMMARY_NAME = "lenet.csv"
 
 # class_accuracy holds fractions with blanks between, in the order of the classes, and `-` for a class without test images.
@@ -24,16 +25,24 @@ SUMMARY_COLUMNS = (
     "epochs steps optimizer lr lr_schedule weight_decay label_smoothing seed loss_first loss_last skipped_steps test_loss "
     "test_accuracy best_test_accuracy class_accuracy seconds_to_99 seconds_to_99_4 data_time_s train_time_s eval_time_s "
     "total_time_s load_s update_s load_fraction images_per_s images_per_s_per_device avg_mem_gib peak_mem_allocated_gib "
-    "peak_mem_reserved_gib peak_rss_gib gpu_util_percent gpu_mem_used_gib power_w cpu_util_percent device threads host "
+    "peak_mem_reserved_gib peak_rss_gib gpu_util_percent gpu_mem_used_gib power_w cpu_util_percent bound_by gain_if_removed "
+    "taken_fraction device threads host "
     "torch_version git_commit workload_hash"
 ).split()
 STEP_COLUMNS = "step epoch loss lr load_s update_s skipped".split()
 EPOCH_COLUMNS = (
     "epoch step train_loss test_loss test_accuracy class_accuracy train_time_s eval_time_s images_per_s".split()
 )
+# First steps that are left out of times, because of caches, the allocator and the first choice of kernels.
+WARMUP_STEPS = 3
+# Quantiles of a run's steps, loading included, without the first ones. They are what a mean is not: blind to a short disturbance.
+TIME_COLUMNS = "p10_ms median_ms p90_ms".split()
+# Of where.csv: shares of the samples of rank 0's main thread, without those within tests.
+WHERE_COLUMNS = "part share ms_per_step".split()
 TEXT = (
     "run_id timestamp status error study variant model operators gelu batch_norm data augment loader strategy backend precision "
-    "amp loss_scale channels_last optimizer lr_schedule class_accuracy device host torch_version git_commit workload_hash"
+    "amp loss_scale channels_last optimizer lr_schedule class_accuracy bound_by device host torch_version git_commit "
+    "workload_hash"
 ).split()
 
 
@@ -62,6 +71,7 @@ def read_summary(path: Path) -> pd.DataFrame:
     try:
         text = path.read_text()
         rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
+        rows = rows.reindex(columns=[*rows.columns, *(c for c in NEW_IN_3 if c not in rows)], fill_value="")
         numbers = [column for column in SUMMARY_COLUMNS if column not in TEXT]
         rows[numbers] = rows[numbers].replace("nan", "").apply(pd.to_numeric)
     except (ValueError, KeyError) as error:

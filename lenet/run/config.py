@@ -17,6 +17,9 @@ from gptscale.results.record.wandb_board import check_wandb
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MAX_LOSS_SCALE = 2.0**24
+# Strategies whose processes exchange gradients, also if there is only one, and those that have a loop of their own.
+OF_PROCESSES = ("ddp", "fabric", "trainer", "trainer_bare")
+BY_TRAINER = ("trainer", "trainer_bare")
 # Of every command that trains on images.
 TORCHVISION_NEED = OptionNeed(
     "data_dir,download",
@@ -35,7 +38,7 @@ class VisionConfig:
 
     model: str = "lenet"
     """lenet | lenet_classic | pure_linear | simple_conv | cnn | conv2_shared | conv2_independent | conv10_shared |
-    conv10_independent | vgg11 | vgg13 | vgg16 | vgg19 | resnet18."""
+    conv10_independent | vgg11 | vgg13 | vgg16 | vgg19 | vgg19_quarter (a quarter of its channels) | resnet18."""
     operators: Literal["torch", "custom"] = "torch"
     """torch | custom: max pooling, and convolution + bias + ReLU of lenet and the conv* nets, by gptscale.ops."""
     gelu: Gelu | None = None
@@ -81,11 +84,12 @@ class VisionConfig:
     label_smoothing: float = 0.0
     """Share of the target that is spread over all classes."""
 
-    strategy: Literal["auto", "single", "ddp", "dataparallel", "fabric"] = "auto"
+    strategy: Literal["auto", "single", "ddp", "dataparallel", "fabric", "trainer", "trainer_bare"] = "auto"
     """auto (ddp with several processes, else single) | single | ddp | dataparallel (one process, two or more GPUs) | fabric
-    (ddp by Lightning Fabric)."""
+    (ddp by Lightning Fabric) | trainer (ddp by Lightning's Trainer, as it comes) | trainer_bare (without its bar, logger and
+    checkpoints)."""
     precision: Precision = "fp32"
-    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16 (slow on a CPU without such instructions)."""
+    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16. A CPU without such instructions computes in fp32 and rounds."""
     amp: bool = True
     """With bf16 and fp16: autocast, weights in fp32. --no-amp casts weights and images instead."""
     loss_scale: str | None = None
@@ -117,7 +121,10 @@ class VisionConfig:
     tensorboard: bool = True
     """Write TensorBoard events beside the CSV."""
     verdict: bool = True
-    """Trace a few further steps after the last one, and say what limits the speed. Shorter runs than 20 steps have no verdict."""
+    """Trace a few further steps after the last one, and say what limits the speed. Runs shorter than 20 steps, and those of
+    Lightning's Trainer, have no verdict."""
+    sample_stack: bool = False
+    """Sample what the process runs a thousand times a second, and write the milliseconds of a step by part to where.csv."""
     wandb: bool = False
     """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
     study: str = "train"

@@ -17,6 +17,7 @@ from gptscale.common.process.progress import progress
 from gptscale.common.process.world import World
 from gptscale.common.state import Shard, shard_of
 from gptscale.lenet.models.batch_norm import synced
+from gptscale.lenet.models.half_products import rounded_products
 from gptscale.lenet.models.registry import ImageShape, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.optimizer import make_optimizer, make_scaler
@@ -70,6 +71,7 @@ class VisionEngine:
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in model.modules())
         self.optimizer = make_optimizer(config, self.module)
         self.model, self.backward = distribute(self.module, config, world)
+        self.products = rounded_products(config.precision, DTYPES[config.precision], world.device)
         self.scaler, self.fixed_scale = make_scaler(config, world.device)
         # A scalar tensor, 1 if the last step overflowed and was left out, else 0. None without a loss scale.
         self.skipped: Tensor | None = None
@@ -83,6 +85,18 @@ class VisionEngine:
 
     def train_step(self, step: int, images: Tensor, labels: Tensor, lr: float) -> Tensor:
         """Take one optimizer step, 0-based `step` of the run, and return this rank's mean loss, a detached scalar tensor."""
+        self.set_rate(lr)
+        with self.products:
+            loss = self.loss(step, images, labels)
+            self.backward(tell_backward(self.scaler.scale(loss)))
+        progress.at("optimizer")
+        self.scaler.step(self.optimizer)
+        self.scaler.update(self.fixed_scale)
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def loss(self, step: int, images: Tensor, labels: Tensor) -> Tensor:
+        """Return this rank's mean loss in step `step`, with what backward needs."""
         # A step draws the same dropout whenever it is reached, and each rank draws its own.
         if self.has_dropout:
             torch.manual_seed((self.config.seed * 1_000_003 + step) * 1009 + self.world.rank)
@@ -90,15 +104,12 @@ class VisionEngine:
         self.model.train()
         with self._autocast():
             logits = self.model(images)
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+        return F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of the next step."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.backward(tell_backward(self.scaler.scale(loss)))
-        progress.at("optimizer")
-        self.scaler.step(self.optimizer)
-        self.scaler.update(self.fixed_scale)
-        self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
 
     def _note_overflow(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # GradScaler tells a fused optimizer about an overflow, and the optimizer then changes neither weights nor state. All
@@ -126,7 +137,7 @@ class VisionEngine:
         hits, totals = (torch.zeros(self.n_classes, dtype=torch.int64, device=device) for _ in range(2))
         loss = torch.zeros((), dtype=torch.float64, device=device)
         for images, labels in batches:
-            with self._autocast():
+            with self.products, self._autocast():
                 logits = self.module(images).float()
             loss += F.cross_entropy(logits, labels, reduction="sum")
             totals += torch.bincount(labels, minlength=self.n_classes)

@@ -1,23 +1,62 @@
-"""What limits a vision run's speed: the evidence after its last step, and the verdict on it."""
+"""What limits a vision run's speed: the evidence after its last step, the verdict on it, and which code its steps are in."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 
 from gptscale.common.errors import StorageError
 from gptscale.common.measure.speed import synchronize
+from gptscale.common.measure.stack_sampler import Place, StackSampler
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
-from gptscale.foresight.verdict.evidence import RankEvidence, evidence_of, right_threads, verdict_of
+from gptscale.foresight.verdict.evidence import SHORT, RankEvidence, evidence_of, right_threads, verdict_of
 from gptscale.foresight.verdict.files import write_verdict
 from gptscale.foresight.verdict.remedies import RunFacts
 from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.lenet.run.columns import WHERE_COLUMNS
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.results.record.files import warn
+
+# Parts of a step with the code that tells them: the end of a file's folder or name, and a function or "" for all of the file.
+# The innermost place that one of them names decides.
+PARTS = (
+    ("forward", "lenet/models/", ""),
+    ("forward", "lenet/run/engine.py", "loss"),
+    ("data", "lenet/data/", ""),
+    ("recording", "lenet/run/recorder.py", ""),
+    ("optimizer", "torch/optim/", ""),
+    ("backward", "torch/_tensor.py", "backward"),
+    ("DDP", "torch/nn/parallel/", ""),
+    ("broadcast of a signal", "pytorch_lightning/loops/", "_broadcast_sigterm_tensor"),
+    ("progress bar", "pytorch_lightning/callbacks/progress/", ""),
+    ("checkpoints", "pytorch_lightning/callbacks/model_checkpoint.py", ""),
+    ("checkpoints", "pytorch_lightning/trainer/connectors/checkpoint_connector.py", ""),
+    ("logging", "pytorch_lightning/loggers/", ""),
+    ("logging", "pytorch_lightning/trainer/connectors/logger_connector/", ""),
+    ("logging", "pytorch_lightning/core/module.py", "log"),
+    ("rest of the Trainer", "pytorch_lightning/", ""),
+    ("Fabric", "lightning_fabric/", ""),
+)
+# The loops of steps, ours and the Trainer's. Outside of them, and within the test at their end, nothing is part of a step.
+LOOPS = ("lenet/run/loop.py", "pytorch_lightning/loops/training_epoch_loop.py")
+NOT_STEPS = ("end_epoch", "on_run_end")
+
+
+def part_of_step(stack: Sequence[Place]) -> str | None:
+    """Return the part of a step that a stack is in, or None before, between and after steps."""
+    in_loop = any(file.endswith(LOOPS) for file, _ in stack)
+    if not in_loop or any(function in NOT_STEPS for _, function in stack):
+        return None
+    for file, function in stack:
+        for part, path, only in PARTS:
+            if path in file and only in ("", function):
+                return part
+    return "rest of the loop"
 
 
 def vision_evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
@@ -30,22 +69,31 @@ def vision_evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionReco
     loader = plan.loader()
     batches = chain.from_iterable(loader.epoch(epoch, 0) for epoch in count(plan.config.epochs))
 
-    def step(i: int) -> None:
+    def step(i: int, part: int = 1) -> None:
         progress.at("data")
         images, labels = next(batches)
-        loss = engine.train_step(plan.steps + i, images, labels, 0.0)
+        n = max(1, len(labels) // part)
+        loss = engine.train_step(plan.steps + i, images[:n], labels[:n], 0.0)
         progress.at("record")
-        with progress.waiting():
-            loss.item()
-            synchronize(plan.world.device)
+        loss.item()
+        synchronize(plan.world.device)
 
-    return evidence_of(plan.world.rank, step, plan.world.device, recorder.totals.loads_s)
+    device = plan.world.device
+    short_step = partial(step, part=SHORT) if device.type == "cpu" else None
+    return evidence_of(plan.world.rank, step, device, recorder.totals.loads_s, short_step=short_step)
 
 
 def vision_verdict(
-    plan: VisionPlan, folder: Path, evidence: Sequence[RankEvidence | None], recorder: VisionRecorder
+    plan: VisionPlan,
+    folder: Path,
+    evidence: Sequence[RankEvidence | None],
+    recorder: VisionRecorder,
+    taken: float | None,
 ) -> Verdict | None:
-    """Return the verdict on the evidence of all ranks and keep it in the run's folder, None without evidence."""
+    """Return the verdict on the evidence of all ranks and keep it in the run's folder, None without evidence.
+
+    taken: what others had of the machine.
+    """
     config, totals = plan.config, recorder.totals
     facts = RunFacts(
         "",
@@ -55,10 +103,17 @@ def vision_verdict(
         slow_loader=config.loader == "dataloader",
     )
     times_s = [load + update for load, update in zip(totals.loads_s, totals.updates_s, strict=True)]
-    verdict = verdict_of(evidence, facts, times_s, None)
+    verdict = verdict_of(evidence, facts, times_s, taken)
     try:
         if verdict:
             write_verdict(folder, verdict)
     except StorageError as error:
         warn(f"the verdict was not kept ({error})")
     return verdict
+
+
+def write_where(folder: Path, sampled: StackSampler, recorder: VisionRecorder) -> None:
+    """Write the milliseconds of a step by part."""
+    step_ms = 1e3 * recorder.totals.train_time_s / recorder.totals.steps
+    lines = [f"{part},{share},{share * step_ms}" for part, share in sampled.shares().items()]
+    (folder / "where.csv").write_text("\n".join([",".join(WHERE_COLUMNS), *lines]) + "\n")

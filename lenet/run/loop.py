@@ -14,6 +14,7 @@ from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import StepOnDevice, VisionRecorder
 
 EVAL_BATCH_SIZE = 1000
+SaveCheckpoint = Callable[[int, int | None], None]
 
 
 def train_epochs(
@@ -21,7 +22,7 @@ def train_epochs(
     engine: VisionEngine,
     recorder: VisionRecorder,
     start: int,
-    save_checkpoint: Callable[[int, int | None], None],
+    save_checkpoint: SaveCheckpoint,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Take the optimizer steps after step `start`, test between epochs, and return whether the run was asked to stop early.
@@ -41,22 +42,42 @@ def train_epochs(
             ends_epoch = step % per_epoch == 0 or step == plan.steps
             times = {"load_s": loaded_s - requested_s, "update_s": now - loaded_s}
             taken = StepOnDevice(step, epoch + 1, lr, loss, **times, skipped=engine.skipped)
-            if recorder.step(taken, ends_epoch=ends_epoch) and not ends_epoch and agree_any(stop_requested()):
+            if asked_to_stop(recorder.step(taken, ends_epoch=ends_epoch) and not ends_epoch, stop_requested):
                 save_checkpoint(step, None)
                 return True
             requested_s = time.perf_counter()
             if step == plan.steps:
                 break
-        score, began_s = None, time.perf_counter()
-        if (epoch + 1) % config.eval_every == 0 or step == plan.steps:
-            engine.settle()
-            score = engine.evaluate(test.batches())
-        recorder.end_epoch(epoch + 1, step, score, time.perf_counter() - began_s)
-        stop = step < plan.steps and agree_any(stop_requested())
-        save_checkpoint(step, None if stop else epoch + 1)
+        stop = end_epoch(plan, engine, recorder, test, save_checkpoint, stop_requested, epoch, step)
         if stop or step == plan.steps:
             return stop
     return False
+
+
+def asked_to_stop(may_ask: bool, stop_requested: Callable[[], bool]) -> bool:
+    """Return whether any rank was asked to stop, if all may ask: they have just waited for the device, within an epoch."""
+    return may_ask and agree_any(stop_requested())
+
+
+def end_epoch(
+    plan: VisionPlan,
+    engine: VisionEngine,
+    recorder: VisionRecorder,
+    test: TestSet,
+    save_checkpoint: SaveCheckpoint,
+    stop_requested: Callable[[], bool],
+    epoch: int,
+    step: int,
+) -> bool:
+    """Test if it is due, record 0-based `epoch`, which `step` ended, save, and return whether the run was asked to stop early."""
+    score, began_s = None, time.perf_counter()
+    if (epoch + 1) % plan.config.eval_every == 0 or step == plan.steps:
+        engine.settle()
+        score = engine.evaluate(test.batches())
+    recorder.end_epoch(epoch + 1, step, score, time.perf_counter() - began_s)
+    stop = step < plan.steps and agree_any(stop_requested())
+    save_checkpoint(step, None if stop else epoch + 1)
+    return stop
 
 
 class TestSet:

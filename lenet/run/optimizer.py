@@ -22,7 +22,10 @@ class HalfSGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take one step, or none if gradients overflowed."""
+        """Take one step, or none if gradients overflowed. `closure` computes the gradients, where it is given."""
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
         if bool(getattr(self, "found_inf", False)):
             return
         scale = getattr(self, "grad_scale", 1.0)

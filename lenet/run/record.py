@@ -14,21 +14,22 @@ from typing import Any
 
 import torch
 
+from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import Memory, peak_memory
-from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
 from gptscale.foresight.verdict.evidence import RankEvidence
 from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.lenet.models.half_products import rounding_note
 from gptscale.lenet.run.columns import append_summary
 from gptscale.lenet.run.evidence import vision_verdict
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, strategy_of
-from gptscale.lenet.run.usage import Usage, over_ranks
 from gptscale.results.record.facts import git_commit, highest
 from gptscale.results.record.files import write_json
 from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
+from gptscale.results.record.usage import Usage, over_ranks
 
 # Columns that are options of the same name.
 OPTION_COLUMNS = (
@@ -55,6 +56,7 @@ class VisionRunRow:
         self.is_on_disk = True
         self.memory: Memory | None = None
         self.evidence: RankEvidence | None = None
+        self.machine_time: MachineTime | None = None
         self._ended: float | None = None
 
     def measured(self) -> None:
@@ -72,7 +74,7 @@ class VisionRunRow:
         if self.plan.world.is_main:
             stack.enter_context(run_directory(config.out, self.run_id, resumes=config.resume is not None))
             write_json(self.folder / "run.json", of_this_start(self.description()))
-            for line in [] if self.quiet else emulation(config.precision, self.plan.world.device):
+            for line in [] if self.quiet else rounding_note(config.precision, self.plan.world.device):
                 print(line, flush=True)
         # The folder exists before any other rank goes on.
         gather_objects(None)
@@ -84,24 +86,24 @@ class VisionRunRow:
 
         After a failure the row has the figures of this rank alone, since its peers may be gone.
         """
-        figures = (self.memory or peak_memory(self.plan.world.device), usage, self.evidence)
+        figures = (self.memory or peak_memory(self.plan.world.device), usage, self.evidence, self.machine_time)
         figures_of_ranks = gather_objects(figures) if status in ("ok", "interrupted") else [figures]
         row = self.identity() | {"status": status, "error": "" if error is None else str(error)}
         row |= recorder.figures() if recorder else {}
         row |= {"data_time_s": self.data_time_s, "total_time_s": (self._ended or time.perf_counter()) - self.began}
-        row |= resource_columns([(memory, usage) for memory, usage, _ in figures_of_ranks])
+        memories, usages, evidence, times = zip(*figures_of_ranks, strict=True)
+        row |= resource_columns(list(zip(memories, usages, strict=True)))
+        row["taken_fraction"] = taken_fraction([t for t in times if t])
         if self.plan.world.is_main and self.run_id:
+            verdict = (
+                vision_verdict(self.plan, self.folder, evidence, recorder, row["taken_fraction"]) if recorder else None
+            )
+            row |= {name: verdict.columns().get(name) for name in ("bound_by", "gain_if_removed")} if verdict else {}
             step = recorder.last_step if recorder else 0
             path = leave_row(append_summary, self.plan.config.out, self.folder, row, step)
             self.is_on_disk = path is not None
             if path and not self.quiet:
-                evidence = [of_rank for _, _, of_rank in figures_of_ranks]
-                print_summary(
-                    row,
-                    path,
-                    self.folder,
-                    vision_verdict(self.plan, self.folder, evidence, recorder) if recorder else None,
-                )
+                print_summary(row, path, self.folder, verdict)
         return row
 
     def identity(self) -> dict[str, Any]:

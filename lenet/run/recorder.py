@@ -14,17 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gptscale.common.errors import NumericError
+from gptscale.common.measure.contention import MachineClock, MachineTime
 from gptscale.common.measure.speed import reset_peak_memory, synchronize
-from gptscale.lenet.run.columns import EPOCH_COLUMNS, STEP_COLUMNS, fractions
+from gptscale.lenet.run.columns import EPOCH_COLUMNS, STEP_COLUMNS, WARMUP_STEPS, fractions
 from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.results.record.board import Board
 from gptscale.results.record.console import Bar
 from gptscale.results.record.step_log import StepLog, close_logs
 from gptscale.results.record.wandb_board import WandbBoard
-
-# First steps that are left out of the means, because of caches, the allocator and the first choice of kernels.
-WARMUP_STEPS = 3
 
 
 class StepOnDevice(NamedTuple):
@@ -110,6 +108,9 @@ class VisionRecorder:
                     self._boards.append(WandbBoard(self.folder, self.start_step, options))
             self._bar = Bar(self.plan.config.model, self.plan.steps, self.quiet)
         reset_peak_memory(self.plan.world.device)
+        config = self.plan.config
+        workers = config.num_workers if config.loader == "dataloader" else 0
+        self._machine = MachineClock(self.plan.world.device, torch.get_num_threads() + workers)
         self._window_began = time.perf_counter()
         return self
 
@@ -121,6 +122,10 @@ class VisionRecorder:
         if self._bar:
             self._bar.close()
         close_logs((self._epochs, self._steps), failed=kind is not None)
+
+    def machine_time(self) -> MachineTime:
+        """Return what others took of the machine since the run began."""
+        return self._machine.lap()
 
     def begin_epoch(self) -> None:
         """Start the clock of an epoch, so that the time between two epochs does not count as training."""

@@ -6,12 +6,13 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError, GptscaleError, StorageError
+from gptscale.common.measure.stack_sampler import StackSampler
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
 from gptscale.common.process.rendezvous import RendezvousError, speak
@@ -19,16 +20,16 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.checkpoints import VisionSaver, check_space, resume
-from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.evidence import vision_evidence
+from gptscale.lenet.run.evidence import part_of_step, vision_evidence, write_where
 from gptscale.lenet.run.loop import train_epochs
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.run.record import VisionRunRow
 from gptscale.lenet.run.recorder import VisionRecorder
-from gptscale.lenet.run.strategy import backend_of
-from gptscale.lenet.run.usage import UsageSampler
+from gptscale.lenet.run.strategy import backend_of, other_devices
 from gptscale.results.record.facts import version
+from gptscale.results.record.usage import UsageSampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +82,22 @@ def check_same_options(plan: VisionPlan) -> None:
     check_same_on_ranks(gather_objects(facts))
 
 
+def loop_of(plan: VisionPlan) -> Callable[..., bool]:
+    """Return the function that takes the steps of a run: our loop, or Lightning's."""
+    if plan.config.strategy not in BY_TRAINER:
+        return train_epochs
+    from gptscale.lenet.run.trainer import trainer_epochs
+
+    return trainer_epochs
+
+
 class PlannedRun:
     """A planned run with its row and its measurements, which are there however the run ends."""
 
     def __init__(self, plan: VisionPlan, row: VisionRunRow) -> None:
         self.plan, self.row = plan, row
         self.recorder: VisionRecorder | None = None
-        self.sampler = UsageSampler(plan.world.device)
+        self.sampler = UsageSampler(plan.world.device, others=other_devices(plan.config, plan.world))
 
     def train(self) -> int:
         """Build the engine, resume, train and test, and return the exit status: not 0 if the run was asked to stop early."""
@@ -101,12 +111,20 @@ class PlannedRun:
             began, quiet = self.row.began, self.row.quiet
             recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=began, quiet=quiet)
             saver = VisionSaver(plan, engine, recorder, folder / "checkpoints")
-            with recorder as self.recorder, self.sampler:
-                stopped = train_epochs(plan, engine, recorder, start, saver, stop)
+            with ExitStack() as stack:
+                self.recorder = stack.enter_context(recorder)
+                stack.enter_context(self.sampler)
+                sampled = stack.enter_context(StackSampler(part_of_step)) if plan.config.sample_stack else None
+                stopped = loop_of(plan)(plan, engine, recorder, start, saver, stop)
             self.row.measured()
+            if sampled and plan.world.is_main:
+                write_where(folder, sampled, recorder)
             # A study asks for figures alone.
             if not (stopped or quiet):
-                self.row.evidence = vision_evidence(plan, engine, recorder)
+                self.row.machine_time = recorder.machine_time()
+                # The evidence is of steps of our loop.
+                if plan.config.strategy not in BY_TRAINER:
+                    self.row.evidence = vision_evidence(plan, engine, recorder)
             return stop.exit_status if stopped else 0
 
     def finish(self, status: str, error: BaseException | None, exit_status: int) -> RunOutcome:

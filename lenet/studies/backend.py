@@ -14,23 +14,20 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import check_range, parse_whole_numbers
-from gptscale.lenet.data import Augmentation
-from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.studies.bars import draw_bars
-from gptscale.lenet.studies.reference_figures import BACKENDS
-from gptscale.lenet.studies.study import (
+from gptscale.lenet.comparison.reference_figures import BACKENDS
+from gptscale.lenet.comparison.tables import (
+    ACCURACY,
     AVERAGE_MEMORY,
     PEAK_MEMORY,
-    Cell,
     Column,
-    Study,
-    StudyOptions,
-    StudyResult,
     not_significant,
     of,
-    run_study,
     values_of,
 )
+from gptscale.lenet.data import Augmentation
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.studies.grid import Cell
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars, run_study
 
 
 @dataclass(frozen=True)
@@ -101,13 +98,13 @@ def verdict(groups: dict[str, list[Any]], column: Column) -> list[str]:
 def notes(result: StudyResult[BackendOptions]) -> list[str]:
     """Return what memory means here, and a verdict for each pair of backends."""
     sentences = [result.memory_note()]
-    for first, second in zip(result.cells[::2], result.cells[1::2], strict=True):
-        pair = {cell.variant: result.groups[cell.variant] for cell in (first, second)}
-        sentences += verdict(pair, COLUMNS[0])
+    variants = list(result.groups)
+    for pair in zip(variants[::2], variants[1::2], strict=True):
+        sentences += verdict({variant: result.groups[variant] for variant in pair}, COLUMNS[0])
     return sentences
 
 
-def reference_rows(options: BackendOptions) -> list[dict[str, str]]:
+def reference_rows(result: StudyResult[BackendOptions]) -> list[dict[str, str]]:
     """Return the runs of report D in the columns of this study, with its MB taken as MiB."""
     return [
         {"run": f"report D: {name}, {n} per rank", "training s": f"{seconds:.2f}", "peak GiB": f"{mb / 1024:.3f}"}
@@ -121,7 +118,7 @@ COLUMNS = (
     Column("images/s", of("images_per_s"), ",.0f"),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
-    Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True),
+    ACCURACY,
 )
 STUDY = Study(
     name="backend",
@@ -131,7 +128,7 @@ STUDY = Study(
     columns=COLUMNS,
     reference_rows=reference_rows,
     notes=notes,
-    title=lambda result: result.title(result.options.model, f"{result.options.nproc} processes"),
+    title=lambda result: result.title(f"{result.rows.world_size.iloc[0]:.0f} processes"),
     draw=partial(draw_bars, [*COLUMNS[:2], PEAK_MEMORY]),
 )
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
-from gptscale.common.settings.checks import check_output_file, parse_whole_numbers
+from gptscale.common.settings.checks import check_output_file, parse_whole_numbers, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
+from gptscale.lenet.comparison.reference_figures import EXERCISE_ACCURACY, LENET_WITH_ADAM, LENET_WITH_AFFINE
+from gptscale.lenet.comparison.tables import class_medians, class_table, show, with_references
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.run.presets import preset
-from gptscale.lenet.studies.reference_figures import EXERCISE_ACCURACY, LENET_WITH_ADAM, LENET_WITH_AFFINE
-from gptscale.lenet.studies.study import show
 from gptscale.results.render import DPI, markdown, subplots
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gptscale.lenet.run.worker import RunOutcome
+    from gptscale.lenet.comparison.rows import MeasuredRows
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class BaselineOptions:
     """text (as in report B) | report_a | report_a_002 | onecycle | digits | fast | best; auto: digits or onecycle, by --data."""
     seeds: str = "1,2,3"
     """Numbers with commas between; a run each."""
+    rows: str = ""
+    """What earlier calls wrote by --csv, with commas between: their rows are shown together, and nothing is run."""
     gelu: Gelu | None = None
     """As in gptscale lenet train."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -47,7 +49,7 @@ class BaselineOptions:
     out: Path = Path("results")
     """Folder for lenet.csv, runs/, and the files below."""
     csv: Path | None = None
-    """File for this command's rows of lenet.csv."""
+    """File for this command's rows of lenet.csv; those of their epochs go beside it, to NAME-epochs.csv."""
     png: Path | None = None
     """File for the figure; default baseline-PRESET.png in --out."""
     md: Path | None = None
@@ -60,6 +62,9 @@ class BaselineOptions:
             preset(self.preset)
         for name in ("csv", "png", "md"):
             check_output_file(getattr(self, name), f"--{name}")
+        if self.rows:
+            names = "data data_dir download preset seeds gelu device".split()
+            refuse_changed(self, names, "--rows runs nothing")
 
     @property
     def seed_numbers(self) -> list[int]:
@@ -87,10 +92,41 @@ class BaselineOptions:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train once for each seed, print the table, draw the figure, and return 0 if every run ended well."""
+    """Train once for each seed, print the tables, draw the figure, and return 0 if every run ended well."""
     options = parse(BaselineOptions, argv, prog="gptscale lenet baseline", about="LeNet-5 beside the reports' figures.")
+    # pandas, not before the options are read
+    from gptscale.lenet.comparison.rows import beside, read_rows, write_rows
+    from gptscale.lenet.comparison.windows import earlier_windows, losses_by_window
+
+    if options.rows:
+        measured, windows = read_rows(options.rows, "baseline"), earlier_windows(options.rows)
+    else:
+        runs = train_seeds(options)
+        if isinstance(runs, int):
+            return runs
+        measured, windows = runs
+    tables = [table(measured)]
+    if not windows.empty:
+        tables.append(losses_by_window(windows))
+    rows = measured.runs.to_dict("records")
+    tables.append(class_table({f"seed {row['seed']}": [row] for row in rows} | {"median": rows}, [LENET_WITH_AFFINE]))
+    for lines in tables:
+        show(lines)
+    written = write_rows(options.csv, measured) if options.csv else []
+    if options.csv and not windows.empty:
+        written.append(beside(options.csv, "windows"))
+        windows.to_csv(written[-1], index=False)
+    write(options, measured, tables, written)
+    return 0
+
+
+def train_seeds(options: BaselineOptions) -> tuple[MeasuredRows, pd.DataFrame] | int:
+    """Train once for each seed in this process and return the rows, or the exit status of a run that did not end well."""
     import pandas as pd
 
+    from gptscale.lenet.comparison.rows import rows_of_runs
+    from gptscale.lenet.comparison.windows import window_losses
+    from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
     from gptscale.lenet.run.preflight import world_from_environment  # torch, not before the options are read
     from gptscale.lenet.run.worker import train
 
@@ -99,52 +135,25 @@ def main(argv: Sequence[str]) -> int:
     if world.world_size > 1:
         raise ConfigError("the baseline is one process", "in the launch", "start it without torchrun")
     share_cores()
-    outcomes = []
+    names, windows = [], [pd.DataFrame()]
     for config in configs:
         print(f"seed {config.seed}: {options.resolved_preset} on {options.data}", flush=True)
         outcome = train(config, world)
         if outcome.exit_status:
             return outcome.exit_status
-        outcomes.append(outcome)
-    tables = [table(outcomes)]
-    if options.resolved_preset.startswith("report_a"):
-        tables.append(losses_by_window([pd.read_csv(outcome.folder / "steps.csv") for outcome in outcomes]))
-    for lines in tables:
-        show(lines)
-    write(options, outcomes, tables)
-    return 0
+        names.append(outcome.row["run_id"])
+        if options.resolved_preset.startswith("report_a"):
+            windows.append(window_losses(pd.read_csv(outcome.folder / "steps.csv")).assign(seed=config.seed))
+    runs = read_summary(options.out / SUMMARY_NAME).set_index("run_id").loc[names].reset_index()
+    return rows_of_runs(options.out, runs), pd.concat(windows, ignore_index=True)
 
 
-def table(outcomes: Sequence[RunOutcome]) -> list[dict[str, str]]:
+def table(measured: MeasuredRows) -> list[dict[str, str]]:
     """Return the lines of the table: one for each seed, their median, and those of the exercise and the reports."""
-    import pandas as pd
-
-    rows = []
-    for outcome in outcomes:
-        losses = pd.read_csv(outcome.folder / "epochs.csv").train_loss
-        rows.append(outcome.row | {"first": losses.iloc[0], "last": losses.iloc[-1]})
+    losses = measured.epochs.groupby("run_id").train_loss.agg(["first", "last"])
+    rows: list[dict[str, Any]] = measured.runs.join(losses, on="run_id").to_dict("records")  # type: ignore[assignment]
     lines = [_median_line(f"seed {row['seed']}", [row]) for row in rows]
-    lines.append(_median_line("median", rows))
-    return [*lines, *(dict.fromkeys(lines[0], "-") | line for line in _reference_lines())]
-
-
-def losses_by_window(runs: Sequence[pd.DataFrame], batches: int = 200) -> list[dict[str, str]]:
-    """Return the mean loss of each 200 batches, an epoch per line: the median over runs, and that of report A.
-
-    runs: what steps.csv has. The last batches of an epoch, fewer than `batches`, are in no mean, as in the report.
-    """
-    import pandas as pd
-
-    means = []
-    for steps in runs:
-        windows = steps.groupby(["epoch", steps.groupby("epoch").cumcount() // batches]).loss.agg(["mean", "size"])
-        means.append(windows["mean"][windows["size"] == batches].unstack())
-    medians = pd.concat(means).groupby(level=0).median()
-    lines = []
-    for (epoch, ours), report in zip(medians.iterrows(), LENET_WITH_ADAM["losses"], strict=False):
-        line = {"epoch": str(epoch)} | {f"to batch {batches * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(ours)}
-        lines.append(line | {f"report A: {200 * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})
-    return lines
+    return with_references([*lines, _median_line("median", rows)], _reference_lines())
 
 
 def _reference_lines() -> list[dict[str, str]]:
@@ -169,7 +178,8 @@ def _reference_lines() -> list[dict[str, str]]:
 
 def _median_line(name: str, rows: list[dict[str, Any]]) -> dict[str, str]:
     def median(key: str, form: str) -> str:
-        values = [row[key] for row in rows if row.get(key) is not None]
+        # Not every run has it: NaN is what an empty cell becomes.
+        values = [row[key] for row in rows if row[key] == row[key]]
         return format(statistics.median(values), form) if len(values) == len(rows) else "-"
 
     by_class = class_medians(rows)
@@ -188,36 +198,27 @@ def _median_line(name: str, rows: list[dict[str, Any]]) -> dict[str, str]:
     }
 
 
-def class_medians(rows: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """Return the median accuracy of each class over the rows, without classes that have no test images."""
-    columns = zip(*(str(row["class_accuracy"]).split() for row in rows), strict=True)
-    return {label: statistics.median(map(float, cells)) for label, cells in enumerate(columns) if "-" not in cells}
-
-
-def write(options: BaselineOptions, outcomes: Sequence[RunOutcome], tables: Sequence[list[dict[str, str]]]) -> None:
-    """Write the files that the options name, and the figure."""
-    import pandas as pd
-
-    from gptscale.lenet.run.columns import SUMMARY_COLUMNS, read_summary
-
-    names = [outcome.row["run_id"] for outcome in outcomes]
-    if options.csv:
-        rows = read_summary(options.out / "lenet.csv")
-        rows[rows.run_id.isin(names)].to_csv(options.csv, index=False, columns=SUMMARY_COLUMNS)
+def write(
+    options: BaselineOptions, measured: MeasuredRows, tables: Sequence[list[dict[str, str]]], written: Sequence[Path]
+) -> None:
+    """Write the tables and the figure, and name all files that are written."""
     if options.md:
         options.md.write_text("\n".join(markdown(lines, left=["run", "epoch"]) for lines in tables))
-    picture = options.png or options.out / f"baseline-{options.resolved_preset}.png"
-    draw([pd.read_csv(o.folder / "epochs.csv") for o in outcomes], [o.row for o in outcomes], picture)
-    for path in (options.csv, options.md, picture):
+    picture = options.png or options.out / f"baseline-{measured.runs.variant.iloc[0]}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    draw(measured, picture)
+    for path in (*written, options.md, picture):
         if path:
             print(f"wrote {path}")
 
 
-def draw(epochs: Sequence[pd.DataFrame], rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(measured: MeasuredRows, path: Path) -> None:
     """Write a figure of training loss and test accuracy by epoch, and of accuracy by class.
 
     On MNIST, whose images the reports used too, the reports' figures are drawn beside those of the runs.
     """
+    rows = measured.runs.to_dict("records")
+    epochs = [measured.epochs[measured.epochs.run_id == row["run_id"]] for row in rows]
     first = rows[0]
     title = (
         f"LeNet-5 on {first['data']}: {first['epochs']} epochs, batch {first['batch_size']}, {first['lr_schedule']} "

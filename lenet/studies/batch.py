@@ -12,21 +12,20 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import check_range, parse_whole_numbers
-from gptscale.lenet.data import Augmentation
-from gptscale.lenet.run.schedule import Schedule
-from gptscale.lenet.studies.bars import draw_bars
-from gptscale.lenet.studies.reference_figures import BATCH_SIZES
-from gptscale.lenet.studies.study import (
+from gptscale.lenet.comparison.reference_figures import BATCH_SIZES
+from gptscale.lenet.comparison.tables import (
+    ACCURACY,
     AVERAGE_MEMORY,
     PEAK_MEMORY,
-    Cell,
     Column,
-    Study,
-    StudyOptions,
+    accuracy_table,
     not_significant,
     of,
-    run_study,
 )
+from gptscale.lenet.data import Augmentation
+from gptscale.lenet.run.schedule import Schedule
+from gptscale.lenet.studies.grid import Cell
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars, run_study
 
 # Images per step on one GPU in report D.
 SINGLE_GPU_BATCH = 32
@@ -70,7 +69,7 @@ def grid(options: BatchOptions) -> list[Cell]:
     return [Cell(f"{p} x {n}", shared | {"batch_size": p * n}, p) for p, n in pairs]
 
 
-def reference_rows(options: BatchOptions) -> list[dict[str, str]]:
+def reference_rows(result: StudyResult[BatchOptions]) -> list[dict[str, str]]:
     """Return the runs of report D in the columns of this study, with its MB taken as MiB."""
     return [
         {
@@ -91,7 +90,7 @@ COLUMNS = (
     Column("loading %", of("load_fraction", 100), ".1f"),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
-    Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True),
+    ACCURACY,
 )
 STUDY = Study(
     name="batch",
@@ -100,9 +99,10 @@ STUDY = Study(
     cells=grid,
     columns=COLUMNS,
     reference_rows=reference_rows,
-    notes=lambda result: [result.memory_note(), *result.failures(), *not_significant(result.groups, COLUMNS[6])],
-    title=lambda result: result.title(result.options.model, "processes x images per step of each"),
-    draw=partial(draw_bars, [COLUMNS[1], PEAK_MEMORY, COLUMNS[6]]),
+    notes=lambda result: [result.memory_note(), *result.failures(), *not_significant(result.groups, ACCURACY)],
+    title=lambda result: result.title("processes x images per step of each"),
+    more_tables=lambda result: [lines for lines in [accuracy_table(result.curves)] if lines],
+    draw=partial(draw_curves_and_bars, [[COLUMNS[1]], [PEAK_MEMORY], [ACCURACY]]),
 )
 
 

@@ -19,6 +19,8 @@ from gptscale.common.process.task import answer, run_worker
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
+from gptscale.lenet.comparison.reference_figures import LOADER_WORKERS
+from gptscale.lenet.comparison.tables import show, with_references
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.results import render
 
@@ -44,12 +46,15 @@ class LenetBenchOptions:
     """CPU threads of each contender's process (and as many worker processes as its name says)."""
     csv: Path | None = None
     """File for the figures."""
+    md: Path | None = None
+    """File for the table in Markdown."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
 
     def __post_init__(self) -> None:
         check_ranges(self, {"epochs": (1, 1000), "rounds": (1, 100), "threads": (1, 1024)})
-        check_output_file(self.csv, "--csv", "cannot be written")
+        for name in ("csv", "md"):
+            check_output_file(getattr(self, name), f"--{name}", "cannot be written")
 
 
 # By name: batch size, learning rate, schedule, and the plain script's worker processes or None for this package's run.
@@ -86,10 +91,18 @@ def main(argv: Sequence[str]) -> int:
             contender.images_per_s += [result["n_images"] / seconds for seconds in result["epoch_times_s"]]
             contender.accuracies.append(result["accuracy"])
     frame = figures(contenders, options)
-    show(frame, options)
+    lines = table(frame)
+    note = f"{frame.device[0]}, torch {frame.torch_version[0]}, {options.threads} threads, {options.epochs} epochs, "
+    note += f"{options.rounds} rounds"
+    show(lines)
+    print(note)
     if options.csv:
         frame.to_csv(options.csv, index=False)
-        print(f"wrote {options.csv}")
+    if options.md:
+        options.md.write_text(render.markdown(lines, left=["contender"], notes=[note]))
+    for path in (options.csv, options.md):
+        if path:
+            print(f"wrote {path}")
     return 0
 
 
@@ -174,27 +187,29 @@ def figures(contenders: Sequence[LenetContender], options: LenetBenchOptions) ->
     return pd.DataFrame(rows)
 
 
-def show(frame: pd.DataFrame, options: LenetBenchOptions) -> None:
-    """Print the table."""
-    console = render.console(120)
-    console.print(
-        f"{frame.device[0]}, torch {frame.torch_version[0]}, {options.threads} threads, {options.epochs} epochs, "
-        f"{options.rounds} rounds",
-        highlight=False,
-    )
-    titles = ("contender", "batch", "images/s (min-max)", "vs plain 0", "vs plain 2", "accuracy (min-max)")
-    table = render.table(titles)
+def table(frame: pd.DataFrame) -> list[dict[str, str]]:
+    """Return a line for each contender, then those of report B, from its seconds of 10 epochs with tests."""
+    lines = []
     row: Any
     for row in frame.itertuples():
-        table.add_row(
-            row.contender,
-            str(row.batch_size),
-            f"{row.images_per_s:,.0f} ({row.images_per_s_min:,.0f}-{row.images_per_s_max:,.0f})",
-            f"{row.ratio_to_0_workers:.2f}x",
-            f"{row.ratio_to_2_workers:.2f}x",
-            f"{row.accuracy_median:.2%} ({row.accuracy_min:.2%}-{row.accuracy_max:.2%})",
+        line = {"contender": row.contender, "batch": str(row.batch_size)}
+        line["images/s"] = f"{row.images_per_s:,.0f} ({row.images_per_s_min:,.0f}-{row.images_per_s_max:,.0f})"
+        line |= {f"to {n} workers": f"{getattr(row, f'ratio_to_{n}_workers'):.2f}" for n in (0, 2)}
+        line["accuracy %"] = f"{row.accuracy_median:.2%} ({row.accuracy_min:.2%}-{row.accuracy_max:.2%})".replace(
+            "%", ""
         )
-    console.print(table)
+        lines.append(line)
+    total_s = {n: seconds for n, _, _, seconds, _ in LOADER_WORKERS}
+    references = []
+    for n, _, _, seconds, accuracy in LOADER_WORKERS:
+        reference = {
+            "contender": f"report B: {n} workers, H100",
+            "batch": "32",
+            "images/s": f"{600_000 / seconds:,.0f}",
+        }
+        reference |= {f"to {k} workers": f"{total_s[k] / seconds:.2f}" for k in (0, 2)}
+        references.append(reference | {"accuracy %": f"{accuracy:.2f}"})
+    return with_references(lines, references)
 
 
 if __name__ == "__main__":

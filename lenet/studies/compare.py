@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError, visible
+from gptscale.lenet.comparison.figures import bars
+from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, of, overlaps, show, table, values_of
 from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
-from gptscale.lenet.studies.bars import bars
-from gptscale.lenet.studies.study import PEAK_MEMORY, Column, of, overlaps, show, table, values_of
 from gptscale.results.comparison.run_files import DamagedFileError, run_file
 from gptscale.results.render import DPI, markdown, subplots
 
@@ -26,7 +26,6 @@ CONFIGURATION = (
     "operators gelu batch_norm augment loader num_workers strategy backend precision amp loss_scale channels_last world_size "
     "optimizer lr lr_schedule weight_decay label_smoothing device threads torch_version"
 ).split()
-ACCURACY = Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True)
 SPEED = Column("images/s", of("images_per_s"), ",.0f", spread=True)
 COLUMNS = (
     ACCURACY,
@@ -93,7 +92,7 @@ def _names(groups: Sequence[pd.DataFrame]) -> list[str]:
     names = []
     for group in groups:
         row = group.iloc[0]
-        names.append(visible(" ".join([str(row.model), *(f"{name}={row[name]}" for name in differing)])))
+        names.append(visible(" ".join([str(row.model), *(f"{name}={row[name] or 'none'}" for name in differing)])))
     return names
 
 

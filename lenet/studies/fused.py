@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
+from gptscale.lenet.comparison.reference_figures import FUSED_CONVOLUTIONS
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.studies.reference_figures import FUSED_CONVOLUTIONS
 from gptscale.lenet.studies.study import StudyOptions, finish
 from gptscale.results.render import DPI, subplots
 
@@ -36,6 +36,8 @@ class FusedOptions(StudyOptions):
     """Images per step."""
     lr: float = 1e-3
     """Rate of Adam, constant."""
+    csv: Path | None = None
+    """File for a row of each run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +47,21 @@ class FusedOptions(StudyOptions):
 def main(argv: Sequence[str]) -> int:
     """Train all nets in all variants, print the table, write the files."""
     options = parse(FusedOptions, argv, prog="gptscale lenet fused", about="Fused convolution, bias and ReLU in nets.")
-    # torch, not before the options are read
+    import pandas as pd  # not before the options are read
+
+    files = options.rows.split(",") if options.rows else []
+    frame = pd.concat(map(pd.read_csv, files), ignore_index=True) if files else measured(options)
+    written = [options.csv] if options.csv else []
+    for path in written:
+        frame.to_csv(path, index=False)
+    machine = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {frame.torch_version[0]}"
+    note = f"{machine}; seconds of {frame.steps[0]} steps"
+    finish("fused", options, [table(frame)], [note], lambda path: draw(frame, path), written)
+    return 0
+
+
+def measured(options: FusedOptions) -> pd.DataFrame:
+    """Train all nets in all variants and return a row for each run."""
     import pandas as pd
     import torch
 
@@ -69,16 +85,13 @@ def main(argv: Sequence[str]) -> int:
         for net in options.nets.split(","):
             for variant in variants(world.device):
                 print(f"round {turn + 1} of {options.repeats}: {net}, {variant.name}", flush=True)
-                run = replace(plan, config=replace(config, seed=turn + 1), world=replace(world, device=variant.device))
-                rows.append({"net": net, "way": variant.name, "seed": turn + 1} | vars(train(net, variant, run)))
-    frame = pd.DataFrame(rows).assign(
+                seed = options.first_seed + turn
+                run = replace(plan, config=replace(config, seed=seed), world=replace(world, device=variant.device))
+                rows.append({"net": net, "way": variant.name, "seed": seed} | vars(train(net, variant, run)))
+    return pd.DataFrame(rows).assign(
         data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps, lr=options.lr,
         device=device_name(world.device), threads=torch.get_num_threads(), torch_version=torch.__version__,
     )  # fmt: skip
-    machine = f"{device_name(world.device)}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
-    note = f"{machine}; seconds of {plan.steps} steps"
-    finish("fused", options, frame, table(frame), [note], lambda path: draw(frame, path))
-    return 0
 
 
 def table(frame: pd.DataFrame) -> list[dict[str, str]]:

@@ -18,9 +18,10 @@ from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
+from gptscale.lenet.comparison.reference_figures import LENET_WITH_ADAM
+from gptscale.lenet.comparison.tables import show, with_references
 from gptscale.lenet.run.config import TORCHVISION_NEED, Precision, VisionConfig
-from gptscale.lenet.studies.study import show
-from gptscale.results.render import DPI, subplots
+from gptscale.results.render import DPI, markdown, subplots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +65,8 @@ class VisionMemoryOptions:
     """Folder for the picture, if --png names none."""
     png: Path | None = None
     """File for the picture; default memory.png in --out."""
+    md: Path | None = None
+    """File for the table in Markdown."""
     csv: Path | None = None
     """File for the events of all steps: every allocation and release with its time, phase, operator, category and bytes."""
     snapshot: Path | None = None
@@ -73,7 +76,7 @@ class VisionMemoryOptions:
 
     def __post_init__(self) -> None:
         check_range(self.steps, 1, 1000, "steps")
-        for name in ("png", "csv", "snapshot"):
+        for name in ("png", "md", "csv", "snapshot"):
             check_output_file(getattr(self, name), f"--{name}")
 
     def config(self) -> VisionConfig:
@@ -103,14 +106,18 @@ def main(argv: Sequence[str]) -> int:
     events = account.timeline()
     step, heading = StepView.of(account, events, options.steps), title(plan)
     print(f"{heading}: MiB alive in step {options.steps}")
-    show(table(step))
-    print(f"the peak is in {step.peak.phase}, at {step.peak.op}")
+    lines = with_references(table(step), reference_rows(options))
+    where = f"the peak is in {step.peak.phase}, at {step.peak.op}"
+    show(lines)
+    print(where)
+    if options.md:
+        options.md.write_text(markdown(lines, left=["MiB"], notes=[heading, where]))
     if options.csv:
         events.drop(columns=list(CATEGORIES)).to_csv(options.csv, index=False)
     picture = options.png or options.out / "memory.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw(step, f"{heading}, step {options.steps}", picture)
-    for path in (options.csv, options.snapshot, picture):
+    for path in (options.csv, options.md, options.snapshot, picture):
         if path:
             print(f"wrote {path}")
     return 0
@@ -228,6 +235,13 @@ def table(step: StepView) -> list[dict[str, str]]:
         counted = {f"after {mark.phase}": mib(mark.allocated_bytes) for mark in step.marks}
         rows.append({"MiB": "CUDA's allocator"} | counted | {"peak": mib(step.marks[-1].peak_allocated_bytes)})
     return rows
+
+
+def reference_rows(options: VisionMemoryOptions) -> list[dict[str, str]]:
+    """Return a report's figure for the same model, which counts CUDA's context and the allocator's reserve too."""
+    if options.model != "lenet":
+        return []
+    return [{"MiB": f"{LENET_WITH_ADAM['name']}, whole process", "peak": f"{LENET_WITH_ADAM['memory_mib']:,}"}]
 
 
 def mib(n_bytes: int | None) -> str:

@@ -6,31 +6,29 @@ in by hand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.errors import ConfigError, NumericError
-from gptscale.common.settings.checks import parse_names
+from gptscale.common.settings.checks import parse_names, parse_whole_numbers
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.data import Augmentation
-from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.studies.bars import bars
-from gptscale.lenet.studies.reference_figures import PRECISION_MODES, PRECISION_SETTING
-from gptscale.lenet.studies.study import (
+from gptscale.lenet.comparison.reference_figures import PRECISION_MODES, PRECISION_SETTING
+from gptscale.lenet.comparison.tables import (
+    ACCURACY,
     AVERAGE_MEMORY,
     PEAK_MEMORY,
-    Cell,
     Column,
-    Study,
-    StudyOptions,
-    StudyResult,
+    accuracy_table,
     not_significant,
     of,
-    run_study,
 )
-from gptscale.results.render import DPI, subplots
+from gptscale.lenet.data import Augmentation
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.studies.grid import Cell
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars, run_study
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +53,7 @@ class PrecisionOptions(StudyOptions):
 
     modes: str = "auto"
     """fp32, tf32, bf16, bf16-pure, fp16, fp16-fixed, fp16-unscaled, fp16-pure, fp16-pure-unscaled with commas between; pure has
-    no autocast. auto: all that this machine has arithmetic for."""
+    no autocast. auto: all that this machine can compute."""
     loss_scale: str = "1024"
     """Of fp16-fixed; that of fp16 and fp16-pure is dynamic."""
     model: str = "vgg19"
@@ -70,6 +68,9 @@ class PrecisionOptions(StudyOptions):
     """Constant rate of SGD with momentum 0.9."""
     augment: Augmentation = "none"
     """As in gptscale lenet train; flip is for photographs."""
+    devices: str = ""
+    """Numbers of GPUs with commas between, each with a run of its own at the same time. On a CPU as many runs go on at once as
+    there are numbers, with equal parts of its cores. Default: one run after the other."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         *StudyOptions.NEEDS,
@@ -80,6 +81,25 @@ class PrecisionOptions(StudyOptions):
     def has_fixed_scale(self) -> bool:
         """Whether fp16-fixed is among the modes."""
         return self.modes == "auto" or "fp16-fixed" in self.modes.split(",")
+
+    @property
+    def places(self) -> Sequence[Mapping[str, str]]:
+        """The environment of each run that goes on beside others."""
+        if not self.devices:
+            return [{}]
+        numbers = parse_whole_numbers(self.devices, "--devices", "use for example 0,1,2", least=0)
+        import torch
+
+        from gptscale.common.process.world import runs_on_cuda
+
+        if not runs_on_cuda(self.device):
+            threads = max(1, len(os.sched_getaffinity(0)) // len(numbers))
+            return [{"OMP_NUM_THREADS": str(threads)}] * len(numbers)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+        names = visible.split(",")
+        if max(numbers) >= len(names):
+            raise ConfigError(f"there are {len(names)} GPUs", "in --devices", f"use 0 to {len(names) - 1}")
+        return [{"CUDA_VISIBLE_DEVICES": names[number]} for number in numbers]
 
     def run_options(self, mode: str) -> dict[str, Any]:
         """Return the options of a run in `mode`."""
@@ -102,8 +122,7 @@ def choose(options: PrecisionOptions) -> tuple[list[str], dict[str, str]]:
 
 
 def why_not(run_options: dict[str, Any], device: torch.device) -> str | None:
-    """Return why a device has no arithmetic for a mode, or None if it has."""
-    from gptscale.common.measure.devices import is_emulated
+    """Return why a device cannot compute a mode, or None if it can."""
     from gptscale.lenet.run.preflight import check_vision_precision
 
     config = VisionConfig(**run_options)
@@ -111,8 +130,6 @@ def why_not(run_options: dict[str, Any], device: torch.device) -> str | None:
         check_vision_precision(config, device)
     except ConfigError as error:
         return error.what.removeprefix(f"{config.precision} ")
-    if device.type == "cpu" and is_emulated(config.precision):
-        return f"needs {config.precision} instructions, without which it is many times slower than fp32"
     return None
 
 
@@ -130,9 +147,9 @@ def cells(options: PrecisionOptions) -> list[Cell]:
     return grid(options, modes)
 
 
-def reference_rows(options: PrecisionOptions) -> list[dict[str, str]]:
+def reference_rows(result: StudyResult[PrecisionOptions]) -> list[dict[str, str]]:
     """Return a row for each mode that is left out on this machine, and one for report C."""
-    _, left_out = choose(options)
+    _, left_out = ([], {}) if result.options.rows else choose(result.options)
     rows = [{"run": f"{mode} (not run: {why.split(',')[0]})"} for mode, why in left_out.items()]
     return [*rows, {"run": f"report C: {', '.join(PRECISION_MODES)} (curves only)"}]
 
@@ -147,40 +164,13 @@ def notes(result: StudyResult[PrecisionOptions]) -> list[str]:
     return sentences
 
 
-def draw(result: StudyResult[PrecisionOptions], title: str, path: Path) -> None:
-    """Write a figure of training loss and test accuracy by epoch, memory, and time.
-
-    Each seed is a thin line. Bars are medians over the seeds.
-    """
-    import pandas as pd
-    from matplotlib import colormaps
-
-    figure, ((loss, accuracy), (memory, seconds)) = subplots(2, 2, (12, 8), title)
-    colours = dict(zip(MODES, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
-    for mode, rows in result.groups.items():
-        for i, row in enumerate(rows):
-            epochs = pd.read_csv(result.options.out / "runs" / row.run_id / "epochs.csv")
-            look: dict[str, Any] = {"color": colours[mode], "marker": "o", "markersize": 3, "linewidth": 1}
-            loss.plot(epochs.epoch, epochs.train_loss, label=None if i else mode, **look)
-            accuracy.plot(epochs.epoch, 100 * epochs.test_accuracy, label=None if i else mode, **look)
-    for axes, name in ((loss, "training loss"), (accuracy, "test accuracy (%)")):
-        axes.set_title(name, fontsize=10)
-        axes.set_xlabel("epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.grid(alpha=0.3)
-    accuracy.legend(fontsize=8)
-    bars(memory, result.groups, (PEAK_MEMORY, AVERAGE_MEMORY), "memory (GiB)")
-    bars(seconds, result.groups, COLUMNS[:1], "training time (s)")
-    figure.savefig(path, dpi=DPI)
-
-
 COLUMNS = (
     Column("training s", of("train_time_s"), ".1f", spread=True),
     Column("images/s", of("images_per_s"), ",.0f"),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
     Column("last loss", of("loss_last"), ".4f"),
-    Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True),
+    ACCURACY,
     Column("skipped steps", of("skipped_steps"), ".0f"),
 )
 STUDY = Study(
@@ -191,8 +181,10 @@ STUDY = Study(
     columns=COLUMNS,
     reference_rows=reference_rows,
     notes=notes,
-    title=lambda result: result.title(result.options.model, f"batch {result.options.batch_size}"),
-    draw=draw,
+    title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
+    more_tables=lambda result: [lines for lines in [accuracy_table(result.curves)] if lines],
+    draw=partial(draw_curves_and_bars, [[PEAK_MEMORY, AVERAGE_MEMORY], COLUMNS[:1]]),
+    places=lambda options: options.places,
 )
 
 

@@ -1,32 +1,37 @@
-"""`gptscale lenet strategies`: one process, DataParallel, DDP and Lightning Fabric on the same work, with equal loaders.
+"""`gptscale lenet strategies`: one process, DataParallel, DDP, Fabric and the Trainer, with equal work and loaders.
 
 Report B (docs/lenet/README.md) credited DDP with a speed-up that came from worker processes, since DDP had 4 of them and the
-baseline none. Here a grid whose strategies load in different ways is refused.
+baseline none. Here a grid whose strategies load in different ways is refused. Report A found Lightning's Trainer slower, for
+reasons that it did not know. Here the time that each strategy adds to a step is a column, and --sample-stack tells where it goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
-from gptscale.lenet.studies.bars import draw_bars
-from gptscale.lenet.studies.reference_figures import STRATEGY_RUNS
-from gptscale.lenet.studies.study import (
-    Cell,
-    Column,
-    Study,
-    StudyOptions,
-    StudyResult,
-    not_significant,
-    of,
-    run_study,
+from gptscale.lenet.comparison import figures
+from gptscale.lenet.comparison.reference_figures import (
+    LENET_BY_DATAPARALLEL,
+    LENET_BY_DDP,
+    LENET_WITH_AFFINE,
+    STRATEGY_RUNS,
 )
+from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, class_table, loss_table, not_significant, of
+from gptscale.lenet.studies.grid import Cell
+from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, run_study
+from gptscale.results.render import DPI
 
-NAMES = ("single", "dataparallel", "ddp", "fabric")
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAMES = ("single", "dataparallel", "ddp", "fabric", "trainer_bare", "trainer")
+REPORTS = (LENET_WITH_AFFINE, LENET_BY_DDP, LENET_BY_DATAPARALLEL)
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,9 @@ class StrategiesOptions(StudyOptions):
     """The same images, batch and loader by every strategy."""
 
     strategies: str = "auto"
-    """single, dataparallel, ddp, fabric with commas between; auto leaves out what this machine cannot run."""
+    """single, dataparallel, ddp, fabric, trainer_bare, trainer with commas between; auto: all that this machine can run."""
     nproc: int = 2
-    """Processes of ddp and fabric, which also run with one; the global batch stays."""
+    """Processes of ddp, fabric and the Trainer, which also run with one; the global batch stays."""
     batch_size: int = 64
     """Images per step over all processes."""
     model: str = "lenet"
@@ -45,16 +50,15 @@ class StrategiesOptions(StudyOptions):
     """As in gptscale lenet train."""
     num_workers: str = "0"
     """Worker processes of every process's loader; `single=0,ddp=4` is understood, and refused as unfair."""
+    sample_stack: bool = False
+    """Tell how many milliseconds of a step are in which part of the code, from samples, which slow a step a little."""
 
     @property
     def names(self) -> list[str]:
         """The strategies to run."""
         if self.strategies != "auto":
             return parse_names(self.strategies, NAMES, "strategy", "--strategies")
-        # Imported here, so that help and a refused option need no torch.
-        import torch
-
-        return [name for name in NAMES if name != "dataparallel" or torch.cuda.device_count() > 1]
+        return [name for name in NAMES if not why_not(name)]
 
     @property
     def workers(self) -> int:
@@ -75,10 +79,23 @@ class StrategiesOptions(StudyOptions):
         return numbers.pop()
 
 
+def why_not(name: str) -> str | None:
+    """Return why this machine cannot run a strategy, or None if it can."""
+    if name == "dataparallel":
+        # Imported here, so that help and a refused option need no torch.
+        import torch
+
+        return None if torch.cuda.device_count() > 1 else "it needs two or more GPUs"
+    module = {"fabric": "lightning_fabric", "trainer": "pytorch_lightning", "trainer_bare": "pytorch_lightning"}.get(
+        name
+    )
+    return f"{module} is not installed" if module and find_spec(module) is None else None
+
+
 def grid(options: StrategiesOptions) -> list[Cell]:
     """Return cells of each strategy, with one process and, where the strategy can have several, with `nproc`."""
     shared: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "loader": options.loader}
-    shared |= {"num_workers": options.workers}
+    shared |= {"num_workers": options.workers, "sample_stack": options.sample_stack}
     cells = []
     for name in options.names:
         for nproc in (1,) if name in ("single", "dataparallel") else sorted({1, options.nproc}):
@@ -86,29 +103,107 @@ def grid(options: StrategiesOptions) -> list[Cell]:
     return cells
 
 
-def reference_rows(options: StrategiesOptions) -> list[dict[str, str]]:
+def reference_rows(result: StudyResult[StrategiesOptions]) -> Lines:
     """Return the runs of report B in the columns of this study."""
     return [
-        {"run": f"report B: {name}", "workers": str(n), "training s": f"{s:.1f}", "accuracy %": f"{accuracy:.2f}"}
-        for name, n, s, accuracy in STRATEGY_RUNS
+        {
+            "run": f"report B: {name}",
+            "workers": str(n),
+            "training s": f"{s:.1f}",
+            "accuracy %": f"{accuracy:.2f}",
+            "busy %": busy,
+        }
+        for name, n, s, accuracy, busy in STRATEGY_RUNS
     ]
 
 
+def tables_below(result: StudyResult[StrategiesOptions]) -> list[Lines]:
+    """Return what each strategy adds to a step, the parts of a step if they were sampled, loss by epoch, accuracy by class."""
+    losses, classes = loss_table(result.curves, REPORTS), class_table(result.groups, REPORTS)
+    return [lines for lines in (step_table(result), where_table(result), losses, classes) if lines]
+
+
+def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
+    """Return a line for each variant with the median step of its runs, and what it adds to that of one plain process.
+
+    The difference is taken within a turn, since the machine may be slower in another.
+    """
+    times = result.measured.times
+    plain = times[times.variant == "single x1"].set_index("seed").median_ms
+    lines = []
+    for variant in result.groups:
+        rows = times[times.variant == variant].set_index("seed")
+        if rows.empty:
+            continue
+        line = {
+            "run": variant,
+            "median step, ms": _spread(rows.median_ms),
+            "9 of 10 steps below, ms": _spread(rows.p90_ms),
+        }
+        added = (rows.median_ms - plain).dropna()
+        line["added to a plain step, ms"] = "-" if variant == "single x1" or added.empty else _spread(added, " to ")
+        lines.append(line)
+    return lines
+
+
+def _spread(values: pd.Series, between: str = "-") -> str:
+    return f"{values.median():.2f} ({values.min():.2f}{between}{values.max():.2f})"
+
+
+def parts_of_steps(result: StudyResult[StrategiesOptions]) -> pd.DataFrame:
+    """Return the milliseconds of each part of a step, the largest first, in each variant: medians over repeats."""
+    where = result.measured.where
+    medians = where.pivot_table(index="part", columns="variant", values="ms_per_step", aggfunc="median")
+    order = medians.max(axis=1).sort_values(ascending=False).index
+    return medians.loc[order, [variant for variant in result.groups if variant in medians.columns]]
+
+
+def where_table(result: StudyResult[StrategiesOptions]) -> Lines:
+    """Return a line for each part of a step, with its milliseconds in each variant."""
+    if result.measured.where.empty:
+        return []
+    lines = parts_of_steps(result).map(lambda ms: f"{ms:.2f}" if ms >= 0.005 else "-")
+    return [{"part of a step, ms": str(part)} | dict(line) for part, line in lines.iterrows()]
+
+
+def draw(result: StudyResult[StrategiesOptions], title: str, path: Path) -> None:
+    """Write a figure of the curves over several epochs, of the training time, and of the parts of a step if sampled."""
+    curved = bool(result.curves) and result.rows.epochs.max() > 1
+    sampled = not result.measured.where.empty
+    counts, heights = ([3], [4.6]) if curved else ([], [])
+    bars_in = 1.6 + 0.42 * len(result.groups)
+    figure, rows = figures.grid([*counts, 2 if sampled else 1], [*heights, bars_in], 15.0, title)
+    if curved:
+        figures.curves(rows[0][0], result.curves, "train_loss", "training loss", reports=REPORTS)
+        figures.curves(rows[0][1], result.curves, "test_accuracy", "test accuracy (%)", 100)
+        figures.classes(rows[0][2], result.groups, REPORTS)
+    figures.bars(rows[-1][0], result.groups, [TRAINING], "training time (s)")
+    if sampled:
+        figures.stacked(rows[-1][1], parts_of_steps(result), "parts of a step (ms)")
+    figure.savefig(path, dpi=DPI)
+
+
 def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
-    """Return the pairs whose training times do not differ, and a word about a strategy that was left out."""
-    sentences = not_significant(result.groups, COLUMNS[2])
-    if "dataparallel" not in result.options.names:
-        sentences.append("dataparallel was not run: it needs two or more GPUs")
+    """Return the strategies as fast as the first one, and why others were left out."""
+    first, *others = result.groups
+    sentences = []
+    for variant in others:
+        sentences += not_significant({name: result.groups[name] for name in (first, variant)}, TRAINING)
+    if not result.options.rows:
+        left_out = [name for name in NAMES if name not in result.options.names]
+        sentences += [f"{name} was not run: {why}" for name in left_out if (why := why_not(name))]
     return sentences
 
 
+TRAINING = Column("training s", of("train_time_s"), ".1f", spread=True)
 COLUMNS = (
     Column("processes", of("world_size"), ".0f"),
     Column("workers", of("num_workers"), ".0f"),
-    Column("training s", of("train_time_s"), ".1f", spread=True),
+    TRAINING,
     Column("images/s", of("images_per_s"), ",.0f", spread=True),
     Column("last loss", of("loss_last"), ".4f"),
-    Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True),
+    ACCURACY,
+    BUSY,
     Column("host GiB", of("peak_rss_gib"), ".2f"),
 )
 STUDY = Study(
@@ -119,8 +214,9 @@ STUDY = Study(
     columns=COLUMNS,
     reference_rows=reference_rows,
     notes=notes,
-    title=lambda result: result.title(result.options.model, f"global batch {result.options.batch_size}"),
-    draw=partial(draw_bars, [COLUMNS[2], COLUMNS[5]]),
+    title=lambda result: result.title(f"global batch {result.rows.batch_size.iloc[0]}"),
+    draw=draw,
+    more_tables=tables_below,
 )
 
 

@@ -6,31 +6,26 @@ Each cell of the grid is a run in processes of its own. The grid is repeated in 
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
-import sys
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from gptscale.common.errors import GptscaleError
-from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import begin_warm_parent, run_captured
-from gptscale.common.settings.checks import check_output_file, check_ranges
+from gptscale.common.settings.checks import check_output_file, check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig, option_words
+from gptscale.lenet.comparison import figures, tables
+from gptscale.lenet.comparison.tables import Column
+from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
+from gptscale.lenet.studies.grid import Cell, run_grid
 from gptscale.results import render
+from gptscale.results.render import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Width of a printed table where output is no terminal.
-LOG_COLUMNS = 150
-RUN_TIMEOUT_S = 6 * 3600.0
+    from gptscale.lenet.comparison.rows import MeasuredRows
 
 
 @dataclass(frozen=True)
@@ -47,6 +42,8 @@ class StudyOptions:
     """Of each run."""
     repeats: int = 3
     """Turns of the whole grid, each with a seed of its own."""
+    first_seed: int = 1
+    """Seed of the first turn, which the others count up from: further turns may be another call, see --rows."""
     max_steps: int | None = None
     """Ends each run after that many optimizer steps."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -54,44 +51,37 @@ class StudyOptions:
     out: Path = Path("results")
     """Folder for lenet.csv, runs/, and the figure."""
     csv: Path | None = None
-    """File for this study's rows of lenet.csv."""
+    """File for this study's rows of lenet.csv; the rows of their epochs go beside it, to NAME-epochs.csv."""
     md: Path | None = None
-    """File for the table in Markdown."""
+    """File for the tables in Markdown."""
     png: Path | None = None
     """File for the figure; default STUDY.png in --out."""
+    rows: str = ""
+    """What earlier calls wrote by --csv, with commas between: their rows are shown together, and nothing is run."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"epochs": (1, 10**6), "repeats": (1, 1000)})
+        check_ranges(self, {"epochs": (1, 10**6), "repeats": (1, 1000), "first_seed": (0, 10**9)})
         for name in ("csv", "md", "png"):
             check_output_file(getattr(self, name), f"--{name}")
+        if self.rows:
+            others = {f.name for f in dataclasses.fields(self)} - {"rows", "out", "csv", "md", "png"}
+            refuse_changed(self, sorted(others), "--rows runs nothing")
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One configuration of a grid: its name, the options that it changes, and its number of processes.
-
-    accepts: exit statuses beside 0 that are a result and do not end the study.
-    """
-
-    variant: str
-    options: dict[str, Any]
-    nproc: int = 1
-    accepts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a study's table: its title, how to read its figure from a row, and how to format it.
-
-    spread: whether the lowest and highest repeat stand behind the median.
-    """
-
-    title: str
-    value: Callable[[Any], float | None]
-    form: str
-    spread: bool = False
+    def base(self, study: str) -> VisionConfig:
+        """Return what all runs of the study share, with the seed of the first turn."""
+        return VisionConfig(
+            data=self.data,
+            data_dir=self.data_dir.absolute(),
+            epochs=self.epochs,
+            max_steps=self.max_steps,
+            seed=self.first_seed,
+            device=self.device,
+            out=self.out,
+            study=study,
+            tensorboard=False,
+        )
 
 
 OptionsT = TypeVar("OptionsT", bound=StudyOptions)
@@ -99,21 +89,33 @@ OptionsT = TypeVar("OptionsT", bound=StudyOptions)
 
 @dataclass(frozen=True)
 class StudyResult(Generic[OptionsT]):
-    """The rows of lenet.csv of a study that has run."""
+    """What a study measured, in the order of its grid."""
 
     options: OptionsT
-    cells: Sequence[Cell]
-    rows: pd.DataFrame
+    measured: MeasuredRows
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows of lenet.csv."""
+        return self.measured.runs
 
     @cached_property
     def groups(self) -> dict[str, list[Any]]:
-        """The rows of each variant that ended well, in the order of the grid."""
+        """The rows of each variant that ended well."""
         ended = self.rows[self.rows.status == "ok"]
-        return {c.variant: [row for _, row in ended[ended.variant == c.variant].iterrows()] for c in self.cells}
+        return {v: [row for _, row in ended[ended.variant == v].iterrows()] for v in dict.fromkeys(self.rows.variant)}
 
-    def title(self, model: str, setting: str) -> str:
+    @cached_property
+    def curves(self) -> dict[str, list[pd.DataFrame]]:
+        """The epochs of each run of each variant that has any."""
+        from gptscale.lenet.comparison.rows import by_variant
+
+        return by_variant(self.measured.epochs, list(self.groups))
+
+    def title(self, setting: str) -> str:
         """Return the title of the figure: the model, its data, what the runs share, and the device."""
-        return f"{model} on {self.rows.data.iloc[0]}, {setting}, {self.rows.device.iloc[0]}"
+        row = self.rows.iloc[0]
+        return f"{row.model} on {row.data}, {setting}, {row.device}"
 
     def failures(self) -> list[str]:
         """Return a sentence for each row that is in no median because its run failed."""
@@ -127,12 +129,15 @@ class StudyResult(Generic[OptionsT]):
         return "memory is the resident set of a rank's process, Python and torch included: there is no GPU"
 
 
+Lines = list[dict[str, str]]
+
+
 @dataclass(frozen=True)
 class Study(Generic[OptionsT]):
-    """One study: the runs that it compares, and its table, notes and figure.
+    """One study: the runs that it compares, and its tables, notes and figure.
 
     reference_rows: rows of a report (docs/lenet/README.md), and others that did not run, by column title; "-" where one has no
-    figure. draw(result, title, path) writes the figure.
+    figure. draw(result, title, path) writes the figure. more_tables: tables below the first one. places: see run_grid.
     """
 
     name: str
@@ -140,149 +145,87 @@ class Study(Generic[OptionsT]):
     options: type[OptionsT]
     cells: Callable[[OptionsT], list[Cell]]
     columns: Sequence[Column]
-    reference_rows: Callable[[OptionsT], list[dict[str, str]]]
+    reference_rows: Callable[[StudyResult[OptionsT]], Lines]
     notes: Callable[[StudyResult[OptionsT]], list[str]]
     title: Callable[[StudyResult[OptionsT]], str]
     draw: Callable[[StudyResult[OptionsT], str, Path], None]
+    more_tables: Callable[[StudyResult[OptionsT]], list[Lines]] = field(default=lambda result: [])
+    places: Callable[[OptionsT], Sequence[Mapping[str, str]]] = field(default=lambda options: [{}])
 
 
 def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
-    """Run the grid of a study, print its table, write its files, and return the exit status."""
+    """Run the grid of a study, print its tables, write its files, and return the exit status."""
     options = parse(study.options, argv, prog=f"gptscale lenet {study.name}", about=study.about)
-    cells = study.cells(options)
-    result = StudyResult(options, cells, run_grid(study.name, cells, options))
-    lines = table(result.groups, study.columns)
-    lines += [dict.fromkeys(lines[0], "-") | row for row in study.reference_rows(options)]
+    # pandas, not before the options are read
+    from gptscale.lenet.comparison.rows import write_rows
+
+    result = StudyResult(options, measured(study, options))
+    lines = tables.with_references(tables.table(result.groups, study.columns), study.reference_rows(result))
     title = study.title(result)
-    finish(study.name, options, result.rows, lines, study.notes(result), lambda path: study.draw(result, title, path))
+    every = [lines, *study.more_tables(result)]
+    written = write_rows(options.csv, result.measured) if options.csv else []
+    finish(study.name, options, every, study.notes(result), lambda path: study.draw(result, title, path), written)
     return 0
 
 
-def run_grid(study: str, cells: Sequence[Cell], options: StudyOptions) -> pd.DataFrame:
-    """Run every cell `repeats` times, in turn, and return their rows of lenet.csv.
+def measured(study: Study[OptionsT], options: OptionsT) -> MeasuredRows:
+    """Return the rows of a study, from its grid or from the files that --rows names."""
+    if options.rows:
+        from gptscale.lenet.comparison.rows import read_rows
 
-    All cells are checked before the first run, so that a ConfigError is raised before anything has run.
-    """
-    # Before the first import of torch, which the warm parent and its runs then share.
-    begin_warm_parent(options.device, imports=["gptscale.lenet.run.worker"])
-    from gptscale.lenet.run.columns import read_summary
-    from gptscale.lenet.run.preflight import local_world, make_plan
+        return read_rows(options.rows, study.name)
+    base = options.base(study.name)
+    runs = run_grid(study.cells(options), base, options.repeats, study.places(options), download=options.download)
+    from gptscale.lenet.comparison.rows import rows_of_runs
 
-    base = VisionConfig(
-        data=options.data,
-        data_dir=options.data_dir.absolute(),
-        epochs=options.epochs,
-        max_steps=options.max_steps,
-        device=options.device,
-        out=options.out,
-        study=study,
-        tensorboard=False,
-    )
-    configs = [dataclasses.replace(base, variant=cell.variant, **cell.options) for cell in cells]
-    for i, (cell, config) in enumerate(zip(cells, configs, strict=True)):
-        # Once, here, and not in each run.
-        make_plan(dataclasses.replace(config, download=options.download and i == 0), local_world(config, cell.nproc))
-    names = []
-    for turn in range(options.repeats):
-        for cell, config in zip(cells, configs, strict=True):
-            print(f"round {turn + 1} of {options.repeats}: {cell.variant}", file=sys.stderr, flush=True)
-            names.append(f"{study}-{uuid.uuid4().hex[:12]}")
-            run_cell(dataclasses.replace(config, seed=turn + 1, run_name=names[-1]), cell)
-    rows = read_summary(options.out / "lenet.csv")
-    return rows[rows.run_id.isin(names)]
-
-
-def run_cell(config: VisionConfig, cell: Cell) -> None:
-    """Train one run by the command, in processes of its own, so that no run shares memory or threads with another."""
-    from gptscale.common.process.world import runs_on_cuda
-
-    words = ("lenet", "train", "--nproc", str(cell.nproc), *option_words(config))
-    program = Program("gptscale.launchers.cli", words)
-    ended = run_captured(program, timeout=RUN_TIMEOUT_S, fork=not runs_on_cuda(config.device))
-    if ended.returncode not in (0, *cell.accepts):
-        last_line = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        what = f"{cell.variant} failed ({last_line[:300]})"
-        raise GptscaleError(what, "in the study", "see the message of that run")
-
-
-def of(name: str, factor: float = 1.0) -> Callable[[Any], float | None]:
-    """Return the reader of a column of lenet.csv, times `factor`, which gives None for an empty cell."""
-
-    def value(row: Any) -> float | None:
-        number = float(row[name])
-        return None if math.isnan(number) else number * factor
-
-    return value
-
-
-def first_of(*names: str) -> Callable[[Any], float | None]:
-    """Return the reader of the first of these columns of lenet.csv that is not empty."""
-    return lambda row: next((float(row[name]) for name in names if not math.isnan(float(row[name]))), None)
-
-
-# Memory of tensors on a GPU, or the resident set of the process where there is no GPU.
-AVERAGE_MEMORY = Column("average GiB", of("avg_mem_gib"), ".3f", spread=True)
-PEAK_MEMORY = Column("peak GiB", first_of("peak_mem_allocated_gib", "peak_rss_gib"), ".3f")
-
-
-def table(groups: dict[str, list[Any]], columns: Sequence[Column]) -> list[dict[str, str]]:
-    """Return a line of formatted cells for each variant: medians over the repeats, with the spread where a column has it."""
-    lines = []
-    for variant, rows in groups.items():
-        line = {"run": variant}
-        for column in columns:
-            values = [v for row in rows if (v := column.value(row)) is not None]
-            text = format(statistics.median(values), column.form) if values else "-"
-            if column.spread and len(values) > 1:
-                text += f" ({min(values):{column.form}}-{max(values):{column.form}})"
-            line[column.title] = text
-        lines.append(line)
-    return lines
-
-
-def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Return whether the ranges of two sets of repeats overlap, so that the order of their medians means nothing."""
-    return max(a) >= min(b) and max(b) >= min(a)
-
-
-def values_of(groups: dict[str, list[Any]], column: Column) -> dict[str, list[float]]:
-    """Return the figures of every variant in `column`."""
-    return {name: [v for row in rows if (v := column.value(row)) is not None] for name, rows in groups.items()}
-
-
-def not_significant(groups: dict[str, list[Any]], column: Column) -> list[str]:
-    """Return a sentence for each pair of variants whose spreads of `column` overlap."""
-    values = values_of(groups, column)
-    names = [name for name, repeats in values.items() if len(repeats) > 1]
-    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if overlaps(values[a], values[b])]
-    return [f"{column.title}: {a} and {b} do not differ significantly, their spreads overlap" for a, b in pairs]
-
-
-def show(lines: Sequence[dict[str, str]]) -> None:
-    """Print the table."""
-    titles = list(lines[0])
-    render.console(LOG_COLUMNS).print(render.table(titles, (line.values() for line in lines), left=titles[:1]))
+    return rows_of_runs(options.out, runs)
 
 
 def finish(
     study: str,
     options: StudyOptions,
-    rows: pd.DataFrame,
-    lines: Sequence[dict[str, str]],
+    every: Sequence[Lines],
     notes: Sequence[str],
     draw: Callable[[Path], None],
+    written: Sequence[Path] = (),
 ) -> None:
-    """Print the table and its notes, and write the files."""
-    show(lines)
+    """Print the tables and the notes, write the Markdown and the figure, and name all files that are written."""
+    for lines in every:
+        tables.show(lines)
     for note in notes:
         print(f"note: {note}")
-    if options.csv:
-        rows.to_csv(options.csv, index=False)
     if options.md:
-        options.md.write_text(render.markdown(lines, left=list(lines[0])[:1], notes=notes))
+        pages = [render.markdown(lines, left=list(lines[0])[:1]) for lines in every[:-1]]
+        pages.append(render.markdown(every[-1], left=list(every[-1][0])[:1], notes=notes))
+        options.md.write_text("\n".join(pages))
     picture = options.png or options.out / f"{study}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw(picture)
-    for path in (options.csv, options.md, picture):
+    for path in (*written, options.md, picture):
         if path:
             print(f"wrote {path}")
+
+
+def draw_bars(columns: Sequence[Column], result: StudyResult[Any], title: str, path: Path) -> None:
+    """Write a figure with a panel of bars for each column."""
+    height_in = 1.6 + 0.42 * len(result.groups)
+    figure, (panels,) = figures.grid([len(columns)], [height_in], 5.0 * len(columns), title)
+    for panel, column in zip(panels, columns, strict=True):
+        figures.bars(panel, result.groups, [column], column.title)
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_curves_and_bars(columns: Sequence[Sequence[Column]], result: StudyResult[Any], title: str, path: Path) -> None:
+    """Write a figure of loss and accuracy by epoch, and below it a panel of bars for each set of columns.
+
+    Runs without rows of epochs have no curves.
+    """
+    bars_in = 1.6 + 0.42 * len(result.groups)
+    counts = [2, len(columns)] if result.curves else [len(columns)]
+    figure, rows = figures.grid(counts, [4.2, bars_in][-len(counts) :], 15.0, title)
+    if result.curves:
+        figures.curves(rows[0][0], result.curves, "train_loss", "training loss")
+        figures.curves(rows[0][1], result.curves, "test_accuracy", "test accuracy (%)", 100)
+    for panel, of_panel in zip(rows[-1], columns, strict=True):
+        figures.bars(panel, result.groups, of_panel, of_panel[0].title if len(of_panel) == 1 else "memory (GiB)")
+    figure.savefig(path, dpi=DPI)

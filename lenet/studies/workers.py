@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import parse_whole_numbers
-from gptscale.lenet.studies.bars import draw_bars
-from gptscale.lenet.studies.reference_figures import LOADER_WORKERS, LOADING_WITHOUT_AFFINE_S
-from gptscale.lenet.studies.study import Cell, Column, Study, StudyOptions, not_significant, of, run_study
+from gptscale.lenet.comparison.reference_figures import LOADER_WORKERS, LOADING_WITHOUT_AFFINE_S
+from gptscale.lenet.comparison.tables import Column, not_significant, of
+from gptscale.lenet.studies.grid import Cell
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars, run_study
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def grid(options: WorkersOptions) -> list[Cell]:
     return cells
 
 
-def reference_rows(options: WorkersOptions) -> list[dict[str, str]]:
+def reference_rows(result: StudyResult[WorkersOptions]) -> list[dict[str, str]]:
     """Return the table of report B in the columns of this study."""
     rows = [
         {
@@ -53,6 +56,17 @@ def reference_rows(options: WorkersOptions) -> list[dict[str, str]]:
     ]
     load_ms = f"{1e3 * LOADING_WITHOUT_AFFINE_S:.2f}"
     return [*rows, {"run": "report B: 0 workers, not augmented", "load ms/step": load_ms}]
+
+
+def verdicts(groups: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return what limits the runs of each variant, with the gain if it were removed."""
+    lines = []
+    for variant, rows in groups.items():
+        if words := Counter(row.bound_by for row in rows if row.bound_by).most_common(1):
+            gains = [row.gain_if_removed for row in rows if row.bound_by == words[0][0]]
+            gain = f", {statistics.median(gains):.0%} of the step" if all(gain > 0 for gain in gains) else ""
+            lines.append(f"{variant}: {words[0][0]}{gain}")
+    return lines
 
 
 COLUMNS = (
@@ -69,8 +83,8 @@ STUDY = Study(
     cells=grid,
     columns=COLUMNS,
     reference_rows=reference_rows,
-    notes=lambda result: not_significant(result.groups, COLUMNS[2]),
-    title=lambda result: result.title("LeNet-5", f"batch {result.options.batch_size}"),
+    notes=lambda result: [*not_significant(result.groups, COLUMNS[2]), *verdicts(result.groups)],
+    title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
     draw=partial(draw_bars, COLUMNS[:3]),
 )
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,8 @@ from gptscale.launchers.cli import main
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import train
-from gptscale.lenet.studies import study as study_module
-from gptscale.lenet.studies.study import Cell
+from gptscale.lenet.studies import grid as grid_module
+from gptscale.lenet.studies.grid import Cell
 
 
 @pytest.fixture(autouse=True)
@@ -75,15 +75,15 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pd.D
     Runs that need no second process run in this one, because starting Python costs more than the few steps.
     """
     pytest.importorskip("sklearn")
-    run_in_processes = study_module.run_cell
+    run_in_processes = grid_module.run_cell
 
-    def run(config: VisionConfig, cell: Cell) -> None:
+    def run(config: VisionConfig, cell: Cell, place: Mapping[str, str]) -> None:
         if cell.nproc > 1 or config.strategy in ("ddp", "fabric"):
-            run_in_processes(config, cell)
+            run_in_processes(config, cell, place)
         else:
             assert train(config, world_from_environment(config), quiet=True).exit_status in (0, *cell.accepts)
 
-    monkeypatch.setattr(study_module, "run_cell", run)
+    monkeypatch.setattr(grid_module, "run_cell", run)
 
     def study(name: str, *words: str, ends: tuple[str, ...] = ("ok",)) -> pd.DataFrame:
         files = {kind: tmp_path / f"s.{kind}" for kind in ("csv", "md", "png")}

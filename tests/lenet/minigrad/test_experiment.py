@@ -163,7 +163,7 @@ def test_the_tables_lay_theirs_beside_ours() -> None:
     assert header.split().count("theirs") == 5
     assert first.split()[:3] == ["0", "0.22435", "0.22435"]
     assert beyond.split()[2] == "-"
-    console.print(report.times_table(StepTimes(1, 2, 3, 6), StepTimes(1, 0.5, 0.5, 2), "loop", "cpp"))
+    console.print(report.printed(report.times_lines(StepTimes(1, 2, 3, 6), StepTimes(1, 0.5, 0.5, 2), "loop", "cpp")))
     text = console.export_text()
     assert "4.0x" in text
     assert "340.0x" in text
@@ -174,8 +174,10 @@ def test_the_tables_lay_theirs_beside_ours() -> None:
 def test_the_command_trains_times_and_writes(
     small_mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    csv, png = tmp_path / "rows.csv", tmp_path / "curves.png"
-    words = f"minigrad --data {small_mnist} --epochs 2 --batch-size 50 --timed-steps 1 --csv {csv} --png {png}"
+    csv, md, png = tmp_path / "rows.csv", tmp_path / "tables.md", tmp_path / "curves.png"
+    words = (
+        f"minigrad --data {small_mnist} --epochs 2 --batch-size 50 --timed-steps 1 --csv {csv} --md {md} --png {png}"
+    )
     assert main(words.split()) == 0
     said = capsys.readouterr().out
     assert "400 images to learn from, 200 to test with" in said
@@ -189,7 +191,20 @@ def test_the_command_trains_times_and_writes(
     assert list(ops.pool_backward) == ["loop", "windows", kernel]
     assert ops.pool_1_backward_s[0] > ops.pool_1_backward_s[2]
     assert png.read_bytes().startswith(b"\x89PNG")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "data", "rows-ops.csv", "rows.csv"]
+    assert (rows.epoch_cpu_s > 0).all()
+    lines = md.read_text().splitlines()
+    assert f"| LeNet, {kernel} | {rows.train_loss.iloc[-1]:.4f} |" in md.read_text()
+    assert len([line for line in lines if "| 340.0x |" in line]) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "data", "rows-ops.csv", "rows.csv", "tables.md"]
+
+
+def test_the_last_epochs_stand_above_the_reports() -> None:
+    old = report.report_run("LeNet", "windows")
+    ours = old.assign(pool_backward="windows", epoch_cpu_s=2.0)
+    lines = report.last_lines({"LeNet": ours}, {"LeNet": old})
+    assert [line["last epoch"] for line in lines] == ["LeNet, windows", "report B: LeNet_forloop_pool"]
+    assert [line["test error"] for line in lines] == ["0.93 %", "0.93 %"]
+    assert [line["processor s"] for line in lines] == ["2.00", "-"]
 
 
 def test_the_loops_train_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> None:

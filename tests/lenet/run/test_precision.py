@@ -54,15 +54,10 @@ def test_every_mode_of_a_processor(
     assert "report C: VGG-19 on CIFAR-10, 200 epochs" in said
 
 
-def test_fp16_is_left_out_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx2"})
+def test_what_a_machine_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     modes, missing = choose(PrecisionOptions(device="cpu"))
-    assert modes == ["fp32"]
-    assert "needs bf16 instructions" in missing["bf16-pure"]
-    monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx512bw", "avx512_bf16"})
-    modes, missing = choose(PrecisionOptions(device="cpu"))
-    assert modes == ["fp32", "bf16", "bf16-pure"]
-    assert all("needs fp16 instructions" in missing[mode] for mode in missing if mode != "tf32")
+    assert modes == [mode for mode in MODES if mode != "tf32"]
+    assert "needs a GPU of Ampere" in missing["tf32"]
     assert choose(PrecisionOptions(device="cpu", modes="fp16-pure,fp32")) == (["fp16-pure", "fp32"], {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     run_options = PrecisionOptions().run_options

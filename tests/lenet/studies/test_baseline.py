@@ -8,17 +8,17 @@ import pandas as pd
 import pytest
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.run.columns import SUMMARY_COLUMNS
-from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.presets import PRESETS
-from gptscale.lenet.studies import bench
-from gptscale.lenet.studies.baseline import losses_by_window
-from gptscale.lenet.studies.reference_figures import (
+from gptscale.lenet.comparison.reference_figures import (
     LENET_BY_DATAPARALLEL,
     LENET_BY_DDP,
     LENET_WITH_ADAM,
     LENET_WITH_AFFINE,
 )
+from gptscale.lenet.comparison.windows import losses_by_window, window_losses
+from gptscale.lenet.run.columns import SUMMARY_COLUMNS
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.presets import PRESETS
+from gptscale.lenet.studies import bench
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,13 @@ def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path, capsys: pytest.C
     written = files["md"].read_text()
     for word in ("seed 1", "median", "report B: RandomAffine", "99.19 %"):
         assert word in written
-    assert written.count("\n") == 7
+    assert written.count("\n") == 7 + 1 + 5
+    assert "| median | " in written.split("\n\n")[1]
+    assert len(pd.read_csv(tmp_path / "b-epochs.csv")) == 30
+    # The same tables again, from the files.
+    again = ["--rows", str(files["csv"]), "--md", str(tmp_path / "again.md"), "--png", str(tmp_path / "again.png")]
+    assert main(["lenet", "baseline", *again]) == 0
+    assert (tmp_path / "again.md").read_text() == written
     assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
@@ -60,8 +66,8 @@ def test_losses_are_means_of_200_batches_beside_the_report() -> None:
     for loss in (1.0, 2.0, 9.0):
         steps = pd.DataFrame({"epoch": [1] * 938 + [2] * 938, "loss": [loss] * 938 + [loss / 2] * 938})
         steps.loc[900:937, "loss"] = 1e6  # behind the last whole window of the epoch
-        runs.append(steps)
-    lines = losses_by_window(runs)
+        runs.append(window_losses(steps).assign(seed=loss))
+    lines = losses_by_window(pd.concat(runs))
     assert [line["epoch"] for line in lines] == ["1", "2"]
     assert list(lines[0].values()) == ["1", *["2.000"] * 4, "0.681", "0.171", "0.117", "0.092"]
     assert lines[1]["to batch 800"] == "1.000"

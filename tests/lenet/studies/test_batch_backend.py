@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from gptscale.common.process import world as world_module
 from gptscale.common.process.world import World, process_group
+from gptscale.lenet.comparison.tables import Column, of
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.strategy import backend_of
+from gptscale.lenet.run.strategy import backend_of, other_devices
 from gptscale.lenet.studies.backend import BackendOptions, contenders, grid, verdict
-from gptscale.lenet.studies.study import Column, of
 
 LENET = ["--model", "lenet", "--augment", "none"]
 ON_CUDA = World(0, 0, 2, torch.device("cuda", 0), 60.0)
@@ -104,3 +104,9 @@ def test_one_process_exchanges_nothing() -> None:
     alone = dataclasses.replace(ON_CUDA, world_size=1)
     assert backend_of(VisionConfig(), alone) is None
     assert backend_of(VisionConfig(strategy="ddp"), alone) == "nccl"
+
+
+def test_dataparallel_computes_on_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert other_devices(VisionConfig(strategy="dataparallel"), ON_CUDA) == [torch.device("cuda", i) for i in (1, 2)]
+    assert other_devices(VisionConfig(), ON_CUDA) == []

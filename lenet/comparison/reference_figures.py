@@ -30,14 +30,13 @@ LENET_WITH_AFFINE: dict[str, Any] = {
     "losses": (0.5223, 0.1826, 0.1362, 0.1165, 0.1025, 0.0902, 0.0861, 0.0791, 0.0785, 0.0720),
     "by_class": (99.49, 99.91, 98.45, 99.60, 98.27, 98.88, 99.37, 99.42, 98.87, 99.50),
 }
-# The same by 8 processes of DDP with 4 workers each, and by DataParallel on 8 GPUs. utilisation: what nvidia-smi showed.
+# The same by 8 processes of DDP with 4 workers each, and by DataParallel on 8 GPUs.
 LENET_BY_DDP: dict[str, Any] = {
     "name": "report B: DDP, 8 GPUs",
     "accuracy": 98.93,
     "seconds": 26.11,
     "losses": (0.5043, 0.1707, 0.1265, 0.1048, 0.0928, 0.0837, 0.0790, 0.0729, 0.0710, 0.0687),
     "by_class": (99.39, 99.74, 99.42, 99.11, 99.19, 99.33, 98.75, 98.74, 99.38, 96.23),
-    "utilisation": "40 to 60 % of each GPU",
 }
 LENET_BY_DATAPARALLEL: dict[str, Any] = {
     "name": "report B: DataParallel, 8 GPUs",
@@ -45,7 +44,6 @@ LENET_BY_DATAPARALLEL: dict[str, Any] = {
     "seconds": 160.88,
     "losses": (0.5163, 0.1740, 0.1309, 0.1116, 0.0993, 0.0892, 0.0828, 0.0781, 0.0756, 0.0700),
     "by_class": (100.00, 99.47, 99.03, 98.51, 98.68, 98.54, 98.75, 98.44, 98.87, 99.01),
-    "utilisation": "8 % of the first GPU, 1 % of the others",
 }
 
 # Report B: worker processes of the loader, seconds of loading and of updating per step, seconds in all, accuracy.
@@ -56,15 +54,15 @@ LOADER_WORKERS = (
 )
 # Report B: seconds of loading per step with RandomAffine and without, no worker processes.
 LOADING_WITH_AFFINE_S, LOADING_WITHOUT_AFFINE_S = 0.006419, 0.003305
-# Report B: run, worker processes of its loader, seconds, accuracy.
+# Report B: run, worker processes of its loader, seconds, accuracy, and how busy nvidia-smi showed each GPU to be, in percent.
 STRATEGY_RUNS = (
-    ("baseline, 1 GPU", 0, 73.16, 99.19),
-    ("DDP, 8 GPUs", 4, 26.11, 98.93),
-    ("DataParallel, 8 GPUs", 0, 160.88, 98.94),
-    ("DDP, 1 GPU", 4, 20.27, 99.09),
-    ("baseline, 1 GPU", 4, 18.47, 99.07),
-    ("DDP, 1 GPU", 0, 75.58, 99.09),
-    ("baseline, 1 GPU", 0, 72.80, 99.08),
+    ("baseline, 1 GPU", 0, 73.16, 99.19, "-"),
+    ("DDP, 8 GPUs", 4, 26.11, 98.93, "40-60"),
+    ("DataParallel, 8 GPUs", 0, 160.88, 98.94, "8, others 1"),
+    ("DDP, 1 GPU", 4, 20.27, 99.09, "-"),
+    ("baseline, 1 GPU", 4, 18.47, 99.07, "-"),
+    ("DDP, 1 GPU", 0, 75.58, 99.09, "-"),
+    ("baseline, 1 GPU", 0, 72.80, 99.08, "-"),
 )
 
 # Report D: layers, way to compute them, seconds forward, seconds backward, accuracy. Its 10 layers are one convolution that is

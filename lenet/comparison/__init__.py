@@ -1,0 +1,1 @@
+"""How rows of vision runs are laid beside each other: tables, figures, and what the reports gave."""

@@ -1,0 +1,122 @@
+"""Panels of a study's figure: bars of medians with their spread, curves by epoch, and accuracy by class."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gptscale.lenet.comparison.tables import Column, class_medians, values_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLOURS = ("#56B4E9", "#E69F00", "#009E73")
+# Of curves and classes, one for each variant (Okabe & Ito 2008).
+VARIANT_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
+
+PART_COLOURS = (
+    "#0072B2", "#56B4E9", "#D55E00", "#117733", "#E69F00", "#CC79A7", "#F0E442", "#882255", "#009E73", "#999999", "#661100",
+    "#000000", "#BBBBBB",
+)  # fmt: skip
+
+
+def bars(panel: Any, groups: Mapping[str, list[Any]], columns: Sequence[Column], title: str) -> None:
+    """Draw the medians of the variants side by side for each column, with a line from the lowest to the highest repeat."""
+    height = 0.8 / len(columns)
+    for k, column in enumerate(columns):
+        label = column.title
+        for place, values in enumerate(values_of(groups, column).values()):
+            if values:
+                y = place + (k - (len(columns) - 1) / 2) * height
+                panel.barh(y, statistics.median(values), height, color=COLOURS[k], label=label)
+                panel.plot([min(values), max(values)], [y, y], color="black", linewidth=1.5)
+                # matplotlib leaves labels that begin with "_" out of the legend, so each column has one entry.
+                label = "_"
+    panel.set_yticks(range(len(groups)), list(groups))
+    panel.invert_yaxis()
+    panel.set_title(title, fontsize=10)
+    panel.grid(axis="x", alpha=0.3)
+    if len(columns) > 1:
+        panel.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.07), ncols=len(columns))
+
+
+def curves(
+    panel: Any,
+    runs: Mapping[str, Sequence[pd.DataFrame]],
+    column: str,
+    title: str,
+    factor: float = 1.0,
+    reports: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Draw a column of epochs.csv over the epochs: thin lines for the runs of a variant, a thick one for their median.
+
+    reports: runs of reports, whose `losses` are drawn in grey, as far as there are epochs here.
+    """
+    for i, (variant, frames) in enumerate(runs.items()):
+        colour = VARIANT_COLOURS[i % len(VARIANT_COLOURS)]
+        series = [factor * frame.set_index("epoch")[column] for frame in frames]
+        for one in series if len(series) > 1 else []:
+            panel.plot(one.index, one, color=colour, linewidth=0.6, alpha=0.5)
+        medians = {epoch: statistics.median(one[epoch] for one in series if epoch in one) for epoch in series[0].index}
+        dots = "o" if len(medians) <= 20 else None
+        panel.plot(list(medians), list(medians.values()), color=colour, marker=dots, markersize=3, label=variant)
+    last = max(int(frame.epoch.max()) for frames in runs.values() for frame in frames)
+    for report, style in zip(reports, ("--", ":", "-."), strict=False):
+        losses = report["losses"][:last]
+        panel.plot(range(1, len(losses) + 1), losses, style, color="#777777", linewidth=1.2, label=report["name"])
+    panel.set_title(title, fontsize=10)
+    panel.set_xlabel("epoch")
+    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=8)
+
+
+def classes(panel: Any, groups: Mapping[str, list[Any]], reports: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Draw the accuracy of each class as dots, medians over the repeats, and those of reports as grey crosses."""
+    by_name = {name: [100 * accuracy for accuracy in class_medians(rows).values()] for name, rows in groups.items()}
+    every = [(name, values, "o") for name, values in by_name.items()]
+    every += [(report["name"], list(report["by_class"]), "x") for report in reports]
+    for i, (name, values, marker) in enumerate(every):
+        shift = 0.6 * (i / max(1, len(every) - 1) - 0.5)
+        places = [label + shift for label in range(len(values))]
+        colour = VARIANT_COLOURS[i % len(VARIANT_COLOURS)] if marker == "o" else "#777777"
+        panel.plot(places, values, marker, color=colour, markersize=4, label=name)
+    panel.set_xticks(range(max(len(values) for _, values, _ in every)))
+    panel.set_title("test accuracy by class (%)", fontsize=10)
+    panel.grid(axis="x", alpha=0.15)
+    panel.grid(axis="y", alpha=0.3)
+    panel.legend(fontsize=8)
+
+
+def stacked(panel: Any, parts: pd.DataFrame, title: str) -> None:
+    """Draw a bar for each column of `parts`, stacked of its rows, the largest rows first."""
+    left = [0.0] * len(parts.columns)
+    for i, (part, figures) in enumerate(parts.fillna(0.0).iterrows()):
+        panel.barh(
+            range(len(left)), list(figures), 0.7, left=left, color=PART_COLOURS[i % len(PART_COLOURS)], label=str(part)
+        )
+        left = [a + b for a, b in zip(left, figures, strict=True)]
+    panel.set_yticks(range(len(left)), list(parts.columns))
+    panel.invert_yaxis()
+    panel.set_title(title, fontsize=10)
+    panel.grid(axis="x", alpha=0.3)
+    panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def grid(
+    counts: Sequence[int], heights_in: Sequence[float], width_in: float, title: str
+) -> tuple[Any, list[list[Any]]]:
+    """Return a figure and its panels by row, of which row i has counts[i], equally wide, and is heights_in[i] high."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_in, sum(heights_in)), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    columns = math.lcm(*counts)
+    spec = figure.add_gridspec(len(counts), columns, height_ratios=heights_in)
+    rows = []
+    for i, count in enumerate(counts):
+        edges = range(0, columns, columns // count)
+        rows.append([figure.add_subplot(spec[i, left : left + columns // count]) for left in edges])
+    return figure, rows

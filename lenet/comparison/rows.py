@@ -1,0 +1,110 @@
+"""The measured rows of a study as CSVs: FILE.csv has a row per run, FILE-epochs.csv a row per epoch of each run.
+
+FILE-times.csv has quantiles of the time of a run's steps. FILE-where.csv has a row per part of a step of each run whose stack was
+sampled, and is only there if any was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from gptscale.common.errors import ConfigError
+from gptscale.lenet.run.columns import (
+    EPOCH_COLUMNS,
+    SUMMARY_COLUMNS,
+    TIME_COLUMNS,
+    WARMUP_STEPS,
+    WHERE_COLUMNS,
+    read_summary,
+)
+
+# What tells whose epoch, or whose part, a row is.
+RUN_COLUMNS = ["run_id", "variant", "seed"]
+DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS, "where": WHERE_COLUMNS}
+
+
+class MeasuredRows(NamedTuple):
+    """The rows of runs, those of their epochs, of the times of their steps, and of the parts of their steps."""
+
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    times: pd.DataFrame
+    where: pd.DataFrame
+
+
+def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
+    """Return the rows of `runs` with what their folders in `out` have of them."""
+    details = []
+    for kind, columns in DETAILS.items():
+        frames = [pd.DataFrame(columns=[*RUN_COLUMNS, *columns])]
+        for row in runs[RUN_COLUMNS].to_dict("records"):
+            detail = _detail(out / "runs" / str(row["run_id"]), kind)
+            if detail is not None:
+                frames.append(detail.assign(**{str(name): cell for name, cell in row.items()}))
+        details.append(_joined(frames)[[*RUN_COLUMNS, *columns]])
+    return MeasuredRows(runs, *details)
+
+
+def write_rows(csv: Path, rows: MeasuredRows) -> list[Path]:
+    """Write the files and return their paths."""
+    rows.runs.to_csv(csv, index=False, columns=SUMMARY_COLUMNS)
+    written = [csv]
+    for kind, frame in zip(DETAILS, rows[1:], strict=True):
+        if not frame.empty:
+            written.append(beside(csv, kind))
+            frame.to_csv(written[-1], index=False)
+    return written
+
+
+def read_rows(files: str, study: str) -> MeasuredRows:
+    """Return what was written to CSVs, which `files` names with commas between.
+
+    Raises ConfigError for a file without rows of `study`.
+    """
+    runs = []
+    details = {kind: [pd.DataFrame(columns=[*RUN_COLUMNS, *columns])] for kind, columns in DETAILS.items()}
+    for file in map(Path, files.split(",")):
+        frame = read_summary(file)
+        if frame.empty or not (frame.study == study).all():
+            raise ConfigError(f"{file} has no rows of {study} alone", "in --rows", "give what its --csv wrote")
+        runs.append(frame)
+        for kind, frames in details.items():
+            if beside(file, kind).is_file():
+                frames.append(pd.read_csv(beside(file, kind)))
+    every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
+    return MeasuredRows(every, *(_joined(frames) for frames in details.values()))
+
+
+def beside(csv: Path, kind: str) -> Path:
+    """Return the path of the file of `epochs` or of `where` beside a CSV of runs."""
+    return csv.with_name(f"{csv.stem}-{kind}.csv")
+
+
+def by_variant(details: pd.DataFrame, variants: Sequence[str]) -> dict[str, list[pd.DataFrame]]:
+    """Return the rows of each run of each variant, for those that have any."""
+    runs = {
+        variant: [run for _, run in details[details.variant == variant].groupby("run_id", sort=False)]
+        for variant in variants
+    }
+    return {variant: of_variant for variant, of_variant in runs.items() if of_variant}
+
+
+def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
+    """Return the rows of one kind that a run's folder has, or None if it has none."""
+    file = folder / ("steps.csv" if kind == "times" else f"{kind}.csv")
+    if not file.is_file():
+        return None
+    rows = pd.read_csv(file)
+    if kind != "times":
+        return rows
+    ms = 1e3 * (rows.load_s + rows.update_s)[WARMUP_STEPS:]
+    return pd.DataFrame([ms.quantile([0.1, 0.5, 0.9]).tolist()], columns=TIME_COLUMNS)
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    full = [frame for frame in frames if not frame.empty]
+    return pd.concat(full, ignore_index=True) if full else frames[0]

@@ -1,0 +1,157 @@
+"""Tables of vision runs: medians over repeats with their spread, and what spreads say of two variants.
+
+A group is the list of the rows of lenet.csv of one variant, its repeats.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gptscale.results import render
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Width of a printed table where output is no terminal.
+LOG_COLUMNS = 150
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its title, how to read its figure from a row, and how to format it.
+
+    spread: whether the lowest and highest repeat stand behind the median.
+    """
+
+    title: str
+    value: Callable[[Any], float | None]
+    form: str
+    spread: bool = False
+
+
+def of(name: str, factor: float = 1.0) -> Callable[[Any], float | None]:
+    """Return the reader of a column of lenet.csv, times `factor`, which gives None for an empty cell."""
+
+    def value(row: Any) -> float | None:
+        number = float(row[name])
+        return None if math.isnan(number) else number * factor
+
+    return value
+
+
+def first_of(*names: str) -> Callable[[Any], float | None]:
+    """Return the reader of the first of these columns of lenet.csv that is not empty."""
+    return lambda row: next((float(row[name]) for name in names if not math.isnan(float(row[name]))), None)
+
+
+ACCURACY = Column("accuracy %", of("test_accuracy", 100), ".2f", spread=True)
+# Memory of tensors on a GPU, or the resident set of the process where there is no GPU.
+AVERAGE_MEMORY = Column("average GiB", of("avg_mem_gib"), ".3f", spread=True)
+PEAK_MEMORY = Column("peak GiB", first_of("peak_mem_allocated_gib", "peak_rss_gib"), ".3f")
+# A GPU's share of time with a kernel, or where there is no GPU the processor's, where 100 is one core.
+BUSY = Column("busy %", first_of("gpu_util_percent", "cpu_util_percent"), ".0f")
+
+
+def table(groups: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> list[dict[str, str]]:
+    """Return a line of formatted cells for each variant: medians over the repeats, with the spread where a column has it."""
+    lines = []
+    for variant, rows in groups.items():
+        line = {"run": variant}
+        for column in columns:
+            values = [v for row in rows if (v := column.value(row)) is not None]
+            text = format(statistics.median(values), column.form) if values else "-"
+            if column.spread and len(values) > 1:
+                text += f" ({min(values):{column.form}}-{max(values):{column.form}})"
+            line[column.title] = text
+        lines.append(line)
+    return lines
+
+
+def with_references(lines: Sequence[dict[str, str]], references: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return the lines, and below them those of `references`, with "-" for every figure that they do not give."""
+    return [*lines, *(dict.fromkeys(lines[0], "-") | reference for reference in references)]
+
+
+def class_medians(rows: Sequence[Any]) -> dict[int, float]:
+    """Return the median accuracy of each class over the rows as fractions, without classes that have no test images."""
+    columns = zip(*(str(row["class_accuracy"]).split() for row in rows), strict=True)
+    return {label: statistics.median(map(float, cells)) for label, cells in enumerate(columns) if "-" not in cells}
+
+
+def class_table(groups: Mapping[str, list[Any]], reports: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, str]]:
+    """Return a line for each variant with the accuracy of each class in percent, medians over the repeats.
+
+    reports: runs of reports with their `name` and accuracies `by_class` in percent, which get lines below.
+    """
+    lines = []
+    for variant, rows in groups.items():
+        medians = class_medians(rows)
+        lines.append({"run": variant} | {str(label): f"{100 * accuracy:.2f}" for label, accuracy in medians.items()})
+    return lines + [
+        {"run": report["name"]} | {str(label): f"{percent:.2f}" for label, percent in enumerate(report["by_class"])}
+        for report in reports
+    ]
+
+
+def loss_table(
+    curves: Mapping[str, Sequence[pd.DataFrame]], reports: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, str]]:
+    """Return a line for each variant with the training loss of each epoch, medians over the repeats.
+
+    reports: runs of reports with their `name` and `losses` of each epoch, which get lines below.
+    """
+    lines = []
+    for variant, runs in curves.items():
+        by_epoch = zip(*(run.train_loss for run in runs), strict=True)
+        lines.append((variant, [statistics.median(losses) for losses in by_epoch]))
+    longest = max((len(losses) for _, losses in lines), default=0)
+    lines += [(report["name"], report["losses"]) for report in reports] if lines else []
+    titles = [f"epoch {i + 1}" for i in range(longest)]
+    return [
+        {"run": name} | dict.fromkeys(titles, "-") | {t: f"{loss:.4f}" for t, loss in zip(titles, losses, strict=False)}
+        for name, losses in lines
+    ]
+
+
+def accuracy_table(curves: Mapping[str, Sequence[pd.DataFrame]], n_epochs: int = 4) -> list[dict[str, str]]:
+    """Return a line for each variant with the test accuracy at `n_epochs` epochs, evenly apart, medians with their spread."""
+    longest = max((int(run.epoch.max()) for runs in curves.values() for run in runs), default=0)
+    shown = sorted({round(longest * (i + 1) / n_epochs) for i in range(n_epochs)} - {0})
+    columns = [Column(f"accuracy % after epoch {n}", _after_epoch(n), ".2f", spread=True) for n in shown]
+    return table(curves, columns)
+
+
+def _after_epoch(epoch: int) -> Callable[[Any], float | None]:
+    def value(epochs: Any) -> float | None:
+        accuracies = epochs[epochs.epoch == epoch].test_accuracy.dropna()
+        return None if accuracies.empty else 100 * float(accuracies.iloc[0])
+
+    return value
+
+
+def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether the ranges of two sets of repeats overlap, so that the order of their medians means nothing."""
+    return max(a) >= min(b) and max(b) >= min(a)
+
+
+def values_of(groups: Mapping[str, list[Any]], column: Column) -> dict[str, list[float]]:
+    """Return the figures of every variant in `column`."""
+    return {name: [v for row in rows if (v := column.value(row)) is not None] for name, rows in groups.items()}
+
+
+def not_significant(groups: Mapping[str, list[Any]], column: Column) -> list[str]:
+    """Return a sentence for each pair of variants whose spreads of `column` overlap."""
+    values = values_of(groups, column)
+    names = [name for name, repeats in values.items() if len(repeats) > 1]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if overlaps(values[a], values[b])]
+    return [f"{column.title}: {a} and {b} do not differ significantly, their spreads overlap" for a, b in pairs]
+
+
+def show(lines: Sequence[dict[str, str]]) -> None:
+    """Print a table, whose first column holds words."""
+    titles = list(lines[0])
+    render.console(LOG_COLUMNS).print(render.table(titles, (line.values() for line in lines), left=titles[:1]))

@@ -1,0 +1,71 @@
+"""When a vision run saves, and what a checkpoint holds beside the engine's state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gptscale.common.errors import StorageError
+from gptscale.lenet.run import checkpoints
+from gptscale.lenet.run.checkpoints import VisionSaver, check_space
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.recorder import EarlierProgress
+
+
+@pytest.fixture
+def saves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list in which what is done to save is written down."""
+    done: list[Any] = []
+    monkeypatch.setattr(
+        checkpoints, "save", lambda engine, folder, step, facts, keep: done.append((step, facts["past"], keep))
+    )
+    return done
+
+
+def saver(done: list[Any], save_every: int) -> VisionSaver:
+    """Return the saver of a run of ten epochs of four steps, whose recorder says when it is told to put its rows on disk."""
+    config = VisionConfig(save_every=save_every, keep_checkpoints=3)
+    plan: Any = SimpleNamespace(config=config, steps=40, work={}, world=SimpleNamespace(world_size=1))
+    past = EarlierProgress(epoch_loss_sum=1.5, skipped_steps=2)
+    recorder: Any = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
+    return VisionSaver(plan, SimpleNamespace(), recorder, Path("checkpoints"))  # type: ignore[arg-type]
+
+
+def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves: list[Any]) -> None:
+    save_checkpoint = saver(saves, 3)
+    for epoch in range(1, 11):
+        save_checkpoint(4 * epoch, epoch)
+    assert [entry if isinstance(entry, str) else entry[0] for entry in saves] == [
+        *("rows", 12),
+        *("rows", 24),
+        *("rows", 36),
+        *("rows", 40),
+    ]
+
+
+def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves: list[Any]) -> None:
+    saver(saves, 3)(7, None)
+    _, (step, past, keep) = saves
+    assert (step, keep) == (7, 3)
+    # What the rest of the epoch needs of its beginning.
+    assert (past["epoch_loss_sum"], past["skipped_steps"]) == (1.5, 2)
+
+
+def test_a_run_without_save_every_saves_nothing(saves: list[Any]) -> None:
+    for complete_epochs in (None, 10):
+        saver(saves, 0)(40, complete_epochs)
+    assert saves == []
+
+
+def test_a_disk_that_cannot_take_the_checkpoints_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = VisionConfig(save_every=2, tensorboard=False)
+    plan: Any = SimpleNamespace(config=config, steps=40, batch_order=SimpleNamespace(steps_per_epoch=4))
+    tensor = SimpleNamespace(nbytes=2**60)
+    engine: Any = SimpleNamespace(state=lambda: [SimpleNamespace(tensor=tensor)])
+    with pytest.raises(StorageError, match="bytes on the disk"):
+        check_space(plan, engine, tmp_path)
+    tensor.nbytes = 1000
+    check_space(plan, engine, tmp_path)

@@ -1,0 +1,144 @@
+"""The recorder of a vision run with given losses and times: what an epoch's row, the totals and the columns hold."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from gptscale.common.errors import NumericError
+from gptscale.common.process.world import World
+from gptscale.lenet.run import recorder as recorder_module
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.engine import Score
+from gptscale.lenet.run.recorder import EarlierProgress, StepOnDevice, VisionRecorder
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(recorder_module, "time", clock)
+    return clock
+
+
+def plan(**options: Any) -> Any:
+    """Return a plan of two epochs of four steps, of ten images each, on one process."""
+    config = VisionConfig(**{"epochs": 2, "batch_size": 10, "log_every": 1, "tensorboard": False, **options})
+    world = World(0, 0, 1, torch.device("cpu"), 60.0)
+    return SimpleNamespace(config=config, world=world, steps=8, batch_order=SimpleNamespace(steps_per_epoch=4))
+
+
+def take(recorder: VisionRecorder, clock: Clock, steps: range, losses: list[float], skipped: int | None = None) -> None:
+    """Record steps that load for 0.5 s and compute for 1.5 s."""
+    for step, loss in zip(steps, losses, strict=True):
+        clock.now_s += 2.0
+        flag = None if skipped is None else torch.tensor(skipped)
+        taken = StepOnDevice(step, 1 + (step - 1) // 4, 0.1, torch.tensor(loss), 0.5, 1.5, flag)
+        recorder.step(taken, ends_epoch=step % 4 == 0)
+
+
+def opened(folder: Path, *, start_step: int = 0, past: EarlierProgress | None = None, **options: Any) -> VisionRecorder:
+    past = past or EarlierProgress()
+    return VisionRecorder(plan(**options), folder, start_step=start_step, past=past, began=90.0, quiet=True)
+
+
+def test_an_epochs_row_has_the_mean_loss_and_the_rate_of_its_own_time(tmp_path: Path, clock: Clock) -> None:
+    with opened(tmp_path) as recorder:
+        recorder.begin_epoch()
+        take(recorder, clock, range(1, 5), [4.0, 3.0, 2.0, 1.0])
+        clock.now_s += 5.0
+        recorder.end_epoch(1, 4, Score(0.5, (30, 10), (40, 40)), 5.0)
+        recorder.begin_epoch()
+        take(recorder, clock, range(5, 9), [1.0, 1.0, 1.0, 1.0])
+        recorder.end_epoch(2, 8, None, 0.0)
+    first, second = pd.read_csv(tmp_path / "epochs.csv").to_dict("records")
+    assert (first["train_loss"], first["test_loss"], first["test_accuracy"]) == (2.5, 0.5, 0.5)
+    assert first["class_accuracy"] == "0.7500 0.2500"
+    # 40 images in 8 s. The test took five more.
+    assert (first["train_time_s"], first["images_per_s"], first["eval_time_s"]) == (8.0, 5.0, 5.0)
+    assert second["train_loss"] == 1.0
+    assert math.isnan(second["test_loss"])
+    assert pd.read_csv(tmp_path / "steps.csv").loss.tolist() == [4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_resumed_epoch_counts_the_losses_before_and_the_time_since(tmp_path: Path, clock: Clock) -> None:
+    past = EarlierProgress(epoch_loss_sum=7.0, epoch_steps=2, loss_first=4.0, best_accuracy=0.9)
+    with opened(tmp_path, start_step=2, past=past) as recorder:
+        recorder.begin_epoch()
+        take(recorder, clock, range(3, 5), [2.0, 1.0])
+        recorder.end_epoch(1, 4, Score(0.5, (8,), (10,)), 0.0)
+        figures = recorder.figures()
+    (row,) = pd.read_csv(tmp_path / "epochs.csv").to_dict("records")
+    assert row["train_loss"] == 2.5
+    assert (row["train_time_s"], row["images_per_s"]) == (4.0, 5.0)
+    assert (figures["loss_first"], figures["loss_last"]) == (4.0, 1.0)
+    assert (figures["test_accuracy"], figures["best_test_accuracy"]) == (0.8, 0.9)
+
+
+def test_means_leave_out_the_first_steps(tmp_path: Path, clock: Clock) -> None:
+    with opened(tmp_path) as recorder:
+        recorder.begin_epoch()
+        take(recorder, clock, range(1, 4), [1.0] * 3)
+        assert "images_per_s" not in recorder.figures()
+        take(recorder, clock, range(4, 5), [1.0])
+        figures = recorder.figures()
+    assert (figures["load_s"], figures["update_s"], figures["load_fraction"]) == (0.5, 1.5, 0.25)
+    assert figures["images_per_s"] == figures["images_per_s_per_device"] == 5.0
+
+
+def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path: Path, clock: Clock) -> None:
+    with opened(tmp_path) as recorder:
+        for epoch, correct in ((1, 980), (2, 990), (3, 993)):
+            recorder.begin_epoch()
+            take(recorder, clock, range(4 * epoch - 3, 4 * epoch + 1), [1.0] * 4)
+            recorder.end_epoch(epoch, 4 * epoch, Score(0.1, (correct,), (1000,)), 0.0)
+        figures = recorder.figures()
+    # Sixteen seconds after the first step began at 100, and loading had begun at 90.
+    assert (figures["seconds_to_99"], figures["seconds_to_99_4"]) == (26.0, None)
+
+
+def test_losses_are_read_once_a_window_and_at_the_end_of_an_epoch(tmp_path: Path, clock: Clock) -> None:
+    with opened(tmp_path, log_every=3) as recorder:
+        read = [
+            recorder.step(StepOnDevice(step, 1, 0.1, torch.tensor(1.0), 0.0, 1.0), ends_epoch=step == 4)
+            for step in range(1, 5)
+        ]
+    assert read == [False, False, True, True]
+    assert pd.read_csv(tmp_path / "steps.csv").step.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({"precision": "fp16"}, 6), ({"precision": "fp16", "amp": False, "optimizer": "sgd"}, None), ({}, None)],
+    ids=["dynamic", "none", "fp32"],
+)
+def test_skipped_steps_are_a_column_where_there_is_a_loss_scale(
+    tmp_path: Path, clock: Clock, options: dict[str, Any], expected: int | None
+) -> None:
+    past = EarlierProgress(skipped_steps=4) if expected else EarlierProgress()
+    with opened(tmp_path, past=past, **options) as recorder:
+        recorder.begin_epoch()
+        take(recorder, clock, range(1, 3), [1.0, 1.0], skipped=1 if expected else None)
+        assert recorder.figures().get("skipped_steps") == expected
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_after_its_row(tmp_path: Path, clock: Clock) -> None:
+    with pytest.raises(NumericError, match="loss nan, at step 2"), opened(tmp_path) as recorder:
+        recorder.begin_epoch()
+        take(recorder, clock, range(1, 4), [1.0, math.nan, 1.0])
+    assert pd.read_csv(tmp_path / "steps.csv").step.tolist() == [1, 2]

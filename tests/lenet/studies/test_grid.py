@@ -1,0 +1,105 @@
+"""The runs of a study: in turn or several at once, each in its place, and the first failure ends the study."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.launchers.cli import main
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.studies import grid as grid_module
+from gptscale.lenet.studies.grid import Cell, run_at_once
+from gptscale.lenet.studies.precision import PrecisionOptions
+
+LENET = ["--model", "lenet", "--batch-size", "32", "--modes", "fp32,bf16", "--device", "cpu"]
+
+
+def test_as_many_as_there_are_places_run_at_once() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def run(i: int) -> None:
+        nonlocal running, most
+        with lock:
+            running, most = running + 1, max(most, running + 1)
+        time.sleep(0.05)
+        with lock:
+            running -= 1
+
+    run_at_once(run, [(i,) for i in range(6)], 3)
+    assert most == 3
+
+
+def test_a_failure_begins_no_further_run() -> None:
+    begun = []
+
+    def run(i: int) -> None:
+        begun.append(i)
+        time.sleep(0.05)
+        if i == 1:
+            raise GptscaleError("it failed", "in run 1", "look")
+
+    with pytest.raises(GptscaleError, match="it failed"):
+        run_at_once(run, [(i,) for i in range(20)], 2)
+    assert len(begun) < 6
+
+
+@pytest.mark.slow
+def test_modes_at_once_on_a_cpu_share_its_cores(
+    study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run is a process of its own here, and their rows stand in the order of the grid."""
+    monkeypatch.undo()
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(4))
+    began = {}
+    run_cell = grid_module.run_cell
+
+    def timed(config: VisionConfig, cell: Cell, place: Mapping[str, str]) -> None:
+        began[cell.variant] = time.monotonic(), dict(place)
+        run_cell(config, cell, place)
+        began[cell.variant] += (time.monotonic(),)
+
+    monkeypatch.setattr(grid_module, "run_cell", timed)
+    rows = study("precision", *LENET, "--devices", "0,1")
+    assert rows.index.tolist() == ["fp32", "bf16"]
+    assert rows.threads.tolist() == [2, 2]
+    first, second = began["fp32"], began["bf16"]
+    assert max(first[0], second[0]) < min(first[2], second[2])
+
+
+def test_each_gpu_that_is_visible_has_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert PrecisionOptions(devices="0,3").places == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,GPU-7")
+    assert PrecisionOptions(devices="1").places == [{"CUDA_VISIBLE_DEVICES": "GPU-7"}]
+    with pytest.raises(ConfigError, match=r"there are 2 GPUs, in --devices, use 0 to 1"):
+        _ = PrecisionOptions(devices="2").places
+    assert PrecisionOptions().places == [{}]
+
+
+def test_rows_of_earlier_calls_are_shown_again_and_together(
+    study: Callable[..., pd.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    modes = ["--model", "lenet", "--batch-size", "32", "--modes", "fp32"]
+    for seed in ("1", "7"):
+        assert study("precision", *modes, "--first-seed", seed).seed.tolist() == [int(seed)]
+        for end in (".csv", "-epochs.csv"):
+            (tmp_path / f"s{end}").rename(tmp_path / f"{seed}{end}")
+    files: dict[str, Any] = {kind: tmp_path / f"both.{kind}" for kind in ("csv", "md", "png")}
+    words = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
+    capsys.readouterr()
+    assert main(["lenet", "precision", "--rows", f"{tmp_path / '1.csv'},{tmp_path / '7.csv'}", *words]) == 0
+    assert pd.read_csv(files["csv"]).seed.tolist() == [1, 7]
+    assert len(pd.read_csv(tmp_path / "both-epochs.csv")) == 2
+    assert "round" not in capsys.readouterr().err
+    assert main(["lenet", "precision", "--rows", str(tmp_path / "1.csv"), "--epochs", "3"]) == 2
+    assert "--rows runs nothing, in --epochs" in capsys.readouterr().err

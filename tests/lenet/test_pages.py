@@ -1,0 +1,52 @@
+"""The pages of the studies show the tables that the studies write from the committed rows, with the reports' figures in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gptscale.launchers.cli import main
+
+ROOT = Path(__file__).parents[2]
+# Page, command, the file of its rows in results/measured, and the beginnings of the tables that the page shows.
+ALL = ("|",)
+TABLES = (
+    ("backend", "backend", "2026-11-21-cpu-lenet-backend", ALL),
+    ("batch", "batch", "2026-11-21-cpu-lenet-batch", ALL),
+    ("fused", "fused", "2026-11-21-cpu-lenet-fused", ALL),
+    ("precision", "precision", "2026-11-21-cpu-lenet-precision", ALL),
+    ("precision", "precision", "2026-11-23-cpu-lenet-precision-digits", ALL),
+    ("precision", "precision", "2026-11-23-cpu-lenet-precision-vgg19-quarter", ALL),
+    ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies", ("| run | processes |", "| run | median step")),
+    ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies-sampled", ("| part of a step",)),
+    ("workers", "workers", "2026-11-21-cpu-lenet-workers", ALL),
+)
+
+
+@pytest.mark.parametrize(("page", "command", "rows", "shown"), TABLES, ids=[rows for _, _, rows, _ in TABLES])
+def test_a_page_has_the_tables_of_its_rows(
+    page: str, command: str, rows: str, shown: tuple[str, ...], tmp_path: Path
+) -> None:
+    file, md = ROOT / "results" / "measured" / f"{rows}.csv", tmp_path / "tables.md"
+    assert main(["lenet", command, "--rows", str(file), "--md", str(md), "--png", str(tmp_path / "figure.png")]) == 0
+    text = (ROOT / "docs" / "lenet" / f"{page}.md").read_text()
+    tables = [block.strip() for block in md.read_text().split("\n\n") if block.startswith(shown)]
+    assert len(tables) >= len(shown)
+    assert [table for table in tables if table not in text] == []
+    assert file.name in text
+
+
+@pytest.mark.parametrize("page", ["backend", "batch", "fused", "memory", "precision", "strategies", "workers"])
+def test_every_page_lays_a_reports_figures_beside_ours(page: str) -> None:
+    rows = [
+        line
+        for line in (ROOT / "docs" / "lenet" / f"{page}.md").read_text().splitlines()
+        if line.startswith("| report ")
+    ]
+    assert rows
+    assert any(
+        any(cell.strip(" |-").replace(".", "").replace(",", "").isdigit() for cell in row.split("|")) for row in rows
+    ) == (
+        page != "precision"  # report C gave curves without figures
+    )

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from gptscale.common.errors import DataError, StorageError
+from gptscale.common.errors import ConfigError, DataError, StorageError
+from gptscale.common.process.mock import is_mock
 from gptscale.foresight.time.work import Operation
 from gptscale.ops.build.cache import root
 from gptscale.results.record.files import replace_file
@@ -114,7 +115,12 @@ def read(path: Path) -> list[MeasuredMachine]:
 
 
 def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
-    """Add measurements to a file, beside those that it has, and return all machines of it."""
+    """Add measurements to a file, beside those that it has, and return all machines of it.
+
+    Raises ConfigError under the mock of CUDA, which has no speed.
+    """
+    if is_mock():
+        raise ConfigError("CUDA is a mock that computes nothing", "in --out", "measure on a machine with a GPU")
     today = datetime.date.today().isoformat()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gptscale.common.data.loader import Batches, Prefetcher
 from gptscale.common.data.sources import open_source
 from gptscale.common.engines.torch_engine import TorchEngine
+from gptscale.common.measure.live_state import Held
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run import Run
 from gptscale.common.state import Shard
@@ -44,6 +45,9 @@ class NoStep(Stepper):
         return loss
 
     def state(self) -> Iterable[Shard]:
+        return ()
+
+    def held(self) -> Iterable[Held]:
         return ()
 
     def counters(self) -> dict[str, float]:

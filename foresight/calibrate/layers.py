@@ -20,6 +20,7 @@ from torch import Tensor
 from gptscale.common.engine import Batch
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.measure.speed import synchronize
+from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.precision import autocast
 from gptscale.common.optim.fused import FusedOptimizer
@@ -35,6 +36,8 @@ from gptscale.recipes import get
 FEW, MORE = 1, 3
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
+# Of a device that works behind the host: what the host needs to start a forward.
+STARTING = "starting"
 # A backward behind which gradients are not exchanged, because more micro-batches follow.
 ACCUMULATION = "accumulation"
 WHOLE = "single"
@@ -68,6 +71,8 @@ def engine_of(run: Run) -> TorchEngine:
     if run.recipe == WHOLE:
         device, tp = run.world.device, run.tp_size
         model = cut_gpt(run.gpt, tp, device) if tp > 1 else materialise(meta_gpt(run), run, device)
+        if tp > 1:
+            apply_activation_checkpointing(model.blocks, run.config.activation_checkpointing)
         return TorchEngine(run, model, FusedOptimizer(dict(model.named_parameters()), run.config))
     row = get(run.recipe)
     module = row.load()
@@ -94,6 +99,8 @@ def phase_seconds(engine: TorchEngine, batch: Batch, micro_batches: int = 1) -> 
         marks = [_now(device)]
         with autocast(engine.run.config.precision, device):
             loss: Tensor = engine.model(batch.inputs, batch.targets)
+        if device.type == "cuda":
+            seconds[STARTING] = time.perf_counter() - marks[0]
         marks.append(_now(device))
         engine.backward(loss * (engine.data_size / micro_batches / batch.targets.numel()))
         marks.append(_now(device))
@@ -140,7 +147,7 @@ class LayerProbe:
     def times(self) -> dict[str, LayerTimes]:
         """Return the times of each recipe's layers."""
         times = summary(self.samples)
-        phases = (*PHASES, ACCUMULATION) if self.accumulates else PHASES
+        phases = list(dict.fromkeys(phase for _, _, phase in times))
         by_depth = {r: {d: {p: times[r, d, p] for p in phases} for d in (FEW, MORE)} for r in self.recipes}
         return {recipe: _apart(depths) for recipe, depths in by_depth.items()}
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from gptscale.common.measure.speed import timed
 from gptscale.foresight.calibrate.file import MachineFact
 from gptscale.foresight.calibrate.timing import Timing, meet, summary, timings
-from gptscale.foresight.time.operations import MessageShape
+from gptscale.foresight.time.operations import MessageShape, message_shape
 from gptscale.foresight.time.work import Operation
 
 # Bytes of the sweep: 4 KiB to 64 MiB.
 SIZES = tuple(2**n for n in range(12, 27, 2))
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "send")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 # The same collectives by the names that steps of pipelines have for those of gradients and weights.
 OTHER_NAMES = {
     "all-reduce": ("gradient all-reduce",),
@@ -33,38 +33,70 @@ SIDE, BESIDE_BYTES, MESSAGES = 256, 2**22, 4
 def time_collectives(
     sizes: Iterable[int], world_size: int, per_node: int, device: torch.device, link: str, repeats: int
 ) -> dict[Operation, Timing]:
-    """Return the seconds of each collective of all ranks at each size. The size is that of the whole tensor."""
-    calls = {(kind, size): collective(kind, size, world_size, device) for kind in COLLECTIVES for size in sizes}
-    measured = timings(calls, device, repeats)
-    result = {}
-    for (kind, size), timing in measured.items():
-        # A send goes there and comes back. It joins two ranks, neighbours.
-        ranks = 2 if kind == "send" else world_size
-        shape = MessageShape(size, ranks, min(ranks, per_node), 1)
-        seconds = timing._replace(seconds=timing.seconds / 2) if kind == "send" else timing
-        for name in (kind, *OTHER_NAMES.get(kind, ())):
-            result[Operation(name, shape, link)] = seconds
+    """Return the seconds of each collective at each size, which is that of the whole tensor.
+
+    The groups of a split are measured as they run: all of one kind at the same time, so that those that leave a node share its
+    links.
+    """
+    groups = {(n, stride): _group(n, stride, world_size) for n, stride in group_sizes(world_size, per_node)}
+    calls: dict[Operation, Callable[[], object]] = {}
+    for size in sizes:
+        for (ranks, stride), group in groups.items():
+            shape = message_shape(size, ranks, stride, per_node)
+            calls |= {Operation(kind, shape, link): collective(kind, size, device, group) for kind in COLLECTIVES}
+        for stride in {1, per_node} if per_node < world_size else {1}:
+            sharing = 1 if stride < per_node else per_node
+            shape = MessageShape(size, 2, 1 + (stride < per_node), sharing)
+            calls[Operation("send", shape, link)] = _message(size, world_size, stride, device)
+    result: dict[Operation, Timing] = {}
+    for operation, timing in timings(calls, device, repeats).items():
+        # A send goes there and comes back.
+        seconds = timing._replace(seconds=timing.seconds / 2) if operation.kind == "send" else timing
+        for name in (operation.kind, *OTHER_NAMES.get(operation.kind, ())):
+            result[operation._replace(kind=name)] = seconds
     return result
 
 
-def collective(kind: str, n_bytes: int, world_size: int, device: torch.device) -> Callable[[], object]:
-    """Return a call of a collective of all ranks on a tensor of fp32 numbers."""
-    part = torch.zeros(max(1, n_bytes // 4 // world_size), device=device)
-    whole = part.new_zeros(part.numel() * world_size)
+def group_sizes(world_size: int, per_node: int) -> list[tuple[int, int]]:
+    """Return ranks and stride of the groups that differ for the links: neighbours, and those with the same place on nodes."""
+    found: dict[MessageShape, tuple[int, int]] = {}
+    for ranks in range(2, world_size + 1):
+        for stride in range(1, world_size // ranks + 1):
+            if world_size % (ranks * stride) == 0:
+                found.setdefault(message_shape(0, ranks, stride, per_node), (ranks, stride))
+    return list(found.values())
+
+
+def _group(ranks: int, stride: int, world_size: int) -> dist.ProcessGroup:
+    """Return this rank's group. Every rank makes all of them."""
+    firsts = [block + i for block in range(0, world_size, ranks * stride) for i in range(stride)]
+    members = [[first + stride * i for i in range(ranks)] for first in firsts]
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(members)[0]
+    return group
+
+
+def collective(kind: str, n_bytes: int, device: torch.device, group: dist.ProcessGroup) -> Callable[[], object]:
+    """Return a call of a collective of a group on a tensor of fp32 numbers."""
+    part = torch.zeros(max(1, n_bytes // 4 // group.size()), device=device)
+    whole = part.new_zeros(part.numel() * group.size())
     if kind == "all-reduce":
-        return lambda: dist.all_reduce(whole)
+        return lambda: dist.all_reduce(whole, group=group)
     if kind == "all-gather":
-        return lambda: dist.all_gather_into_tensor(whole, part)
-    if kind == "reduce-scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole)
-    rank = dist.get_rank()
-    other = rank ^ 1
-    # With an odd number of ranks the last has nobody to send to.
-    return partial(_there_and_back, whole, rank, other) if other < world_size else lambda: None
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+    return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
 
 
-def _there_and_back(tensor: Tensor, rank: int, other: int) -> None:
-    if rank < other:
+def _message(n_bytes: int, world_size: int, stride: int, device: torch.device) -> Callable[[], object]:
+    """Return a message from each first rank of a pair to the other, `stride` further, and back."""
+    tensor, rank = torch.zeros(max(1, n_bytes // 4), device=device), dist.get_rank()
+    is_first = rank // stride % 2 == 0
+    other = rank + stride if is_first else rank - stride
+    # With an odd number the last has nobody to send to.
+    return partial(_there_and_back, tensor, is_first, other) if other < world_size else lambda: None
+
+
+def _there_and_back(tensor: Tensor, is_first: bool, other: int) -> None:
+    if is_first:
         dist.send(tensor, other)
         dist.recv(tensor, other)
     else:

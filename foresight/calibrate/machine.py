@@ -62,9 +62,9 @@ def facts(device: torch.device, repeats: int) -> list[MachineFact]:
     """Return the time of an operator that computes nothing, and on CUDA what is used beside torch's tensors."""
     x = torch.zeros(1, device=device)
     launch = timings({"launch": lambda: x.add_(1)}, device, repeats)["launch"]
-    found = [MachineFact("launch of an operator", launch.seconds, "s", launch.spread)]
+    machine_facts = [MachineFact("launch of an operator", launch.seconds, "s", launch.spread)]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         outside = total - free - torch.cuda.memory_reserved(device)
-        found.append(MachineFact("context and libraries", outside / 2**30, "GiB"))
-    return found
+        machine_facts.append(MachineFact("context and libraries", outside / 2**30, "GiB"))
+    return machine_facts

@@ -14,18 +14,16 @@ from gptscale.common.engines.pipeline.plan import PipelineOptions, stage_sizes, 
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
+from gptscale.foresight.time.data_sheets import GLOO, HERE
 from gptscale.foresight.time.operations import BlockShape, HeadShape, MessageShape, StateShape
-from gptscale.foresight.time.presets import GLOO, HERE
 from gptscale.foresight.time.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, needs, order_of_schedule
-from gptscale.foresight.time.work import COMPUTE, REDUCE, Operation, StepWork, Work, added, times
+from gptscale.foresight.time.work import COMPUTE, Operation, StepWork, Work, added, times
 from gptscale.recipes import get
 
 # Blocks and optimizer of these are the model's own.
-PLAIN = ("single", "ddp", "pipeline")
-# It waits for a disk that must be named.
-NOT_TIMED = ("zero_infinity",)
-# Bytes of a gradient, and of the first bucket of DDP, which is small so that sending begins early.
-WIDTH, FIRST_BUCKET = 4, 2**20
+PLAIN = ("single", "pipeline")
+# Bytes of a number that stages send each other.
+WIDTH = 4
 
 
 def block_parameters(gpt: GPTConfig) -> int:
@@ -81,11 +79,13 @@ class LayersHere:
         return {Operation(kind, MessageShape(n_bytes, self.ranks, self.ranks, 1), GLOO): 1.0}
 
 
-def is_written(run: Run) -> bool:
-    """Return whether `step_here` knows the step of a run: the layers of its recipe can be timed on a CPU."""
+def is_written(run: Run, recipe_config: RecipeConfig) -> bool:
+    """Return whether `step_here` knows the step of a run: layers are timed on a CPU as a recipe holds them by its defaults."""
     row = get(run.recipe)
-    in_one_axis = run.pp_size == 1 or (run.recipe == "pipeline" and run.batch.dp_size == 1)
-    return in_one_axis and not row.environment and not row.needs_cuda and run.recipe not in NOT_TIMED
+    if run.recipe == "pipeline":
+        return run.batch.dp_size == 1
+    by_default = recipe_config == type(recipe_config)(**row.preset)
+    return run.pp_size == 1 and by_default and not row.environment and not row.needs_cuda
 
 
 def step_here(run: Run, recipe_config: RecipeConfig) -> StepWork:
@@ -95,30 +95,16 @@ def step_here(run: Run, recipe_config: RecipeConfig) -> StepWork:
     layers = LayersHere(run.recipe, run.gpt, run.seq_len, run.batch.micro_batch_size, run.world.world_size, run.tp_size)
     step = StepWork()
     step.add("host", 0, COMPUTE, {Operation("host", (), HERE): 1.0})
-    reduced: list[int] = []
-    n_layer, last = run.gpt.n_layer, run.batch.grad_accum_steps - 1
-    for m in range(last + 1):
-        step.add(f"forward {m}", 0, COMPUTE, times(n_layer, {layers.part("block forward"): 1.0}))
+    n_layer, n = run.gpt.n_layer, run.batch.grad_accum_steps
+    for m in range(n):
+        is_last = m == n - 1
+        forward = layers.part("block forward")
+        backward = layers.backward(run.config.activation_checkpointing, is_last)
+        step.add(f"forward {m}", 0, COMPUTE, {forward: float(n_layer)})
         step.add(f"head {m}", 0, COMPUTE, {layers.part("head forward"): 1.0})
-        waiting, bucket = 0, FIRST_BUCKET
-        for layer in reversed(range(n_layer)):
-            done = step.add(
-                f"backward {m}.{layer}", 0, COMPUTE, layers.backward(run.config.activation_checkpointing, m == last)
-            )
-            if run.recipe == "ddp" and m == last:
-                waiting += WIDTH * block_parameters(run.gpt)
-                if waiting >= bucket:
-                    reduced.append(
-                        step.add(f"reduce {layer}", 0, REDUCE, layers.message("all-reduce", waiting), (done,))
-                    )
-                    waiting, bucket = 0, int(getattr(recipe_config, "bucket_cap_mb", 25.0) * 2**20)
-        done = step.add(
-            f"head backward {m}", 0, COMPUTE, {layers.part(f"head {layers.backward_phase(m == last)}"): 1.0}
-        )
-        if run.recipe == "ddp" and m == last:
-            waiting += WIDTH * rest_parameters(run.gpt)
-            reduced.append(step.add("reduce table", 0, REDUCE, layers.message("all-reduce", waiting), (done,)))
-    step.add("optimizer", 0, COMPUTE, layers.optimizer(n_layer, rest_parameters(run.gpt)), reduced[-1:])
+        head = layers.part(f"head {layers.backward_phase(is_last)}")
+        step.add(f"backward {m}", 0, COMPUTE, added(times(n_layer, backward), {head: 1.0}))
+    step.add("optimizer", 0, COMPUTE, layers.optimizer(n_layer, rest_parameters(run.gpt)))
     return step
 
 

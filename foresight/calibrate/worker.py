@@ -25,14 +25,19 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate import file, machine
 from gptscale.foresight.calibrate.host import time_host
-from gptscale.foresight.calibrate.layers import BACKWARD, FORWARD, WHOLE, LayerProbe, LayerTimes, run_of
+from gptscale.foresight.calibrate.layer_operations import elementwise_operation, layer_operations
+from gptscale.foresight.calibrate.layers import (
+    WHOLE,
+    LayerProbe,
+    run_of,
+)
 from gptscale.foresight.calibrate.links import SIZES, contention, time_collectives
 from gptscale.foresight.calibrate.parts import time_parts
 from gptscale.foresight.calibrate.stages import time_stage
-from gptscale.foresight.calibrate.steps import LayersHere, block_parameters
+from gptscale.foresight.calibrate.steps import block_parameters
 from gptscale.foresight.calibrate.timing import WARM_UP, Timing, timings
+from gptscale.foresight.time.data_sheets import GLOO, HERE, NCCL
 from gptscale.foresight.time.operations import MessageShape, StateShape
-from gptscale.foresight.time.presets import GLOO, HERE, NCCL
 from gptscale.foresight.time.work import Operation
 
 # Parameters of a block above which two blocks say as much about the optimizer as six.
@@ -43,8 +48,9 @@ LARGE_BLOCK = 5_000_000
 class CalibrationTask:
     """What to measure.
 
-    shapes: fields of RunConfig for each micro-batch. recipes: those whose layers are timed. tp: numbers of tensor ranks.
-    on, link: the names that figures are filed under, "" for the usual link. sweep: collectives, copies and disk too.
+    shapes: fields of RunConfig for each micro-batch, of one precision. recipes: those whose layers are timed. tp: numbers of
+    tensor ranks. on, link: the names that figures are filed under, "" for the usual link. disk: a folder on the disk that is
+    measured, "" for that of temporary files. sweep: collectives, copies and disk too.
     """
 
     shapes: Sequence[Mapping[str, Any]]
@@ -54,6 +60,7 @@ class CalibrationTask:
     device: str = "auto"
     on: str = HERE
     link: str = ""
+    disk: str = ""
     repeats: int = 9
     sweep: bool = True
 
@@ -68,7 +75,8 @@ def measure(task: CalibrationTask, world: World, folder: Path) -> file.MeasuredM
     measured = file.MeasuredMachine(machine.this_machine(device, world.world_size))
     link, many = task.link_on(device), world.world_size > 1
     for i, shape in enumerate(task.shapes):
-        config = RunConfig(**{"data": "synthetic", **shape})
+        # State that recipes keep in files goes into the folder.
+        config = RunConfig(**{"data": "synthetic", "out": folder, **shape})
         add(measured, config.precision, time_layers(task, config, world))
         if i == 0:
             add(measured, config.precision, time_rest(task, config, world, folder))
@@ -78,15 +86,12 @@ def measure(task: CalibrationTask, world: World, folder: Path) -> file.MeasuredM
         facts = contention(device, task.repeats)
         small = collectives[Operation("send", MessageShape(SIZES[0], 2, min(2, local), 1), link)]
         stage = time_stage(world.world_size, device, small.seconds, task.repeats)
-        everything = collectives | {Operation("stage", (), task.on): stage}
-        for precision in {RunConfig(**shape).precision for shape in task.shapes}:
-            add(measured, precision, everything)
+        add(measured, config.precision, collectives | {Operation("stage", (), task.on): stage})
         measured.facts += facts
     if task.sweep:
         disk = machine.time_disk(folder, task.on) if world.is_main else {}
         copies = machine.time_copies(device, task.on, task.repeats)
-        for precision in {RunConfig(**shape).precision for shape in task.shapes}:
-            add(measured, precision, copies | disk)
+        add(measured, config.precision, copies | disk)
         measured.facts += machine.facts(device, task.repeats)
     taken = taken_fraction(gather_objects(clock.lap())) or 0.0
     measured.facts.append(file.MachineFact("taken by others", taken, "share"))
@@ -100,12 +105,15 @@ def time_layers(task: CalibrationTask, config: RunConfig, world: World) -> dict[
     found: dict[Operation, Timing] = {}
     for tp in task.tp:
         found |= time_parts(run.gpt, run.seq_len, tokens, tp, dtype, world.device, task.on, task.repeats)
-        names = [WHOLE, *(task.recipes if tp == task.tp[0] else ())]
-        probe = LayerProbe(names, dataclasses.replace(config, tp_size=tp), world, accumulates=tp == task.tp[0])
+        names, cut = [WHOLE, *(task.recipes if tp == task.tp[0] else ())], dataclasses.replace(config, tp_size=tp)
+        probe = LayerProbe(names, cut, world, accumulates=tp == task.tp[0])
+        again = LayerProbe([WHOLE], dataclasses.replace(cut, activation_checkpointing="selective"), world)
         for _ in range(task.repeats + WARM_UP):
             probe.round()
-        found |= layer_operations(probe.times(), probe, task.on)
+            again.round()
+        found |= layer_operations(probe, task.on) | elementwise_operation(probe, again, task.on)
         probe.close()
+        again.close()
     return found
 
 
@@ -114,20 +122,6 @@ def time_rest(task: CalibrationTask, config: RunConfig, world: World, folder: Pa
     run = run_of(WHOLE if world.world_size == 1 else "ddp", config, world)
     found = time_optimizer(run.gpt.n_layer, config, world, task.on, task.repeats)
     return found | {Operation("host", (), task.on): time_host(run, folder)}
-
-
-def layer_operations(times: Mapping[str, LayerTimes], probe: LayerProbe, on: str) -> dict[Operation, Timing]:
-    """Return the operations whose seconds were measured as layers."""
-    found: dict[Operation, Timing] = {}
-    for recipe, layers in times.items():
-        run = next(engine.run for (name, _), engine in probe.engines.items() if name == recipe)
-        names = LayersHere(recipe, run.gpt, run.seq_len, run.batch.micro_batch_size, run.world.world_size, run.tp_size)
-        for what, by_phase in (("block", layers.block), ("head", layers.rest)):
-            for phase, timing in by_phase.items():
-                # The optimizer of the plain model is timed at each number of parameters, and it exchanges nothing.
-                if names.prefix or phase in (FORWARD, BACKWARD):
-                    found[names.part(f"{what} {phase}")._replace(on=on)] = timing
-    return found
 
 
 def time_optimizer(n_layer: int, config: RunConfig, world: World, on: str, repeats: int) -> dict[Operation, Timing]:
@@ -180,6 +174,14 @@ def busy(measured: Iterable[file.MachineFact]) -> float:
     return taken if taken > TAKEN_MAX else 0.0
 
 
+def measure_and_keep(task: CalibrationTask, world: World) -> None:
+    """Measure a task, and let rank 0 add the figures to its file."""
+    with tempfile.TemporaryDirectory(dir=task.disk or None) as folder:
+        measured = measure(task, world, Path(folder))
+    if world.is_main:
+        file.add(Path(task.out), measured)
+
+
 def as_rank(device: str, measure_and_leave: Callable[[World], None]) -> NoReturn:
     """Measure together with the other ranks, and end this process at once.
 
@@ -201,17 +203,10 @@ def as_rank(device: str, measure_and_leave: Callable[[World], None]) -> NoReturn
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Measure the task of the command line, and let rank 0 add the figures to its file."""
+    """Measure the task of the command line."""
     begin_process()
     task = CalibrationTask(**json.loads(words[0]))
-
-    def measure_and_leave(world: World) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            measured = measure(task, world, Path(folder))
-        if world.is_main:
-            file.add(Path(task.out), measured)
-
-    as_rank(task.device, measure_and_leave)
+    as_rank(task.device, lambda world: measure_and_keep(task, world))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ from gptscale.foresight.plan.report import merged
 from gptscale.foresight.plan.rows import PlannedRow
 
 
-def decide(plan: WorkPlan, wanted: int, simulate: Callable[[PlannedRow], RankMemory]) -> None:
-    """Simulate the best rows, first the recommended one, until enough of them fit."""
+def decide(plan: WorkPlan, n_rows: int, simulate: Callable[[PlannedRow], RankMemory]) -> None:
+    """Simulate the best rows, first the recommended one, until `n_rows` of them fit."""
     failed: set[tuple[str, int, int]] = set()
-    for _ in range(2 * wanted):
+    for _ in range(2 * n_rows):
         rows = [row for row in merged(plan.best)[0] if not row.timing.refused and row.candidate.split not in failed]
         best = plan.recommended
         rows.sort(key=lambda row: best is not None and row.candidate.split != best.candidate.split)
-        row = next((row for row in rows[:wanted] if row.simulated is None), None)
+        row = next((row for row in rows[:n_rows] if row.simulated is None), None)
         if row is None:
             return
         try:

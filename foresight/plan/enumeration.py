@@ -49,6 +49,9 @@ def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], 
     listed = Enumeration([], {})
     for name in recipes:
         row = RECIPES[name]
+        if row.own_work:
+            listed.left_out[name] = row.own_work
+            continue
         if row.needs_cuda and cluster.is_cpu:
             listed.left_out[name] = "it needs a CUDA device"
             continue

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from gptscale.foresight.time.simulator import Contention, PlayedStep, play
 from gptscale.foresight.time.split import Machines
-from gptscale.foresight.time.work import Operation, StepWork
+from gptscale.foresight.time.work import LAUNCHES, Operation, StepWork
 
-BUS, DISK_KINDS, HOST_KINDS = ("copy to host", "copy from host"), ("disk read", "disk write"), ("host optimizer",)
+BUS, DISK_KINDS = ("copy to host", "copy from host"), ("disk read", "disk write")
+HOST_KINDS = ("host optimizer", LAUNCHES)
 COMPUTE, LINKS, BUBBLE = "compute", "links", "bubble"
 
 

@@ -20,7 +20,8 @@ from gptscale.foresight.plan.limits import without_each
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.foresight.plan.rows import PlannedRow, StepTime
 from gptscale.foresight.plan.steps import estimated_work, n_items, steps_of
-from gptscale.foresight.time.calibration import DATA_SHEET, CostTable
+from gptscale.foresight.time.calibration import DATA_SHEET, FAR, CostTable
+from gptscale.foresight.time.simulator import seconds_of
 from gptscale.foresight.time.split import Machines
 from gptscale.foresight.time.work import Operation, StepWork
 from gptscale.recipes import RECIPES
@@ -106,9 +107,10 @@ def plan(
         fix = f"gptscale calibrate --model {config.model} --nproc {cluster.ranks}"
         raise ConfigError("this machine was not measured yet, so no time is known", "in --here", fix)
     if cluster.is_cpu:
-        for row in (row for row in fitting if not is_written(row.candidate.run)):
-            listed.left_out[row.candidate.run.recipe] = "its step is not known on a processor"
-        chosen = [row for row in fitting if is_written(row.candidate.run) and n_items(row.candidate) <= LONGEST]
+        known = [row for row in fitting if is_written(row.candidate.run, row.candidate.config)]
+        chosen = [row for row in known if n_items(row.candidate) <= LONGEST]
+        for recipe in {row.candidate.run.recipe for row in fitting} - {row.candidate.run.recipe for row in known}:
+            listed.left_out[recipe] = "its step is not known on a processor"
     else:
         chosen = _worth_playing(fitting, machines, costs_of)
     written = [steps_of(row.candidate, machines) for row in chosen]
@@ -137,10 +139,7 @@ def _worth_playing(
     """Return the rows that compute least, a few of each recipe and mesh."""
     works = [estimated_work(row.candidate, machines) for row in rows]
     costs = costs_of({operation for of_ranks in works for work in of_ranks for operation in work})
-    estimates = [
-        max(sum(n * costs.seconds(operation) for operation, n in work.items()) for work in of_ranks)
-        for of_ranks in works
-    ]
+    estimates = [max(seconds_of(work, costs.seconds) for work in of_ranks) for of_ranks in works]
     chosen, of_split = [], Counter[tuple[str, int, int]]()
     for i in sorted(range(len(rows)), key=estimates.__getitem__):
         row, split = rows[i], rows[i].candidate.split
@@ -155,6 +154,8 @@ def time_of(written: Written, costs: CostTable) -> StepTime:
     steps, more = written
     predictions = [costs.predict(step) for step in steps]
     last = predictions[-1]
+    if costs.measured and last.far:
+        return StepTime(refused=f"not calibrated: {last.far} is more than {FAR:.0f} times what was measured, or less")
     if costs.measured and last.spread > REFUSED_ABOVE:
         return StepTime(refused=f"not calibrated: {last.unknown} is known to {last.spread:.0%} only")
     seconds = last.seconds + more * (last.seconds - predictions[0].seconds)

@@ -12,7 +12,7 @@ from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.mock_cuda.devices import DEVICES
-from gptscale.foresight.time.presets import GLOO, HERE, INNER_LINKS, OUTER_LINKS, USUAL_LINKS
+from gptscale.foresight.time.data_sheets import GLOO, HERE, INNER_LINKS, OUTER_LINKS, USUAL_LINKS, sheet_of
 from gptscale.foresight.time.split import Machines
 
 GIB = 2**30
@@ -24,7 +24,8 @@ Resolve = Callable[[str, RunConfig, RecipeConfig], Run]
 class Cluster:
     """Machines that are alike. device: a name of mock_cuda/devices.py, or HERE. link: as costs are filed under it.
 
-    memory: bytes of a device, or of a rank on a CPU. assumed: what the user did not say.
+    memory: bytes of a device, or of a rank on a CPU. assumed: what the user did not say. jobs: how many share the links between
+    nodes.
     """
 
     device: str
@@ -33,6 +34,7 @@ class Cluster:
     link: str
     memory: int
     assumed: str = ""
+    jobs: int = 1
 
     @property
     def ranks(self) -> int:
@@ -45,9 +47,8 @@ class Cluster:
         return self.device == HERE
 
     def machines(self, precision: str) -> Machines:
-        """Return the machines as costs are filed under them. A data sheet has its own rates for fp32 and fp8."""
-        name = f"{self.device} {precision}" if precision in ("fp32", "fp8") and not self.is_cpu else self.device
-        return Machines(name, self.per_node, self.link)
+        """Return the machines as costs are filed under them."""
+        return Machines(sheet_of(self.device, precision), self.per_node, self.link, self.jobs)
 
     def outside(self, communicators: int) -> int:
         """Return the bytes of a device that torch does not see, 0 on a CPU."""
@@ -57,7 +58,8 @@ class Cluster:
         if self.is_cpu:
             return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} on this CPU"
         nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''} of " if self.nodes > 1 else ""
-        return f"{nodes}{self.per_node} x {self.device}, {self.link}"
+        shared = f", links shared by {self.jobs} jobs" if self.jobs > 1 else ""
+        return f"{nodes}{self.per_node} x {self.device}, {self.link}{shared}"
 
 
 def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Cluster:

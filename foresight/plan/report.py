@@ -9,6 +9,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.rows import PlannedRow
+from gptscale.foresight.time.data_sheets import sheet_of, sources_of
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gptscale: plan</title>
@@ -116,6 +117,7 @@ def notes(plan: WorkPlan, simulated: bool) -> list[str]:
         lines.append("~ memory by the closed form: what the allocator reserves beyond it is not in it")
     if any(row.timing.grade.startswith("data sheet") for row in plan.rows):
         lines.append("data sheet: no such device was measured, the times order splits and promise nothing")
+        lines += sources_of(sheet_of(cluster.device, plan.config.precision), cluster.link)
     lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
     return lines
 

@@ -128,10 +128,15 @@ class PlannedRow:
             kind = KINDS_OF_MEMORY.get(owner.partition(" of ")[0], "rest")
             kinds[kind] = kinds.get(kind, 0) + nbytes
         largest = sorted(kinds.items(), key=lambda item: -item[1])[:most]
-        words = [f"{kind} {nbytes / GIB:.1f}" for kind, nbytes in largest]
+        words = [f"{kind} {_gib(nbytes)}" for kind, nbytes in largest]
         words += [f"host {self.places.host / GIB:.0f}"] if self.places.host else []
         words += [f"disk {self.places.disk / GIB:.0f}"] if self.places.disk else []
         return ", ".join(words)
+
+
+def _gib(nbytes: int) -> str:
+    """Return GiB with one decimal, or with one figure if they are less."""
+    return f"{nbytes / GIB:.1f}" if nbytes >= 0.1 * GIB else f"{nbytes / GIB:.1g}"
 
 
 KINDS_OF_MEMORY = {

@@ -9,8 +9,8 @@ from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, stage_indices,
 from gptscale.foresight.calibrate.steps import step_here
 from gptscale.foresight.memory.recipe_bytes import BUCKET
 from gptscale.foresight.plan.enumeration import Candidate
+from gptscale.foresight.time.data_sheets import HERE
 from gptscale.foresight.time.data_steps import DataStep, Exchange
-from gptscale.foresight.time.presets import HERE
 from gptscale.foresight.time.schedules import BACKWARD, FORWARD
 from gptscale.foresight.time.split import Machines, ModelShape, Split, StepWriter
 from gptscale.foresight.time.steps import pipeline_step

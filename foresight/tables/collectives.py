@@ -11,7 +11,7 @@ from gptscale.foresight.tables.vtrain import CLUSTER as A100_PLACE
 from gptscale.foresight.time.operations import MessageShape
 from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
 
-LINKS = {"a100": A100_PLACE[1], "v100": "nvlink-v100"}
+LINKS = {"a100": A100_PLACE[1], "v100": "nvlink2 ib-100"}
 KINDS = {"AllReduce": ("all-reduce", 2), "AllGather": ("all-gather", 1), "ReduceScatter": ("reduce-scatter", 1)}
 # The playbook measured with messages of this size.
 PLAYBOOK_BYTES = 256 * 2**20
@@ -46,7 +46,7 @@ ALL_REDUCES = Profile(
     "all-reduces inside a node of A100 or V100",
     ("gpu", "n_gpus", "size_B", "time_ns_out_of_place"),
     read_all_reduce,
-    (A100_PLACE, ("v100", "nvlink-v100")),
+    (A100_PLACE, ("v100", "nvlink2 ib-100")),
 )
 BANDWIDTHS = Profile(
     "NCCL bandwidth",

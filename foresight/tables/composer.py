@@ -24,11 +24,11 @@ MODELS = {
     "70b": (80, 8192, 64),
 }
 PLACES = {
-    "a100_40gb": ("a100-40", "nvlink-a100 roce-1600"),
-    "a100_80gb": ("a100-80", "nvlink-a100 roce-1600"),
-    "h100_80gb": ("h100-80", "nvlink-h100 ib-3200"),
+    "a100_40gb": ("a100-40", "nvlink3 roce-1600"),
+    "a100_80gb": ("a100-80", "nvlink3 roce-1600"),
+    "h100_80gb": ("h100-80", "nvlink4 ib-3200"),
 }
-FP8 = ("h100-80 fp8", "nvlink-h100 ib-3200")
+FP8 = ("h100-80 fp8", "nvlink4 ib-3200")
 
 
 def read(row: CellsOfRow) -> MeasuredRun:

@@ -10,11 +10,12 @@ from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, Profile
 from gptscale.foresight.time.split import Machines, ModelShape, Split
 from gptscale.foresight.time.steps import pipeline_step
 
+# The vocabulary of rows that name none.
 PER_NODE, DEVICES, VOCABULARY = 8, 8, 51200
 PLACES = {
-    "a100": ("a100-80", "nvlink-a100 ib-800"),
-    "h100": ("h100-80", "nvlink-h100 ib-3200"),
-    "gb200": ("gb200", "nvlink-gb200"),
+    "a100": ("a100-80", "nvlink3 ib-800"),
+    "h100": ("h100-80", "nvlink4 ib-3200"),
+    "gb200": ("gb200", "nvlink5 ib-3200"),
 }
 # Columns of what the step's description leaves out. A value other than these means that the row uses it.
 LEFT_OUT = (
@@ -51,8 +52,9 @@ def read(row: CellsOfRow) -> MeasuredRun:
         return MeasuredRun(None, seconds, cannot="the splits do not divide 8 devices, the layers or the batch")
     feed_forward = row.whole("ffn-hidden-size") if row.text("ffn-hidden-size") else 4 * hidden
     groups = row.whole("num-query-groups") if row.text("num-query-groups") else heads
+    vocabulary = row.whole("vocab-size") if row.text("vocab-size") else VOCABULARY
     gated, untied = (row.text(title) == "true" for title in ("swiglu", "untie-embeddings-and-output-weights"))
-    model = ModelShape(layers, hidden, heads, seq_len, VOCABULARY, groups, feed_forward, gated, not untied, True)
+    model = ModelShape(layers, hidden, heads, seq_len, vocabulary, groups, feed_forward, gated, not untied, True)
     split = Split(
         dp,
         tp,

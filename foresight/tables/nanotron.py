@@ -1,8 +1,8 @@
 """The Ultra-Scale Playbook's sweep: Llama-like models on H100s by nanotron.
 
-The stack runs 1F1B with blocking sends, keeps all activations, and accumulates gradients in fp32. ZeRO-1 splits master weights
-and moments over data ranks. Whether tensor ranks split the sequence is not recorded. Source: huggingface/nanotron, the
-playbook's benchmarks.
+The stack runs 1F1B with blocking sends, keeps all activations, accumulates gradients in fp32, and reduces them beside backward.
+ZeRO-1 splits master weights and moments over data ranks. Tensor ranks send beside their products. Whether they split the sequence
+is not recorded, but the memory of the runs says so. Source: huggingface/nanotron, the playbook's benchmarks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, MemoryParts,
 from gptscale.foresight.time.split import Machines, ModelShape, Split
 from gptscale.foresight.time.steps import pipeline_step
 
-PLACE = ("h100-80", "nvlink-h100 efa-3200")
+PLACE = ("h100-80", "nvlink4 efa-3200")
+# The links for tensor ranks while stages send each other messages: each hop then takes much longer.
+BESIDE_STAGES = ("h100-80", "nvlink4 efa-3200@stages")
 PER_NODE, CAPACITY_GB, VOCABULARY, SEQ_LEN = 8, 80.0, 131072, 4096
 # Layers, width, heads, heads of keys and values, width of the feed-forward part, and whether the head is the table. The
 # parameters that the table's MFU was counted with agree to 0.2 %.
@@ -49,7 +51,22 @@ def read(row: CellsOfRow) -> MeasuredRun:
         cannot_start = f"{pp} stages have only {layers} blocks"
     elif micro_batches < pp - 1:
         cannot_start = f"nanotron's 1F1B needs {pp - 1} micro-batches, not {micro_batches}"
-    split = Split(dp, tp, pp, micro_batch, micro_batches, blocks, zero=int(zero), gradient_bytes=4)
+    split = Split(
+        dp,
+        tp,
+        pp,
+        micro_batch,
+        micro_batches,
+        blocks,
+        zero=int(zero),
+        gradient_bytes=4,
+        sequence_parallel=tp > 1,
+        gathered_sequence=True,
+        norm_bytes=2,
+        overlaps_gradients=True,
+        tensor_beside=True,
+        tensor_link=BESIDE_STAGES[1] if pp > 1 else "",
+    )
     step = pipeline_step(model, split, Machines(PLACE[0], PER_NODE, PLACE[1]))
     measured_gb = row.number("gpu_memory_gb") if seconds and row.text("gpu_memory_gb") else None
     memory = MemoryParts((_elements(model, split, 0), _elements(model, split, pp - 1)), EXPECTED_BYTES, CAPACITY_GB)
@@ -106,6 +123,6 @@ NANOTRON = Profile(
         "status",
     ),
     read,
-    (PLACE,),
+    (PLACE, BESIDE_STAGES),
     choices=True,
 )

@@ -15,8 +15,8 @@ from gptscale.foresight.time.steps import pipeline_step
 
 # The table of one node, and that of a cluster. They are machines of their own: the cluster computes the same shapes a quarter
 # more slowly. On the node, where the host limits small shapes, what a collective adds to a step is not what NCCL's tests measure.
-NODE = ("a100-80 in a node", "nvlink-a100 in a node")
-CLUSTER = ("a100-80", "nvlink-a100 ib-800")
+NODE = ("a100-80@node", "nvlink3 ib-800@node")
+CLUSTER = ("a100-80", "nvlink3 ib-800")
 PER_NODE = 8
 # GPT-2's vocabulary, padded as Megatron does for 8 tensor ranks.
 VOCABULARY = 51200

@@ -16,13 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gptscale.foresight.time.operations import LAUNCH, amounts, coordinates
+from gptscale.foresight.time.operations import amounts, coordinates
 from gptscale.foresight.time.simulator import Contention, PlayedStep, play
-from gptscale.foresight.time.work import Operation, StepWork
+from gptscale.foresight.time.work import BESIDE, Operation, StepWork
 
 Array = Any
-# How sharp the edge is between what the host and what the device limits.
-EDGE = 4.0
 # How far a layer as a recipe holds it deviates from the curve of a plain one, as a logarithm.
 HELD_SPREAD = 0.8
 RateName = tuple[str, str]
@@ -62,19 +60,18 @@ class _Problem:
     operations: Sequence[Operation]
     asked: Array
     n_rates: int
-    host: Array
 
     def paths(self, x: Array) -> _Paths:
         """Play every step with the costs that `x` gives."""
         place = {operation: i for i, operation in enumerate(self.operations)}
-        logs, slopes = _costs(x, self.asked, self.n_rates, self.host)
+        logs, slopes = _costs(x, self.asked, self.n_rates)
         costs = dict(zip(self.operations, np.exp(logs), strict=True))
         shares, errors = np.zeros((len(self.rows), len(place))), np.zeros(len(self.rows))
         for i, row in enumerate(self.rows):
             timeline = play(row.step, costs.__getitem__)
             errors[i] = math.log(row.seconds / timeline.seconds)
-            for operation, count in timeline.critical_work().items():
-                shares[i, place[operation]] = count * costs[operation] / timeline.seconds
+            for operation, share in timeline.shares(costs.__getitem__).items():
+                shares[i, place[operation]] = share
         return _Paths(errors, np.hstack([shares @ slopes, shares]))
 
 
@@ -82,7 +79,7 @@ class _Problem:
 class Prediction:
     """The seconds of a step. spread: its relative standard deviation. grade: how its costs are known.
 
-    unknown: the kind of operation that adds most to the spread.
+    unknown: the operation that adds most to the spread. far: one that is far from all that was measured of its kind, or "".
     """
 
     seconds: float
@@ -90,9 +87,16 @@ class Prediction:
     grade: str
     unknown: str
     timeline: PlayedStep
+    far: str = ""
 
 
 CALIBRATED, OTHER_SIZE, DATA_SHEET = "calibrated here", "calibrated at another size", "data sheet"
+
+
+# Operations that are a smaller share of a step do not decide how it is known.
+SMALL = 0.01
+# A shape is far from another if one of its figures is more than so many times the other's.
+FAR = 4.0
 
 
 class CostTable:
@@ -116,6 +120,7 @@ class CostTable:
     ) -> None:
         self.places = {operation: i for i, operation in enumerate(operations)}
         self.logs, self.covariance, self.measured, self.rates = logs, covariance, set(measured), rates
+        self._far: dict[Operation, bool] = {}
 
     def seconds(self, operation: Operation) -> float:
         """Return the seconds of an operation. Raises KeyError for one that was not prepared for."""
@@ -124,17 +129,40 @@ class CostTable:
     def predict(self, step: StepWork) -> Prediction:
         """Return the seconds of a step and how well they are known."""
         timeline = play(step, self.seconds, self.contention)
-        work = timeline.critical_work()
-        share = {op: n * self.seconds(op) / timeline.seconds for op, n in work.items()}
+        share = timeline.shares(self.seconds)
         places = [self.places[op] for op in share]
         weights = np.array(list(share.values()))
         spread = math.sqrt(max(0.0, weights @ self.covariance[np.ix_(places, places)] @ weights))
-        known = sum(part for op, part in share.items() if op in self.measured)
-        grade = CALIBRATED if known > 0.99 * sum(share.values()) else OTHER_SIZE if self.measured else DATA_SHEET
-        grade += f" ({self.note})" if self.note and self.measured else ""
         own = weights * np.sqrt(self.covariance[places, places])
         unknown = list(share)[int(own.argmax())]
-        return Prediction(timeline.seconds, spread, grade, f"{unknown.kind} {unknown.shape}", timeline)
+        far = next((op for op, part in share.items() if part > SMALL and self._is_far(op)), None)
+        return Prediction(
+            timeline.seconds, spread, self._grade(share), _words(unknown), timeline, (far and _words(far)) or ""
+        )
+
+    def _grade(self, share: Mapping[Operation, float]) -> str:
+        """Return how the costs are known that make up a step."""
+        unmeasured = {op: part for op, part in share.items() if op not in self.measured}
+        if not self.measured or sum(unmeasured.values()) <= SMALL:
+            grade = CALIBRATED if self.measured else DATA_SHEET
+        else:
+            devices = {op.on for op in self.measured}
+            sheets = {op.on for op, part in unmeasured.items() if part > SMALL and op.on not in devices}
+            grade = f"{OTHER_SIZE}{''.join(f', {on} by data sheet' for on in sorted(sheets))}"
+        return f"{grade} ({self.note})" if self.note and self.measured else grade
+
+    def _is_far(self, operation: Operation) -> bool:
+        """Return whether the kind was measured, but nothing of it whose figures differ by less than FAR times."""
+        if operation not in self._far:
+            alike = [op for op in self.measured if (op.kind, op.on) == (operation.kind, operation.on)]
+            here = np.array(coordinates(operation))
+            distances = [np.abs(here - coordinates(op)).max(initial=0) for op in alike]
+            self._far[operation] = min(distances, default=0.0) > math.log(FAR)
+        return self._far[operation]
+
+
+def _words(operation: Operation) -> str:
+    return f"{operation.kind} {tuple(operation.shape)}"
 
 
 def calibrate(
@@ -153,14 +181,13 @@ def calibrate(
     names, asked = _amounts(operations)
     expected = np.log([rates[name][0] for name in names])
     n_rates, n = len(names), len(operations)
-    host = np.array([float(name == LAUNCH) for name, _ in names])
     precision = np.zeros((n_rates + n, n_rates + n))
     precision[range(n_rates), range(n_rates)] = [rates[name][1] ** -2 for name in names]
     precision[n_rates:, n_rates:] = _prior_precision(operations, priors)
     x = np.concatenate([expected, np.zeros(n)])
     start = x.copy()
     noise = np.array([row.noise for row in rows])
-    problem = _Problem(rows, operations, asked, n_rates, host)
+    problem = _Problem(rows, operations, asked, n_rates)
     path, damping = problem.paths(x), 1.0
     for round_ in range(rounds):
         # A row that is far off for reasons of its own pulls little. Which rows are, is known late.
@@ -186,7 +213,7 @@ def calibrate(
         x, path, damping = x + step, tried, max(damping / 4, 1e-3)
         if round_ > 12 and gain < 1e-3:
             break
-    logs, slopes = _costs(x, asked, n_rates, host)
+    logs, slopes = _costs(x, asked, n_rates)
     to_logs = np.hstack([slopes, np.eye(n)])
     covariance = to_logs @ np.linalg.solve(curvature, to_logs.T)
     return CostTable(operations, logs, covariance, measured, dict(zip(names, np.exp(x[:n_rates]), strict=True)))
@@ -214,17 +241,11 @@ def _amounts(operations: Sequence[Operation]) -> tuple[list[RateName], Array]:
     return names, matrix
 
 
-def _costs(x: Array, asked: Array, n_rates: int, host: Array) -> tuple[Array, Array]:
-    """Return the logarithms of all costs, and their slopes in the logarithms of the rates.
-
-    host: 1 for the rates of what the host does while the device works. The longer of the two counts, with a soft edge.
-    """
+def _costs(x: Array, asked: Array, n_rates: int) -> tuple[Array, Array]:
+    """Return the logarithms of all costs, and their slopes in the logarithms of the rates."""
     parts = asked * np.exp(x[:n_rates])
-    on_host, on_device = parts @ host, parts @ (1 - host)
-    curve = (on_host**EDGE + on_device**EDGE) ** (1 / EDGE)
-    of_host = on_host ** (EDGE - 1) / curve**EDGE
-    of_device = on_device ** (EDGE - 1) / curve**EDGE
-    return np.log(curve) + x[n_rates:], parts * (of_host[:, None] * host + of_device[:, None] * (1 - host))
+    curve = parts.sum(axis=1)
+    return np.log(curve) + x[n_rates:], parts / curve[:, None]
 
 
 def _prior_precision(operations: Sequence[Operation], priors: Mapping[str, Prior]) -> Array:
@@ -234,7 +255,7 @@ def _prior_precision(operations: Sequence[Operation], priors: Mapping[str, Prior
     for i, operation in enumerate(operations):
         families.setdefault((operation.kind, operation.on), []).append(i)
     for (kind, _), members in families.items():
-        recipe, _, what = kind.rpartition(": ")
+        recipe, _, what = kind.removeprefix(BESIDE).rpartition(": ")
         # What a recipe adds to a layer is on no data sheet.
         prior = priors[what]._replace(spread=HELD_SPREAD) if recipe else priors[what]
         points = np.array([coordinates(operations[i]) for i in members]).reshape(len(members), -1)

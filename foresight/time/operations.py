@@ -11,13 +11,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from gptscale.foresight.time.work import Operation
+from gptscale.foresight.time.work import LAUNCHES, Operation
 
 BYTES = 2  # of a number in 16 bits
 # Rates by name.
-FLOP, ATTENTION, MEMORY, LAUNCH, OPTIMIZER, HOST = "flop", "attention", "memory", "launch", "optimizer", "host"
-# OUTER: a byte that leaves a node. FAR: what it takes longer for each node that takes part.
-INNER, OUTER, FAR, MESSAGE = "inner", "outer", "far", "message"
+FLOP, ATTENTION, MEMORY, LAUNCH, OPTIMIZER = "flop", "attention", "memory", "launch", "optimizer"
+# What a host does once a step, and what torch's schedule does for a micro-batch in one direction.
+HOST, STAGE = "host", "stage"
+# OUTER: a byte that leaves a node. MESSAGE: the first byte of a message in a node. HOP: that of one to another node.
+INNER, OUTER, MESSAGE, HOP = "inner", "outer", "message", "hop"
+# To start a collective takes as long as so many messages: NCCL's base latency and the launch of its kernel.
+START = 8
 # Bytes over a device's bus and to and from disk, and parameters that the host's processor steps.
 TO_HOST, FROM_HOST, DISK_READ, DISK_WRITE, HOST_STEP = "to host", "from host", "disk read", "disk write", "host step"
 
@@ -58,11 +62,28 @@ class MessageShape(NamedTuple):
     sharing: int
 
 
+def message_shape(n_bytes: float, ranks: int, stride: int, per_node: int, jobs: int = 1) -> MessageShape:
+    """Return the collective of each group of ranks that lie `stride` apart, on nodes of `per_node`.
+
+    jobs: how many use the links between nodes, this one included.
+    """
+    own = min(ranks, -(-per_node // stride))
+    # Inside a node every pair has a way of its own; those that leave it share its links.
+    return MessageShape(int(n_bytes), ranks, own, 1 if own == ranks else jobs * max(1, per_node // own))
+
+
 class AmountShape(NamedTuple):
     """Bytes that are copied, or parameters that the host steps, by each of the `sharing` ranks that use one disk or processor."""
 
     amount: int
     sharing: int = 1
+
+
+class LaunchShape(NamedTuple):
+    """How many kernels and collectives the host of one of `ranks` tensor ranks starts."""
+
+    launches: int
+    ranks: int = 1
 
 
 class StateShape(NamedTuple):
@@ -119,8 +140,6 @@ def _block_forward(shape: tuple[int, ...]) -> dict[str, float]:
         FLOP: sum(2 * m * k * n for m, k, n in products),
         ATTENTION: 4 * s.tokens * s.seq_len * s.hidden / s.tp / (2 if s.fused else 1),
         MEMORY: BYTES * (traffic + passes + scores),
-        # Two collectives cost the host as much as several kernels.
-        LAUNCH: 20 + 10 * (s.tp > 1),
     }
 
 
@@ -129,7 +148,7 @@ def _block_elementwise(shape: tuple[int, ...]) -> dict[str, float]:
     s = BlockShape(*shape)
     passes = 12 * s.tokens * s.hidden / (s.tp if s.sequence_parallel else 1)
     passes += s.tokens * (5 * s.hidden + (3 + s.gated) * s.feed_forward) / s.tp
-    return {MEMORY: BYTES * passes, LAUNCH: 10}
+    return {MEMORY: BYTES * passes}
 
 
 def _head_forward(shape: tuple[int, ...]) -> dict[str, float]:
@@ -139,7 +158,6 @@ def _head_forward(shape: tuple[int, ...]) -> dict[str, float]:
     return {
         FLOP: 2 * s.tokens * s.hidden * columns,
         MEMORY: BYTES * traffic + 4 * 4 * s.tokens * columns,
-        LAUNCH: 15,
     }
 
 
@@ -155,15 +173,15 @@ def _ring(shape: tuple[int, ...], turns: int) -> dict[str, float]:
         return {}
     sent = turns * s.bytes * (s.ranks - 1) / s.ranks
     if s.per_node >= s.ranks:
-        return {INNER: sent, MESSAGE: turns * (s.ranks - 1)}
-    nodes = s.ranks / s.per_node
-    outside = sent * s.sharing
-    return {INNER: sent, OUTER: outside, FAR: outside * nodes, MESSAGE: turns * (s.per_node - 1 + nodes - 1)}
+        return {INNER: sent, MESSAGE: START + turns * (s.ranks - 1)}
+    # In a ring every turn of a rank waits for the links between nodes. An all-reduce takes a tree where that has fewer hops.
+    return {INNER: sent, OUTER: sent * s.sharing, MESSAGE: START, HOP: s.ranks - 1}
 
 
 def _send(shape: tuple[int, ...]) -> dict[str, float]:
     s = MessageShape(*shape)
-    return {INNER if s.per_node > 1 else OUTER: s.bytes * (1 if s.per_node > 1 else s.sharing), MESSAGE: 1}
+    way = {INNER: s.bytes} if s.per_node > 1 else {OUTER: s.bytes * s.sharing, HOP: 1}
+    return {**way, MESSAGE: START}
 
 
 def _product(shape: tuple[int, ...]) -> dict[str, float]:
@@ -205,7 +223,8 @@ KINDS: Mapping[str, Callable[[tuple[int, ...]], dict[str, float]]] = {
     "disk write": lambda shape: {DISK_WRITE: shape[0] * shape[1]},
     "host optimizer": lambda shape: {HOST_STEP: shape[0] * shape[1]},
     "host": lambda shape: {HOST: 1},
-    "stage": lambda shape: {LAUNCH: 20},
+    "stage": lambda shape: {STAGE: 1},
+    LAUNCHES: lambda shape: {LAUNCH: LaunchShape(*shape).launches},
     "block optimizer": lambda shape: {OPTIMIZER: StateShape(*shape).parameters},
     "head optimizer": lambda shape: {OPTIMIZER: StateShape(*shape).parameters},
     "product": _product,

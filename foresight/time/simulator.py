@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
+from gptscale.foresight.time.work import BESIDE, COMPUTE, GATHER, HOST, LAUNCHES, REDUCE, Operation, StepWork, Work
+
+# How sharp the edge is between the host, the device and the links as what limits a work.
+EDGE = 4.0
 
 
 class Contention(NamedTuple):
@@ -42,25 +45,67 @@ class PlayedStep:
             place = self.after[place]
         return path[::-1]
 
-    def critical_work(self) -> dict[Operation, float]:
-        """Return how often each operation is done on the critical path.
+    def shares(self, seconds: Callable[[Operation], float]) -> dict[Operation, float]:
+        """Return by how many per cent the step is longer if an operation takes one per cent longer.
 
-        Without contention, the length of the step is the sum of these counts times the seconds of each operation.
+        seconds: what the step was played with. Without contention, the shares of all operations sum up to 1.
         """
+        whole = max(self.seconds, 1e-300)
         n_of_work: dict[int, int] = {}
         for place in self.critical_path():
             work = self.step.items[place].work
             n_of_work[work] = n_of_work.get(work, 0) + 1
         total: dict[Operation, float] = {}
-        for work, n in n_of_work.items():
-            for operation, count in self.step.works[work].items():
-                total[operation] = total.get(operation, 0.0) + n * count
+        for place, n in n_of_work.items():
+            by_operation = {op: count * seconds(op) for op, count in self.step.works[place].items()}
+            lanes = _lanes(by_operation)
+            lanes.pop(GATHER, None)
+            longest = _longest(lanes.values())
+            device = next((op.on for op in by_operation if op.kind == LAUNCHES), None)
+            for operation, own in by_operation.items():
+                lane = _lane(operation, device)
+                of_limit = (lanes[lane] / longest) ** (EDGE - 1) if lane in lanes and longest else 1.0
+                total[operation] = total.get(operation, 0.0) + n * own * of_limit / whole
         return total
 
     def busy_s(self, rank: int, stream: str) -> float:
         """Return the seconds in which a stream of a rank is not idle."""
         items = zip(self.step.items, self.begins, self.ends, strict=True)
         return sum(end - begin for item, begin, end in items if (item.rank, item.stream) == (rank, stream))
+
+
+def seconds_of(work: Work, seconds: Callable[[Operation], float]) -> float:
+    """Return how long a work takes.
+
+    Launches on the host, the device, and what is sent beside it go on at the same time, and the longest counts. What is sent in
+    between holds up all of them: the ranks of a collective come together, however late their hosts are.
+    """
+    lanes = _lanes({operation: n * seconds(operation) for operation, n in work.items()})
+    between = lanes.pop(GATHER, 0.0)
+    return between + _longest(lanes.values())
+
+
+def _lane(operation: Operation, device: str | None) -> str:
+    if operation.kind == LAUNCHES:
+        return HOST
+    if operation.kind.startswith(BESIDE):
+        return REDUCE
+    return COMPUTE if device in (None, operation.on) else GATHER
+
+
+def _lanes(by_operation: Mapping[Operation, float]) -> dict[str, float]:
+    """Return the seconds of what goes on at the same time. GATHER: what is sent in between."""
+    device = next((operation.on for operation in by_operation if operation.kind == LAUNCHES), None)
+    lanes: dict[str, float] = {}
+    for operation, own in by_operation.items():
+        lane = _lane(operation, device)
+        lanes[lane] = lanes.get(lane, 0.0) + own
+    return lanes
+
+
+def _longest(lanes: Collection[float]) -> float:
+    """Return the largest of some times, with a soft edge between them."""
+    return sum(lanes) if len(lanes) < 2 else sum(own**EDGE for own in lanes) ** (1 / EDGE)
 
 
 def play(
@@ -73,7 +118,7 @@ def play(
 
     slow_ranks: how many times longer a rank computes. Raises ValueError for items that wait for each other for ever.
     """
-    of_work = [sum(n * seconds(operation) for operation, n in work.items()) for work in step.works]
+    of_work = [seconds_of(work, seconds) for work in step.works]
     durations = [of_work[item.work] for item in step.items]
     if slow_ranks:
         for i, item in enumerate(step.items):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gptscale.foresight.time.operations import BYTES, BlockShape, HeadShape, MessageShape
+from gptscale.foresight.time.operations import BYTES, BlockShape, HeadShape, LaunchShape, MessageShape, message_shape
 from gptscale.foresight.time.schedules import FORWARD, INPUT, WEIGHT, Order, order_of_schedule
-from gptscale.foresight.time.work import Operation, added, times
+from gptscale.foresight.time.work import BESIDE, LAUNCHES, Operation, added, times
+
+# Kernels and collectives that the host starts in the forward of a block, of the head, and more for tensor ranks.
+BLOCK, HEAD, TENSOR = 20, 15, 10
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,15 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Machines:
-    """The devices of a cluster. link: a name for what connects them, as costs are filed under it."""
+    """The devices of a cluster.
+
+    link: a name for what connects them, as costs are filed under it. jobs: how many use the links between nodes.
+    """
 
     device: str
     per_node: int
     link: str
+    jobs: int = 1
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,10 @@ class Split:
     blocks: of each stage, first to last. zero: 0 none, 1 the optimizer, 3 all (FSDP). recompute: blocks are computed again in
     backward; recompute_elementwise: only what is between their products. p2p_waits: a stage computes nothing while it sends or
     receives. scattered_p2p: each tensor rank sends its part of the activations only. sent_bytes: of a number that a stage sends.
-    gathered_sequence: tensor ranks gather and scatter the sequence, as torch does, in place of all-reduces. gathers: data ranks
-    cut the weights of a stage's blocks too, which are gathered when they are used.
+    gathered_sequence: tensor ranks gather and scatter the sequence, as torch does, in place of all-reduces; norm_bytes: of a
+    number that a norm gives them. gathers: data ranks cut the weights of a stage's blocks too, which are gathered when they are
+    used. overlaps_gradients: those of a block are reduced beside the last backward of the blocks before it. tensor_beside: tensor
+    ranks send beside their products. tensor_link: what their collectives are filed under, "" for the machines' link.
     """
 
     dp: int
@@ -74,7 +83,11 @@ class Split:
     compute_bytes: int = BYTES
     sent_bytes: int = BYTES
     gathered_sequence: bool = False
+    norm_bytes: int = 4
     gathers: bool = False
+    overlaps_gradients: bool = False
+    tensor_beside: bool = False
+    tensor_link: str = ""
 
 
 class StepWriter:
@@ -95,37 +108,46 @@ class StepWriter:
 
     def on_link(self, kind: str, n_bytes: float, ranks: int, stride: int) -> Operation:
         """Return a collective of ranks that lie `stride` apart."""
-        per_node = min(ranks, -(-self.machines.per_node // stride))
-        # Inside a node every pair has a way of its own; those that leave it share its links.
-        sharing = 1 if per_node == ranks else max(1, self.machines.per_node // per_node)
-        shape = MessageShape(int(n_bytes), ranks, per_node, sharing)
+        shape = message_shape(n_bytes, ranks, stride, self.machines.per_node, self.machines.jobs)
         return Operation(kind, shape, self.machines.link)
 
     def block_work(self, direction: str) -> dict[Operation, float]:
         """Return the work of a block in one direction, with the collectives of its tensor ranks."""
-        work = {self.on_device(f"block {direction}", self.block): 1.0}
         s, numbers = self.split, self.tokens * self.model.hidden
+        work = {self.on_device(f"block {direction}", self.block): 1.0}
+        # The collectives of tensor ranks cost the host as much as several kernels.
+        work |= self.launches((BLOCK + TENSOR * (s.tp > 1)) * (1 if direction == "forward" else 2))
         if s.tp > 1 and s.gathered_sequence:
-            # What norms give is fp32, and what products give is not. Backward sends the gradient of each the other way.
+            # Backward sends the gradient of what a norm gives, and of what a product gives, the other way.
             whole = ("all-gather", "reduce-scatter") if direction == "forward" else ("reduce-scatter", "all-gather")
-            for kind, width in zip(whole, (4, s.compute_bytes), strict=True):
-                work[self.on_link(kind, width * numbers, s.tp, 1)] = 2.0
+            for kind, width in zip(whole, (s.norm_bytes, s.compute_bytes), strict=True):
+                work[self._of_tensor_ranks(kind, width * numbers)] = 2.0
         elif s.tp > 1:
-            work[self.on_link("all-reduce", s.compute_bytes * numbers, s.tp, 1)] = 2.0
+            work[self._of_tensor_ranks("all-reduce", s.compute_bytes * numbers)] = 2.0
         return work
+
+    def _of_tensor_ranks(self, kind: str, n_bytes: float) -> Operation:
+        operation = self.on_link(kind, n_bytes, self.split.tp, 1)
+        kind = (BESIDE if self.split.tensor_beside else "") + kind
+        return operation._replace(kind=kind, on=self.split.tensor_link or operation.on)
+
+    def launches(self, n: int) -> dict[Operation, float]:
+        """Return what the host does to start n kernels."""
+        return {self.on_device(LAUNCHES, LaunchShape(n, self.split.tp)): 1.0}
 
     def again(self) -> dict[Operation, float]:
         """Return what the backward of a block computes again."""
         if self.split.recompute_elementwise:
-            return {self.on_device("block elementwise", self.block): 1.0}
+            return {self.on_device("block elementwise", self.block): 1.0} | self.launches(BLOCK // 2)
         return self.block_work("forward") if self.split.recompute else {}
 
     def stage_work(self, stage: int, kind: str, blocks: int | None = None) -> dict[Operation, float]:
         """Return the work of a stage for one micro-batch: its blocks, and on the last stage the head."""
         blocks = self.split.blocks[stage] if blocks is None else blocks
-        head = {}
+        head: dict[Operation, float] = {}
         if stage == len(self.split.blocks) - 1:
             head = {self.on_device("head forward" if kind == FORWARD else "head backward", self.head): 1.0}
+            head |= self.launches(HEAD * (1 if kind == FORWARD else 2))
         if kind == FORWARD:
             return added(times(blocks, self.block_work("forward")), head)
         backward = added(times(blocks, self.block_work("backward")), head)
@@ -148,7 +170,7 @@ class StepWriter:
         """Return the send of activations from a pipeline rank to another."""
         stride, per_node = self.split.dp * self.split.tp, self.machines.per_node
         inside = rank * stride // per_node == other * stride // per_node
-        sharing = 1 if inside else min(per_node, stride)
+        sharing = 1 if inside else self.machines.jobs * min(per_node, stride)
         n_bytes = (
             self.split.sent_bytes
             * self.tokens
@@ -157,9 +179,9 @@ class StepWriter:
         )
         return {Operation("send", MessageShape(n_bytes, 2, 1 + inside, sharing), self.machines.link): 1.0}
 
-    def parameters(self, stages: list[int]) -> int:
-        """Return the parameters that a rank holds, with the tables of first and last stage."""
-        n = sum(self.split.blocks[stage] for stage in stages) * self.model.block_parameters
+    def parameters(self, stages: list[int], blocks: bool = True) -> int:
+        """Return the parameters that a rank holds, with the tables of first and last stage, or these tables alone."""
+        n = sum(self.split.blocks[stage] for stage in stages) * self.model.block_parameters if blocks else 0
         last = len(self.split.blocks) - 1
         n += self.model.table_parameters * ((0 in stages) + (last in stages and (last > 0 or not self.model.tied)))
         return max(1, n // self.split.tp)

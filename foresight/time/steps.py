@@ -43,10 +43,14 @@ def pipeline_step(model: ModelShape, split: Split, machines: Machines) -> StepWo
             gathered[stage] = kind != FORWARD
             if from_others and split.p2p_waits:
                 pending.append((step.add(f"receive {kind}{m}", rank, COMPUTE, incoming), from_others[0]))
-            place = step.add(f"{kind}{m} of stage {stage}", rank, COMPUTE, work[stage, kind], weights)
+            name = f"{kind}{m} of stage {stage}"
+            if split.overlaps_gradients and kind == BACKWARD and m == split.micro_batches - 1:
+                first, place = _last_backward(step, write, name, rank, stage, weights)
+            else:
+                first = place = step.add(name, rank, COMPUTE, work[stage, kind], weights)
             before.append(place)
             if from_others and not split.p2p_waits:
-                pending.append((place, from_others[0]))
+                pending.append((first, from_others[0]))
             last[rank] = [place]
             if kind == WEIGHT:
                 continue
@@ -64,6 +68,28 @@ def pipeline_step(model: ModelShape, split: Split, machines: Machines) -> StepWo
     return step
 
 
+def _last_backward(
+    step: StepWork, write: StepWriter, name: str, rank: int, stage: int, weights: tuple[int, ...]
+) -> tuple[int, int]:
+    """Append the last backward of a stage block by block, and beside it the reduction of each block's gradients.
+
+    Returns the places of its first and its last computation.
+    """
+    split, n_bytes = write.split, write.split.gradient_bytes * write.model.block_parameters // write.split.tp
+    reduced = {write.on_link(_reduction(split), n_bytes, split.dp, split.tp): 1.0}
+    block = added(write.again(), write.block_work("backward"))
+    first = place = step.add(f"{name}, head", rank, COMPUTE, write.stage_work(stage, BACKWARD, 0), weights)
+    for i in range(split.blocks[stage]):
+        place = step.add(f"{name}, block {i}", rank, COMPUTE, block)
+        if split.dp > 1:
+            step.add(f"gradients of block {i}", rank, REDUCE, reduced, (place,))
+    return first, place
+
+
+def _reduction(split: Split) -> str:
+    return "gradient reduce-scatter" if split.zero else "gradient all-reduce"
+
+
 def _finish(step: StepWork, write: StepWriter, last: dict[int, list[int]], rank_of: dict[int, int]) -> None:
     """Append what follows the last backward of each rank: reduced gradients, the optimizer, weights gathered again."""
     split, model = write.split, write.model
@@ -72,9 +98,10 @@ def _finish(step: StepWork, write: StepWriter, last: dict[int, list[int]], rank_
         stages = [stage for stage in range(n_stages) if rank_of[stage] == rank]
         parameters = write.parameters(stages)
         if split.dp > 1:
-            kind = "gradient reduce-scatter" if split.zero else "gradient all-reduce"
-            reduced = write.on_link(kind, split.gradient_bytes * parameters, split.dp, split.tp)
-            before = [step.add("gradients", rank, COMPUTE, {reduced: 1.0}, before)]
+            waiting = write.parameters(stages, blocks=not split.overlaps_gradients)
+            reduced = write.on_link(_reduction(split), split.gradient_bytes * waiting, split.dp, split.tp)
+            # Behind what its stream still reduces.
+            before = [step.add("gradients", rank, REDUCE, {reduced: 1.0}, before)]
         if model.tied and rank_of[0] != rank_of[n_stages - 1] and (0 in stages or n_stages - 1 in stages):
             table = split.gradient_bytes * model.table_parameters / split.tp
             both = write.on_link("gradient all-reduce", table, 2, split.dp * split.tp * (split.pp - 1))

@@ -9,6 +9,10 @@ from typing import NamedTuple
 # The streams of a rank. An item waits for the earlier items of its own stream.
 COMPUTE, GATHER, REDUCE, P2P = "compute", "gather", "reduce", "p2p"
 TO_HOST, FROM_HOST, DISK, HOST = "to host", "from host", "disk", "host"
+# The kind of what the host does to start the kernels and collectives of a work, while the device carries them out.
+LAUNCHES = "launches"
+# Before the kind of a collective that is sent beside the products of the same work.
+BESIDE = "beside: "
 
 
 class Operation(NamedTuple):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.warm_parent import begin_warm_parent
@@ -16,6 +16,10 @@ from gptscale.common.settings.checks import check_output_file, check_ranges, did
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import Precision, RunConfig
 from gptscale.launchers.bench.measurement import tell
+
+if TYPE_CHECKING:
+    from gptscale.common.process.world import World
+    from gptscale.foresight.calibrate.worker import CalibrationTask
 
 # Facts of RunConfig that a shape is made of.
 SHAPE = ("model", "n_layer", "n_head", "n_embd", "vocab_size", "seq_len", "precision")
@@ -44,7 +48,7 @@ class CalibrateOptions:
     precision: Precision = "fp32"
     """Of the products."""
     recipes: str = "all"
-    """Recipes whose layers are measured, with commas between. `all` takes those that can run here, `none` takes none."""
+    """On CPUs, recipes whose layers are measured, with commas between: `all` that can run here, or `none`."""
     nproc: int | None = None
     """Ranks that are measured together. Default: one per GPU, or 2 on a CPU. Under torchrun it is the size of its world."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -53,13 +57,15 @@ class CalibrateOptions:
     """Under which name of `gptscale plan --device` the figures are filed; `here` is this machine."""
     link: str | None = None
     """Under which name of a link the collectives are filed; default gloo, or nccl with CUDA."""
+    disk: Path = Path()
+    """Folder on the disk that is measured, and that zero_infinity would use; the figures are of temporary files in it."""
     repeats: int = 9
     """Rounds, of which the median is kept."""
     out: Path | None = None
     """File to add to; default calibration.json in the package's cache (XDG_CACHE_HOME)."""
 
     def __post_init__(self) -> None:
-        from gptscale.foresight.time.presets import DEVICES, LINKS
+        from gptscale.foresight.time.data_sheets import DEVICES, LINKS
 
         check_ranges(self, {"repeats": (3, 1000), "nproc": (1, 1024)})
         check_output_file(self.out, "--out", "cannot be written")
@@ -104,6 +110,7 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.common.process.ranks import launch
     from gptscale.common.process.world import World, runs_on_cuda, world_of
     from gptscale.foresight.calibrate import file, worker
+    from gptscale.foresight.time.data_sheets import sheet_of
 
     cuda, out = runs_on_cuda(options.device), options.out or file.default_file()
     launched = "WORLD_SIZE" in os.environ
@@ -117,18 +124,28 @@ def main(argv: Sequence[str]) -> int:
         out=str(out.absolute()),
         tp=options.tensor_ranks(),
         device=options.device,
-        on=options.device_name,
+        on=sheet_of(options.device_name, options.precision),
         link=options.link or "",
+        disk=str(options.disk.absolute()),
         repeats=options.repeats,
     )
-    words = (json.dumps(dataclasses.asdict(task)),)
     if launched:
-        return worker.main(words)
+        return worker.as_rank(task.device, lambda world: _measure_and_show(task, world))
+    words = (json.dumps(dataclasses.asdict(task)),)
     tell(f"measuring {options.model} on {world.world_size} ranks of {world.device.type} ...")
     if status := launch(Program("gptscale.foresight.calibrate.worker", words), world.world_size, fork=not cuda):
         return status
     show(out)
     return 0
+
+
+def _measure_and_show(task: CalibrationTask, world: World) -> None:
+    """Be one of the ranks that torchrun or a job started, of which the first prints what was measured."""
+    from gptscale.foresight.calibrate.worker import measure_and_keep
+
+    measure_and_keep(task, world)
+    if world.is_main:
+        show(Path(task.out))
 
 
 def nproc_of(options: CalibrateOptions, cuda: bool) -> int:
@@ -143,9 +160,13 @@ def recipes_of(options: CalibrateOptions, cuda: bool, world_size: int) -> list[s
     from gptscale.launchers.run.preflight import why_not_here
     from gptscale.recipes import RECIPES, get
 
-    if options.recipes == "none" or world_size == 1:
+    if cuda and options.recipes not in ("all", "none"):
+        fix = "leave it out: on GPUs gptscale plan plays what a recipe adds to its layers"
+        raise ConfigError("recipes are measured on CPUs only", "in --recipes", fix)
+    if cuda or options.recipes == "none" or world_size == 1:
         return []
-    held = [name for name, row in RECIPES.items() if row.axes and not row.environment and name not in WITHOUT_LAYERS]
+    without = {*WITHOUT_LAYERS, *(name for name, row in RECIPES.items() if row.environment or row.own_work)}
+    held = [name for name, row in RECIPES.items() if row.axes and name not in without]
     if options.recipes == "all":
         heads = options.config().gpt().n_head
         fits = [name for name in held if get(name).axes != ("tp",) or heads % world_size == 0]
@@ -158,8 +179,8 @@ def recipes_of(options: CalibrateOptions, cuda: bool, world_size: int) -> list[s
     return names
 
 
-# Recipes whose layers are those of one device, and one that keeps its state on a disk that must be named.
-WITHOUT_LAYERS = ("single", "ddp", "pipeline", "zero_infinity")
+# Recipes whose layers are those of one device.
+WITHOUT_LAYERS = ("single", "pipeline")
 
 
 def show(path: Path) -> None:

@@ -7,6 +7,7 @@ drifting machine weighs on both alike.
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import ConfigError, DataError, GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_output_file, check_ranges
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NPROC = 2
-# It needs a folder on a disk, and waits for it.
-LEFT_OUT = ("zero_infinity",)
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class PlanBenchOptions(QuietOptions):
     calibration: Path | None = None
     """File that the calibration is added to. Default: a file that is deleted at the end."""
     csv: Path | None = None
-    """File for the figures, written anew after each shape."""
+    """File that grows by the rows of a shape. What it has already is not measured again."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"rounds": (5, 1000)})
@@ -64,7 +63,10 @@ def main(argv: Sequence[str]) -> int:
     shapes = {name: shape_named(name) for name in names}
     with quiet_machine(options, "bench plan"), tempfile.TemporaryDirectory() as folder:
         calibration = options.calibration or Path(folder) / "calibration.json"
-        frame = collect(measure(recipes_of(options), shapes, options.rounds, calibration.absolute()), options.csv)
+        rows = measured_before(options.csv)
+        todo = {shape: [r for r in recipes_of(options) if (shape, r) not in rows] for shape in shapes}
+        new = measure(todo, shapes, options.rounds, calibration.absolute())
+        frame = collect(itertools.chain(rows.values(), new), options.csv)
         show(frame)
         print_written(options.csv, options.calibration)
     return 0
@@ -78,7 +80,7 @@ def recipes_of(options: PlanBenchOptions) -> list[str]:
     def reason(name: str) -> str | None:
         if get(name).environment:
             return "it runs in another environment"
-        return "it needs a disk" if name in LEFT_OUT else why_not_here(name, cuda=False)
+        return get(name).own_work or why_not_here(name, cuda=False)
 
     if options.recipes == "all":
         for name in RECIPES:
@@ -92,15 +94,32 @@ def recipes_of(options: PlanBenchOptions) -> list[str]:
     return names
 
 
+def measured_before(csv: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rows that a file has, by shape and recipe."""
+    if csv is None or not csv.exists():
+        return {}
+    import pandas as pd
+
+    try:
+        rows: list[Any] = pd.read_csv(csv).to_dict("records")
+        return {(row["shape"], row["recipe"]): row for row in rows}
+    except (OSError, ValueError, KeyError) as error:
+        what = f"{csv} has no rows of this bench ({type(error).__name__})"
+        raise DataError(what, "in --csv", "give the file that it wrote, or another name") from error
+
+
 def measure(
-    recipes: Sequence[str], shapes: dict[str, dict[str, int]], rounds: int, calibration: Path
+    todo: dict[str, list[str]], shapes: dict[str, dict[str, int]], rounds: int, calibration: Path
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each shape and recipe. A recipe that splits nothing has the machine for itself."""
+    """Yield a row for each shape and recipe. A recipe that splits nothing has the machine for itself.
+
+    todo: the recipes of each shape.
+    """
     from gptscale.recipes import get
 
     for shape_name, shape in shapes.items():
         for nproc in (NPROC, 1):
-            names = [name for name in recipes if bool(get(name).axes) == (nproc > 1)]
+            names = [name for name in todo[shape_name] if bool(get(name).axes) == (nproc > 1)]
             if names:
                 tell(f"{shape_name}: {', '.join(names)} ...")
                 yield from rows_of(names, shape_name, shape, nproc, rounds, calibration)
@@ -133,7 +152,7 @@ def predict(
     from gptscale.foresight.calibrate.costs import cost_table
     from gptscale.foresight.calibrate.machine import this_machine
     from gptscale.foresight.calibrate.steps import step_here
-    from gptscale.foresight.time.presets import GLOO, HERE
+    from gptscale.foresight.time.data_sheets import GLOO, HERE
     from gptscale.launchers.bench.plan.shapes import plan_of
 
     plan = plan_of(recipe, shape, 1, folder, world_of("cpu", None, nproc))

@@ -24,12 +24,13 @@ from gptscale.common.process.world import World, gather_objects
 from gptscale.common.train import train
 from gptscale.foresight.calibrate import file, machine, worker
 from gptscale.foresight.calibrate.host import time_host
+from gptscale.foresight.calibrate.layer_operations import layer_operations
 from gptscale.foresight.calibrate.layers import WHOLE, LayerProbe, run_of
-from gptscale.foresight.calibrate.links import contention, time_collectives
+from gptscale.foresight.calibrate.links import time_collectives
 from gptscale.foresight.calibrate.stages import time_stage
-from gptscale.foresight.calibrate.steps import step_here
+from gptscale.foresight.calibrate.steps import PLAIN, step_here
+from gptscale.foresight.time.data_sheets import GLOO, HERE
 from gptscale.foresight.time.operations import MessageShape
-from gptscale.foresight.time.presets import GLOO, HERE
 from gptscale.foresight.time.work import Operation
 from gptscale.launchers.bench.plan.shapes import plan_of
 from gptscale.launchers.run.preflight import Plan
@@ -95,11 +96,9 @@ def measure(task: dict[str, Any], world: World) -> list[dict[str, Any]]:
             for loop in loops.values():
                 loop.block()
     for probe in probes:
-        found |= worker.layer_operations(probe.times(), probe, HERE)
+        found |= layer_operations(probe, HERE)
         probe.close()
     worker.add(measured, config.precision, found)
-    if world.world_size > 1:
-        measured.facts += contention(world.device, rounds)
     taken = taken_fraction(gather_objects(clock.lap())) or 0.0
     if world.is_main:
         file.add(Path(task["calibration"]), measured)
@@ -121,7 +120,7 @@ def probes_of(plans: dict[str, Plan]) -> dict[int, list[str]]:
     """Return the recipes whose layers are timed, by micro-batch. Some hold the plain model's."""
     sizes: dict[int, list[str]] = {}
     for name, plan in plans.items():
-        layers = WHOLE if name in (WHOLE, "ddp", "pipeline") else name
+        layers = WHOLE if name in PLAIN else name
         names = sizes.setdefault(plan.run.batch.micro_batch_size, [])
         if layers not in names:
             names.append(layers)

@@ -9,8 +9,8 @@ from gptscale.common.errors import DataError
 from gptscale.foresight.calibrate.costs import cost_table
 from gptscale.foresight.calibrate.file import CalibratedMachine, MachineFact, MeasuredMachine, TimedOperation, add, read
 from gptscale.foresight.time.calibration import CALIBRATED, DATA_SHEET, OTHER_SIZE
+from gptscale.foresight.time.data_sheets import GLOO, HERE
 from gptscale.foresight.time.operations import BlockShape, MessageShape, ProductShape, StateShape
-from gptscale.foresight.time.presets import GLOO, HERE
 from gptscale.foresight.time.work import COMPUTE, REDUCE, Operation, StepWork
 
 MACHINE = CalibratedMachine("cpu: a test", "2.11.0", 1, 2)

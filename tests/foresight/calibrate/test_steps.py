@@ -5,12 +5,11 @@ import torch
 
 from gptscale.common.process.world import World
 from gptscale.foresight.calibrate.layers import PHASES, _apart, run_of
-from gptscale.foresight.calibrate.steps import block_parameters, rest_parameters, step_here
+from gptscale.foresight.calibrate.steps import block_parameters, is_written, step_here
 from gptscale.foresight.calibrate.timing import Timing
 from gptscale.foresight.time.operations import KINDS, kind_of
-from gptscale.foresight.time.simulator import play
-from gptscale.foresight.time.work import REDUCE
 from gptscale.launchers.bench.plan.shapes import plan_of
+from gptscale.recipes import get
 
 SHAPE = {"n_embd": 256, "n_head": 4, "n_layer": 4, "seq_len": 64}
 
@@ -57,18 +56,9 @@ def test_gradients_of_earlier_micro_batches_wait(step):
         4,
     )
     assert (work["zero2: head accumulation"], work["zero2: head backward"]) == (3, 1)
-    assert done(step("ddp", micro_batch_size=1)[0])["block backward"] == 16
-
-
-def test_ddp_sends_every_gradient_once_beside_backward(step):
-    work, run = step("ddp")
-    sent = [work.works[item.work] for item in work.items if item.stream == REDUCE]
-    n_bytes = sum(operation.shape[0] for operations in sent for operation in operations)
-    assert n_bytes == 4 * (4 * block_parameters(run.gpt) + rest_parameters(run.gpt))
-    # A block has 3 MiB, so the first bucket is full behind the last block.
-    assert len(sent) == 2
-    alone = play(work, lambda operation: 1.0 if operation.kind != "all-reduce" else 0.0).seconds
-    assert play(work, lambda operation: 1.0).seconds == alone + 1  # the last bucket waits for the table
+    plain = done(step("single", 1, micro_batch_size=1)[0])
+    assert plain["block backward"] == 4 * 8
+    assert "block accumulation" not in plain
 
 
 def test_stages_of_a_pipeline_have_their_own_blocks_and_optimizers(step):
@@ -83,6 +73,16 @@ def test_stages_of_a_pipeline_have_their_own_blocks_and_optimizers(step):
     sizes = [op.shape[0] for item in work.items for op in work.works[item.work] if op.kind == "optimizer"]
     # The table lies on both ends.
     assert sum(sizes) == 4 * block_parameters(run.gpt) + 2 * run.gpt.padded_vocab_size * run.gpt.n_embd
+
+
+def test_layers_are_those_of_a_recipes_own_defaults(step):
+    _, run = step("lightning_fabric")
+    config = get("lightning_fabric").load().LightningFabricConfig
+    assert is_written(run, config())
+    assert not is_written(run, config(strategy="fully_shard"))
+    for recipe in ("fsdp", "zero_infinity", "tensor_parallel"):
+        row = get(recipe)
+        assert is_written(step(recipe)[1], getattr(row.load(), row.config)(**row.preset))
 
 
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp", "tensor_parallel", "pipeline", "hybrid_3d"])

@@ -5,13 +5,18 @@ import math
 import pytest
 
 from gptscale.foresight.time.calibration import CALIBRATED, OTHER_SIZE, MeasuredStep, calibrate
-from gptscale.foresight.time.presets import DEVICES, LINKS, PRIORS, expected_rates
+from gptscale.foresight.time.data_sheets import DEVICES, LINKS, sheet_of, sources_of
+from gptscale.foresight.time.operations import LAUNCH
+from gptscale.foresight.time.presets import PRIORS, expected_rates
 from gptscale.foresight.time.simulator import play
 from gptscale.foresight.time.split import Machines, ModelShape, Split
 from gptscale.foresight.time.steps import pipeline_step, sharded_step
+from gptscale.foresight.time.work import LAUNCHES
 
-DEVICE, LINK = "a100-80", "nvlink-a100 ib-800"
+DEVICE, LINK = "a100-80", "nvlink3 ib-800"
 MACHINES = Machines(DEVICE, 8, LINK)
+FAST_HOST = 1e-6
+RATES = expected_rates(DEVICE, LINK) | {(LAUNCH, DEVICE): (FAST_HOST, 0.7)}
 
 
 def model(hidden=1024, layers=8):
@@ -27,7 +32,9 @@ def world(hidden=1024, layers=8, **more):
 
 
 def true_seconds(operation):
-    """Be a machine that is slower than its data sheet, by an amount of its own for each kind and shape."""
+    """Be a machine with a fast host whose device is slower than its data sheet, by an amount for each kind and shape."""
+    if operation.kind == LAUNCHES:
+        return FAST_HOST
     return 1e-3 * (1 + sum(operation.shape) % 7) * (0.1 if operation.on == LINK else 1.0)
 
 
@@ -37,7 +44,7 @@ def measured(step):
 
 def costs(rows, others=()):
     asked = {operation for step in others for operation in step.operations()}
-    return calibrate([measured(step) for step in rows], asked, expected_rates(DEVICE, LINK), PRIORS)
+    return calibrate([measured(step) for step in rows], asked, RATES, PRIORS)
 
 
 def test_steps_of_known_operations_are_predicted_without_having_been_measured():
@@ -59,7 +66,9 @@ def test_an_unknown_shape_says_so_in_its_spread_and_grade():
     known, unknown = world(layers=20), world(hidden=4096, tp=8, layers=20)
     table = costs(rows, [known, unknown])
     assert table.predict(known).grade == CALIBRATED
-    assert table.predict(unknown).grade == OTHER_SIZE
+    assert table.predict(unknown).grade == f"{OTHER_SIZE}, {LINK} by data sheet"
+    assert table.predict(unknown).far.startswith("block")
+    assert not table.predict(known).far
     assert table.predict(unknown).spread > 5 * table.predict(known).spread
 
 
@@ -67,7 +76,7 @@ def test_a_row_that_is_far_off_pulls_little():
     rows = [measured(world(layers=layers, micro_batches=m)) for layers in (8, 16, 24) for m in (2, 4, 8)]
     new = world(layers=20)
     rows.append(rows[4]._replace(seconds=5 * rows[4].seconds))
-    table = calibrate(rows, new.operations(), expected_rates(DEVICE, LINK), PRIORS)
+    table = calibrate(rows, new.operations(), RATES, PRIORS)
     assert table.predict(new).seconds == pytest.approx(play(new, true_seconds).seconds, rel=0.03)
 
 
@@ -125,3 +134,30 @@ def test_waiting_sends_cost_both_stages_and_others_only_the_way():
 
     assert play(waits, seconds).seconds > play(runs, seconds).seconds
     assert math.isclose(sum(item.name.startswith("send") for item in waits.items), 2 * 4)
+
+
+def test_gradients_that_are_reduced_beside_backward_are_as_many_and_cost_less():
+    def sent(step):
+        works = [step.works[item.work] for item in step.items]
+        return sum(op.shape[0] * n for work in works for op, n in work.items() if op.kind == "gradient all-reduce")
+
+    def seconds(operation):
+        return 1e-9 * operation.shape[0] if operation.kind == "gradient all-reduce" else 1e-2
+
+    behind, beside = (world(dp=4, overlaps_gradients=overlaps) for overlaps in (False, True))
+    assert sent(behind) == sent(beside)
+    alone = play(behind, lambda operation: 1e-2 if operation.kind != "gradient all-reduce" else 0.0).seconds
+    lengths = [play(step, seconds).seconds for step in (behind, beside)]
+    assert lengths[1] < lengths[0]
+    # The tables' come last, and nothing is left to compute beside them.
+    assert lengths[1] >= alone + 1e-9 * 2 * 51200 * 1024
+
+
+def test_every_sheet_has_its_source():
+    for device in DEVICES:
+        assert all(line.split(": ", 1)[1] for line in sources_of(device, "nvlink4 ib-400"))
+    assert len(sources_of("h100-80", "nvlink4 ib-400")) == 3
+    assert sheet_of("h100-80", "fp32") == "h100-80 fp32"
+    assert sheet_of("a100-80", "fp8") == sheet_of("a100-80", "bf16") == "a100-80"
+    elsewhere = expected_rates("a100-80@another cluster", "nvlink3 ib-800@another cluster")
+    assert sorted(elsewhere.values()) == sorted(expected_rates("a100-80", "nvlink3 ib-800").values())

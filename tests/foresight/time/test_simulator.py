@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gptscale.foresight.time.schedules import BACKWARD, FORWARD, gpipe, interleaved, needs, one_forward_one_backward
-from gptscale.foresight.time.simulator import Contention, play
-from gptscale.foresight.time.work import COMPUTE, GATHER, Operation, StepWork
+from gptscale.foresight.time.simulator import Contention, play, seconds_of
+from gptscale.foresight.time.work import BESIDE, COMPUTE, GATHER, LAUNCHES, Operation, StepWork
 
 UNIT = Operation("host", (), "a device")
 LINK = Operation("host", (), "a link")
+LAUNCH = Operation(LAUNCHES, (1,), "a device")
 
 
 def seconds(operation):
@@ -118,7 +119,7 @@ def test_both_ways_of_playing_agree_and_the_critical_path_fills_the_step(seed):
     timeline = play(step, seconds)
     events = play(step, seconds, Contention(1 + 1e-15))
     assert events.seconds == pytest.approx(timeline.seconds)
-    assert sum(n * seconds(op) for op, n in timeline.critical_work().items()) == pytest.approx(timeline.seconds)
+    assert sum(timeline.shares(seconds).values()) == pytest.approx(1 if timeline.seconds else 0)
 
 
 def test_items_that_wait_for_each_other_are_refused():
@@ -127,3 +128,22 @@ def test_items_that_wait_for_each_other_are_refused():
     step.add("b", 1, COMPUTE, {UNIT: 1.0}, (0,))
     with pytest.raises(ValueError, match="2 items wait"):
         play(step, seconds)
+
+
+def test_the_host_launches_while_the_device_works_and_the_slower_one_counts():
+    """So does what is sent beside products. What is sent in between holds up all of them."""
+    beside = Operation(f"{BESIDE}host", (), "a link")
+    assert seconds_of({UNIT: 9.0, LAUNCH: 1.0}, seconds) == pytest.approx(9, rel=1e-3)
+    assert seconds_of({UNIT: 1.0, LAUNCH: 20.0}, seconds) == pytest.approx(20, rel=1e-3)
+    assert seconds_of({UNIT: 9.0, LINK: 3.0, LAUNCH: 1.0}, seconds) == pytest.approx(9 + 3, rel=1e-3)
+    assert seconds_of({UNIT: 9.0, beside: 30.0, LAUNCH: 1.0}, seconds) == pytest.approx(30, rel=1e-2)
+    step = StepWork()
+    for _ in range(3):
+        step.add("work", 0, COMPUTE, {UNIT: 2.0, LAUNCH: 2.0, LINK: 2.0})
+    played = play(step, seconds)
+    shares = played.shares(seconds)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares[UNIT] == shares[LAUNCH] < shares[LINK]
+    # A share is how far the step follows the operation.
+    longer = play(step, lambda operation: 1.001 if operation == LAUNCH else 1.0)
+    assert longer.seconds / played.seconds - 1 == pytest.approx(1e-3 * shares[LAUNCH], rel=0.01)

@@ -1,5 +1,8 @@
 """`gptscale calibrate` as it is typed."""
 
+import subprocess
+import sys
+
 import pytest
 from worlds import ok
 
@@ -7,8 +10,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.foresight.calibrate.costs import cost_table
 from gptscale.foresight.calibrate.file import read
 from gptscale.foresight.time.calibration import CALIBRATED
+from gptscale.foresight.time.data_sheets import GLOO, HERE
 from gptscale.foresight.time.operations import MessageShape
-from gptscale.foresight.time.presets import GLOO, HERE
 from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
 from gptscale.launchers.commands.calibrate import main
 
@@ -33,6 +36,7 @@ def test_a_world_is_measured_twice_and_both_are_kept(tmp_path):
         "head backward",
         "fsdp: block optimizer",
         "optimizer",
+        "block elementwise",
     } <= kinds
     assert {"host", "stage", "all-reduce", "all-gather", "reduce-scatter", "send", "disk read"} <= kinds
     assert {"contention of computing", "launch of an operator", "taken by others"} <= {
@@ -47,6 +51,20 @@ def test_a_world_is_measured_twice_and_both_are_kept(tmp_path):
     assert prediction.grade == CALIBRATED
 
 
+@pytest.mark.slow
+def test_ranks_of_torchrun_measure_together_and_the_first_prints(tmp_path):
+    file = tmp_path / "calibration.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    command += ["gptscale.launchers.cli", "calibrate", *map(str, TINY), "--recipes", "none", "--device", "cpu"]
+    command += ["--out", str(file)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count(f"added to {file}") == 1
+    (machine,) = read(file)
+    assert machine.machine.world == 2
+    assert any(t.operation.kind == "all-gather" for t in machine.operations)
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -57,7 +75,7 @@ def test_a_world_is_measured_twice_and_both_are_kept(tmp_path):
         (["--micro-batch-size", "2,x"], "'2,x' is no list of sizes"),
         (["--link", "glo"], "unknown name 'glo', in --link"),
         (["--recipes", "fsdpp"], "unknown recipe 'fsdpp'"),
-        (["--recipes", "ddp"], "ddp has no layers of its own"),
+        (["--recipes", "pipeline"], "pipeline has no layers of its own"),
         (["--repeats", "1"], "repeats"),
         (["--n-head", "5"], "n_embd 128 is not divisible by n_head 5"),
     ],

@@ -4,6 +4,8 @@ import pandas as pd
 import pytest
 from worlds import ok
 
+from gptscale.common.errors import DataError
+from gptscale.launchers.bench.plan.command import measured_before
 from gptscale.launchers.cli import main
 
 
@@ -17,6 +19,16 @@ def test_a_recipe_is_predicted_and_measured(tmp_path):
     assert (row["recipe"], row["shape"], row["ranks"], row["grade"]) == ("ddp", "wide", 2, "calibrated here")
     assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
     assert "recommended ddp, best measured ddp, 0.0% slower" in out
+    again = ok("bench", "plan", "--recipes", "ddp", "--shapes", "wide", "--rounds", 5, "--allow-busy", "--csv", csv)
+    assert "wide: ddp" not in again.stderr
+    assert pd.read_csv(csv).to_dict("records") == [row]
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="has no rows of this bench"):
+        measured_before(tmp_path / "other.csv")
+    assert measured_before(tmp_path / "none.csv") == {}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What `gptscale plan` is asked, and what it prints and writes."""

@@ -1,0 +1,128 @@
+"""The options of `gptscale plan`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from gptscale.common.settings.checks import check_output_file, check_ranges
+from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.run_config import RunConfig
+
+DEVICE = "h100-80"
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The work, the machines, and what to write."""
+
+    model: str = "1.6b"
+    """Preset, as `gptscale run --model` has it."""
+    n_layer: int | None = None
+    """Overrides the preset's number of blocks."""
+    n_embd: int | None = None
+    """Overrides the preset's hidden size."""
+    n_head: int | None = None
+    """Overrides the preset's number of attention heads."""
+    seq_len: int | None = None
+    """Tokens per sequence. Default: the model's block_size."""
+    global_batch_size: int | None = None
+    """Sequences per optimizer step over all devices; default 16 for each."""
+    precision: Literal["fp32", "bf16", "fp8"] | None = None
+    """Default bf16, and fp32 with --here."""
+    recipes: str = "all"
+    """Names with commas between."""
+    nodes: int = 1
+    """Machines."""
+    gpus_per_node: int = 8
+    """Devices of one machine."""
+    device: str = DEVICE
+    """a100-80 | h100-80 | h200 | b200 | 24gb."""
+    link: str | None = None
+    """Names with commas between: nvlink, nvlink3 to 5, pcie4, pcie5 in a node; ib-400, roce-400, ethernet-10 and others between
+    nodes, in Gb/s of all ports of a node. Default: what the device usually has."""
+    jobs_on_links: int = 1
+    """Jobs that use the links between nodes at the same time, this one included. Each is taken to get an equal part."""
+    host_memory: float | None = None
+    """GiB of each machine's own memory, for recipes that keep state there; default: not checked."""
+    here: bool = False
+    """Plan for this machine's processor, by what `gptscale calibrate` measured on it."""
+    nproc: int | None = None
+    """With --here: processes; default one for each core, at most 8."""
+    calibration: Path | None = None
+    """File of `gptscale calibrate`; default where that writes it."""
+    simulate: bool = True
+    """Let a simulation of the allocator decide for the best few whether they fit; --no-simulate leaves it at formulas."""
+    simulated: int = 3
+    """Rows to simulate until so many fit."""
+    rows: int = 12
+    """Rows of the table."""
+    explain: int | None = None
+    """Say what a row's streams do when, and draw it with --png."""
+    scaling: bool = False
+    """Plan for fewer devices too, and draw tokens/s against their number with --png."""
+    png: Path | None = None
+    """The picture of --explain or --scaling, by default of the recommended row."""
+    md: Path | None = None
+    """The table as Markdown."""
+    html: Path | None = None
+    """The table and the picture as one page."""
+    save: Path | None = None
+    """The plan with a hash, for `gptscale run --plan`."""
+    check: Path | None = None
+    """A table of runs that others measured: predict each half of it from the other half, and nothing else."""
+    calibrate_on: tuple[Path, ...] = ()
+    """With --check: predict all of its rows from these tables instead."""
+    csv: Path | None = None
+    """With --check: the rows with their predictions, as CSV."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("calibrate_on,csv", lambda o: o.check, "there is no table of measured runs", "add --check FILE"),
+        OptionNeed("nproc", lambda o: o.here, "the devices are --nodes times --gpus-per-node", "add --here"),
+        OptionNeed("jobs_on_links", lambda o: o.nodes > 1, "one node has no links to others", "add --nodes N"),
+        OptionNeed(
+            "nodes,gpus_per_node,device,link,jobs_on_links,host_memory,simulate",
+            lambda o: not o.here,
+            "--here is this machine",
+        ),
+        OptionNeed("scaling", lambda o: o.png or o.html, "the picture has no file", "add --png FILE"),
+        OptionNeed(
+            "model,n_layer,n_embd,n_head,seq_len,global_batch_size,precision,recipes,nodes,gpus_per_node,device,link,here,nproc,"
+            "jobs_on_links,host_memory,calibration,simulate,no_simulate,simulated,rows,explain,scaling,png,md,html,save",
+            lambda o: not o.check,
+            "--check predicts the rows of its table, and nothing else",
+        ),
+        OptionNeed("simulated", lambda o: o.simulate and not o.here, "nothing is simulated", ""),
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("csv", "png", "md", "html", "save"):
+            check_output_file(getattr(self, name), f"--{name}")
+        whole = {
+            "nodes": (1, 4096),
+            "gpus_per_node": (1, 64),
+            "nproc": (1, 64),
+            "rows": (1, 1000),
+            "explain": (1, 1000),
+            "jobs_on_links": (1, 1000),
+        }
+        check_ranges(self, {**whole, "simulated": (1, 20), "host_memory": (1, 1e6)})
+
+    def shape_words(self) -> str:
+        """Return the words that name the same model on another command line."""
+        named = {name: getattr(self, name) for name in ("model", "n_layer", "n_embd", "n_head", "seq_len")}
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in named.items() if value is not None)
+
+    def work(self, ranks: int) -> RunConfig:
+        """Return the options of a run that do not split it."""
+        return RunConfig(
+            model=self.model,
+            n_layer=self.n_layer,
+            n_embd=self.n_embd,
+            n_head=self.n_head,
+            seq_len=self.seq_len,
+            global_batch_size=self.global_batch_size or 16 * ranks,
+            precision=self.precision or ("fp32" if self.here else "bf16"),
+            device="cpu" if self.here else "cuda",
+        )

@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from gptscale.common.measure.devices import nvml_handle
+from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
 
 # A row of which more was taken is marked, and a bench refuses it.
 TAKEN_MAX = 0.05
@@ -33,7 +34,7 @@ class MachineTime:
     busy_s, stolen_s: of each processor that this process may use, the time in which anything ran there, and in which the
     hypervisor gave it to other machines. own_s: the time of this process and of those that it started. throttled_s: the time
     in which its cgroup was not let run. threads: how many processors this process uses at once. gpu: the share of its GPU
-    that other processes took, None without a GPU or an answer.
+    that other processes took, None without a GPU or an answer. gpu_time: the clock and the power of that GPU.
     """
 
     host: str
@@ -44,6 +45,7 @@ class MachineTime:
     throttled_s: float
     threads: int
     gpu: float | None = None
+    gpu_time: GpuTime | None = None
 
 
 class MachineClock:
@@ -59,6 +61,7 @@ class MachineClock:
         self.device, self.proc = device, proc
         on_gpu = device is not None and device.type == "cuda"
         self.threads = threads or (2 if on_gpu else torch.get_num_threads())
+        self._gpu = GpuClock(device) if device is not None and on_gpu else None
         self._began = self._now()
 
     def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float]:
@@ -77,6 +80,7 @@ class MachineClock:
             throttled_s=now[3] - throttled,
             threads=self.threads,
             gpu=_gpu_taken(self.device, now[0] - began),
+            gpu_time=self._gpu.lap() if self._gpu else None,
         )
 
 

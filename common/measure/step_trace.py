@@ -8,38 +8,23 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from gptscale.common.measure.exchanges import ExchangeLog, TracedExchange
 from gptscale.common.measure.speed import synchronize
-from gptscale.common.process.progress import progress
+from gptscale.common.process.progress import StepMark, progress
 from gptscale.common.process.world import gather_objects
 
 # Steps by marks, before one under the profiler.
 STEPS = 3
-# Ways to begin a collective. From then on other ranks need not wait for this one.
-COLLECTIVES = (
-    "all_reduce all_gather_into_tensor reduce_scatter_tensor all_gather broadcast reduce batch_isend_irecv".split()
-)
 # Kinds of work. What is none of them in a computing part is the host: Python, dispatch, autograd.
 PRODUCTS, ATTENTION, ELEMENTWISE, OPTIMIZER = KINDS = ("products", "attention", "elementwise", "optimizer")
 COMPUTING = ("forward", "backward", "optimizer")
-
-
-class Segment(NamedTuple):
-    """What a process did from `begin` to `end`, in seconds: a part of the step, or in it a wait for other ranks."""
-
-    part: str
-    waits: bool
-    begin: float
-    end: float
 
 
 class TracedOperation(NamedTuple):
@@ -57,19 +42,23 @@ class RankTrace:
 
     clock: its own clock when all ranks left a barrier, to compare clocks of several machines. ends: when each step by marks
     ended. work_s: of the profiled step, seconds of each kind of work in each computing part; the host's share is what remains
-    of the part. n_operations: of that step. operations: of that step, kept for `--profile`.
+    of the part. n_operations, profiled, operations, profiled_exchanges: of that step, the operations kept for `--profile` only.
+    operation_s: what an operation costs that computes nothing.
     """
 
     rank: int
     host: str
     clock: float
     began: float
-    segments: list[Segment]
+    segments: list[StepMark]
     ends: list[float]
     work_s: dict[str, dict[str, float]] = field(default_factory=dict)
     n_operations: int = 0
-    profiled: list[Segment] = field(default_factory=list)
+    operation_s: float = 0.0
+    profiled: list[StepMark] = field(default_factory=list)
     operations: list[TracedOperation] = field(default_factory=list)
+    exchanges: list[TracedExchange] = field(default_factory=list)
+    profiled_exchanges: list[TracedExchange] = field(default_factory=list)
 
 
 def own_s(trace: RankTrace) -> float:
@@ -81,60 +70,34 @@ def trace_steps(rank: int, step: Callable[[int], object], device: torch.device, 
     """Call `step` with 0, 1, ... and return what it did. All ranks call this together. keep: the operations too."""
     gather_objects(None)
     clock = time.perf_counter()
-    with marking() as marks:
+    with ExchangeLog().watching() as exchanges, progress.marking() as marks:
         began, ends = time.perf_counter(), []
         for i in range(STEPS):
             step(i)
             ends.append(time.perf_counter())
-    trace = RankTrace(rank, socket.gethostname(), clock, began, [Segment(*mark) for mark in marks], ends)
+    trace = RankTrace(rank, socket.gethostname(), clock, began, marks, ends, exchanges=exchanges)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
     # The profiler's clock is that of the day.
     offset_s = time.time_ns() / 1e9 - time.perf_counter()
     # Else it says on every machine without a GPU that there is none.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    with profile(activities=activities, acc_events=True) as profiler, marking() as marks:
+    with (
+        profile(activities=activities, acc_events=True) as profiler,
+        ExchangeLog().watching() as trace.profiled_exchanges,
+        progress.marking() as trace.profiled,
+    ):
         step(STEPS)
         synchronize(device)
-    trace.profiled = [Segment(*mark) for mark in marks]
     operations = _operations(profiler, offset_s)
     if device.type == "cuda":
         # The host runs ahead there. What the device did is the step.
         trace.segments = device_segments(trace.profiled, operations)
         trace.ends, trace.began = [trace.profiled[-1].end], trace.profiled[0].begin
-    trace.work_s, trace.n_operations = work_of(
-        trace.profiled, operations, operation_s() if device.type == "cpu" else 0.0
-    )
+    trace.operation_s = operation_s() if device.type == "cpu" else 0.0
+    trace.work_s, trace.n_operations = work_of(trace.profiled, operations, trace.operation_s)
     if keep:
         trace.operations = operations
     return trace
-
-
-@contextmanager
-def marking() -> Iterator[list[tuple[str, bool, float, float]]]:
-    """Keep every mark of `progress`, and put one where a collective begins, until the end."""
-    originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
-
-    def marked(call: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(call)
-        def begun(*arguments: Any, **options: Any) -> Any:
-            result = call(*arguments, **options)
-            progress.split()
-            return result
-
-        return begun
-
-    progress.split()
-    marks: list[tuple[str, bool, float, float]] = []
-    progress.marks = marks
-    for name, call in originals.items():
-        setattr(dist, name, marked(call))
-    try:
-        yield marks
-    finally:
-        progress.split()
-        progress.marks = None
-        for name, call in originals.items():
-            setattr(dist, name, call)
 
 
 def _operations(profiler: Any, offset_s: float) -> list[TracedOperation]:
@@ -173,7 +136,7 @@ def kind_of(name: str, part: str) -> str | None:
 
 
 def work_of(
-    segments: list[Segment], operations: list[TracedOperation], operation_s: float
+    segments: list[StepMark], operations: list[TracedOperation], operation_s: float
 ) -> tuple[dict[str, dict[str, float]], int]:
     """Return the seconds of each kind of work in each computing part, and the number of operations.
 
@@ -224,7 +187,7 @@ def operation_s() -> float:
     return min(times)
 
 
-def device_segments(host: list[Segment], operations: list[TracedOperation]) -> list[Segment]:
+def device_segments(host: list[StepMark], operations: list[TracedOperation]) -> list[StepMark]:
     """Return what a GPU did in a step: computing, waiting for a collective, copying, or nothing, as its host was late.
 
     Where the device does nothing while the host waits for data, a file or the allocator, that is its reason.
@@ -246,12 +209,12 @@ def device_segments(host: list[Segment], operations: list[TracedOperation]) -> l
     ]
     began, ended = host[0].begin, max([host[-1].end, *(t for t, _, _ in edges)])
     running = dict.fromkeys(("forward", "wait", "bus", "data", "disk", "allocator"), 0)
-    segments: list[Segment] = []
+    segments: list[StepMark] = []
     before = began
     for moment, what, change in sorted([*edges, (ended, "forward", 0)]):
         if moment > before:
             active = next((part for part in running if running[part]), "host")
-            segments.append(Segment("forward" if active == "wait" else active, active == "wait", before, moment))
+            segments.append(StepMark("forward" if active == "wait" else active, active == "wait", before, moment))
             before = moment
         running[what] += change
     return segments

@@ -8,48 +8,90 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from gptscale.common.measure.step_trace import STEPS, RankTrace, own_s, trace_steps
+from gptscale.common.process.progress import StepMark, progress
 from gptscale.common.process.world import agree_any
+from gptscale.foresight.verdict.calibrated import CalibratedRun
+from gptscale.foresight.verdict.judge import RunFigures, judge
 from gptscale.foresight.verdict.remedies import RunFacts
-from gptscale.foresight.verdict.verdict import Verdict, judge
+from gptscale.foresight.verdict.replay import TRANSFER
+from gptscale.foresight.verdict.shares import host_shares
+from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.results.record.files import warn
 
 RANKS_MAX = 64
+# From this share of the host on it is worth a few steps to see what of the work does not shrink with the tokens: steps with so
+# many times fewer of them.
+HOST_MIN, SHORT = 0.05, 4
 
 
 @dataclass(frozen=True)
 class RankEvidence:
     """The evidence of one rank.
 
-    data_wait_s: its mean wait for a batch in the timed steps. right_threads_s: the mean step with as many threads as it has
-    processors, None if it has so many.
+    data_wait_s: its mean wait for a batch in the timed steps. right_threads_s: the median step with as many threads as it has
+    processors, None if it has so many. fixed: the share of each computing part, and of transfers, that a step with fewer tokens
+    takes as well, empty if that was not measured. alloc_retries: how often the device's allocator freed its cache to try again.
     """
 
     trace: RankTrace
     data_wait_s: float
     right_threads_s: float | None
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    alloc_retries: int = 0
 
 
 def evidence_of(
-    rank: int, step: Callable[[int], object], device: torch.device, data_waits_s: Sequence[float], *, keep: bool = False
+    rank: int,
+    step: Callable[[int], object],
+    device: torch.device,
+    data_waits_s: Sequence[float],
+    *,
+    short_step: Callable[[int], object] | None = None,
+    keep: bool = False,
 ) -> RankEvidence | None:
     """Call `step` with 0, 1, ... and return what they show. All ranks call this together, after their last step.
 
-    step: takes one more step and waits for its result. keep: the operations of the profiled step, too. What fails here fails no
-    run, whose work is done.
+    step: takes one more step and waits for its result. short_step: takes one with a SHORT-th of each sequence, None where that
+    cannot be. keep: the operations of the profiled step, too. What fails here fails no run, whose work is done.
     """
     try:
-        trace = trace_steps(rank, step, device, keep=keep)
-        threads_s = _with_right_threads(step) if device.type == "cpu" else None
-        return RankEvidence(trace, statistics.fmean(data_waits_s) if data_waits_s else 0.0, threads_s)
+        retries = torch.cuda.memory_stats(device)["num_alloc_retries"] if device.type == "cuda" else 0
+        trace, n = trace_steps(rank, step, device, keep=keep), STEPS + 1
+        fixed: dict[str, float] = {}
+        if short_step and agree_any(max(host_shares([trace], threads=True).values()) >= HOST_MIN):
+            fixed, n = _fixed_shares(trace, short_step, n), n + STEPS + 1
+        threads_s = _with_right_threads(step, n) if device.type == "cpu" else None
+        data_wait_s = statistics.fmean(data_waits_s) if data_waits_s else 0.0
+        return RankEvidence(trace, data_wait_s, threads_s, fixed, retries)
     except Exception as error:
         warn(f"rank {rank}: this run has no verdict ({error})")
         return None
+
+
+def _fixed_shares(trace: RankTrace, short_step: Callable[[int], object], first: int) -> dict[str, float]:
+    """Return the share of each computing part and of transfers that does not shrink with the tokens of a step."""
+    short_step(first)
+    with progress.marking() as marks:
+        for i in range(STEPS):
+            short_step(first + 1 + i)
+    whole, short = _seconds(trace.segments), _seconds(marks)
+    return {
+        part: min(1.0, max(0.0, (SHORT * short[part] / whole[part] - 1) / (SHORT - 1))) for part in short if whole[part]
+    }
+
+
+def _seconds(marks: Sequence[StepMark]) -> dict[str, float]:
+    """Return the seconds with a processor in forward and backward, and those of waits."""
+    seconds = {
+        part: sum(m.processor_s for m in marks if m.part == part and not m.waits) for part in ("forward", "backward")
+    }
+    return seconds | {TRANSFER: sum(m.end - m.begin for m in marks if m.waits)}
 
 
 def right_threads() -> int:
@@ -57,18 +99,20 @@ def right_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _with_right_threads(step: Callable[[int], object]) -> float | None:
-    """Return the mean step with the right number of threads, None if all ranks have it already."""
+def _with_right_threads(step: Callable[[int], object], first: int) -> float | None:
+    """Return the median step with the right number of threads, None if all ranks have it already."""
     threads = torch.get_num_threads()
     if not agree_any(threads != right_threads()):
         return None
     torch.set_num_threads(right_threads())
-    step(STEPS + 1)
-    began = time.perf_counter()
+    step(first)
+    times_s = []
     for i in range(STEPS):
-        step(STEPS + 2 + i)
+        began = time.perf_counter()
+        step(first + 1 + i)
+        times_s.append(time.perf_counter() - began)
     torch.set_num_threads(threads)
-    return (time.perf_counter() - began) / STEPS
+    return statistics.median(times_s)
 
 
 def verdict_of(
@@ -77,11 +121,13 @@ def verdict_of(
     step_times_s: Sequence[float],
     taken: float | None,
     late: tuple[int, float] | None = None,
+    calibration: Callable[[Sequence[RankTrace]], CalibratedRun | None] | None = None,
 ) -> Verdict | None:
     """Return the verdict on the evidence of all ranks, None if one of them has none, or no step was timed.
 
     Of a large world RANKS_MAX ranks are judged, and the one with the most work of its own is among them. late: that rank and how
-    much more it has than the median of the others, by the timed steps, if they can tell.
+    much more it has than the median of the others, by the timed steps, if they can tell. calibration: what the calibration of the
+    machine expects of traces.
     """
     ranks = [e for e in evidence if e is not None]
     if len(ranks) < len(evidence) or not ranks or not step_times_s:
@@ -93,15 +139,17 @@ def verdict_of(
         ranks.sort(key=lambda e: e.trace.rank)
     threads_s = [e.right_threads_s for e in ranks if e.right_threads_s is not None]
     try:
-        return judge(
-            [e.trace for e in ranks],
-            facts,
-            step_times_s=step_times_s,
-            data_wait_s=[e.data_wait_s for e in ranks],
-            taken=taken,
-            right_threads_s=max(threads_s, default=None),
-            slowest=late,
+        traces = [e.trace for e in ranks]
+        figures = RunFigures(
+            step_times_s,
+            [e.data_wait_s for e in ranks],
+            taken,
+            late,
+            max(threads_s, default=None),
+            {part: statistics.fmean(e.fixed[part] for e in ranks) for part in ranks[0].fixed},
+            calibration(traces) if calibration else None,
         )
+        return judge(traces, facts, figures)
     except Exception as error:
         # A fault of the verdict is none of the run.
         warn(f"this run has no verdict ({type(error).__name__}: {error})")

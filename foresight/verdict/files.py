@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError, visible
-from gptscale.common.measure.step_trace import RankTrace, Segment
+from gptscale.common.measure.step_trace import RankTrace
 from gptscale.foresight.verdict.remedies import WORDS
 from gptscale.foresight.verdict.verdict import Cause, Verdict
 from gptscale.results.record.files import replace_file, write_json
@@ -21,6 +22,8 @@ NAME, TRACE_NAME = "verdict.json", "trace.json"
 # Of a step with more pieces no picture could be read.
 PIECES_MAX = 20_000
 BYTES_MAX = 2**26
+# What ranges of exchanges are called, by how the names of their kinds begin.
+EXCHANGES = {"all_gather": "gather", "reduce_scatter": "reduce", "all_reduce": "all-reduce"}
 
 
 def write_verdict(folder: Path, verdict: Verdict) -> None:
@@ -63,13 +66,15 @@ def _verdict(content: dict[str, Any]) -> Verdict:
     causes = [Cause(str(c["name"]), _number(c["without_s"]), _number(c["share"])) for c in verdict.causes]  # type: ignore[index]
     ranks = [[(str(what), _number(a), _number(b)) for what, a, b in pieces] for pieces in verdict.ranks]
     shares = {visible(str(name)): _number(share) for name, share in verdict.shares.items()}
-    for value in (verdict.step_s, verdict.spread, verdict.traced_s):
+    for value in (verdict.step_s, verdict.spread, verdict.traced_s, verdict.planned or 0.0, verdict.remedied_s or 0.0):
         _number(value)
     if verdict.bound_by not in WORDS or any(cause.name not in WORDS for cause in causes) or verdict.step_s <= 0:
         raise ValueError("a word that no verdict has")
     if not (verdict.late_rank is None or isinstance(verdict.late_rank, int)):
         raise TypeError("a rank is a number")
-    return dataclasses.replace(verdict, causes=causes, ranks=ranks, shares=shares, remedy=visible(str(verdict.remedy)))
+    words = {name: visible(str(getattr(verdict, name))) for name in ("remedy", "differs")}
+    notes = [visible(str(note)) for note in verdict.notes]
+    return dataclasses.replace(verdict, causes=causes, ranks=ranks, shares=shares, notes=notes, **words)
 
 
 def _number(value: Any) -> float:
@@ -83,31 +88,44 @@ def write_trace(folder: Path, traces: Sequence[RankTrace]) -> Path:
     """Write the profiled step of all ranks beside each other, in the format of Chrome's trace viewer, and return the path."""
     began = min((t.profiled[0].begin for t in traces if t.profiled), default=0.0)
     events: list[dict[str, Any]] = []
-
-    def event(rank: int, row: str, name: str, begin: float, end: float) -> None:
-        times = {"ts": round(1e6 * (begin - began), 3), "dur": round(1e6 * (end - begin), 3)}
-        events.append({"name": name, "ph": "X", "pid": rank, "tid": row, **times})
-
     for trace in traces:
         events.append({"name": "process_name", "ph": "M", "pid": trace.rank, "args": {"name": f"rank {trace.rank}"}})
-        if trace.profiled:
-            event(trace.rank, "step", "step", trace.profiled[0].begin, trace.profiled[-1].end)
-        for part in _joined(trace.profiled):
-            event(trace.rank, "parts", "wait" if part.waits else part.part, part.begin, part.end)
-        for operation in trace.operations:
-            row = "device" if operation.on_device else "operations"
-            event(trace.rank, row, operation.name, operation.begin, operation.end)
+        for row, name, begin, end in _ranges(trace):
+            times = {"ts": round(1e6 * (begin - began), 3), "dur": round(1e6 * (end - begin), 3)}
+            events.append({"name": name, "ph": "X", "pid": trace.rank, "tid": row, **times})
+        # Exchanges may overlap, which ranges of one row must not.
+        for place, (name, begin, end) in enumerate(_exchanges(trace)):
+            same = {
+                "name": name,
+                "cat": "exchange",
+                "pid": trace.rank,
+                "tid": "exchanges",
+                "id": f"{trace.rank}.{place}",
+            }
+            events += [same | {"ph": ph, "ts": round(1e6 * (t - began), 3)} for ph, t in (("b", begin), ("e", end))]
     path = folder / TRACE_NAME
     replace_file(path, json.dumps({"traceEvents": events}).encode())
     return path
 
 
-def _joined(segments: Sequence[Segment]) -> list[Segment]:
-    """Join neighbouring segments of the same part."""
-    joined: list[Segment] = []
-    for s in segments:
-        if joined and joined[-1][:2] == s[:2] and joined[-1].end == s.begin:
-            joined[-1] = joined[-1]._replace(end=s.end)
-        else:
-            joined.append(s)
-    return joined
+def _ranges(trace: RankTrace) -> Iterator[tuple[str, str, float, float]]:
+    """Yield what a rank's profiled step has to show, as (row, name, begin, end)."""
+    if trace.profiled:
+        yield "step", "step", trace.profiled[0].begin, trace.profiled[-1].end
+    for micro_batch, marks in groupby(trace.profiled, lambda mark: mark.micro_batch):
+        together = list(marks)
+        if micro_batch >= 0:
+            yield "micro-batches", f"micro-batch {micro_batch}", together[0].begin, together[-1].end
+    for (part, waits), marks in groupby(trace.profiled, lambda mark: (mark.part, mark.waits)):
+        together = list(marks)
+        yield "parts", "wait" if waits else part, together[0].begin, together[-1].end
+    for operation in trace.operations:
+        yield "device" if operation.on_device else "operations", operation.name, operation.begin, operation.end
+
+
+def _exchanges(trace: RankTrace) -> Iterator[tuple[str, float, float]]:
+    """Yield the exchanges of the profiled step that Python began, as (name, begin, end of the wait for it)."""
+    over = {mark.exchange: mark.end for mark in trace.profiled if mark.exchange >= 0}
+    for place, exchange in enumerate(trace.profiled_exchanges):
+        name = next((name for kind, name in EXCHANGES.items() if exchange.kind.startswith(kind)), exchange.kind)
+        yield name, exchange.begun, over.get(place, exchange.begun)

@@ -48,7 +48,7 @@ def draw(verdict: Verdict, path: Path) -> Path:
         if share > 0.0:
             shares.barh(0, share, left=begin, color=SHARE_COLOURS.get(name, "#999999"), label=f"{name} {share:.0%}")
             begin += share
-    shares.set(xlim=(0, 1), yticks=[], ylabel="time of\nall ranks")
+    shares.set(xlim=(0, 1), yticks=[], ylabel="time of the\nslowest rank")
     shares.legend(ncols=6, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.25))
     figure.savefig(path, dpi=DPI)
     return path

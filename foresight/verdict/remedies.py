@@ -25,6 +25,7 @@ class RunFacts:
     """What a remedy depends on.
 
     recipe: its name, empty for a vision run, whose loader may be torch's slow one. right_threads: how many each rank should have.
+    best_micro_batches: how many of them fill a pipeline best, None for as many as there are sequences.
     """
 
     recipe: str
@@ -35,6 +36,7 @@ class RunFacts:
     grad_accum_steps: int = 1
     right_threads: int = 1
     slow_loader: bool = False
+    best_micro_batches: int | None = None
 
 
 def remedy(word: str, facts: RunFacts) -> str:
@@ -62,7 +64,8 @@ def options_against(word: str, facts: RunFacts) -> list[str]:
     if word == LAUNCH:
         return ["--compile", "--compile-mode", "reduce-overhead"] if facts.cuda else ["--compile"]
     if word == BUBBLE and sequences > facts.grad_accum_steps:
-        return ["--micro-batch-size", "1", "--grad-accum-steps", str(sequences)]
+        n = facts.best_micro_batches or sequences
+        return ["--micro-batch-size", str(sequences // n), "--grad-accum-steps", str(n)]
     if word == BUBBLE:
         return ["--grad-accum-steps", str(4 * facts.grad_accum_steps)]
     if word == LINKS:

@@ -48,14 +48,52 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+# A letter for each part of a step, where it fills most of a column.
+LETTERS = {
+    "forward": "F",
+    "backward": "B",
+    "optimizer": "O",
+    "data": "D",
+    "waiting": ".",
+    "transfer": "~",
+    "disk": "K",
+    "bus": "U",
+    "allocator": "A",
+}
+COLUMNS = 88
+
+
+def gantt(ranks: Sequence[Sequence[tuple[str, float, float]]]) -> list[str]:
+    """Return the step of each rank as a line of letters, with time to the right."""
+    ends = [end for pieces in ranks for _, _, end in pieces]
+    column_s = max(ends, default=0.0) / COLUMNS
+    lines = []
+    for rank, pieces in enumerate(ranks):
+        cells: list[dict[str, float]] = [{} for _ in range(COLUMNS)]
+        for what, begin, end in pieces:
+            for i in range(int(begin / column_s), min(COLUMNS, int(end / column_s) + 1)):
+                inside_s = min(end, (i + 1) * column_s) - max(begin, i * column_s)
+                cells[i][what] = cells[i].get(what, 0.0) + inside_s
+        letters = (
+            LETTERS.get(max(cell, key=lambda what: cell[what], default=""), "-") if cell else " " for cell in cells
+        )
+        lines.append(f"rank {rank:>2} {''.join(letters)}")
+    return lines
+
+
 def show(verdict: Verdict) -> None:
-    """Print the line, the table of shares and that of causes."""
+    """Print the line, the step by rank, the table of shares and that of causes."""
     from gptscale.results.render import console, table
 
     terminal = console(100, highlight=False)
     print(f"{visible(verdict.line())}\n")
+    if verdict.ranks:
+        print("\n".join(gantt(verdict.ranks)))
+        used = {what for pieces in verdict.ranks for what, _, _ in pieces}
+        words = [f"{letter} {what}" for what, letter in LETTERS.items() if what in used]
+        print(f"        {', '.join([*words, '- other'])}\n")
     shares = [(name, f"{share:.1%}") for name, share in verdict.shares.items() if share >= 5e-4]
-    terminal.print(table(("of all ranks' time", "share"), shares, left=("of all ranks' time",)))
+    terminal.print(table(("the slowest rank's time", "share"), shares, left=("the slowest rank's time",)))
     rows = [
         (cause.name, f"{cause.share:.1%}", f"{1e3 * cause.without_s:,.2f}", f"{verdict.gain(cause):.1%}")
         for cause in verdict.causes
@@ -71,5 +109,7 @@ def show(verdict: Verdict) -> None:
         print(f"the traced steps took {1e3 * verdict.traced_s:,.2f} ms, so that the gains are rough")
     if verdict.taken is not None:
         print(f"others took {verdict.taken:.1%} of the processors that the run wanted")
+    for note in verdict.notes:
+        print(note)
     if verdict.remedied_s is not None:
         print(f"with the remedy, which removes a part of the cause: {1e3 * verdict.remedied_s:,.2f} ms")

@@ -69,6 +69,7 @@ def cases() -> Iterator[InjectedCase]:
             "wrong threads", recipe, THREADS, RunSetting(options, environment={"OMP_NUM_THREADS": "8"}), quiet
         )
         if recipe in PIPELINES:
+            # Micro-batches of the same size, so that the number of them is all that differs.
             few = _options(recipe, micro_batches=2)
             yield InjectedCase("few micro-batches", recipe, BUBBLE, RunSetting(few), quiet)
         else:
@@ -83,6 +84,6 @@ def cases() -> Iterator[InjectedCase]:
 
 def _options(recipe: str, micro_batches: int = MICRO_BATCHES) -> tuple[str, ...]:
     if recipe in PIPELINES:
-        batch = f"--n-layer 2 --seq-len 256 --global-batch-size {MICRO_BATCHES} --grad-accum-steps {micro_batches}"
+        batch = f"--n-layer 2 --seq-len 256 --micro-batch-size 1 --grad-accum-steps {micro_batches}"
         return (*SHAPE, *PIPELINES[recipe], *batch.split())
     return (*SHAPE, *"--n-layer 1 --seq-len 128 --global-batch-size 32".split())

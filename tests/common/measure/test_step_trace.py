@@ -14,19 +14,17 @@ from gptscale.common.measure.step_trace import (
     OPTIMIZER,
     PRODUCTS,
     STEPS,
-    Segment,
     TracedOperation,
     device_segments,
     kind_of,
-    marking,
     trace_steps,
     work_of,
 )
-from gptscale.common.process.progress import Progress, progress
+from gptscale.common.process.progress import Progress, StepMark, progress
 
 
 def test_marks_are_kept_only_while_a_step_is_traced() -> None:
-    with marking() as marks:
+    with progress.marking() as marks:
         progress.at("forward")
         with progress.waiting():
             pass
@@ -36,10 +34,10 @@ def test_marks_are_kept_only_while_a_step_is_traced() -> None:
     n = len(marks)
     progress.at("data")
     assert len(marks) == n
-    kept = [(part, waits) for part, waits, begin, end in marks if part in ("forward", "disk")]
+    kept = [(mark.part, mark.waits) for mark in marks if mark.part in ("forward", "disk")]
     assert kept == [("forward", False), ("forward", True), ("forward", False), ("disk", False), ("forward", False)]
     # One mark begins where the one before ends.
-    assert all(before[3] == after[2] for before, after in pairwise(marks))
+    assert all(before.end == after.begin for before, after in pairwise(marks))
 
 
 def test_a_mark_costs_a_timed_step_nothing_to_speak_of() -> None:
@@ -75,7 +73,7 @@ def test_a_traced_step_of_this_process() -> None:
 
 
 def test_work_is_that_of_each_operation_without_those_it_calls() -> None:
-    segments = [Segment("forward", False, 0.0, 10.0), Segment("optimizer", False, 10.0, 20.0)]
+    segments = [StepMark("forward", False, 0.0, 10.0), StepMark("optimizer", False, 10.0, 20.0)]
     operations = [
         TracedOperation("DistributedDataParallel.forward", False, 0.0, 10.0),
         TracedOperation("aten::linear", False, 1.0, 4.0),
@@ -92,7 +90,7 @@ def test_work_is_that_of_each_operation_without_those_it_calls() -> None:
 
 
 def test_a_device_computes_waits_copies_or_idles_for_a_reason() -> None:
-    host = [Segment("data", False, 0.0, 2.0), Segment("forward", False, 2.0, 10.0)]
+    host = [StepMark("data", False, 0.0, 2.0), StepMark("forward", False, 2.0, 10.0)]
     operations = [
         TracedOperation("sm90_xmma_gemm_f32f32", True, 3.0, 5.0),
         TracedOperation("ncclDevKernel_AllReduce_Sum", True, 4.0, 6.0),

@@ -10,9 +10,11 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.contention import TAKEN_MAX
-from gptscale.common.measure.step_trace import ATTENTION, COMPUTING, ELEMENTWISE, PRODUCTS, RankTrace, Segment
+from gptscale.common.measure.step_trace import ATTENTION, COMPUTING, ELEMENTWISE, PRODUCTS, RankTrace
+from gptscale.common.process.progress import StepMark
 from gptscale.foresight.verdict.evidence import RANKS_MAX, RankEvidence, verdict_of
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
+from gptscale.foresight.verdict.judge import RunFigures, judge, named
 from gptscale.foresight.verdict.picture import draw
 from gptscale.foresight.verdict.remedies import (
     BUBBLE,
@@ -31,7 +33,7 @@ from gptscale.foresight.verdict.remedies import (
     RunFacts,
     options_against,
 )
-from gptscale.foresight.verdict.verdict import Cause, Verdict, judge, named
+from gptscale.foresight.verdict.verdict import Cause, Verdict
 from gptscale.launchers.commands import why
 from gptscale.launchers.run.options import parse_run
 from gptscale.lenet.run.worker import parse_vision
@@ -46,27 +48,32 @@ HEALTHY: Parts = [
 ]
 
 
-def trace(rank: int, parts: Parts, host: float = 0.0, steps: int = 3) -> RankTrace:
-    """Return the trace of a rank whose every step has the same parts, each with its seconds."""
+def trace(rank: int, parts: Parts, host: float = 0.0, steps: int = 3, processor: float = 1.0) -> RankTrace:
+    """Return the trace of a rank whose every step has the same parts, each with its seconds.
+
+    host: the host's share of computation. processor: the share of computation in which its thread had one.
+    """
     segments, ends, now = [], [], 100.0
     for _ in range(steps):
         for part, waits, seconds in parts:
-            segments.append(Segment(part, waits, now, now + seconds))
+            segments.append(StepMark(part, waits, now, now + seconds, 0.0 if waits else seconds * processor))
             now += seconds
         ends.append(now)
     kinds = {PRODUCTS: 0.7 * (1 - host), ATTENTION: 0.2 * (1 - host), ELEMENTWISE: 0.1 * (1 - host), "optimizer": 0.0}
     work = {
-        part: {kind: share * s for kind, share in kinds.items()}
+        part: {kind: share * processor * s for kind, share in kinds.items()}
         for part, waits, s in parts
         if part in COMPUTING and not waits
     }
     return RankTrace(rank, "host", 100.0, 100.0, segments, ends, work, 100)
 
 
-def verdict_on(*ranks: Parts, host: float = 0.0, facts: RunFacts = FACTS, **options: object) -> Verdict:
-    traces = [trace(rank, parts, host) for rank, parts in enumerate(ranks)]
+def verdict_on(
+    *ranks: Parts, host: float = 0.0, processor: float = 1.0, facts: RunFacts = FACTS, **options: object
+) -> Verdict:
+    traces = [trace(rank, parts, host, processor=processor) for rank, parts in enumerate(ranks)]
     seconds = max((t.ends[-1] - t.began) / len(t.ends) for t in traces)
-    return judge(traces, facts, **{"step_times_s": [seconds] * 10, **options})  # type: ignore[arg-type]
+    return judge(traces, facts, RunFigures(**{"step_times_s": [seconds] * 10, **options}))  # type: ignore[arg-type]
 
 
 WAITING: Parts = [*HEALTHY, ("optimizer", True, 0.04)]
@@ -88,7 +95,7 @@ INJECTED: dict[str, tuple[list[Parts], dict[str, object], float]] = {
     DISK: ([[*HEALTHY, ("disk", False, 0.096)]], {}, 0.5),
     BUS: ([[*HEALTHY, ("bus", False, 0.096)]], {}, 0.5),
     MEMORY: ([[*HEALTHY, ("allocator", False, 0.032)]], {}, 0.25),
-    CONTENDED: ([HEALTHY] * 2, {"taken": 0.4}, 0.4),
+    CONTENDED: ([HEALTHY] * 2, {"taken": 0.4, "processor": 0.6}, 0.4 * 95 / 96),
     THREADS: ([HEALTHY], {"right_threads_s": 0.048}, 0.5),
 }  # type: ignore[dict-item]
 
@@ -140,8 +147,15 @@ def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen() -> None:
 
 
 def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
-    ranks, _, _ = INJECTED[LATE]
-    assert verdict_on(*ranks, taken=0.3).bound_by == LATE
+    """Rank 1 has half a processor, so that rank 0 waits for it. It is as fast as rank 0 with a whole one."""
+    half = [(part, waits, seconds if part == "data" else 2 * seconds) for part, waits, seconds in HEALTHY]
+    traces = [trace(0, [*HEALTHY, ("optimizer", True, 0.095)]), trace(1, half, processor=0.5)]
+    figures = RunFigures([0.191] * 10, taken=0.25, slowest=(1, 2.0))
+    verdict = judge(traces, FACTS, figures)
+    assert (verdict.bound_by, verdict.late_rank) == (LATE, 1)
+    assert verdict.cause
+    assert verdict.cause.without_s == pytest.approx(0.096)
+    assert verdict.shares["no processor"] == pytest.approx(95 / 191)
 
 
 @pytest.mark.parametrize("recipe", "ddp fsdp zero2 tensor_parallel pipeline hybrid_3d".split())

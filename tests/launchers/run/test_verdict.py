@@ -14,7 +14,7 @@ from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.foresight.verdict.remedies import CONTENDED, DATA
 from gptscale.launchers.bench.verdict.cases import RunSetting
-from gptscale.launchers.bench.verdict.command import run
+from gptscale.launchers.bench.verdict.runs import run_once
 
 SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
 
@@ -47,7 +47,9 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe: str, tmp_
     # Each rank has its track, with its operations and its parts.
     events = json.loads((tmp_path / "runs/with/trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
-    assert {"forward", "backward", "optimizer", "data"} <= {event["name"] for event in events}
+    names = {event["name"] for event in events}
+    assert {"step", "micro-batch 0", "forward", "backward", "optimizer", "data"} <= names
+    assert ("gather" if recipe == "fsdp" else "send") in names
     assert any(event["name"].startswith("aten::") for event in events)
     shown = ok("why", tmp_path / "runs/with").stdout
     assert shown.startswith(verdict.line())
@@ -58,7 +60,7 @@ def test_a_slow_reader_is_found_in_a_real_run() -> None:
     setting = RunSetting(
         ("--n-layer", "1", "--n-embd", "32", "--seq-len", "32", "--data", "synthetic"), {"read_s": 0.25}
     )
-    row = run("ddp", setting, VERDICT_STEPS_MIN)
+    row = run_once("ddp", setting, VERDICT_STEPS_MIN)
     (data,) = [cause for cause in row["causes"] if cause["name"] == DATA]
     assert 1 - data["without_s"] / float(row["step_time_s_median"]) > 0.4
     assert row["bound_by"] in (DATA, CONTENDED)

@@ -1,0 +1,196 @@
+"""Judge traced steps: size each cause by playing the steps without it, and name the largest that is worth a word."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gptscale.common.measure.contention import TAKEN_MAX
+from gptscale.common.measure.step_trace import COMPUTING, KINDS, RankTrace
+from gptscale.foresight.verdict.calibrated import CalibratedRun
+from gptscale.foresight.verdict.remedies import (
+    BUBBLE,
+    BUS,
+    COMPUTE_BOUND,
+    CONTENDED,
+    DATA,
+    DISK,
+    LATE,
+    LAUNCH,
+    LINKS,
+    MEMORY,
+    NO_CAUSE,
+    THREADS,
+    RunFacts,
+    remedy,
+)
+from gptscale.foresight.verdict.removals import (
+    with_less_host,
+    with_one_micro_batch,
+    with_processors,
+    with_rank_as_others,
+    without,
+)
+from gptscale.foresight.verdict.replay import TRANSFER, Replay
+from gptscale.foresight.verdict.shares import host_shares, profiled_processor, shares_of, slowed, waiting_for
+from gptscale.foresight.verdict.verdict import Cause, Verdict
+
+# A cause that gives less is not worth a word.
+GAIN_MIN = 0.05
+# From this share of computation on, a run without a cause is computing as it should.
+COMPUTING_MIN = 0.6
+# A late rank that costs so much of what others took is named instead of them.
+LATE_OF_TAKEN = 0.8
+# In a pipeline stages are never quite equal. Elsewhere ranks do the same work.
+LATE_RATIO = {True: 1.5, False: 1.1}
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """What the timed steps of a run say, and its further steps beside their traces.
+
+    step_times_s: of the timed steps. data_wait_s: for each rank, its mean wait for a batch in them. taken: what others had of the
+    machine. slowest: the rank with the most work of its own in them, and that divided by the median of the others'. Without it
+    the traced steps tell. right_threads_s: a step with as many threads as there are processors, if the run has others.
+    fixed: the share of forward, backward and transfers that does not shrink with a micro-batch's tokens, if that was measured.
+    calibrated: what the calibration of the machine expects, if there is one.
+    """
+
+    step_times_s: Sequence[float]
+    data_wait_s: Sequence[float] | None = None
+    taken: float | None = None
+    slowest: tuple[int, float] | None = None
+    right_threads_s: float | None = None
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    calibrated: CalibratedRun | None = None
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.step_times_s)
+
+    @property
+    def spread(self) -> float:
+        """Return half the range from p10 to p90 of the steps, divided by their median."""
+        ordered = sorted(self.step_times_s)
+        return (ordered[-1 - len(ordered) // 10] - ordered[len(ordered) // 10]) / 2 / self.median_s
+
+
+def judge(traces: Sequence[RankTrace], facts: RunFacts, figures: RunFigures) -> Verdict:
+    """Return the verdict on the traces of all ranks."""
+    threads = not facts.cuda
+    replay = Replay(traces, figures.data_wait_s, threads=threads)
+    # What torch.compile makes for a CPU is no operation that the profiler sees.
+    unseen = facts.compiled and not facts.cuda
+    host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
+    shares = shares_of(replay, traces, host, facts.pipeline)
+    differs = ""
+    if figures.calibrated is not None:
+        processor = [profiled_processor(trace, threads=threads) for trace in traces]
+        shares = slowed(shares, figures.calibrated.times_slower(traces, processor))
+        differs = figures.calibrated.slow_exchange(replay, traces)
+    late, ratio = replay.most_own_work()
+    if figures.slowest is not None:
+        late = next((i for i, t in enumerate(traces) if t.rank == figures.slowest[0]), late)
+        ratio = figures.slowest[1]
+    sizes = Sizes(replay, figures, shares, host)
+    causes = sizes.causes(late, ratio, facts)
+    computing = sum(shares[kind] for kind in KINDS)
+    word = named(causes, figures.median_s, figures.spread) or (
+        COMPUTE_BOUND if computing >= COMPUTING_MIN else NO_CAUSE
+    )
+    facts, remedied_s = sizes.remedied(word, facts)
+    return Verdict(
+        bound_by=word,
+        step_s=figures.median_s,
+        spread=figures.spread,
+        traced_s=sizes.traced_s,
+        shares=shares,
+        causes=causes,
+        late_rank=traces[late].rank if word == LATE else None,
+        taken=figures.taken,
+        remedy=remedy(word, facts),
+        remedied_s=remedied_s,
+        differs=differs,
+        ranks=replay.last_step(),
+    )
+
+
+class Sizes:
+    """What a step takes without each cause, as a part of the timed steps' median.
+
+    shares: of the slowest rank. host: the host's share of each computing part.
+    """
+
+    def __init__(
+        self, replay: Replay, figures: RunFigures, shares: Mapping[str, float], host: Mapping[str, float]
+    ) -> None:
+        self.replay, self.figures, self.shares, self.host = replay, figures, shares, host
+        self.traced_s = replay.step_s()
+        # What does not shrink with the tokens, where that was measured.
+        self.fixed = {**host, **figures.fixed}
+
+    def cause(self, name: str, seconds: float, share: float) -> Cause:
+        """Return a cause without which a traced step takes `seconds`."""
+        return Cause(name, self.timed(seconds), share)
+
+    def timed(self, seconds: float) -> float:
+        """Return the timed step that belongs to a traced one."""
+        return self.figures.median_s * min(1.0, seconds / self.traced_s)
+
+    def causes(self, late: int, ratio: float, facts: RunFacts) -> list[Cause]:
+        """Return all causes that can be sized, the largest first. late, ratio: a rank with so many times the others' work."""
+        replay, shares, figures = self.replay, self.shares, self.figures
+        causes = [
+            self.cause(name, replay.step_s(without(kind)), shares[kind])
+            for name, kind in ((DATA, "data"), (LINKS, TRANSFER), (DISK, "disk"), (BUS, "bus"), (MEMORY, "allocator"))
+        ]
+        host = {part: share for part, share in self.fixed.items() if part != TRANSFER}
+        causes.append(self.cause(LAUNCH, replay.step_s(with_less_host(host)), shares["host"]))
+        if facts.pipeline:
+            causes.append(self.cause(BUBBLE, replay.step_s(ranks_wait=False), shares["bubble"]))
+        ratio_min = LATE_RATIO[facts.pipeline]
+        if ratio >= ratio_min:
+            usual_s = replay.step_s(with_rank_as_others(replay, late, ratio_min))
+            causes.append(self.cause(LATE, usual_s, waiting_for(replay, late)))
+        if figures.taken is not None and figures.taken > TAKEN_MAX:
+            # The traced steps may have had the machine for themselves. What their threads had of a processor is all they need.
+            alone_s = figures.median_s * (1 - figures.taken) if facts.cuda else replay.step_s(with_processors(replay))
+            causes.append(Cause(CONTENDED, min(figures.median_s, alone_s), figures.taken))
+        if (right_s := figures.right_threads_s) is not None:
+            share = max(0.0, 1 - right_s / figures.median_s)
+            causes.append(Cause(THREADS, min(figures.median_s, right_s), share))
+        return sorted(causes, key=lambda cause: cause.without_s)
+
+    def remedied(self, word: str, facts: RunFacts) -> tuple[RunFacts, float | None]:
+        """Return the facts with the best number of micro-batches, and the step with the remedy, None if it removes all."""
+        if word == LAUNCH and facts.grad_accum_steps > 1 and not facts.pipeline:
+            merged = with_one_micro_batch(self.replay, self.fixed, facts.grad_accum_steps)
+            return facts, self.timed(self.replay.step_s(merged))
+        sequences = facts.micro_batch_size * facts.grad_accum_steps
+        if word != BUBBLE or facts.micro_batch_size == 1:
+            return facts, None
+        filled_s = self.replay.step_s(ranks_wait=False)
+        host_s = filled_s - self.replay.step_s(with_less_host(self.host), ranks_wait=False)
+        steps_s = {}
+        for n in (n for n in range(facts.grad_accum_steps + 1, sequences + 1) if sequences % n == 0):
+            # A bubble is as long as a micro-batch, of which each has its own cost for the host.
+            times = n / facts.grad_accum_steps
+            steps_s[n] = filled_s + (self.traced_s - filled_s) / times + host_s * (times - 1)
+        best = min(steps_s, key=lambda n: steps_s[n])
+        return dataclasses.replace(facts, best_micro_batches=best), self.timed(steps_s[best])
+
+
+def named(causes: Sequence[Cause], step_s: float, spread: float) -> str | None:
+    """Return the cause to name, None if none is worth it.
+
+    Others on the machine, and threads that wait for each other, make steps differ, so that the spread says nothing against these.
+    If others slow one rank down, and that rank is all that they cost, it is named.
+    """
+    gains = {c.name: 1 - c.without_s / step_s for c in causes}
+    uneven = {CONTENDED, THREADS} | ({LATE} if CONTENDED in gains else set())
+    worth = {n: gain for n, gain in gains.items() if gain >= GAIN_MIN and (gain > spread or n in uneven)}
+    if LATE in worth and worth[LATE] >= LATE_OF_TAKEN * worth.get(CONTENDED, 0.0):
+        worth.pop(CONTENDED, None)
+    return max(worth, key=lambda name: worth[name], default=None)

@@ -1,0 +1,70 @@
+"""What the plan foresees for a remedy: the speed of a run with other options beside its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gptscale.common.errors import GptscaleError
+from gptscale.common.measure.devices import device_name
+from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.calibrate.costs import cost_table
+from gptscale.foresight.calibrate.file import CalibratedMachine
+from gptscale.foresight.calibrate.machine import this_machine
+from gptscale.foresight.calibrate.steps import is_written
+from gptscale.foresight.mock_cuda.devices import DEVICES
+from gptscale.foresight.plan.enumeration import Candidate
+from gptscale.foresight.plan.planner import LONGEST, time_of
+from gptscale.foresight.plan.question import Cluster, Resolve, cpu_cluster, gpu_cluster
+from gptscale.foresight.plan.steps import n_items, steps_of
+from gptscale.foresight.time.data_sheets import USUAL_LINKS
+
+
+def planned_gain(
+    run: Run, config: RecipeConfig, other: tuple[RunConfig, RecipeConfig], resolve: Resolve, file: Path | None = None
+) -> float | None:
+    """Return by how much faster the plan foresees a run with other options: 0.22 for 22 % more tokens a second.
+
+    file: the calibration, default the package's own. None if the plan knows nothing of such runs on this machine.
+    """
+    cluster = cluster_of(run)
+    if cluster is None:
+        return None
+    machine = this_machine(run.world.device, run.world.world_size) if cluster.is_cpu else None
+    try:
+        remedied = Candidate(resolve(run.recipe, *other), other[1])
+    except GptscaleError:
+        # The remedy needs what this run has not, such as a batch that divides.
+        return None
+    speeds = [tokens_per_s(candidate, cluster, machine, file) for candidate in (Candidate(run, config), remedied)]
+    return speeds[1] / speeds[0] - 1 if speeds[0] and speeds[1] else None
+
+
+def cluster_of(run: Run) -> Cluster | None:
+    """Return the machines of a run as the plan knows them, None for a device that it does not know."""
+    world = run.world
+    if world.device.type == "cpu":
+        return cpu_cluster(world.world_size, 0)
+    name = device_name(world.device)
+    known = next((key for key, device in DEVICES.items() if device.name == name and key in USUAL_LINKS), None)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
+    return gpu_cluster(known, -(-world.world_size // per_node), per_node, None) if known else None
+
+
+def tokens_per_s(
+    candidate: Candidate, cluster: Cluster, machine: CalibratedMachine | None, file: Path | None
+) -> float | None:
+    """Return the planned speed of a run, None if the plan refuses to tell."""
+    if (cluster.is_cpu and not is_written(candidate.run, candidate.config)) or n_items(candidate) > LONGEST:
+        return None
+    machines = cluster.machines(candidate.run.config.precision)
+    written = steps_of(candidate, machines)
+    asked = {operation for step in written[0] for operation in step.operations()}
+    precision = candidate.run.config.precision
+    costs = cost_table(asked, machines.device, machines.link, file, precision=precision, machine=machine)
+    if cluster.is_cpu and not costs.measured:
+        return None
+    timing = time_of(written, costs)
+    return None if timing.refused else candidate.run.tokens_per_step / timing.seconds

@@ -1,0 +1,111 @@
+"""What the time of a rank goes to in its traced steps: exclusive shares, whose sum is 1."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, RankTrace
+from gptscale.foresight.time.work import COMPUTE
+from gptscale.foresight.verdict.replay import TRANSFER, Replay
+
+# What a rank's time goes to beside the kinds of computation.
+NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bubble", "slower than calibrated"
+SHARES = ("data", "host", TRANSFER, LATE_RANK, BUBBLE_SHARE, "disk", "bus", "allocator", NO_PROCESSOR, SLOWER)
+# So much longer than calibrated, products say nothing.
+SLOWER_MIN = 1.1
+# A profiled step of which a thread had a smaller share says nothing of the host.
+PROCESSOR_MIN = 0.95
+
+
+def shares_of(
+    replay: Replay, traces: Sequence[RankTrace], host: Mapping[str, float], pipeline: bool
+) -> dict[str, float]:
+    """Return the shares of the slowest rank's time: of the one that waits least for others.
+
+    host: the share of each computing part that is the host's, while it has a processor. A rank that is neither at work nor
+    transferring waits for another: for a late rank, or in a pipeline for another stage.
+    """
+    return min(
+        (_shares_of_rank(replay, traces[rank], rank, host, pipeline) for rank in range(replay.n_ranks)), key=waiting
+    )
+
+
+def waiting(shares: Mapping[str, float]) -> float:
+    """Return the share in which a rank waits for others to come."""
+    return shares[LATE_RANK] + shares[BUBBLE_SHARE]
+
+
+def waiting_for(replay: Replay, late: int) -> float:
+    """Return the mean share of time in which the other ranks wait for one that is late."""
+    total = sum(max(0.0, w.arrival - w.begin) for w in replay.waits.values() if w.rank != late)
+    return min(1.0, total / (replay.base.seconds * max(1, replay.n_ranks - 1)))
+
+
+def _shares_of_rank(
+    replay: Replay, trace: RankTrace, rank: int, host: Mapping[str, float], pipeline: bool
+) -> dict[str, float]:
+    shares = dict.fromkeys((*SHARES, *KINDS), 0.0)
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for item, work in zip(replay.step.items, replay.step.works, strict=True):
+        (operation,) = work
+        # Transfers that were hidden cost no time.
+        if item.rank == rank and item.stream == COMPUTE:
+            traced = replay.traced[operation]
+            seconds[operation.kind] += traced.seconds * traced.processor
+            shares[NO_PROCESSOR] += traced.seconds * (1 - traced.processor) / replay.base.seconds
+    for kind, s in seconds.items():
+        part = s / replay.base.seconds
+        if kind not in COMPUTING:
+            shares[kind if kind in shares else "host"] += part
+            continue
+        shares["host"] += host[kind] * part
+        work_s = trace.work_s.get(kind, {})
+        known = sum(work_s.values())
+        for name in KINDS:
+            shares[name] += (1 - host[kind]) * part * (work_s[name] / known if known else float(name == ELEMENTWISE))
+    shares[BUBBLE_SHARE if pipeline else LATE_RANK] += max(0.0, 1 - sum(shares.values()))
+    return shares
+
+
+def slowed(shares: Mapping[str, float], times: float) -> dict[str, float]:
+    """Return the shares with what computation takes longer than calibrated as a share of its own, if that is told for sure."""
+    if times < SLOWER_MIN:
+        return dict(shares)
+    usual = {kind: shares[kind] / times for kind in KINDS}
+    return {**shares, **usual, SLOWER: sum(shares[kind] for kind in KINDS) - sum(usual.values())}
+
+
+def host_shares(traces: Sequence[RankTrace], *, threads: bool) -> dict[str, float]:
+    """Return the share of each computing part that is the host: what remains when the work of its operations is taken away.
+
+    It is that of the rank which has least, since a host that limits limits all. threads: whether the marks tell how long a
+    thread had a processor. Only that time counts then, and a profiled step that was disturbed only tells how many operations
+    there were.
+    """
+    of_ranks = [_host_shares(trace, threads) for trace in traces]
+    return {part: min(shares[part] for shares in of_ranks) for part in COMPUTING}
+
+
+def profiled_processor(trace: RankTrace, *, threads: bool) -> float:
+    """Return the share of its profiled step in which a rank had a processor."""
+    own = [m for m in trace.profiled if m.part in COMPUTING and not m.waits]
+    wall_s = sum(m.end - m.begin for m in own)
+    return min(1.0, sum(m.processor_s for m in own) / wall_s) if threads and wall_s else 1.0
+
+
+def _host_shares(trace: RankTrace, threads: bool) -> dict[str, float]:
+    own_s = {
+        part: sum(
+            m.processor_s if threads else m.end - m.begin for m in trace.segments if m.part == part and not m.waits
+        )
+        / len(trace.ends)
+        for part in COMPUTING
+    }
+    if profiled_processor(trace, threads=threads) < PROCESSOR_MIN:
+        share = trace.n_operations * trace.operation_s / max(sum(own_s.values()), 1e-9)
+        return dict.fromkeys(COMPUTING, min(1.0, share))
+    work_s = {part: sum(trace.work_s.get(part, {}).values()) for part in COMPUTING}
+    return {
+        part: max(0.0, 1 - work_s[part] / own_s[part]) if own_s[part] and work_s[part] else 0.0 for part in COMPUTING
+    }

@@ -1,0 +1,118 @@
+"""What `gptscale bench verdict` says of its rows: how often the word was right, and promised gains beside real ones."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gptscale.foresight.verdict.remedies import CAUSES
+
+RIGHT, WRONG, GAIN_MEDIAN, GAIN_P95 = 0.95, 0.01, 0.10, 0.20
+Row = Mapping[str, Any]
+
+
+def compared(case: Any, slow: Mapping[str, Any], cured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the row of a case: what its verdict says, and what it promises beside what the cure gives."""
+    said, step_s = slow["bound_by"], float(slow["step_time_s_median"])
+    row: dict[str, Any] = {"cause": case.cause, "recipe": case.recipe, "expected": case.word, "said": said}
+    row |= {"right": said == case.word if case.word else said not in CAUSES, "late_rank": slow["late_rank"]}
+    row |= {
+        "step_ms": 1e3 * step_s,
+        "spread": slow["spread"],
+        "taken": slow["taken_fraction"],
+        "foreign": slow["foreign"],
+    }
+    row |= dict.fromkeys(("promised_ms", "cured_ms", "promised_gain", "real_gain"), "")
+    cause = next((c for c in slow["causes"] if c["name"] == case.word), None)
+    if cured is not None and cause is not None:
+        promised_s = slow["remedied_s"] if slow["remedied_s"] is not None and said == case.word else cause["without_s"]
+        # For as many tokens as a slow step has.
+        cured_s = float(cured["step_time_s_median"]) * tokens_of_step(slow) / tokens_of_step(cured)
+        row |= {"promised_ms": 1e3 * promised_s, "cured_ms": 1e3 * cured_s}
+        row |= {"promised_gain": 1 - promised_s / step_s, "real_gain": 1 - cured_s / step_s}
+    return row
+
+
+def tokens_of_step(row: Row) -> float:
+    """Return the tokens of a step of a run."""
+    return float(row["tokens_total"]) / float(row["steps"])
+
+
+def read(path: Path | None) -> list[dict[str, Any]]:
+    """Return the rows of a CSV, none if there is none."""
+    if path is None or not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row | {"right": row["right"] == "True"} for row in csv.DictReader(file)]
+
+
+def append(path: Path | None, row: Row) -> None:
+    """Append a row to a CSV, which begins with the names of its columns."""
+    if path is None:
+        return
+    begins = not path.is_file()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if begins:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def gain_error(row: Row) -> float | None:
+    """Return how far the promised gain is from the real one, as a part of the real one. None without a cure that gains."""
+    if row["real_gain"] in ("", None) or float(row["real_gain"]) <= 0:
+        return None
+    return abs(float(row["promised_gain"]) / float(row["real_gain"]) - 1)
+
+
+def step_error(row: Row) -> float | None:
+    """Return how far the promised step is from the cured one, as a part of the cured one. None without a cure."""
+    return abs(float(row["promised_ms"]) / float(row["cured_ms"]) - 1) if row["cured_ms"] not in ("", None) else None
+
+
+def p95(errors: Sequence[float]) -> float:
+    """Return the error that 95 of 100 do not exceed."""
+    return sorted(errors)[max(0, -(-len(errors) * 19 // 20) - 1)]
+
+
+def show(rows: Sequence[Row]) -> int:
+    """Print a row for each cause and the goals, and return 1 if one is missed."""
+    from gptscale.results.render import console, table
+
+    printed = table(("cause", "runs", "right", "wrong word", "gain off, median", "worst", "step off"), left=("cause",))
+    for cause in dict.fromkeys(row["cause"] for row in rows):
+        of_cause = [row for row in rows if row["cause"] == cause]
+        wrong = [row for row in of_cause if not row["right"] and row["said"] in CAUSES]
+        errors = [e for row in of_cause if (e := gain_error(row)) is not None]
+        steps = [e for row in of_cause if (e := step_error(row)) is not None]
+        figures = [f"{statistics.median(errors):.1%}", f"{max(errors):.1%}"] if errors else ["-", "-"]
+        figures.append(f"{statistics.median(steps):.1%}" if steps else "-")
+        printed.add_row(cause, str(len(of_cause)), str(sum(r["right"] for r in of_cause)), str(len(wrong)), *figures)
+    console(100).print(printed)
+    goals = goals_of(rows)
+    for line, met in goals.items():
+        print(f"{'met   ' if met else 'missed'}  {line}")
+    return int(not all(goals.values()))
+
+
+def goals_of(rows: Sequence[Row]) -> dict[str, bool]:
+    """Return each goal in words, and whether it is met."""
+    n, right = len(rows), sum(row["right"] for row in rows)
+    wrong = sum(not row["right"] and row["said"] in CAUSES for row in rows)
+    in_healthy = sum(row["said"] in CAUSES for row in rows if not row["expected"])
+    gains = [e for row in rows if (e := gain_error(row)) is not None]
+    steps = [e for row in rows if (e := step_error(row)) is not None]
+    goals = {
+        f"right word in {right} of {n} (goal: 95 %)": right >= RIGHT * n,
+        f"wrong word in {wrong} of {n} (goal: 1 %)": wrong <= WRONG * n,
+        f"a word in {in_healthy} healthy runs (goal: 0)": not in_healthy,
+    }
+    for what, errors in (("gains beside real ones", gains), ("steps beside cured ones", steps)):
+        if errors:
+            median, most = statistics.median(errors), p95(errors)
+            line = f"promised {what}: median {median:.1%} off, p95 {most:.1%} (goals: 10 %, 20 %)"
+            goals[line] = median <= GAIN_MEDIAN and most <= GAIN_P95
+    return goals

@@ -1,0 +1,104 @@
+"""The runs of `gptscale bench verdict`: each in its own folder, with what the case asks beside it, and again if disturbed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.errors import ConfigError
+from gptscale.launchers.bench.measurement import tell
+from gptscale.launchers.bench.quiet import taken_since
+from gptscale.launchers.bench.verdict.cases import NPROC, RunSetting
+
+RUN_LIMIT_S = 300.0
+BUSY = "while True: pass"
+# How often a run is started until nobody disturbs it.
+TRIES = 5
+
+
+@dataclass
+class RunsOfABench:
+    """Runs of settings. Those that cure several cases are run once in each repeat.
+
+    allow_busy: whether to keep a run of which other programs took a part.
+    """
+
+    steps: int
+    allow_busy: bool = False
+    _kept: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, recipe: str, setting: RunSetting, repeat: int) -> dict[str, Any]:
+        """Return the row and the verdict of a run, and as `foreign` what other programs took of the machine meanwhile.
+
+        Raises ConfigError if the machine stays busy.
+        """
+        from gptscale.common.measure.contention import TAKEN_MAX, MachineClock
+
+        key = recipe, repr(setting), repeat
+        if key in self._kept:
+            return self._kept[key]
+        for _ in range(TRIES):
+            clock = MachineClock(threads=len(os.sched_getaffinity(0)))
+            ended = run_once(recipe, setting, self.steps)
+            ended["foreign"] = foreign = taken_since(clock)
+            if self.allow_busy or foreign <= TAKEN_MAX:
+                self._kept[key] = ended
+                return ended
+            tell(f"... again, since other programs took {foreign:.0%} of the machine")
+        what = f"other programs took {foreign:.0%} of the machine's processors"
+        raise ConfigError(
+            what, f"in {TRIES} tries of a run of {recipe}", "call again when it is quiet, or with --allow-busy"
+        )
+
+
+def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
+    """Run a setting in a folder of its own, and return its row of the summary and its verdict."""
+    from gptscale.common.process.program import Program
+    from gptscale.common.process.warm_parent import run_captured
+    from gptscale.launchers.bench.verdict.worker import MODULE
+
+    folder = Path(tempfile.mkdtemp(prefix="gptscale-verdict-"))
+    try:
+        words = [*setting.options, "--steps", str(steps), "--out", str(folder), "--run-name", "run"]
+        words += ["--nvme-path", str(folder / "nvme")] if recipe == "zero_infinity" else []
+        (folder / "nvme").mkdir()
+        program = Program(MODULE, ("launch", json.dumps([recipe, words, dict(setting.injected), NPROC])))
+        environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | dict(setting.environment)
+        with programs_beside(setting.beside):
+            ended = run_captured(program, timeout=RUN_LIMIT_S, environ=environ)
+        if ended.returncode:
+            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ConfigError(f"a run of {recipe} failed: {last[:300]}", "in bench verdict", "see gptscale doctor")
+        with (folder / "summary.csv").open(newline="") as file:
+            row: dict[str, Any] = list(csv.DictReader(file))[-1]
+        verdict = json.loads((folder / "runs/run/verdict.json").read_text())
+        return row | {key: verdict[key] for key in ("causes", "remedied_s", "shares", "spread")}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def programs_beside(cpus: tuple[int, ...] | None) -> Iterator[None]:
+    """Keep these processors busy, each by a program of our own, until the end. None: all that there are."""
+    usable = sorted(os.sched_getaffinity(0))
+    programs = []
+    try:
+        for i in range(len(usable)) if cpus is None else cpus:
+            program = subprocess.Popen([sys.executable, "-c", BUSY])
+            programs.append(program)
+            os.sched_setaffinity(program.pid, {usable[i % len(usable)]})
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()

@@ -10,6 +10,7 @@ import gc
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -17,14 +18,24 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gptscale.common.engine import Engine
+from gptscale.common.measure.live_state import tensors_in
 from gptscale.common.state import local
 from gptscale.foresight.memory.counter import Counter
-from gptscale.foresight.memory.library_buffers import library_tensors
 
 PARAMETER, GRADIENT, STATE = "parameter", "gradient", "optimizer state"
 GATHERED, BUCKET, LOGITS = "gathered shard", "bucket", "logits and loss"
 # parts of a step
 BUILD, FORWARD, BACKWARD, OPTIMIZER = "build", "forward", "backward", "optimizer"
+# What the name of an attribute of a library's optimizer says, the first that matches. "averaged" and "partition" are DeepSpeed's
+# words for reduced gradients.
+NAMES = (
+    (re.compile(r"grad|averaged"), GRADIENT),
+    (re.compile(r"ipg|bucket|buffer"), BUCKET),
+    (re.compile(r"fp32|single_partition|master|exp_avg"), STATE),
+    (re.compile(r"bit16|bf16|fp16|lp_|params"), PARAMETER),
+)
+LIBRARIES = ("deepspeed", "fairscale", "colossalai")
+OPTIMIZERS = re.compile(r"(deepspeed|fairscale|colossalai)\..* \w*(ptimizer|Bucket|Store)\w*$")
 WRAPPERS = re.compile(r"(module|_fsdp_wrapped_module|_orig_mod|_forward_module)\.|\b\d+\.(?=blocks\.|ln_f|wte|wpe)")
 
 
@@ -108,7 +119,7 @@ class Owners:
         for optimizer in (o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)):
             for group in optimizer.param_groups:
                 states |= {address(p) for p in group["params"]}
-            states |= {address(t) for state in optimizer.state.values() for t in _tensors(state)}
+            states |= {address(t) for state in optimizer.state.values() for t in tensors_in(state)}
         self._label(states - parameters - {0}, STATE)
         for tensor, what in library_tensors():
             if (place := address(tensor)) and place not in parameters | states:
@@ -178,10 +189,15 @@ def _parameters(engine: Engine) -> Iterable[Tensor]:
     yield from model.parameters() if model is not None else ()
 
 
-def _tensors(state: Any) -> Iterator[Tensor]:
-    """Yield the tensors in an optimizer's state of one parameter, however deep."""
-    for value in state.values() if isinstance(state, dict) else state:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (dict, list, tuple)):
-            yield from _tensors(value)
+def library_tensors() -> Iterator[tuple[Tensor, str]]:
+    """Yield what libraries' optimizers hold beside torch's: flat gradients, buckets, weights in half precision.
+
+    They lie in attributes whose names say what they are.
+    """
+    things = gc.get_objects()
+    holders = [thing for thing in things if OPTIMIZERS.match(f"{type(thing).__module__} {type(thing).__name__}")]
+    for holder in holders:
+        for name, value in list(getattr(holder, "__dict__", {}).items()):
+            label = next((label for pattern, label in NAMES if pattern.search(name.lower())), None)
+            if label is not None:
+                yield from zip(tensors_in(value, LIBRARIES), repeat(label))

@@ -112,22 +112,27 @@ def draw(ranks: Sequence[RankMemory], title: str) -> Figure:
     figure.suptitle(title, fontsize=10, x=0.01, horizontalalignment="left")
     kinds = [kind for kind in COLOURS if any(kind in _curves(rank) for rank in ranks)]
     for axis, rank in zip(axes[0], ranks, strict=True):
-        curves = _curves(rank)
-        length = max((len(curve) for curve in curves.values()), default=0)
-        stacked = [curves.get(kind, np.zeros(length)) / GIB for kind in kinds]
-        axis.stackplot(np.arange(length), *stacked, colors=[COLOURS[kind] for kind in kinds], labels=kinds, linewidth=0)
-        axis.axhline(rank.reserved / GIB, color="black", linestyle="--", linewidth=0.8, label="reserved at most")
-        # A device that is nearly empty would press the curves flat.
-        if rank.capacity is not None and rank.reserved > 0.4 * rank.capacity:
-            axis.axhline(rank.capacity / GIB, color="red", linewidth=0.8, label="the device")
-        axis.set_title(f"rank {rank.rank}: peak {rank.allocated / GIB:.2f} GiB", fontsize=9)
-        axis.set_xlabel("allocations and releases of one step, in turn", fontsize=8)
-        axis.set_xticks([])
-        axis.margins(x=0)
+        stack(axis, rank, kinds)
     axes[0][0].set_ylabel("GiB")
     handles, labels = axes[0][-1].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=8, frameon=False)
     return figure
+
+
+def stack(axis: Any, rank: RankMemory, kinds: Sequence[str]) -> None:
+    """Draw the memory of a rank over its last step on one axis. kinds: owners to draw, from the bottom up."""
+    curves = _curves(rank)
+    length = max((len(curve) for curve in curves.values()), default=0)
+    stacked = [curves.get(kind, np.zeros(length)) / GIB for kind in kinds]
+    axis.stackplot(np.arange(length), *stacked, colors=[COLOURS[kind] for kind in kinds], labels=kinds, linewidth=0)
+    axis.axhline(rank.reserved / GIB, color="black", linestyle="--", linewidth=0.8, label="reserved at most")
+    # A device that is nearly empty would press the curves flat.
+    if rank.capacity is not None and rank.reserved > 0.4 * rank.capacity:
+        axis.axhline(rank.capacity / GIB, color="red", linewidth=0.8, label="the device")
+    axis.set_title(f"rank {rank.rank}: peak {rank.allocated / GIB:.2f} GiB", fontsize=9)
+    axis.set_xlabel("allocations and releases of one step, in turn", fontsize=8)
+    axis.set_xticks([])
+    axis.margins(x=0)
 
 
 def _curves(rank: RankMemory) -> dict[str, np.ndarray]:

@@ -78,10 +78,10 @@ class Timeline:
     def by_owner(self, time: int) -> dict[str, int]:
         """Return the bytes that lived at `time` by their owner, the largest first."""
         a = self.allocations
-        found: dict[str, int] = {}
+        nbytes: dict[str, int] = {}
         for i in np.flatnonzero((a.born <= time) & (a.died > time)).tolist():
-            found[a.owner[i]] = found.get(a.owner[i], 0) + int(a.nbytes[i])
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            nbytes[a.owner[i]] = nbytes.get(a.owner[i], 0) + int(a.nbytes[i])
+        return dict(sorted(nbytes.items(), key=lambda item: -item[1]))
 
     def part_at(self, time: int) -> str:
         """Return the part of the step in which `time` lies."""
@@ -107,38 +107,40 @@ def kind_of(owner: str) -> str:
 
 
 def read_timeline(log: np.ndarray, owners: Owners, steps: list[int]) -> Timeline:
-    """Return the timeline of a log, an array of (address, signed bytes, number of the place), with what `owners` noted."""
+    """Return the timeline of a log, an array of (address, signed bytes, number of the place), with the labels of `owners`."""
     live: dict[int, int] = {}
     born: list[int] = []
     died: list[int] = []
-    labels: list[str] = []
-    noted, i = owners.labels, 0
-    for time, (place, nbytes, _) in enumerate(log.tolist()):
-        while i < len(noted) and noted[i][0] <= time:
-            _note(live, labels, noted[i])
+    label_of: list[str] = []
+    # In the order of their times.
+    labels, i = owners.labels, 0
+    for time, (address, nbytes, _) in enumerate(log.tolist()):
+        while i < len(labels) and labels[i][0] <= time:
+            _set_label(live, label_of, labels[i])
             i += 1
         if nbytes > 0:
-            live[place] = len(born)
+            live[address] = len(born)
             born.append(time)
             died.append(len(log))
-            labels.append("")
-        elif place in live:
-            died[live.pop(place)] = time
-    for note in noted[i:]:
-        _note(live, labels, note)
+            label_of.append("")
+        elif address in live:
+            died[live.pop(address)] = time
+    for label in labels[i:]:
+        _set_label(live, label_of, label)
     times = np.array(born, dtype=np.int64)
-    where = [owners.places[int(log[time, 2])] for time in born]
+    places = [owners.places[int(log[time, 2])] for time in born]
     ends = np.array(died, dtype=np.int64)
-    owner = [label or _owner(*place) for label, place in zip(labels, where, strict=True)]
+    owner = [label or _owner(*place) for label, place in zip(label_of, places, strict=True)]
     return Timeline(Allocations(times, ends, log[times, 1], owner), len(log), owners.marks, steps)
 
 
-def _note(live: dict[int, int], labels: list[str], note: tuple[int, int, str]) -> None:
-    _, place, label = note
-    if place in live:
-        before = labels[live[place]]
+def _set_label(live: dict[int, int], label_of: list[str], timed_label: tuple[int, int, str]) -> None:
+    """Label the allocation that lies at an address, unless it has a surer label."""
+    _, address, label = timed_label
+    if address in live:
+        before = label_of[live[address]]
         if before not in ORDER or (label in ORDER and ORDER.index(label) < ORDER.index(before)):
-            labels[live[place]] = label
+            label_of[live[address]] = label
 
 
 def _owner(part: str, module: str) -> str:

@@ -1,4 +1,4 @@
-"""The mock as the process sees it that runs under it: what it lists, and the host memory that was pinned."""
+"""What a process under the mock of CUDA can ask it: the list of calls, and bytes of the device and of host memory."""
 
 from __future__ import annotations
 

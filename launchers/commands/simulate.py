@@ -15,7 +15,7 @@ import tyro
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range
+from gptscale.common.settings.checks import check_range, refuse_changed
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
@@ -60,7 +60,16 @@ class SimulateOptions:
         check_range(self.nproc, 1, 2**16, "nproc")
         check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
         check_range(self.memory, 1e-6, 1e6, "memory")
+        check_folder(self.save)
         device_named(self.device_kind)
+
+
+def check_folder(folder: Path | None) -> None:
+    """Raise ConfigError for a folder that cannot be made, because a file has its name or that of one above it."""
+    if folder is not None:
+        above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not above.is_dir():
+            raise ConfigError(f"{above} is no folder", "in --save", "name a folder")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,6 +77,7 @@ def main(argv: Sequence[str]) -> int:
     recipe, words = take_recipe(argv, "gptscale simulate RECIPE [options]")
     config, recipe_config, options = parse_launch(recipe, words, SimulateOptions)
     assert options is not None
+    refuse_of_other_device(config, options)
     ranks = ranks_of(recipe, config, options)
     memories = []
     for rank in ranks:
@@ -80,6 +90,17 @@ def main(argv: Sequence[str]) -> int:
     if too_large := next((memory for memory in memories if memory.fits is False), None):
         print(_advice(recipe, config, recipe_config, options, too_large.rank), file=sys.stderr)
     return 0 if all(memory.fits is not False for memory in memories) else 1
+
+
+def refuse_of_other_device(config: RunConfig, options: SimulateOptions) -> None:
+    """Raise ConfigError for an option that only a simulation of the other kind of device has."""
+    if config.device != "cpu":
+        why = f"{options.device_kind} has its own memory, and is counted"
+        refuse_changed(options, ("memory", "how"), why, "leave it out, or add --device cpu")
+        return
+    if options.device_kind != SimulateOptions.device_kind:
+        raise ConfigError("ranks on CPUs play no other device", "in --as", "leave it out, or leave out --device cpu")
+    refuse_changed(options, ("gpus_per_node",), "ranks on CPUs have no GPUs")
 
 
 def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[int]:
@@ -108,8 +129,8 @@ def _simulate(
         return _on_mock(recipe, config, recipe_config, options, rank)
     from gptscale.launchers.run.simulated_cpu import simulate
 
-    found = simulate(recipe, config, recipe_config, options.nproc, rank, how or options.how)
-    return dataclasses.replace(found, capacity=None if options.memory is None else int(options.memory * GIB))
+    memory = simulate(recipe, config, recipe_config, options.nproc, rank, how or options.how)
+    return dataclasses.replace(memory, capacity=None if options.memory is None else int(options.memory * GIB))
 
 
 def _on_mock(
@@ -117,7 +138,7 @@ def _on_mock(
 ) -> RankMemory:
     from gptscale.launchers.run.simulation import rank_memory, simulate
 
-    found = simulate(
+    simulated_rank = simulate(
         recipe,
         config,
         recipe_config,
@@ -126,7 +147,7 @@ def _on_mock(
         world_size=options.nproc,
         ranks_per_node=options.gpus_per_node,
     )
-    return rank_memory(found, rank)
+    return rank_memory(simulated_rank, rank)
 
 
 def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int) -> str:

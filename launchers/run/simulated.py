@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine, StepResult
+from gptscale.common.engines.torch_engine import SteppedEngine
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.begin import begin_process, share_cores
 from gptscale.common.process.ending import is_out_of_memory, report
@@ -120,6 +122,8 @@ def _simulate(plan: Plan, folder: Path) -> int:
                 owners.label_state(engine)
             # Before the steps that nobody waits for, whose collectives' tensors live on until NCCL's watchdog comes by.
             facts |= _peaks(run.world.device)
+            if isinstance(engine, SteppedEngine) and (state := engine.live_state()):
+                facts["state"] = asdict(state)
             facts["host_s"] = _issue_time_s(engine, data)
         except BaseException as error:
             if is_out_of_memory(error):

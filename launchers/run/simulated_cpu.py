@@ -56,6 +56,9 @@ def simulate(
                 raise
             why = error.what.partition(". ")[0][:150]
     if how == "formula" or why:
+        if get(recipe).engine == "transformers":
+            what = f"there is no closed form of transformers' model{f', and {why}' if why else ''}"
+            raise ConfigError(what, "in --how", "use --device cuda, which counts it under a mock")
         timeline = at_one_moment(predicted)
         extra["grade"] = f"closed form: {why}" if why else "closed form"
         state = {name: predicted.get(name, 0) for name in (PARAMETER, GRADIENT, STATE)}

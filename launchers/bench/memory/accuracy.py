@@ -77,7 +77,8 @@ def main(argv: Sequence[str]) -> int:
 
     from gptscale.launchers.run.preflight import why_not_here
 
-    names = list(RECIPES) if options.recipes == "all" else options.recipes.split(",")
+    names = [name for name, row in RECIPES.items() if not row.own_work]
+    names = names if options.recipes == "all" else options.recipes.split(",")
     if options.device == "cuda":
         return _on_mock(names, options)
     rows: list[dict[str, Any]] = []

@@ -10,6 +10,8 @@ SIZES = {
     "colossal_tensor": ("--tp-size", "4"),
     "colossal_pipeline": ("--pp-size", "4"),
     "hybrid_3d": ("--tp-size", "2", "--pp-size", "4"),
+    # Its own work reads other data than `single` saved.
+    "handout": ("--same-work",),
 }
 WORLD_SIZES = {"single": 1, "tensor_parallel": 4, "pipeline": 4}
 WORK = ("--steps", "4", "--save-every", "2", "--eval-every", "2", "--eval-batches", "1", "--run-name", "run")
@@ -24,6 +26,9 @@ def test_a_recipe_runs_to_its_end(recipe, simulated, tmp_path):
     assert facts["device"] == "mock of NVIDIA H100 80GB HBM3"
     assert 2**20 < facts["peak_allocated"] <= facts["peak_reserved"] <= facts["peak_taken"] < 2**30
     assert facts["peak_counted"] == pytest.approx(facts["peak_allocated"], rel=0.02)
+    on_device = sum(facts["state"][kind] for kind in ("weights", "gradients", "optimizer"))
+    assert on_device + facts["state"]["host"] + facts["state"]["disk"] > 0
+    assert on_device <= facts["peak_counted"]
     # Nothing is in the results folder.
     assert not [path for path in tmp_path.rglob("out/*") if path.name != "runs"]
 

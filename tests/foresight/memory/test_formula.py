@@ -1,0 +1,71 @@
+"""The formula of each recipe's docstring, in letters and in numbers."""
+
+import dataclasses
+import inspect
+import re
+
+import pytest
+
+from gptscale.foresight.memory.formula import state_formula
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.simulated_cpu import planned_words
+from gptscale.recipes import RECIPES, get
+
+HERE = [name for name, row in RECIPES.items() if not row.needs_cuda and not row.environment]
+N = 842_624
+H, L = 128, 4
+
+
+def of(recipe, *words, nproc=2):
+    return state_formula(*planned_words(recipe, list(words), nproc if get(recipe).axes else 1, 0))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_docstring_has_the_formula(recipe):
+    module = pytest.importorskip(RECIPES[recipe].module)
+    config = getattr(module, RECIPES[recipe].config)(**RECIPES[recipe].preset)
+    run = planned_words("ddp", [], 2, 0)[0]
+    (memory,) = re.findall(r"(?s)Memory per device +(.*?)\n(?=\S)", inspect.getdoc(module))
+    assert config.state_formula(run) in re.sub(r"\s+", " ", memory)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "formula", "nbytes"),
+    [
+        ("single", (), "16 N", 16 * N),
+        ("fsdp", (), "16 N / d", 8 * N),
+        ("zero2", (), "b N + (12 + 4) N / d", 12 * N),
+        ("zero3", ("--precision", "bf16"), "(b + 12 + 4) N / d", 9 * N),
+        ("zero1", ("--precision", "bf16"), "b N + 12 N / d + (4 + b) N", 14 * N),
+        ("zero_offload", ("--precision", "bf16"), "b N + (12 + 4 + 4) N / d", 12 * N),
+        ("zero_offload", ("--stage", "3", "--precision", "bf16"), "(b + 12 + 4 + 4) N / d", 11 * N),
+        ("zero_infinity", ("--precision", "bf16"), "(b + 12 + 4) N / d", 9 * N),
+        ("tensor_parallel", (), "16 N / t + 16 (6 L + 2) h (t - 1) / t", 8 * N + 8 * (6 * L + 2) * H),
+    ],
+)
+def test_letters_become_numbers(recipe, words, formula, nbytes):
+    assert of(recipe, *words) == (formula, nbytes)
+
+
+def test_a_shard_group_of_hsdp_is_what_divides():
+    assert of("fsdp", "--dp-replicate-size", "2", nproc=4) == ("16 N 2 / d", 8 * N)
+
+
+def test_the_heaviest_stage_counts():
+    text, nbytes = of("pipeline", "--n-layer", "4")
+    block, table = 12 * H**2 + 13 * H, 384 * H
+    assert text == "16 n"
+    assert nbytes == 16 * (2 * block + table + 128 * H)
+
+
+@pytest.mark.parametrize("words", [("--optimizer", "sgd", "--lr", "0.1"), ("--optimizer-state", "8bit")])
+def test_another_optimizer_has_no_formula(words):
+    assert of("ddp", *words) is None
+
+
+def test_a_fraction_of_gemini_has_none():
+    config = parse_run("ddp", [])[1]
+    run = planned_words("ddp", [], 2, 0)[0]
+    without = dataclasses.make_dataclass("Without", [], namespace={"state_formula": lambda self, run: ""})
+    assert state_formula(run, without()) is None
+    assert state_formula(run, config) is not None

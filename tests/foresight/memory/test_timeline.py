@@ -1,0 +1,109 @@
+"""A log of allocations, read: what lived when, and whose it was."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gptscale.foresight.memory.owners import BACKWARD, BUILD, FORWARD, GRADIENT, OPTIMIZER, PARAMETER
+from gptscale.foresight.memory.saved import load_timeline, save_timeline
+from gptscale.foresight.memory.timeline import Allocations, Timeline, kind_of, read_timeline
+
+PLACES = [
+    (BUILD, ""),
+    (FORWARD, "blocks.3.mlp.fc"),
+    (BACKWARD, ""),
+    (OPTIMIZER, ""),
+    (FORWARD, "loss"),
+    (FORWARD, ""),
+]
+
+
+def timeline_of(*events, labels=(), marks=(), steps=()):
+    """The timeline of events (address, bytes, place)."""
+    owners = SimpleNamespace(places=PLACES, labels=list(labels), marks=list(marks))
+    return read_timeline(np.array(events, dtype=np.int64).reshape(-1, 3), owners, list(steps))
+
+
+def test_what_lives_after_each_event_and_its_peak():
+    timeline = timeline_of((1, 100, 0), (2, 50, 1), (1, -100, 1), (3, 70, 2))
+    assert timeline.total.tolist() == [100, 150, 50, 120]
+    assert (timeline.peak, timeline.peak_at) == (150, 1)
+    assert timeline.peak_of(2) == 120
+    assert timeline.peak_of(0, 1) == 100
+    assert timeline.peak_of(4) == 0
+
+
+def test_an_address_that_is_used_again_is_another_allocation():
+    timeline = timeline_of((1, 100, 0), (1, -100, 0), (1, 30, 1))
+    assert timeline.by_owner(0) == {"while the engine is built": 100}
+    assert timeline.by_owner(1) == {}
+    assert timeline.by_owner(2) == {"activation of blocks.*.mlp.fc": 30}
+
+
+def test_memory_from_before_the_log_is_no_part_of_it():
+    timeline = timeline_of((9, -500, 0), (1, 100, 0))
+    assert timeline.total.tolist() == [0, 100]
+
+
+def test_without_a_label_the_place_says_whose_it_is():
+    timeline = timeline_of(*((i + 1, 10, i) for i in range(len(PLACES))))
+    assert list(timeline.by_owner(5)) == [
+        "while the engine is built",
+        "activation of blocks.*.mlp.fc",
+        "under way in backward",
+        "under way in the optimizer",
+        "logits and loss",
+        "other",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "owner"),
+    [
+        # The label that is surest counts, whenever it was noted.
+        ([(1, 1, GRADIENT), (1, 1, PARAMETER)], PARAMETER),
+        ([(1, 1, PARAMETER), (1, 1, GRADIENT)], PARAMETER),
+        ([(1, 1, "bucket"), (1, 1, GRADIENT)], GRADIENT),
+        ([(1, 1, GRADIENT), (1, 1, "bucket")], GRADIENT),
+        # Noted when another allocation lay there.
+        ([(0, 1, GRADIENT)], "under way in backward"),
+        # After the last event.
+        ([(2, 1, "bucket")], "bucket"),
+    ],
+)
+def test_a_label_belongs_to_what_lies_there_when_it_is_noted(labels, owner):
+    timeline = timeline_of((1, 10, 2), (2, 5, 0), labels=labels)
+    assert timeline.by_owner(1)[owner] == 10
+
+
+def test_curves_of_all_kinds_sum_to_the_total():
+    timeline = timeline_of((1, 100, 1), (2, 50, 4), (3, 20, 1), (1, -100, 2))
+    curves = timeline.curves(1, 4)
+    assert {kind: curve.tolist() for kind, curve in curves.items()} == {
+        "activation": [100, 120, 20],
+        "logits and loss": [50, 50, 50],
+    }
+    assert sum(curves.values()).tolist() == timeline.total[1:4].tolist()
+    assert kind_of("activation of blocks.*.mlp") == "activation"
+
+
+def test_a_time_lies_in_the_part_that_began_last():
+    timeline = timeline_of((1, 10, 0), marks=[(2, FORWARD), (5, BACKWARD), (9, FORWARD)])
+    assert [timeline.part_at(time) for time in (0, 2, 4, 5, 20)] == [BUILD, FORWARD, FORWARD, BACKWARD, FORWARD]
+
+
+def test_a_timeline_comes_back_from_its_file(tmp_path):
+    timeline = timeline_of((1, 100, 1), (2, 50, 4), (1, -100, 2), marks=[(0, FORWARD), (2, BACKWARD)], steps=[0, 2])
+    save_timeline(timeline, tmp_path / "timeline.npz")
+    loaded = load_timeline(tmp_path / "timeline.npz")
+    assert loaded.total.tolist() == timeline.total.tolist()
+    assert loaded.by_owner(1) == timeline.by_owner(1)
+    assert (loaded.times, loaded.marks, loaded.steps) == (3, [(0, FORWARD), (2, BACKWARD)], [0, 2])
+
+
+def test_an_empty_timeline_comes_back_too(tmp_path):
+    none = np.zeros(0, dtype=np.int64)
+    save_timeline(Timeline(Allocations(none, none, none, []), 0, [], []), tmp_path / "timeline.npz")
+    loaded = load_timeline(tmp_path / "timeline.npz")
+    assert (loaded.peak, loaded.times, loaded.marks, loaded.by_owner(0)) == (0, 0, [], {})

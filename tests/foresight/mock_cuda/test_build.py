@@ -1,0 +1,75 @@
+"""How the mock is compiled: once for each torch, with an answer to every call that torch could make."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.foresight.mock_cuda import build
+
+
+@pytest.fixture
+def torch_lib(tmp_path, monkeypatch):
+    """The folder of a torch whose libraries are a few bytes, and a cache of compiled code that compiles nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "build_once", lambda folder, make: None)
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    for name in build.CALLERS:
+        (folder / name).write_bytes(b"x" * 100)
+    return folder
+
+
+def test_each_torch_and_each_source_has_a_library_of_its_own(torch_lib, tmp_path, monkeypatch):
+    first = build.prepare(torch_lib)
+    assert first.name == "libgptscale_mock_cuda.so"
+    assert build.prepare(torch_lib) == first
+    (torch_lib / "libtorch_cuda.so").write_bytes(b"x" * 101)
+    second = build.prepare(torch_lib)
+    sources = tmp_path / "csrc"
+    shutil.copytree(build.SOURCES, sources)
+    (sources / "mock.h").write_text((sources / "mock.h").read_text() + "\n")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    third = build.prepare(torch_lib)
+    assert len({first, second, third}) == 3
+
+
+def test_a_call_that_is_lacking_is_refused_in_the_words_of_its_library(monkeypatch, tmp_path):
+    symbols = {
+        "libmock.so": {"cudaMalloc"},
+        "libtorch_cuda.so": {"cudaMalloc", "cudaFree", "cublasLtMatmul", "cudnnCreate", "ncclSend", "malloc"},
+        "libtorch_cuda_linalg.so": {"cusolverDnCreate", "cudaFree"},
+    }
+    monkeypatch.setattr(build, "_symbols", lambda library, which: symbols.get(library.name, set()))
+    first, *functions = build._lacking(tmp_path / "libmock.so", tmp_path).splitlines()
+    assert first == '#include "mock.h"'
+    assert functions == [
+        'API int cublasLtMatmul(void) { return missing("cublasLtMatmul", 15); }',
+        'API int cudaFree(void) { return missing("cudaFree", 801); }',
+        'API int cudnnCreate(void) { return missing("cudnnCreate", 3000); }',
+        'API int cusolverDnCreate(void) { return missing("cusolverDnCreate", 9); }',
+        'API int ncclSend(void) { return missing("ncclSend", 3); }',
+    ]
+
+
+def test_without_a_compiler_or_nm_it_says_what_to_install(torch_lib, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "build_once", lambda folder, make: make(tmp_path))
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match="no C compiler, for the mock of CUDA, apt-get install gcc"):
+        build.prepare(torch_lib)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None if name == "nm" else "/bin/true")
+    monkeypatch.setattr(build, "compile_apart", lambda *words, **options: "")
+    with pytest.raises(ConfigError, match="no nm, for the mock of CUDA, apt-get install binutils"):
+        build.prepare(torch_lib)
+
+
+@pytest.mark.skipif(not (shutil.which("nm") and shutil.which("cc")), reason="needs cc and nm")
+def test_symbols_are_those_that_a_library_defines_or_asks_for(tmp_path):
+    (tmp_path / "a.c").write_text("int cudaFree(void); int known(void) { return cudaFree(); } static int hidden;")
+    command = ["cc", "-shared", "-fPIC", "-o", str(tmp_path / "a.so"), str(tmp_path / "a.c")]
+    subprocess.run(command, check=True, timeout=60)
+    assert "cudaFree" in build._symbols(tmp_path / "a.so", "--undefined-only")
+    defined = build._symbols(tmp_path / "a.so", "--defined-only")
+    assert "known" in defined
+    assert not {"cudaFree", "hidden"} & defined

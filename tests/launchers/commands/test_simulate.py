@@ -1,0 +1,57 @@
+"""`gptscale simulate`: which ranks its options name, and options that it would ignore."""
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.cli import main
+from gptscale.launchers.commands.simulate import SimulateOptions, ranks_of
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes", "rank", "expected"),
+    [
+        ("ddp", {}, "0", [0]),
+        ("ddp", {}, "last", [7]),
+        ("ddp", {}, "1, 5", [1, 5]),
+        # All eight ranks are stages where the option leaves the number out.
+        ("pipeline", {}, "stages", [0, 1, 2, 3, 4, 5, 6, 7]),
+        # (pp, dp, tp) = (2, 2, 2): the first four ranks are the first stage.
+        ("hybrid_3d", {"pp_size": 2, "tp_size": 2}, "stages", [0, 4]),
+        # Without a size of its own, hybrid_3d has one stage.
+        ("hybrid_3d", {"tp_size": 2}, "stages", [0]),
+        # (dp, pp, tp) = (2, 2, 2) is Colossal-AI's order.
+        ("colossal_pipeline", {"pp_size": 2, "tp_size": 2}, "stages", [0, 2]),
+    ],
+)
+def test_ranks_are_named_by_number_or_by_place(recipe, sizes, rank, expected):
+    assert ranks_of(recipe, RunConfig(**sizes), SimulateOptions(nproc=8, rank=rank)) == expected
+
+
+@pytest.mark.parametrize("rank", ["8", "-1", "", "0,,1", "first", "1.0"])
+def test_a_rank_that_the_world_does_not_have_is_refused(rank):
+    with pytest.raises(ConfigError, match="use numbers from 0 to 7, last, or stages"):
+        ranks_of("ddp", RunConfig(), SimulateOptions(nproc=8, rank=rank))
+
+
+def test_a_recipe_without_stages_has_none_to_name():
+    with pytest.raises(ConfigError, match="fsdp has no pipeline stages"):
+        ranks_of("fsdp", RunConfig(), SimulateOptions(nproc=8, rank="stages"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "4"], "h100-80 has its own memory, and is counted, in --memory"),
+        (["--as", "h200", "--how", "formula"], "h200 has its own memory, and is counted, in --how"),
+        (["--device", "cpu", "--as", "h200"], "ranks on CPUs play no other device, in --as"),
+        (["--device", "cpu", "--gpus-per-node", "4"], "ranks on CPUs have no GPUs, in --gpus-per-node"),
+        (["--as", "h1000"], "unknown device 'h1000'"),
+        (["--save", f"{__file__}/new/folder"], "test_simulate.py is no folder, in --save"),
+        (["--steps", "9"], "a simulation is a few steps and leaves no run, in --steps"),
+    ],
+)
+def test_an_option_that_would_be_ignored_or_cannot_be_is_refused(words, message, capsys):
+    assert main(["simulate", "fsdp", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gptscale.common.errors import ConfigError
@@ -25,6 +25,22 @@ class RecipeConfig:
 
     def contents(self) -> dict[str, str]:
         """Return hashes of the files that these options name, by what they are. They must be the same on every rank."""
+        return {}
+
+    def state_formula(self, run: Run) -> str:
+        """Return the bytes of state of one device under fp32 AdamW, as the recipe's docstring has them.
+
+        N: parameters. n: those of the device's layers and parts of matrices, before data ranks cut them. d, t, p: data, tensor
+        and pipeline ranks. b: bytes of a weight in the compute type. h, L: hidden size and layers. A space multiplies. Empty for
+        options without a formula.
+        """
+        return "16 N"
+
+    def own_work(self, run: Run) -> dict[str, Any]:
+        """Return what this recipe trains otherwise than the run's options say, by the names of `workload`.
+
+        If it has data of its own, `data` is their name, and its module has a function `batches`.
+        """
         return {}
 
     def check(self, run: Run) -> None:

@@ -34,6 +34,7 @@ class Recipe(NamedTuple):
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
     otherwise autocast casts for each product, and the stream is fp32. fp8: its products in float8 were compared with one
     process's. cuda_graphs: no tensor moves between steps, so that CUDA graphs, which replay at fixed addresses, are safe.
+    own_work: why what it trains is not what the others do, unless its options say so; "" for all but the exercise's baseline.
     memory: how a rank holds the model and what it gathers and sends, a layout of foresight/memory/world_bytes.py.
     process_gib: resident memory before the first tensor of a model, measured with torch 2.11 and DeepSpeed 0.19.8 on a
     CPU; 0 where `gptscale bench memory` does not need it.
@@ -54,6 +55,7 @@ class Recipe(NamedTuple):
     cuda_graphs: bool = False
     process_gib: float = 0.0
     memory: str = "replicas"
+    own_work: str = ""
 
     @property
     def library_optimizer(self) -> bool:
@@ -67,6 +69,7 @@ class Recipe(NamedTuple):
             "torch": (),
             "deepspeed": ("deepspeed", "gptscale.common.engines.zero.library"),
             "colossalai": ("gptscale.common.engines.colossal.library",),
+            "transformers": ("transformers.models.gpt2.modeling_gpt2",),
         }
         engine = engines.get(self.engine, (self.engine.replace("-", "_"),))
         return ("gptscale.launchers.run.worker", self.module, *engine)
@@ -244,6 +247,13 @@ RECIPES: dict[str, Recipe] = {
         "a strategy by name through Lightning Fabric",
         "lightning-fabric",
         memory="strategy",
+    ),
+    "handout": Recipe(
+        "gptscale.recipes.handout",
+        "HandoutConfig",
+        "the exercise's baseline: transformers' model, its data loader and loss",
+        "transformers",
+        own_work="its ids, its dropout of 0.1 and its loss are the exercise's",
     ),
     "colossal_tensor": _colossal(
         "colossal_hybrid",

@@ -32,6 +32,9 @@ class AccelerateFSDPConfig(RecipeConfig):
     reshard_after_forward: bool = True
     """Free a block's gathered weights after forward and gather again in backward (ZeRO-3); False keeps them (ZeRO-2)."""
 
+    def state_formula(self, run: Run) -> str:
+        return "16 N / d"
+
 
 def shard(
     model: nn.Module,

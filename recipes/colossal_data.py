@@ -7,8 +7,8 @@ What is communicated   per device, b bytes a weight in the compute type. colossa
                        once a step 2 (d-1)/d x bN, stage 2 after each micro-batch (d-1)/d x bN, and new weights gathered,
                        (d-1)/d x bN; colossal_gemini, per micro-batch: chunks gathered for forward and backward, gradients
                        reduce-scattered, 3 (d-1)/d x bN
-Memory per device      colossal_zero: bN + (4 + 8) N/d, + gradients bN (stage 1, while they accumulate) or bN/d (2) + a bucket;
-                       colossal_gemini: (b + 12 + b) N/d + the gathered chunks; offload_optim_frac of 12 N/d, and
+Memory per device      colossal_zero: b N + 12 N / d + b N, the last for gradients (stage 2: b N / d), + a bucket;
+                       colossal_gemini: (b + 12 + b) N / d + the gathered chunks; offload_optim_frac of 12 N/d, and
                        offload_param_frac of bN/d, live on the host; + activations
 Wins                   colossal_gemini: when state does not fit and part of it may be on the host, block by block as needed
 Loses                  to fsdp and zero1 to zero3, which need no compiled optimizer (Gemini's HybridAdam is, at first use) and
@@ -44,6 +44,9 @@ class ColossalZeroConfig(RecipeConfig):
     overlap_communication: bool = True
     """Reduce gradients beside the backward that makes them."""
 
+    def state_formula(self, run: Run) -> str:
+        return f"b N + 12 N / d + b N{' / d' if self.stage == 2 else ''}"
+
 
 @dataclass(frozen=True)
 class ColossalGeminiConfig(RecipeConfig):
@@ -68,6 +71,9 @@ class ColossalGeminiConfig(RecipeConfig):
     def __post_init__(self) -> None:
         for field, fraction in self.fractions.items():
             check_range(fraction, 0, 1, field)
+
+    def state_formula(self, run: Run) -> str:
+        return "(b + 12 + b) N / d" if self.shard_param_frac == 1 else ""
 
     @property
     def fractions(self) -> dict[str, float]:

@@ -6,8 +6,8 @@ What is sharded        colossal_tensor: the matrices of each block by heads and 
 What is communicated   per block and micro-batch of b tokens, a bytes an activation: 4 all-reduces of b x h x a bytes over
                        tensor ranks (2 forward, 2 backward); per stage border b x h x a forward and backward; per optimizer
                        step gradients all-reduced over data ranks, and the tied table's between first and last stage
-Memory per device      16 N / (t p) bytes, norms and projections' biases whole on tensor ranks, the table on both ends of a
-                       pipeline; bf16: 2 + 12 + 2 (+ 4 at the step); + activations, logits of one micro-batch / t
+Memory per device      16 n bytes, n = N / (t p) with norms and projections' biases whole on tensor ranks, the table on both
+                       ends of a pipeline; bf16: 2 + 12 + 2 (+ 4 at the step); + activations, logits of one micro-batch / t
 Wins                   where a code base is on transformers' classes: no line of the model changes
 Loses                  to this package's own cuts in what they overlap; attention is not flash unless torch's is; its own
                        gradient norm is wrong under tensor parallelism, and its dropout lets replicas drift (mended here)
@@ -44,6 +44,9 @@ class ColossalTensorConfig(RecipeConfig):
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
         """Return tensor ranks alone, and tensor ranks with data ranks."""
         return [(), ("--tp-size", "2")] if nproc > 2 and nproc % 2 == 0 else [()]
+
+    def state_formula(self, run: Run) -> str:
+        return "16 n"
 
     def check(self, run: Run) -> None:
         """Raise ConfigError unless heads and table can be cut over the tensor ranks."""

@@ -34,6 +34,9 @@ class LightningFabricConfig(RecipeConfig):
     strategy: Literal["ddp", "fully_shard"] = "ddp"
     """DDPStrategy, or ModelParallelStrategy with torch's fully_shard."""
 
+    def state_formula(self, run: Run) -> str:
+        return "16 N" if self.strategy == "ddp" else "16 N / d"
+
 
 def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_size: int, **options: Any) -> Fabric:
     """Return a Fabric whose `setup_module` splits a model by the strategy that `config` names.

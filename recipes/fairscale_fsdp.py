@@ -40,6 +40,9 @@ class FairscaleFSDPConfig(RecipeConfig):
     bucket_cap_mb: int = 25
     """Gradients are reduce-scattered when a bucket of this many MiB is full."""
 
+    def state_formula(self, run: Run) -> str:
+        return "16 N / d"
+
 
 def shard(
     model: nn.Module, block_class: type[nn.Module], config: FairscaleFSDPConfig, compute_dtype: torch.dtype

@@ -3,8 +3,8 @@
 What is sharded        the batch; optimizer state and (outside accumulation) gradients, whole parameters at a time
 What is communicated   gradients reduced to their owners while backward runs, (d-1)/d x 4N bytes per device and optimizer
                        step; new weights broadcast by their owners, (d-1)/d x 4N; nothing during accumulation
-Memory per device      4N weights + 8N/d AdamW state + 4N gradients and buckets + activations; N/d as even as whole
-                       parameters allow: the token table is one
+Memory per device      4 N + 4 N + 8 N / d bytes (weights, gradients and buckets, AdamW state) + activations; N / d as even
+                       as whole parameters allow: the token table is one
 Wins                   over DDP when AdamW's state is what does not fit; needs nothing compiled
 Loses                  to fsdp and DeepSpeed, which cut evenly and cut weights too; the library is no longer developed
 Source                 Rajbhandari et al. 2020 (arXiv 1910.02054); fairscale.readthedocs.io, "OSS and ShardedDDP"
@@ -40,6 +40,9 @@ class FairscaleSDPConfig(RecipeConfig):
 
     reduce_buffer_size: int = 2**23
     """Elements of a bucket for small gradients; 0 reduces each by itself."""
+
+    def state_formula(self, run: Run) -> str:
+        return "4 N + 4 N + 8 N / d"
 
 
 def shard(

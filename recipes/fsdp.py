@@ -4,7 +4,7 @@ What is sharded        the batch, and dim 0 of every parameter, its gradient and
 What is communicated   per micro-batch: weights all-gathered for forward, and again for backward if they were resharded
                        (2 x (d-1)/d x bN bytes, b bytes per weight in the compute type), gradients reduce-scattered
                        ((d-1)/d x 4N bytes); all of it overlaps with the neighbouring block's work
-Memory per device      16 N / d bytes + one or two gathered blocks + activations; under HSDP d is the size of a shard group
+Memory per device      16 N / d bytes + one or two gathered blocks + activations; under HSDP, with r replicas, 16 N r / d
 fsdp_offload           the 16 N / d bytes live in host memory, the optimizer steps on the CPU; shards cross the bus each use
 Wins                   when one device cannot hold the state and links are fast (NVLink, InfiniBand)
 Loses                  to DDP whenever DDP fits; on slow links; with micro-batches too small to hide a gather
@@ -51,6 +51,10 @@ class FSDPConfig(RecipeConfig):
     @property
     def offload(self) -> str:
         return "cpu" if self.cpu_offload else "none"
+
+    def state_formula(self, run: Run) -> str:
+        replicas = f" {self.dp_replicate_size}" if self.dp_replicate_size > 1 else ""
+        return f"16 N{replicas} / d"
 
     def check(self, run: Run) -> None:
         """Raise ConfigError unless the replicas divide the world."""

@@ -4,7 +4,7 @@ What is sharded        the layers over p (pipeline), every matrix of a stage ove
                        --data-parallel fsdp also what remains of every parameter, over d
 What is communicated   the sum of the three, each smaller: tensor transfers for one stage's layers only, data transfers for
                        1/(t p) of the gradients, once a step. t is innermost, on the fastest links, and p is outermost
-Memory per device      16 N / (t p d) bytes under fsdp, 16 N / (t p) under ddp, with what tensor_parallel and pipeline keep
+Memory per device      16 n / d bytes under fsdp, 16 n under ddp, n = N / (t p) with what tensor_parallel and pipeline keep
                        whole or twice; activations / t, of the micro-batches in flight
 Wins                   when one node cannot hold the model, or d alone would need too large a batch: t inside the node, p
                        between nodes, d over the rest
@@ -49,6 +49,9 @@ class HybridConfig(PipelineConfig):
             return [()]
         tp, pp = ("--tp-size", "2"), ("--pp-size", "2")
         return [tp, pp, tp + pp, (*tp, "--data-parallel", "ddp")]
+
+    def state_formula(self, run: Run) -> str:
+        return "16 n / d" if self.data_parallel == "fsdp" else "16 n"
 
     def check(self, run: Run) -> None:
         """Raise ConfigError unless the sizes fit the model and the batch."""
@@ -136,9 +139,8 @@ def build(run: Run, config: HybridConfig) -> Engine:
         parallelize(part, run, config, mesh)
     loss, n_stages = PipelineLoss(run.world.device), len(stage_sizes(run, config))
     shapes = shapes_of(run, n_stages, DTYPES[c.precision] if dp_size > 1 else torch.float32)
-    scheduled = schedule_of(
-        parts, n_stages, mesh["pp"], config.schedule, run.batch.grad_accum_steps, loss, shapes, TimedStage
-    )
+    order = (mesh["pp"], config.schedule, run.batch.grad_accum_steps)
+    scheduled = schedule_of(parts, n_stages, *order, loss, shapes, TimedStage)
     return pipeline_engine(run, config, parts, scheduled, loss, mesh, data=data)
 
 

@@ -5,8 +5,8 @@ What is sharded        the layers: each of p devices holds v stages (v = 1, or m
 What is communicated   activations to the next stage and their gradients back: 2 x B T h b bytes per boundary between stages and
                        micro-batch of B x T tokens (b bytes each), p v - 1 boundaries; once a step the gradient of the table,
                        4 V h bytes, summed between the two devices that hold it. The least of all strategies
-Memory per device      16 bytes x the parameters of its stages + the activations of micro-batches in flight (all m of them under
-                       GPipe, at most p under 1F1B) + torch's buffers for transfers, up to 3 v m B T h b bytes
+Memory per device      16 n bytes for the n parameters of its stages + the activations of micro-batches in flight (all m of
+                       them under GPipe, at most p under 1F1B) + torch's buffers for transfers, up to 3 v m B T h b bytes
 Idle                   (p-1)/(m+p-1) of the time under GPipe and 1F1B, (p-1)/(v m+p-1) under Interleaved1F1B; zero-bubble
                        schedules fill that with the half of backward that only weights wait for
 Wins                   across nodes and on slow links, with many micro-batches; composes with every other strategy
@@ -58,6 +58,9 @@ class PipelineConfig(RecipeConfig):
     def ways(cls, nproc: int) -> list[tuple[str, ...]]:
         """Return every schedule."""
         return [("--schedule", schedule) for schedule in SCHEDULES]
+
+    def state_formula(self, run: Run) -> str:
+        return "16 n"
 
     def check(self, run: Run) -> None:
         """Raise ConfigError unless layers, stages, ranks and micro-batches fit each other and the schedule."""

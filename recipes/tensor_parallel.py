@@ -6,7 +6,7 @@ What is sharded        matrices by output (colwise: qkv by heads, fc) or by inpu
 What is communicated   per layer and micro-batch of B x T tokens, b bytes each: 4 all-gathers and 4 reduce-scatters (half of
                        them in backward), each (t-1)/t x B T h b bytes per device: 8 (t-1)/t B T h b; embedding and head
                        2 of either; the loss 12 bytes per token and block of rows instead of the logits' 4 V
-Memory per device      16 N / t bytes, plus 16 x (6 h per layer and 2 h) for what stays whole; activations / t
+Memory per device      16 N / t + 16 (6 L + 2) h (t - 1) / t bytes, for what stays whole of L layers of h; activations / t
 Wins                   inside one node (NVLink), when a layer does not fit or a micro-batch of one is still too slow; it needs
                        no large batch. Usual: t = 8 and not more
 Loses                  on slow links, because only async TP (--async-tp) hides these transfers; when t cuts matrices small
@@ -37,6 +37,9 @@ class TensorParallelConfig(RecipeConfig):
 
     async_tp: bool = False
     """Overlap each product with its transfer (torch's symmetric memory; CUDA with NVLink, and --compile)."""
+
+    def state_formula(self, run: Run) -> str:
+        return "16 N / t + 16 (6 L + 2) h (t - 1) / t"
 
     def check(self, run: Run) -> None:
         """Raise ConfigError unless tp_size divides what the plan cuts."""

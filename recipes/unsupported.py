@@ -53,6 +53,16 @@ def is_colossalai(row: Recipe) -> bool:
     return row.engine == "colossalai"
 
 
+def is_handout(row: Recipe) -> bool:
+    """Return whether this is the exercise's baseline, by transformers alone."""
+    return row.engine == "transformers"
+
+
+def has_transformers_model(row: Recipe) -> bool:
+    """Return whether the model is transformers' own."""
+    return is_colossalai(row) or is_handout(row)
+
+
 def cuts_matrices(row: Recipe) -> bool:
     """Return whether torch cuts this recipe's matrices over tensor ranks."""
     return row.engine == "torch" and "tp" in row.axes
@@ -64,8 +74,8 @@ def has_stages(row: Recipe) -> bool:
 
 
 def hides_loss_scale(row: Recipe) -> bool:
-    """Return whether a library other than Colossal-AI, which has pairs of its own, keeps the loss scale to itself."""
-    return row.engine not in ("torch", "deepspeed", "colossalai")
+    """Return whether a library keeps the loss scale to itself, of those that have no pairs of their own."""
+    return row.engine not in ("torch", "deepspeed", "colossalai", "transformers")
 
 
 FP8_INSTEAD = "use bf16, or fp8 with single, ddp, fsdp or fsdp_offload"
@@ -99,7 +109,7 @@ UNSUPPORTED = (
         FP8_INSTEAD,
     ),
     Pair(
-        lambda row: not (row.fp8 or is_deepspeed(row) or cuts_matrices(row) or is_colossalai(row)),
+        lambda row: not (row.fp8 or is_deepspeed(row) or cuts_matrices(row) or has_transformers_model(row)),
         "precision",
         ("fp8",),
         "its products in float8 have not been held to one process there",
@@ -152,7 +162,21 @@ UNSUPPORTED = (
         "use bf16, or fp16 with tensor_parallel or fsdp",
     ),
     Pair(
-        is_colossalai,
+        is_handout,
+        "precision",
+        ("fp16",),
+        "the exercise's loop has no loss scale",
+        "use bf16, or fp16 with single",
+    ),
+    Pair(
+        is_handout,
+        "compile",
+        (True,),
+        "it is the exercise's step as it stands",
+        "use gptscale bench model, whose handout_best is the same model compiled",
+    ),
+    Pair(
+        has_transformers_model,
         "precision",
         ("fp8",),
         "the model is transformers' own, with transformers' products",
@@ -166,28 +190,28 @@ UNSUPPORTED = (
         "use tensor_parallel, pipeline or fsdp",
     ),
     Pair(
-        lambda row: not (row.cuda_graphs or is_colossalai(row)),  # Colossal-AI does not compile at all
+        lambda row: not (row.cuda_graphs or has_transformers_model(row)),  # which do not compile at all
         "compile_mode",
         ("max-autotune", "reduce-overhead"),
         "CUDA graphs replay at fixed addresses, and these engines gather, exchange or free what lies there between replays",
         "use max-autotune-no-cudagraphs, or single or ddp",
     ),
     Pair(
-        is_colossalai,
+        has_transformers_model,
         "attention",
         ("flash", "flash3", "cudnn", "efficient", "math"),
         "the model is transformers' own, with transformers' attention",
         "use auto",
     ),
     Pair(
-        is_colossalai,
+        has_transformers_model,
         "activation",
         ("custom-tanh", "custom-erf", "custom-sigmoid"),
         "the model is transformers' own, with transformers' activations",
         "use gelu_tanh, gelu_erf or gelu_sigmoid",
     ),
     Pair(
-        is_colossalai,
+        has_transformers_model,
         "activation_checkpointing",
         ("selective",),
         "transformers recomputes whole blocks only",

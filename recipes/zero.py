@@ -5,10 +5,10 @@ What is sharded        the batch; stage 1 fp32 weights and optimizer state, stag
 What is communicated   per device; b bytes a weight in the compute type. Stages 1, 2: gradients reduced to their owners (2:
                        after every micro-batch) and new weights all-gathered, (d-1)/d x (4 + b) N. Stage 3, per micro-batch:
                        weights gathered for forward and backward, gradients reduce-scattered, (d-1)/d x (2b + 4) N
-Memory per device      stage 1: bN + 12N/d + gradients 4N while they accumulate, 4N/d at the step (bf16: 4N always, and 2N as they
-                       were computed); stage 2: bN + (12 + 4) N/d; stage 3: (b + 12 + 4) N/d; + a reduce bucket, activations
-zero_offload           (12 + 4 + b) N/d of that are on the host, which also steps; stage 3: the weights too, and 4N/d stay on
-                       the device
+Memory per device      stage 1: b N + (12 + 4) N / d, gradients 4N while they accumulate (bf16: 4N always, and 2N as they were
+                       computed); stage 2: b N + (12 + 4) N / d; stage 3: (b + 12 + 4) N / d; + a reduce bucket, activations
+zero_offload           (12 + 4) N / d of that are on the host, which also steps; bf16, fp16: + 4N/d of gradients as they are
+                       summed, on the device; stage 3: weights and those sums are on the host too
 zero_infinity          stage 3 with (12 + 4 + b) N/d in files; memory holds what is at work, and tensors of less than 1 MiB
 Wins                   when the state does not fit: 1, and 2 without accumulation, send no more than DDP; offload when even
                        16N/d does not fit

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table
@@ -28,6 +29,7 @@ SHARE_COLOURS = {
     "disk": "#882255",
     "bus": "#AA4499",
     "allocator": "#661100",
+    "no processor": "#DDCC77",
     "products": "#0072B2",
     "attention": "#56B4E9",
     "elementwise": "#009E73",
@@ -81,6 +83,17 @@ def markdown(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes:
     return text + ("\n" + "".join(f"* {_plain(note)}\n" for note in notes) if notes else "")
 
 
+def as_size(gib: float) -> str:
+    """Return GiB with three digits, as MiB or KiB where that is less than one."""
+    if not gib:
+        return "0"
+    for unit in ("GiB", "MiB"):
+        if gib >= 1:
+            return f"{gib:,.3g} {unit}" if gib < 1000 else f"{gib:,.0f} {unit}"
+        gib *= 1024
+    return f"{gib:.3g} KiB"
+
+
 def subplots(
     n_rows: int,
     n_columns: int,
@@ -101,6 +114,15 @@ def subplots(
     if title:
         figure.suptitle(title, fontsize=title_size)
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, **options)
+
+
+def legend_below(axis: Axes, columns: int = 4) -> None:
+    """Put the legend of an axis below it, with each label once."""
+    first: dict[str, Any] = {}
+    for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+        first.setdefault(label, handle)
+    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.09)}
+    axis.legend(first.values(), first, ncols=columns, frameon=False, fontsize=8, **place)
 
 
 def _plain(text: str) -> str:

@@ -37,8 +37,11 @@ class Batches:
     """One data rank's share of each global batch of a source.
 
     Sequence i reads tokens [i T, i T + T] with T = seq_len, one more than it trains on: targets are inputs shifted by one.
-    Raises ConfigError for a batch that does not divide, DataError for a source shorter than one sequence.
+    Raises ConfigError for a batch that does not divide, DataError for a source shorter than one sequence. closing_s: how long
+    `close` may take.
     """
+
+    closing_s = 0.0
 
     def __init__(
         self,
@@ -72,6 +75,9 @@ class Batches:
             data_size=self.data_size,
         )
 
+    def close(self) -> None:
+        """Let go of what reads ahead."""
+
     def batch(self, step: int) -> Batch:
         """Return this rank's share of the global batch of 0-based `step`, CPU int64 (sequences_per_rank, seq_len)."""
         sequences = self.sequences(step, self.data_rank)
@@ -92,7 +98,8 @@ class Prefetcher:
         self._requests: SimpleQueue[tuple[int, Future[Batch]] | None] = SimpleQueue()
         self._closed = False
         # A daemon, which an executor's threads are not: Python must not wait at exit for a read that hangs.
-        Thread(target=self._work, name="gptscale-data", daemon=True).start()
+        self._thread = Thread(target=self._work, name="gptscale-data", daemon=True)
+        self._thread.start()
 
     def get(self, step: int) -> Batch:
         """Return the batch of 0-based `step`, or raise here what went wrong in reading it.
@@ -124,6 +131,8 @@ class Prefetcher:
         self._closed = True
         self._forget()
         self._requests.put(None)
+        if self.batches.closing_s:
+            self._thread.join(self.batches.closing_s)
 
     def _forget(self) -> None:
         for _, future in self._ahead:
@@ -144,6 +153,7 @@ class Prefetcher:
                 future.set_result(self._read(step))
             except BaseException as error:  # get() raises it, where it can be acted on
                 future.set_exception(error)
+        self.batches.close()
 
     def _read(self, step: int) -> Batch:
         batch = self.batches.batch(step)

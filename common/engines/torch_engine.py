@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from gptscale.common.engine import Batch, Engine, StepResult
+from gptscale.common.measure.live_state import LiveState, live_state
 from gptscale.common.model.compilation import CUDA_GRAPHS
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import autocast
@@ -29,10 +30,29 @@ if TYPE_CHECKING:
     from gptscale.common.settings.run import Run
 
 
+# Steps in which the state is measured, of which the last counts: buckets find their places after the first.
+MEASURED_STEPS = 2
+
+
 class SteppedEngine(Engine):
     """Base of an engine whose Stepper holds the weights and all state, so that only the two passes remain to be written."""
 
+    run: Run
     optimizer: Stepper
+    _live_state: LiveState | None = None
+    _steps_measured = 0
+
+    def optimizer_step(self, lr: float, loss: Tensor) -> Tensor:
+        """Apply the gradients as `Stepper.step` does, and measure in the first steps what state is held just before."""
+        if self._steps_measured < MEASURED_STEPS:
+            self._steps_measured += 1
+            device, disk = self.run.world.device, self.optimizer.disk_bytes()
+            self._live_state = live_state(self.optimizer.held(), device, disk)
+        return self.optimizer.step(lr, loss)
+
+    def live_state(self) -> LiveState | None:
+        """Return the bytes of state that this process held in the last of the measured steps, None before the first."""
+        return self._live_state
 
     def state(self) -> Iterable[Shard]:
         return self.optimizer.state()
@@ -89,7 +109,7 @@ class TorchEngine(SteppedEngine):
         n_targets, wait_for_count = self._all_reduce((batch.targets != IGNORE).sum())
         loss = torch.zeros((), device=batch.inputs.device)
         for i, (inputs, targets) in enumerate(micro_batches, start=1):
-            progress.at("forward")
+            progress.at("forward", i - 1)
             self.set_grad_sync(i == len(micro_batches))
             with autocast(self.run.config.precision, inputs.device):
                 micro_loss = self.model(inputs, targets)
@@ -105,7 +125,7 @@ class TorchEngine(SteppedEngine):
         progress.at("optimizer")
         wait_for_losses()
         loss = rank_losses.sum()
-        return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
+        return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:
@@ -153,7 +173,7 @@ def tell_backward(loss: Tensor) -> Tensor:
     """
 
     def begins(gradient: Tensor) -> None:
-        progress.at("backward")
+        progress.at("backward", progress.micro_batch)
         Variable._execution_engine.queue_callback(progress.wait_begins)  # type: ignore[attr-defined]
 
     loss.register_hook(begins)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gptscale.common.measure.live_state import Held, held_by_torch
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.precision import LossScale
 from gptscale.common.optim.compact_adamw import CompactAdamW
@@ -159,6 +160,10 @@ class FusedOptimizer(Stepper):
         """Return the bytes of the weights and the optimizer state of this process."""
         tensors = [t for state in self.torch.state.values() for key, t in state.items() if key != "step"]
         return sum(local(t).nbytes for t in (*self.parameters.values(), *tensors))
+
+    def held(self) -> Iterator[Held]:
+        """Yield the tensors of the state."""
+        return held_by_torch(self.parameters.values(), self.torch, on_host=self.offloaded)
 
     def offload(self) -> Offload | None:
         """Return what weights and optimizer state take in host memory under offload (fsdp_offload), else None."""

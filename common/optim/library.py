@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gptscale.common.measure.live_state import Held, held_by_torch
 from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run_config import RunConfig
@@ -89,6 +90,10 @@ class LibraryOptimizer(Stepper):
         for name, p in self.owned.items():
             for key in self.state_keys:
                 yield from self.boxes(f"adamw.{key}/{name}", self.inner.state[p][key])
+
+    def held(self) -> Iterator[Held]:
+        """Yield the tensors of the state."""
+        return held_by_torch(self.parameters.values(), self.inner)
 
     def counters(self) -> dict[str, float]:
         """Return the number of steps applied, and a loss scale of 1, since any other is kept by the library."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from gptscale.common.measure.live_state import Held
     from gptscale.common.measure.offload import Offload
     from gptscale.common.state import Shard
 
@@ -53,6 +54,14 @@ class Stepper(ABC):
     @abstractmethod
     def load_counters(self, counters: dict[str, float]) -> None:
         """Restore what `counters()` returned in a saved run."""
+
+    @abstractmethod
+    def held(self) -> Iterable[Held]:
+        """Return the tensors in memory that weights, gradients and optimizer state are in, weights first."""
+
+    def disk_bytes(self) -> int:
+        """Return the bytes of state that this process keeps in files."""
+        return 0
 
     def offload(self) -> Offload | None:
         """Return what this process keeps off the device, and what that costs, or None if nothing."""

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -22,19 +22,36 @@ WAIT, BETWEEN_STEPS = "wait", ("set-up", "evaluation", "saving", "closing", "fai
 JUST_NOW_S = 0.25
 
 
+class StepMark(NamedTuple):
+    """What a process did from `begin` to `end`, in seconds: a part of the step, or in it a wait for other ranks.
+
+    processor_s: what its main thread had of a processor meanwhile. A thread that computes and has less was held up.
+    exchange: the place of what it waited for, in the log of exchanges, or -1. micro_batch: which of the step it worked on, or -1.
+    """
+
+    part: str
+    waits: bool
+    begin: float
+    end: float
+    processor_s: float = 0.0
+    exchange: int = -1
+    micro_batch: int = -1
+
+
 class Progress:
     """The place of one process, which `at` and `waiting` keep up to date for less than a microsecond each.
 
     step: the 1-based step that is being computed. part: where in the step. waits: whether it waits for another rank there.
-    since: when this part or wait began, by `clock`. marks: while a step is traced, all parts and waits so far, each with its
-    begin and its end.
+    since: when this part or wait began, by `clock`. marks: while a step is traced, all parts and waits so far.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.step, self.part, self.waits = 0, "set-up", False
         self.since = clock()
-        self.marks: list[tuple[str, bool, float, float]] | None = None
+        self.marks: list[StepMark] | None = None
+        self.exchange = self.micro_batch = -1
+        self._processor_s = 0.0
         # When the last wait ended, and how long it was.
         self._last_wait = (0.0, 0.0)
         self.seconds: dict[str, float] = dict.fromkeys((*OWN_PARTS, WAIT, *BETWEEN_STEPS), 0.0)
@@ -45,12 +62,16 @@ class Progress:
         if self.waits:
             self._last_wait = (now, now - self.since)
         if self.marks is not None:
-            self.marks.append((self.part, self.waits, self.since, now))
+            processor_s = time.thread_time()
+            spent = processor_s - self._processor_s
+            self._processor_s, exchange = processor_s, self.exchange if self.waits else -1
+            self.marks.append(StepMark(self.part, self.waits, self.since, now, spent, exchange, self.micro_batch))
         self.part, self.waits, self.since = part, waits, now
 
-    def at(self, part: str) -> None:
-        """Say that `part` begins."""
+    def at(self, part: str, micro_batch: int = -1) -> None:
+        """Say that `part` begins, of the 0-based micro-batch if it is one's."""
         self._turn(part, False)
+        self.micro_batch = micro_batch
 
     def wait_begins(self) -> None:
         """Say that this process has done its work of the part, and waits for other ranks until the next part begins."""
@@ -69,6 +90,17 @@ class Progress:
     def split(self) -> None:
         """End the mark of the part that goes on, and begin another."""
         self._turn(self.part, self.waits)
+
+    @contextmanager
+    def marking(self) -> Iterator[list[StepMark]]:
+        """Keep a mark of every part and wait until the end."""
+        self.split()
+        self._processor_s, self.marks = time.thread_time(), []
+        try:
+            yield self.marks
+        finally:
+            self.split()
+            self.marks = None
 
     @contextmanager
     def inside(self, part: str) -> Iterator[None]:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol
@@ -91,6 +92,8 @@ class WarmParent:
 
     def __init__(self, connection: socket.socket, environ: Mapping[str, str], wait: Callable[[], object]) -> None:
         self._connection, self._environ, self._wait = connection, dict(environ), wait
+        # Threads may ask at once, and each needs its own answer.
+        self._lock = threading.Lock()
 
     @classmethod
     def fork(cls, imports: tuple[str, ...] = ()) -> WarmParent:
@@ -138,16 +141,16 @@ class WarmParent:
     ) -> ForkedProcess:
         """Fork the program. Its stdin is empty, and its stdout and stderr are this process's unless given."""
         report, its_report = os.pipe()
-        umask = os.umask(0)
-        os.umask(umask)
-        request = {
-            "target": program.target,
-            "words": program.words,
-            "env": dict(environ),
-            "cwd": os.getcwd(),
-            "umask": umask,
-        }
-        with open(os.devnull) as empty:
+        with self._lock, open(os.devnull) as empty:
+            umask = os.umask(0)
+            os.umask(umask)
+            request = {
+                "target": program.target,
+                "words": program.words,
+                "env": dict(environ),
+                "cwd": os.getcwd(),
+                "umask": umask,
+            }
             streams = [empty.fileno(), 1 if stdout is None else stdout, 2 if stderr is None else stderr]
             try:
                 pid = self._ask(request, [*streams, its_report])

@@ -106,10 +106,10 @@ class Comparison:
 
     @property
     def baseline(self) -> Group | None:
-        """Return the group that speeds are relative to: `single`, or else the slowest that ran."""
+        """Return the group that speeds are relative to: `single`, or else the one whose row was written first."""
         with_speed = [g for g in self.ranked if g.median("tokens_per_s") is not None]
-        slowest = with_speed[-1] if with_speed else None
-        return next((g for g in with_speed if g.recipe == "single"), slowest)
+        first = min(with_speed, key=lambda g: g.rows.index[0], default=None)
+        return next((g for g in with_speed if g.recipe == "single"), first)
 
 
 def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:

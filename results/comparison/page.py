@@ -13,11 +13,13 @@ RUNS_MAX = 1000
 DEFINITIONS = {
     "runs": "repeats of one configuration; every figure is the median over those that succeeded",
     "tokens/s": "tokens of the global batch over the median time of a whole step, data, optimizer and gaps between kernels included, the first steps left out; of all devices together",
-    "vs single": "tokens/s over those of `single`, one device, for the same work",
-    "vs slowest": "tokens/s over those of the slowest run of the same work",
+    "speed-up": "tokens/s over those of `single`, one device, for the same work; without it, over those of the first run of that work",
+    "time s": "seconds of all training steps, warm-up included; without start, saves and evaluations",
     "step ms": "median of the timed steps",
     "p10-p90": "10th and 90th percentile of the timed steps, in ms; two runs whose spreads overlap are not told apart",
     "MFU": "tokens/s per device x (6 N_matmul + 6 L h T) FLOP over the device's dense peak; empty where the peak is not known, as on a CPU",
+    "GPU %": "mean share of the timed steps in which a kernel ran, over all GPUs (NVML)",
+    "state GiB": "weights, gradients and optimizer state of the rank that holds most, on its device, and what its strategy moved to the host or to disk",
     "peak GiB": "highest over ranks of what tensors held on the device at once",
     "host GiB": "highest over ranks of what the process held in memory (resident set)",
     "loss": "mean over the last step's global batch in nats per token; runs of the same work must agree",
@@ -70,7 +72,11 @@ def page(comparison: Comparison, png: bytes) -> str:
         n_ranked=len(comparison.ranked),
         notes=notes(comparison),
         png=base64.b64encode(png).decode(),
-        definitions={title: DEFINITIONS[title] for title in rows[0] if title in DEFINITIONS},
+        definitions={
+            title: DEFINITIONS[key]
+            for title in rows[0]
+            if (key := title.replace("state MiB", "state GiB")) in DEFINITIONS
+        },
         runs=_runs(comparison),
     )
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TEXT = (
     "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile "
-    "optimizer_state offload data device host torch_version git_commit workload_hash bound_by plan_hash"
+    "optimizer_state state_formula offload data device host torch_version git_commit workload_hash bound_by plan_hash"
 ).split()
 NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
 INTEGERS = (
@@ -32,6 +32,8 @@ DAMAGED = "damaged"
 FIGURES = (
     "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
     "fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction "
+    "train_time_s gpu_util_percent state_weights_gib state_gradients_gib state_optimizer_gib state_host_gib state_disk_gib "
+    "state_formula_gib "
     "offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction bubble_fraction "
     "bubble_fraction_theory loss_first loss_last bound_share gain_if_removed taken_fraction predicted_step_time_s "
     "predicted_peak_mem_gib"

@@ -6,14 +6,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from gptscale.results.comparison.groups import Comparison, Group
+from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
 from gptscale.results.comparison.rows import FIGURES
 from gptscale.results.record.columns import cell
 from gptscale.results.record.files import csv_line
-from gptscale.results.render import markdown, table
+from gptscale.results.render import as_size, markdown, table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Columns that are left out where no group has such a figure.
+OPTIONAL = ("time s", "MFU", "GPU %", "bound by")
 # Columns of words, which are flush left. Figures are flush right.
 LEFT = ("recipe", "bound by", "status")
 IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
@@ -22,31 +25,34 @@ IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accu
 def cells(comparison: Comparison) -> list[dict[str, str]]:
     """Return a row of cells for people per group, with the titles as keys, ranked groups first."""
     baseline = comparison.baseline
-    versus = "vs single" if baseline is None or baseline.recipe == "single" else "vs slowest"
     base = baseline.median("tokens_per_s") if baseline else None
     groups = comparison.ranked + comparison.apart
     on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
     memory = ("peak GiB", "peak_mem_allocated_gib") if on_device else ("host GiB", "peak_rss_gib")
     n_ranked = len(comparison.ranked)
-    rows = [_cells(group, memory, versus, base if i < n_ranked else None) for i, group in enumerate(groups)]
-    # A column for verdicts only where there are some.
-    if all(row["bound by"] == "-" for row in rows):
-        for row in rows:
-            del row["bound by"]
-    return rows
+    unit, scale = state_unit(groups)
+    bases = [base if i < n_ranked else None for i in range(len(groups))]
+    rows = [_cells(group, memory, (f"state {unit}", scale), b) for group, b in zip(groups, bases, strict=True)]
+    # On a CPU the resident set says little beside the state, because it is nearly the same for every recipe.
+    unwanted = {"host GiB" if any(state_gib(group) for group in groups) else f"state {unit}"}
+    unwanted |= {title for title in OPTIONAL if all(row[title] == "-" for row in rows)}
+    return [{title: text for title, text in row.items() if title not in unwanted} for row in rows]
 
 
-def _cells(group: Group, memory: tuple[str, str], versus: str, base: float | None) -> dict[str, str]:
+def _cells(group: Group, memory: tuple[str, str], state: tuple[str, float], base: float | None) -> dict[str, str]:
     tokens = group.median("tokens_per_s")
     p10, p90 = group.median("step_time_s_p10"), group.median("step_time_s_p90")
     return {
         "recipe": group.name,
         "runs": str(len(group.rows)),
         "tokens/s": _shown(tokens, ",.0f"),
-        versus: _shown(tokens / base if tokens and base else None, ".2f", "x"),
+        "speed-up": _shown(tokens / base if tokens and base else None, ".2f", "x"),
+        "time s": _shown(group.median("train_time_s"), ",.1f"),
         "step ms": _shown(group.median("step_time_s_median"), ",.1f", scale=1e3),
         "p10-p90": f"{p10 * 1e3:,.1f}-{p90 * 1e3:,.1f}" if p10 is not None and p90 is not None else "-",
         "MFU": _shown(group.median("mfu"), ".1%"),
+        "GPU %": _shown(group.median("gpu_util_percent"), ".0f"),
+        state[0]: state_text(group, state[1]),
         memory[0]: _shown(group.median(memory[1]), ".2f"),
         "loss": _shown(group.median("loss_last"), ".5f"),
         "bound by": _bound_by(group),
@@ -81,7 +87,10 @@ def notes(comparison: Comparison) -> list[str]:
         else:
             chains.append([group.name])
     ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
-    lines = [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
+    lines = []
+    if len(comparison.ranked) > 1 and (baseline := comparison.baseline) and baseline.recipe != "single":
+        lines.append(f"speed-up: beside {baseline.name}, the first of this work, because there is no run of single")
+    lines += [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
     lines += [
         f"{group.name}: contended, others took {group.median('taken_fraction'):.0%} of the machine while it was timed"
         for group in comparison.ranked
@@ -99,7 +108,7 @@ def _offload(group: Group) -> str:
     waiting = group.median("offload_wait_fraction")
     if waiting is None:
         return ""
-    places = " and ".join(f"{gib:.3g} GiB on {name}" for name, gib in stores if gib)
+    places = " and ".join(f"{as_size(gib)} on {name}" for name, gib in stores if gib)
     return f"keeps {places}, {waiting:.1%} of the step waiting for it"
 
 

@@ -8,12 +8,14 @@ import platform
 import socket
 import subprocess
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gptscale.common.measure.devices import device_name, driver_version
+from gptscale.common.measure.live_state import LiveState, most
 from gptscale.common.measure.speed import Memory
 
 
@@ -25,6 +27,16 @@ def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
         values = [value for memory in memories if (value := getattr(memory, kind)) is not None]
         result[column] = max(values) if values else None
     return result
+
+
+def state_columns(states: Sequence[LiveState | None], formula: tuple[str, float] | None) -> dict[str, Any]:
+    """Return the columns on the state of the rank that holds the most, beside its recipe's formula."""
+    columns: dict[str, Any] = {}
+    if measured := [state for state in states if state is not None]:
+        columns = {f"state_{place}_gib": nbytes / 2**30 for place, nbytes in asdict(most(measured)).items()}
+    if formula:
+        columns |= {"state_formula": formula[0], "state_formula_gib": formula[1] / 2**30}
+    return columns
 
 
 def version(distribution: str) -> str | None:

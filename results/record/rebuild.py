@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,8 @@ SCALARS = {
     "eval.csv": ("eval", ("loss",)),
     "epochs.csv": ("epoch", ("train_loss", "test_loss", "test_accuracy", "images_per_s")),
 }
+# The highest that an event can have.
+STEP_MAX = 2**63 - 1
 
 
 def rebuild_events(folder: Path) -> int:
@@ -38,13 +39,22 @@ def rebuild_events(folder: Path) -> int:
 def points(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the step and the scalars of each row of a run's CSV."""
     prefix, columns = SCALARS[path.name]
-    with path.open(newline="") as file:
-        for line, row in enumerate(csv.DictReader(file), start=2):
+    # A damaged byte becomes a character that no number has.
+    with path.open(errors="replace") as file:
+        names = file.readline().rstrip("\n").split(",")
+        for number, line in enumerate(file, start=2):
             try:
+                cells = line.rstrip("\n").split(",")
+                if len(cells) != len(names):
+                    raise ValueError(f"{len(cells)} cells in place of {len(names)}")
+                row = dict(zip(names, cells, strict=True))
+                step = int(row["step"])
+                if not 0 < step <= STEP_MAX:
+                    raise ValueError(f"step {step} is out of range")
                 scalars = {f"{prefix}/{column}": float(row[column]) for column in columns if row.get(column)}
-                yield int(row["step"]), scalars | _speed(row)
-            except (KeyError, TypeError, ValueError) as error:
-                what = f"line {line} is no row ({error})"
+                yield step, scalars | _speed(row)
+            except (KeyError, ValueError) as error:
+                what = f"line {number} is no row ({str(error)[:100]})"
                 raise DataError(what, f"in {path}", "resume the run, which sets such lines aside") from None
 
 

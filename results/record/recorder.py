@@ -9,7 +9,7 @@ import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +32,7 @@ from gptscale.results.record.console import StepLines
 from gptscale.results.record.files import warn
 from gptscale.results.record.spike_log import SpikeLog
 from gptscale.results.record.step_log import StepLog, close_logs
+from gptscale.results.record.usage import UsageSampler
 from gptscale.results.record.wandb_board import WandbBoard
 
 # From 2**16 the loss scale is at its floor after 16 skipped steps. What still overflows then has another cause.
@@ -100,6 +101,8 @@ class Recorder:
         self.data_waits_s: list[float] = []
         self.loss_first: float | None = None
         self.loss_last: float | None = None
+        # Of all steps, warm-up included, and on rank 0 also of those before a resume.
+        self.train_time_s = 0.0
         self._pending: list[PendingStep] = []
         self._waited_s = 0.0
         self._skipped = 0
@@ -107,6 +110,9 @@ class Recorder:
         # Of the timed steps.
         self.machine_time: MachineTime | None = None
         self._machine: MachineClock | None = None
+        # Only of a GPU, also of the timed steps.
+        self.usage: UsageSampler | None = None
+        self._sampling = ExitStack()
         self.spikes = SpikeLog(run, folder, spikes or SpikeWatch(), sequences, start_step)
         self._log: StepLog | None = None
         self._evals: StepLog | None = None
@@ -117,7 +123,7 @@ class Recorder:
         config, steps = self.run.config, self.folder / "steps.csv"
         if self.run.world.is_main:
             self._log = StepLog(steps, after_step=self.start_step)
-            self.loss_first = _first_loss(steps)
+            self.loss_first, self.train_time_s = _before(steps)
             if config.eval_every:
                 self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
             if config.tensorboard:
@@ -142,6 +148,7 @@ class Recorder:
                 self._read_window()
                 self._watch_machine(last=True)
         finally:
+            self._sampling.close()
             for board in self._boards:
                 board.close(failed=kind is not None)
             if self._console:
@@ -245,12 +252,17 @@ class Recorder:
         if not self._machine and timed and not last:
             with self.paused():
                 self._machine = MachineClock(self.run.world.device)
+                if self.run.world.device.type == "cuda":
+                    self.usage = UsageSampler(self.run.world.device, columns=("gpu_util_percent",))
+                    self._sampling.enter_context(self.usage)
         if last and self._machine and not self.machine_time:
             self.machine_time = self._machine.lap()
+            self._sampling.close()
 
     def _note(self, pending: PendingStep, loss: float, step_time_s: float) -> None:
         self.loss_first = loss if self.loss_first is None else self.loss_first
         self.loss_last = loss
+        self.train_time_s += step_time_s
         if pending.step - self.start_step > self.run.config.timing_warmup_steps:
             self.step_times_s.append(step_time_s)
             self.data_waits_s.append(pending.data_wait_s)
@@ -290,11 +302,14 @@ class Recorder:
         )
 
 
-def _first_loss(steps: Path) -> float | None:
-    """Read the loss of step 1 that an earlier process of the same run wrote, None if there was none."""
+def _before(steps: Path) -> tuple[float | None, float]:
+    """Return what an earlier process of the same run wrote: the loss of step 1, or None, and the seconds of all its steps."""
+    loss: float | None = None
+    seconds = 0.0
     with steps.open(newline="") as file:
-        row = next(csv.DictReader(file), None)
-    try:
-        return float(row["loss"]) if row and row["step"] == "1" else None
-    except ValueError:
-        return None
+        for row in csv.DictReader(file):
+            with suppress(ValueError, TypeError):
+                step_time_s = float(row["step_time_s"])
+                seconds += step_time_s if math.isfinite(step_time_s) else 0.0
+                loss = float(row["loss"]) if row["step"] == "1" else loss
+    return loss, seconds

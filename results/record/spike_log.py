@@ -50,8 +50,8 @@ class SpikeLog:
             fix = "look at that batch, or go on with --resume auto --on-spike skip"
             raise NumericError(str(spike), f"at step {step} (sequences {batch[:200]})", fix)
         if self.run.world.is_main:
-            done = "the step was skipped" if policy == "skip" else "the step was applied (--on-spike warn)"
-            warn(f"{spike}, at step {step} (sequences {batch[:200]}), {done}")
+            outcome = "the step was skipped" if policy == "skip" else "the step was applied (--on-spike warn)"
+            warn(f"{spike}, at step {step} (sequences {batch[:200]}), {outcome}")
 
     def _write(self, step: int, spike: Spike, skipped: bool, batch: str) -> None:
         self._log = self._log or self._open()

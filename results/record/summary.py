@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gptscale.results.render import as_size
+
 
 def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: str = "") -> None:
     """Print the block of lines that ends a run. verdict: its line, empty for a run without one."""
@@ -24,9 +26,11 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: str = "
             speed += f"fp8 {rate} TFLOP/s per device as bf16 counts, mixed peak {share}"
         else:
             speed += f"{shown('tflops_per_device', '.3f')} TFLOP/s per device, MFU {shown('mfu', '.1%')}"
-    optional = ""
+    if row.get("train_time_s") is not None:
+        speed += f"\n  time    {shown('train_time_s', ',.1f', ' s')} in training steps"
+    optional = _state(row)
     if row.get("offload_cpu_gib") is not None:
-        optional = f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
+        optional += f"  offload {shown('offload_cpu_gib', '.3f', ' GiB')} on the host, "
         if row["offload_disk_gib"]:
             optional += (
                 f"{shown('offload_disk_gib', '.3f', ' GiB')} on disk (read {shown('offload_read_gib_per_s', '.2f', ' GiB/s')}, "
@@ -48,6 +52,24 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: str = "
         f"  row     {csv}    (gptscale compare {csv.parent})",
         flush=True,
     )
+
+
+def _state(row: dict[str, Any]) -> str:
+    """Return the line on what a rank holds of the model's state, empty if it was not measured."""
+    if row.get("state_weights_gib") is None:
+        return ""
+    names = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "optimizer": "optimizer",
+        "host": "on the host",
+        "disk": "on disk",
+    }
+    parts = [f"{words} {as_size(gib)}" for place, words in names.items() if (gib := row[f"state_{place}_gib"])]
+    formula = ""
+    if row.get("state_formula"):
+        formula = f"    ({row['state_formula']} = {as_size(row['state_formula_gib'])})"
+    return f"  state   {', '.join(parts)} a rank at most{formula}\n"
 
 
 def _ms(row: dict[str, Any], which: str) -> str:

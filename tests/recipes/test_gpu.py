@@ -22,7 +22,7 @@ WORK = ["--steps", "8", "--grad-accum-steps", "2", "--global-batch-size", "16", 
 def run(out, recipe, name, *options):
     nproc = torch.cuda.device_count() if RECIPES[recipe].axes else 1
     command = [sys.executable, "-m", "gptscale.launchers.cli", "run", recipe, "--nproc", str(nproc), *WORK, *options]
-    command += ["--out", str(out), "--run-name", name]
+    command += ["--out", str(out), "--run-name", name, *(["--same-work"] if RECIPES[recipe].own_work else [])]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-3000:]
     return pd.read_csv(out / "runs" / name / "steps.csv", float_precision="round_trip").set_index("step")

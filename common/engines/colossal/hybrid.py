@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from gptscale.common.engines.colossal.clock import time_schedule
 from gptscale.common.engines.colossal.weights import TensorLayout, cut_dim, fill, named_parameters
 from gptscale.common.engines.torch_engine import SteppedEngine, TorchEngine, holding_back
 from gptscale.common.measure.bubble import Bubble, StageClock
+from gptscale.common.measure.live_state import Held, held_by_torch
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.process.progress import progress
@@ -67,6 +68,11 @@ class HybridOptimizer(LibraryOptimizer):
         norm = total.sqrt()
         torch._foreach_mul_(list(gradients.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
+
+    def held(self) -> Iterator[Held]:
+        """Yield the tensors of the state. In bf16 the fp32 weights belong to the optimizer."""
+        yield from held_by_torch(self.working.values(), self.inner)
+        yield from (Held("optimizer", p) for p in self.parameters.values())
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -165,7 +171,7 @@ class ColossalPipelineEngine(SteppedEngine):
         rank_losses = share.new_empty(self.data_size)
         dist.all_gather_into_tensor(rank_losses, share.view(1), group=self.group)
         loss = rank_losses.sum()
-        return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
+        return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:

@@ -15,5 +15,6 @@ for name in ("bitsandbytes", "transformers"):
 # Nothing is compiled with Colossal-AI.
 torch._inductor.config.compile_threads = 1
 
+# In the main environment there is none to import.
 if importlib.util.find_spec("colossalai"):
-    pass
+    import colossalai.booster  # noqa: F401

@@ -130,7 +130,7 @@ class PipelineEngine(SteppedEngine):
             dist.all_reduce(local(weight.grad), group=both_ends)
         rank_losses = self._gather_data_ranks(total / n_targets)
         loss = rank_losses.sum()
-        return StepResult(loss, self.optimizer.step(lr, loss), rank_losses)
+        return StepResult(loss, self.optimizer_step(lr, loss), rank_losses)
 
     @torch.no_grad()
     def eval_loss(self, batch: Batch) -> Tensor:

@@ -6,6 +6,8 @@ vectors. The names used are those of runtime/zero/stage_1_and_2.py and stage3.py
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ from gptscale.common.engines.flat_shards import shards_of_range
 from gptscale.common.engines.zero.io_meter import TRAFFIC
 from gptscale.common.engines.zero.swap_folder import SwapFolder
 from gptscale.common.errors import CheckpointError, ConfigError, NumericError
+from gptscale.common.measure.live_state import Held, attributes_named, live_state, tensors_in
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.optim.fused import ADAMW_STATE
@@ -31,6 +34,8 @@ FLAT_VECTORS = {
     "DeepSpeedZeroOptimizer_Stage3": "fp32_partitioned_groups_flat",
     "BF16_Optimizer": "fp32_groups_flat_partition",
 }
+# The attributes of these optimizers with reduced gradients: stages 1 and 2, stage 3, BF16_Optimizer.
+GRADIENTS = re.compile("averaged_gradients|grad_partitions_flat_buffer|fp32_groups_gradients")
 
 
 def loss_scale_floor(error: Exception) -> NumericError | None:
@@ -204,33 +209,41 @@ class ZeroOptimizer(Stepper):
         self.publish()
         return int(self.ds.global_steps)
 
-    def bytes_held(self) -> dict[str, int]:
-        """Return the bytes of this process by kind.
-
-        weights: the weights that are computed with. optimizer: the fp32 weights and the optimizer state that are in memory. disk:
-        the files. At stage 3 in fp32 the first two share the fp32 weights, which then count as `weights` only.
-        """
-        lp = [p.ds_tensor if self.stage == 3 else p for p in self.ds.module.parameters()]
+    def held(self) -> Iterator[Held]:
+        """Yield the tensors of the state that are in memory. Weights that stage 3 has gathered are none."""
+        offload = self.ds.zero_offload_optimizer()
+        on_host = offload is not None and offload.device != "none"
+        for p in self.ds.module.parameters():
+            if self.stage != 3:
+                yield Held("weights", p)
+            elif p.ds_tensor.status.name == "AVAILABLE":
+                yield Held("weights", p.ds_tensor, on_host)
         flats = [flat for group, flat in enumerate(self._flats()) if not self._swaps(group)]
-        aliased = {p.untyped_storage().data_ptr() for p in lp if p.numel()}
-        masters = [f for f in flats if f.untyped_storage().data_ptr() not in aliased]
-        states = [self.inner.state[f][key] for f in flats for key in self.state_keys]
-        return {
-            "weights": sum(p.nbytes for p in lp if self.stage != 3 or p.status.name == "AVAILABLE"),
-            "optimizer": sum(t.nbytes for t in (*masters, *states)),
-            "disk": self.swap.nbytes() if self.swap else 0,
-        }
+        of_flats = [flat.grad for flat in flats if flat.grad is not None]
+        of_weights = [p.grad for p in self.ds.module.parameters() if p.grad is not None]
+        yield from (Held("gradients", g, on_host) for g in of_flats)
+        yield from (Held("gradients", g) for g in of_weights)
+        # Stage 3 sums them where the optimizer is, the others on the device.
+        summed_on_host = on_host and self.stage == 3
+        yield from (Held("gradients", g, summed_on_host) for g in attributes_named(self.zero, GRADIENTS))
+        for flat in flats:
+            yield Held("optimizer", flat, on_host)
+            yield from (Held("optimizer", t, on_host) for t in tensors_in(self.inner.state[flat]))
+
+    def disk_bytes(self) -> int:
+        """Return this process's part of the files of its node."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+        return self.swap.nbytes() // ranks if self.swap else 0
 
     def offload(self) -> Offload | None:
         """Return what ZeRO-Offload and ZeRO-Infinity keep off the device, and the traffic of the latter's files."""
         zero = self.ds.zero_offload_optimizer()
         if zero is None or zero.device == "none":
             return None
-        nbytes = self.bytes_held()
-        weights = nbytes["weights"] if self.stage == 3 else 0
+        kept = (held for held in self.held() if held.kind != "gradients")
         return Offload(
-            cpu_bytes=nbytes["optimizer"] + weights,
-            disk_bytes=nbytes["disk"],
+            cpu_bytes=live_state(kept, self.ds.device).host,
+            disk_bytes=self.swap.nbytes() if self.swap else 0,
             read_bytes_per_s=TRAFFIC.read_bytes / TRAFFIC.read_s if TRAFFIC.read_s else None,
             write_bytes_per_s=TRAFFIC.written_bytes / TRAFFIC.write_s if TRAFFIC.write_s else None,
             waits_s=tuple(self.waits_s),

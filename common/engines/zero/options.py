@@ -57,6 +57,19 @@ class DeepSpeedConfig(RecipeConfig):
         """Return the names of DeepSpeed's compiled operators that these options use."""
         return {"none": (), "cpu": ("cpu_adam",), "nvme": ("cpu_adam", "pin_memory", "async_io")}[self.offload]
 
+    def state_formula(self, run: Run) -> str:
+        """Return the bytes at the step, of which the fp32 ones are elsewhere under offload.
+
+        With the optimizer on the host gradients are there twice: as they are summed, and as the optimizer reads them.
+        """
+        host = self.offload == "cpu"
+        if self.stage == 3:
+            return "(b + 12 + 4 + 4) N / d" if host else "(b + 12 + 4) N / d"
+        # BF16_Optimizer sums whole gradients in fp32.
+        if self.stage == 1 and run.config.precision == "bf16":
+            return "b N + 12 N / d + (4 + b) N"
+        return "b N + (12 + 4 + 4) N / d" if host and run.config.precision != "fp32" else "b N + (12 + 4) N / d"
+
     def over(self, generated: dict[str, Any]) -> dict[str, Any]:
         """Return `generated`, with the user's own file merged over it."""
         return merged(generated, self.ds_config) if self.ds_config else generated

@@ -6,6 +6,7 @@ travels between devices red.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Polygon
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
 from gptscale.foresight.time.schedules import FORWARD, needs, one_forward_one_backward
 
@@ -136,41 +137,41 @@ def zero_stages() -> None:
         axes,
         7,
         0.3,
-        "zero3 and fsdp gather the weights of a block just before it computes, and let them go behind it.",
+        "zero3 and fsdp gather the weights of a block just before it computes, and drop them after it.",
         color=TRAVELS,
     )
 
 
 def tensor_parallel() -> None:
     """Draw the MLP of a block on two tensor ranks: columns of the first matrix, rows of the second."""
-    axes = canvas(14, 7.6)
-    box(axes, 0.2, 3.3, 1.6, 1.2, "half of the\nsequence\neach", DATA, fontsize=8)
-    for rank, y in enumerate((4.2, 0.8)):
-        device(axes, 2.9, y, 8.2, 3.0, f"device {rank}")
-        box(axes, 3.1, y + 0.4, 1.5, 1.7, "x\nwhole\nsequence", DATA, fontsize=8)
-        axes.add_patch(plt.Rectangle((5.1, y + 0.4), 1.7, 1.7, facecolor="white", edgecolor="#bbb", linestyle=":"))
-        axes.add_patch(plt.Rectangle((5.1 + 0.85 * rank, y + 0.4), 0.85, 1.7, facecolor=WEIGHTS, edgecolor="#444"))
-        note(axes, 5.95, y + 0.2, f"fc, columns {'left' if rank == 0 else 'right'}", fontsize=8)
-        note(axes, 7.5, y + 1.25, "GELU\nof half\nthe units", fontsize=8)
-        axes.add_patch(plt.Rectangle((8.3, y + 0.4), 1.0, 1.7, facecolor="white", edgecolor="#bbb", linestyle=":"))
+    axes = canvas(14, 8.2)
+    rows = ((4.8, "first", "left", "upper"), (0.9, "second", "right", "lower"))
+    for rank, (y, half, columns, part) in enumerate(rows):
+        middle = y + 1.25
+        device(axes, 0.2, y, 13.6, 2.9, f"device {rank}")
+        box(axes, 0.4, y + 0.75, 1.4, 1.0, f"{half} half\nof the\nsequence", DATA, fontsize=8)
+        box(axes, 3.2, y + 0.4, 1.3, 1.7, "x\nwhole\nsequence", DATA, fontsize=8)
+        axes.add_patch(plt.Rectangle((5.0, y + 0.4), 1.7, 1.7, facecolor="white", edgecolor="#bbb", linestyle=":"))
+        axes.add_patch(plt.Rectangle((5.0 + 0.85 * rank, y + 0.4), 0.85, 1.7, facecolor=WEIGHTS, edgecolor="#444"))
+        note(axes, 5.85, y + 0.2, f"fc: {columns} columns", fontsize=8)
+        note(axes, 7.4, middle, "GELU\nof half\nthe units", fontsize=8)
+        axes.add_patch(plt.Rectangle((8.2, y + 0.4), 1.0, 1.7, facecolor="white", edgecolor="#bbb", linestyle=":"))
         axes.add_patch(
-            plt.Rectangle((8.3, y + 0.4 + 0.85 * (1 - rank)), 1.0, 0.85, facecolor=WEIGHTS, edgecolor="#444")
+            plt.Rectangle((8.2, y + 0.4 + 0.85 * (1 - rank)), 1.0, 0.85, facecolor=WEIGHTS, edgecolor="#444")
         )
-        note(axes, 8.8, y + 0.2, f"proj, rows {'above' if rank == 0 else 'below'}", fontsize=8)
-        note(axes, 10.35, y + 1.25, "a part of\nthe sum", fontsize=8)
-        for begin, end in ((4.6, 5.1), (6.8, 7.05), (7.95, 8.3), (9.3, 9.75)):
-            arrow(axes, (begin, y + 1.25), (end, y + 1.25))
-        arrow(axes, (1.8, 3.9), (3.1, y + 1.25), TRAVELS)
-        arrow(axes, (10.95, y + 1.25), (12.2, 3.9), TRAVELS)
-    box(axes, 12.2, 3.3, 1.6, 1.2, "half of the\nsequence\neach", DATA, fontsize=8)
-    note(axes, 1.5, 6.0, "all-gather", color=TRAVELS)
-    note(axes, 12.6, 6.0, "reduce-scatter", color=TRAVELS)
-    note(
-        axes,
-        7,
-        0.35,
-        "Attention is cut in the same way: qkv by heads, proj by rows. Between the matrices the sequence is cut.",
-    )
+        note(axes, 8.7, y + 0.2, f"proj: {part} rows", fontsize=8)
+        box(axes, 9.7, y + 0.4, 1.3, 1.7, "a part\nof each\nsum", DATA, fontsize=8)
+        box(axes, 12.2, y + 0.75, 1.4, 1.0, f"{half} half,\nwhole\nsums", DATA, fontsize=8)
+        for begin, end in ((4.5, 5.0), (6.7, 6.95), (7.85, 8.2), (9.2, 9.7)):
+            arrow(axes, (begin, middle), (end, middle))
+    # Each device sends its half to both, and gets its half of the sums from both.
+    for begin, end in itertools.product([y + 1.25 for y, *_ in rows], repeat=2):
+        arrow(axes, (1.8, begin), (3.2, end), TRAVELS)
+        arrow(axes, (11.0, begin), (12.2, end), TRAVELS)
+    note(axes, 1.7, 4.25, "all-gather", color=TRAVELS, ha="right", weight="bold")
+    note(axes, 12.1, 4.25, "reduce-scatter", color=TRAVELS, ha="left", weight="bold")
+    note(axes, 7, 4.25, "What is dotted lies on the other device.")
+    note(axes, 7, 0.4, "Attention is cut in the same way: qkv by heads, its proj by rows.")
 
 
 def pipeline() -> None:
@@ -210,8 +211,10 @@ def pipeline() -> None:
     note(
         axes,
         7,
-        0.45,
-        "1F1B with 4 micro-batches: F forward, B backward, nothing drawn is the bubble. More micro-batches make it smaller.",
+        0.4,
+        "1F1B with micro-batches 0 to 3: F forward, B backward. White is the bubble, in which a device waits.\n"
+        "More micro-batches make it a smaller share. The last devices have fewer blocks, because the head\n"
+        "computes as much as 2.6 of them.",
     )
 
 
@@ -246,7 +249,7 @@ def mesh() -> None:
 
 def transformer() -> None:
     """Draw the GPT: tables, a block with its shapes, and the head that shares the table's weight."""
-    axes = canvas(14, 9.6)
+    axes = canvas(14, 10.2)
     x, width = 1.4, 3.6
     rows = (
         ("token ids  (B, T)", DATA, "black"),
@@ -265,7 +268,8 @@ def transformer() -> None:
             arrow(axes, (x + width / 2, 0.15 + row), (x + width / 2, 0.5 + row))
     arrow(axes, (x, 1.85), (x, 7.8), WEIGHTS, "<|-|>", connectionstyle="arc3,rad=-0.25")
     note(axes, 0.45, 4.8, "one weight, used twice", rotation=90, color=WEIGHTS)
-    device(axes, 6.2, 0.5, 7.3, 8.6, "a block: 12 h² weights")
+    device(axes, 6.2, 0.5, 7.3, 9.4, "a block: 12 h² weights in its four matrices")
+    arrow(axes, (9.6, 8.7), (9.6, 9.4))
     left, wide = 7.4, 4.4
     parts = (
         (1.2, "LayerNorm", WEIGHTS, "white", ""),
@@ -291,44 +295,62 @@ def transformer() -> None:
     for begin, end in zip(bottoms, [*joints[1:5], 4.35, *joints[6:]], strict=True):
         if end > begin:
             arrow(axes, (middle, begin), (middle, end))
-    arrow(axes, (x + width, 3.82), (6.2, 8.9), "#bbb", "-")
+    arrow(axes, (x + width, 3.82), (6.2, 9.75), "#bbb", "-")
     arrow(axes, (x + width, 3.5), (6.2, 0.6), "#bbb", "-")
+    note(axes, 3.2, 9.6, "blue has weights, grey has none", fontsize=8)
+    note(axes, 12.6, 9.05, "shapes: of weights\nor of results", fontsize=8)
     note(axes, 7, 0.15, "B sequences of T tokens, hidden size h, vocabulary V.  1.6b: h = 1600, L = 48, T = 1024.")
 
 
 def lenet5() -> None:
-    """Draw LeNet-5: its maps as sheets, with their number and size."""
-    axes = canvas(14, 5.4)
+    """Draw LeNet-5: its maps as sheets with their number and size, what each layer looks at, and its parameters."""
+    axes = canvas(14, 5.8)
+    # Left edge, number of maps, side as drawn, side in pixels, what makes the maps, and its parameters.
     sheets = (
-        (0.4, 1, 1.9, "image\n1 x 28 x 28"),
-        (3.0, 6, 1.6, "convolution 5 x 5\n6 x 28 x 28"),
-        (5.3, 6, 1.1, "max pool\n6 x 14 x 14"),
-        (7.2, 16, 0.9, "convolution 5 x 5\n16 x 10 x 10"),
-        (9.5, 16, 0.6, "max pool\n16 x 5 x 5"),
+        (0.4, 1, 1.9, 28, "image", "", 5),
+        (3.0, 6, 1.6, 28, "convolution 5 x 5", "156", 2),
+        (5.4, 6, 1.1, 14, "max pool 2 x 2", "0", 5),
+        (7.3, 16, 0.9, 10, "convolution 5 x 5", "2,416", 2),
+        (9.5, 16, 0.6, 5, "max pool 2 x 2", "0", 0),
     )
-    for x, n, size, text in sheets:
+    begin: tuple[float, float] | None = None
+    for x, n, size, side, text, parameters, window in sheets:
         step = min(0.13, 1.0 / n)
         for i in range(n):
-            bottom = 2.2 - 0.5 * size + step * (n - i - 1)
+            bottom = 2.7 - 0.5 * size + step * (n - i - 1)
             square = plt.Rectangle((x + step * i, bottom), size, size, facecolor=DATA, edgecolor="white", linewidth=0.6)
             axes.add_patch(square)
-        note(axes, x + (size + step * (n - 1)) / 2, 0.6, text, fontsize=8)
-    for x, height, text in ((11.5, 3.4, "120"), (12.4, 2.6, "84"), (13.3, 1.2, "10")):
-        box(axes, x, 2.4 - height / 2, 0.3, height, "", DATA)
-        note(axes, x + 0.15, 0.5, text, fontsize=8)
-    note(axes, 12.55, 0.15, "linear layers", fontsize=8)
-    axes.add_patch(
-        Polygon(
-            [(0.9, 2.6), (1.4, 2.6), (1.4, 3.1), (0.9, 3.1)], closed=True, fill=False, edgecolor=TRAVELS, linewidth=1.3
-        )
-    )
-    arrow(axes, (1.4, 2.85), (3.5, 2.75), TRAVELS)
+        # The sheet in front, on which the next layer's window is drawn to scale.
+        left, bottom = x + step * (n - 1), 2.7 - 0.5 * size
+        middle = x + (size + step * (n - 1)) / 2
+        note(axes, middle, 1.2, f"{text}\n{n} x {side} x {side}", fontsize=8)
+        note(axes, middle, 0.6, parameters, fontsize=8, color=WEIGHTS)
+        if begin:
+            arrow(axes, begin, (left + 0.3 * size, bottom + 0.7 * size), TRAVELS)
+        if window:
+            wide = size * window / side
+            corner = (left + 0.55 * size, bottom + 0.35 * size)
+            axes.add_patch(plt.Rectangle(corner, wide, wide, fill=False, edgecolor=TRAVELS, linewidth=1.3))
+            begin = (corner[0] + wide, corner[1] + wide / 2)
+    for x, height, text, parameters in (
+        (11.6, 3.0, "120", "48,120"),
+        (12.5, 2.3, "84", "10,164"),
+        (13.3, 1.2, "10", "850"),
+    ):
+        box(axes, x, 2.7 - height / 2, 0.3, height, "", DATA)
+        note(axes, x + 0.15, 0.9, text, fontsize=8)
+        note(axes, x + 0.15, 0.6, parameters, fontsize=8, color=WEIGHTS)
+    for left, right in ((11.2, 11.6), (11.9, 12.5), (12.8, 13.3)):
+        arrow(axes, (left, 2.7), (right, 2.7))
+    note(axes, 12.55, 4.5, "linear layers", fontsize=8)
+    note(axes, 0.35, 0.6, "parameters:", fontsize=8, color=WEIGHTS, ha="left")
     note(
         axes,
         7,
-        4.9,
-        "LeNet-5: 61,706 weights. Each convolution and each linear layer but the last is followed by ReLU.",
+        5.4,
+        "LeNet-5: 61,706 parameters. Each convolution and each linear layer but the last is followed by ReLU.",
     )
+    note(axes, 7, 0.15, "Red: the pixels that one pixel of the next layer is made of.", fontsize=8, color=TRAVELS)
 
 
 DRAWINGS: tuple[Callable[[], None], ...] = (

@@ -43,6 +43,9 @@ class Counting(Stepper):
     def load_counters(self, counters):
         self.loaded = counters
 
+    def held(self):
+        return ()
+
 
 def test_an_engine_keeps_the_defaults_of_its_stepper():
     stepper = Counting(torch.device("cpu"))

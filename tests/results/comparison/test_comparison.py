@@ -21,6 +21,7 @@ from gptscale.common.errors import StorageError
 from gptscale.launchers.cli import main
 from gptscale.results.comparison import picture, summary_file
 from gptscale.results.comparison.groups import Comparison, compare
+from gptscale.results.comparison.memory_bars import draw_memory
 from gptscale.results.comparison.picture import figure_png, thinned
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
@@ -124,14 +125,83 @@ def test_fastest_first_and_relative_to_single(tmp_path: Path) -> None:
         add_run(tmp_path, recipe, tokens_per_s)
     comparison = compare(load([tmp_path]))
     assert order(comparison) == ["ddp x2", "fsdp x2", "single x1"]
-    assert [row["vs single"] for row in cells(comparison)] == ["2.00x", "1.50x", "1.00x"]
+    assert [row["speed-up"] for row in cells(comparison)] == ["2.00x", "1.50x", "1.00x"]
     assert notes(comparison) == []
 
 
-def test_without_single_the_slowest_is_the_measure(tmp_path: Path) -> None:
-    add_run(tmp_path, "ddp", 2000.0)
-    add_run(tmp_path, "fsdp", 1000.0)
-    assert [row["vs slowest"] for row in cells(compare(load([tmp_path])))] == ["2.00x", "1.00x"]
+def test_without_single_the_first_run_is_the_measure(tmp_path: Path) -> None:
+    add_run(tmp_path, "ddp", 8000.0, work={"steps": 30})
+    for recipe, tokens_per_s in (("zero1", 2000.0), ("ddp", 4000.0), ("fsdp", 1000.0)):
+        add_run(tmp_path, recipe, tokens_per_s)
+    comparison = compare(load([tmp_path]))
+    assert [row["speed-up"] for row in cells(comparison)] == ["2.00x", "1.00x", "0.50x", "-"]
+    assert notes(comparison)[0].startswith("speed-up: beside zero1 x2, the first of this work")
+
+
+STATE = {"state_weights_gib": 4.0, "state_gradients_gib": 4.0, "state_optimizer_gib": 8.0, "state_host_gib": 0.0}
+STATE |= {"state_disk_gib": 0.0, "state_formula": "16 N", "state_formula_gib": 15.5}
+
+
+def test_state_time_and_utilisation_are_columns_where_a_run_has_them(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 1000.0)
+    assert not {"state MiB", "time s", "GPU %", "MFU"} & set(cells(compare(load([tmp_path])))[0])
+    add_run(tmp_path, "ddp", 1500.0, train_time_s=12.34, gpu_util_percent=87.6, **STATE)
+    on_host = {"state_optimizer_gib": 0.5, "state_host_gib": 1.0, "state_disk_gib": 2.0}
+    add_run(tmp_path, "zero_infinity", 100.0, **(STATE | on_host))
+    ddp, single, infinity = cells(compare(load([tmp_path])))
+    assert (ddp["time s"], ddp["GPU %"], ddp["state GiB"], "host GiB" in ddp) == ("12.3", "88", "16.00", False)
+    assert (single["time s"], single["GPU %"], single["state GiB"]) == ("-", "-", "-")
+    assert infinity["state GiB"] == "8.50 + 1.00 host + 2.00 disk"
+    (line,) = [
+        line
+        for line in csv.DictReader(io.StringIO(as_csv(compare(load([tmp_path]))).decode()))
+        if line["name"] == "ddp x2"
+    ]
+    assert (float(line["train_time_s"]), float(line["state_formula_gib"])) == (12.34, 15.5)
+
+
+class Axis:
+    """An axis that notes what is drawn on it."""
+
+    def __init__(self) -> None:
+        self.bars: list[tuple[float, float, float, str]] = []
+        self.marks: list[list[float]] = []
+        self.texts: list[str] = []
+
+    def barh(self, y: float, width: float, left: float = 0.0, label: str = "", **style: Any) -> None:
+        self.bars.append((y, left, width, label))
+
+    def plot(self, x: list[float], y: Any, **style: Any) -> None:
+        self.marks.append(list(x))
+
+    def annotate(self, text: str, at: Any, **style: Any) -> None:
+        self.texts.append(text)
+
+    def get_legend_handles_labels(self) -> tuple[list[str], list[str]]:
+        labels = [label for *_, label in self.bars]
+        return labels, labels
+
+    def legend(self, *args: Any, **style: Any) -> None: ...
+    def set(self, **style: Any) -> None: ...
+
+
+def test_a_bar_of_state_is_stacked_by_kind_and_ends_at_the_rest_of_the_peak(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 1000.0, peak_mem_allocated_gib=20.0, **STATE)
+    axis = Axis()
+    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"])  # type: ignore[arg-type]
+    assert [(left, width) for _, left, width, _ in axis.bars] == [(0, 4), (4, 4), (8, 8), (16, 4)]
+    assert [label for *_, label in axis.bars][:3] == ["weights", "gradients", "optimizer state"]
+    assert axis.marks == [[15.5, 15.5]]
+    assert axis.texts == ["16 GiB", "= 16 N"]
+
+
+def test_bars_of_a_small_state_are_in_mib(tmp_path: Path) -> None:
+    small = {column: value / 1024 for column, value in STATE.items() if not isinstance(value, str)}
+    add_run(tmp_path, "fsdp", 1000.0, **(STATE | small))
+    axis = Axis()
+    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"])  # type: ignore[arg-type]
+    assert [width for _, _, width, _ in axis.bars] == [4, 4, 8]
+    assert axis.texts == ["16 MiB", "= 16 N"]
 
 
 def test_other_work_is_not_ranked_and_says_what_differs(tmp_path: Path) -> None:
@@ -142,7 +212,7 @@ def test_other_work_is_not_ranked_and_says_what_differs(tmp_path: Path) -> None:
     assert order(comparison) == ["ddp x2", "single x1"]
     assert [group.name for group in comparison.apart] == ["fsdp x2"]
     assert notes(comparison) == ["fsdp x2: other work: lr 0.001 (ranked: 0.0005); data_fingerprint bbbb (ranked: aaaa)"]
-    assert cells(comparison)[2]["vs single"] == "-"
+    assert cells(comparison)[2]["speed-up"] == "-"
 
 
 def test_without_run_json_the_columns_say_what_differs(tmp_path: Path) -> None:
@@ -653,7 +723,7 @@ def test_says_what_offload_costs(tmp_path: Path) -> None:
     add_run(tmp_path, "zero_infinity", offload_cpu_gib=0.5, offload_disk_gib=2.0, offload_wait_fraction=0.25)
     add_run(tmp_path, "ddp")
     assert notes(compare(load([tmp_path])))[-1] == (
-        "zero_infinity x2: keeps 0.5 GiB on the host and 2 GiB on disk, 25.0% of the step waiting for it"
+        "zero_infinity x2: keeps 512 MiB on the host and 2 GiB on disk, 25.0% of the step waiting for it"
     )
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 
+from gptscale.common.measure.live_state import LiveState
 from gptscale.common.measure.speed import Memory
 from gptscale.results.record import facts
 
@@ -13,6 +14,21 @@ def test_the_highest_of_the_ranks_and_nothing_where_no_rank_counts():
 
 def test_zero_is_a_figure():
     assert facts.highest([Memory(0.0, None, 1.0)])["mem_allocated_gib"] == 0.0
+
+
+def test_the_state_of_the_rank_that_holds_most_beside_its_formula():
+    gib = 2**30
+    states = [LiveState(3 * gib, gib, gib), None, LiveState(2 * gib, gib, gib, host=2 * gib, disk=gib)]
+    assert facts.state_columns(states, ("16 N", 8.0 * gib)) == {
+        "state_weights_gib": 2.0,
+        "state_gradients_gib": 1.0,
+        "state_optimizer_gib": 1.0,
+        "state_host_gib": 2.0,
+        "state_disk_gib": 1.0,
+        "state_formula": "16 N",
+        "state_formula_gib": 8.0,
+    }
+    assert facts.state_columns([None, None], None) == {}
 
 
 def test_what_is_not_installed_has_no_version():

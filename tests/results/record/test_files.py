@@ -34,8 +34,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_columns_are_the_documented_ones() -> None:
-    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 71
+    assert len(SUMMARY_COLUMNS) == len(set(SUMMARY_COLUMNS)) == 80
     assert SUMMARY_COLUMNS[:5] == ["schema_version", "run_id", "timestamp", "status", "error"]
+    state = [column for column in SUMMARY_COLUMNS if column.startswith("state_")]
+    assert state == [
+        f"state_{what}"
+        for what in "weights_gib gradients_gib optimizer_gib host_gib disk_gib formula formula_gib".split()
+    ]
     assert SUMMARY_COLUMNS[-11:-8] == ["slowest_rank", "slowest_rank_ratio", "skipped_spikes"]
     assert SUMMARY_COLUMNS[-8:-3] == "bound_by bound_share gain_if_removed late_rank taken_fraction".split()
     assert SUMMARY_COLUMNS[-3:] == "predicted_step_time_s predicted_peak_mem_gib plan_hash".split()
@@ -74,7 +79,7 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
     (row,) = rows_of(path)
     assert float(row["loss_last"]) == loss
     assert row["error"] == 'a "quoted", text'
-    assert row["schema_version"] == "6"
+    assert row["schema_version"] == "7"
 
 
 def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
+from gptscale.common.measure.speed import Memory
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.cli import main
+from gptscale.results.record import recorder as recorder_module
 from gptscale.results.record.board import masked_crc32c
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import run_directory
@@ -107,6 +110,59 @@ def test_warm_up_is_logged_but_not_timed(tmp_path: Path) -> None:
     assert speed.data_wait_fraction == pytest.approx(0.2)
     assert speed.mfu is None  # a CPU has no peak in the table
     assert len(pd.read_csv(tmp_path / "steps.csv")) == 8
+
+
+def test_training_time_is_that_of_all_steps_and_of_those_before_a_resume(tmp_path: Path) -> None:
+    clock = Clock()
+    for start, step_s in ((0, 0.5), (4, 2.0)):
+        with Recorder(make_run(timing_warmup_steps=3), tmp_path, start_step=start, clock=clock) as recorder:
+            record(recorder, clock, range(start + 1, start + 5), step_s=step_s)
+    assert recorder.train_time_s == pytest.approx(4 * 0.5 + 4 * 2.0)
+    assert recorder.loss_first == 10.0
+
+
+class Sampler:
+    """A usage sampler that notes when it is entered and left."""
+
+    def __init__(self, device: torch.device, columns: Any) -> None:
+        self.columns, self.spans = columns, []
+
+    def __enter__(self) -> Sampler:
+        self.spans.append("begin")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.spans.append("end")
+
+
+@pytest.mark.parametrize(("device", "spans"), [("cuda", ["begin", "end"]), ("cpu", [])])
+def test_a_gpu_is_sampled_in_the_timed_steps_only(
+    device: str, spans: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers: list[Sampler] = []
+
+    def sampler(device: torch.device, columns: Any) -> Sampler:
+        samplers.append(Sampler(device, columns))
+        return samplers[-1]
+
+    for name, stand_in in (
+        ("device_name", str),
+        ("synchronize", bool),
+        ("reset_peak_memory", bool),
+        ("MachineClock", Clock),
+    ):
+        monkeypatch.setattr(recorder_module, name, lambda *args, of=stand_in: of())
+    monkeypatch.setattr(recorder_module, "peak_memory", lambda device: Memory(1.0, 1.0, 1.0))
+    monkeypatch.setattr(recorder_module, "UsageSampler", sampler)
+    monkeypatch.setattr(Clock, "lap", lambda clock: None, raising=False)
+    run, clock = make_run(timing_warmup_steps=3), Clock()
+    run = dataclasses.replace(run, world=dataclasses.replace(run.world, device=torch.device(device)))
+    with Recorder(run, tmp_path, clock=clock) as recorder:
+        record(recorder, clock, range(1, 3))
+        assert samplers == []
+        record(recorder, clock, range(3, 11))
+    assert [span for sampler in samplers for span in sampler.spans] == spans
+    assert all(tuple(sampler.columns) == ("gpu_util_percent",) for sampler in samplers)
 
 
 def test_evaluating_and_saving_are_not_timed(tmp_path: Path) -> None:

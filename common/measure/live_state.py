@@ -1,0 +1,109 @@
+"""The training state that one process holds: bytes of weights, gradients and optimizer state, and where they are.
+
+Unlike the resident set of a process, this shows what a strategy saves also for a small model on a CPU. What a library gathers,
+sends or pads beside it, activations and buffers, is not state.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gptscale.common.state import local
+
+Kind = Literal["weights", "gradients", "optimizer"]
+# How deep the tensors of a library's optimizer lie in its lists and dictionaries.
+DEPTH = 4
+
+
+class Held(NamedTuple):
+    """A tensor of the state.
+
+    on_host: the strategy keeps it in host memory, which on a CPU is the device's own.
+    """
+
+    kind: Kind
+    tensor: Tensor
+    on_host: bool = False
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """Bytes of the state that one process holds just before an optimizer step, when gradients are there too.
+
+    weights, gradients, optimizer: in the memory of the device. Weights are those that are computed with, and fp32 copies of them
+    belong to the optimizer. host, disk: of all three kinds, what the strategy keeps in host memory and in files.
+    """
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        """Return the bytes of all kinds in all places."""
+        return self.weights + self.gradients + self.optimizer + self.host + self.disk
+
+
+def live_state(tensors: Iterable[Held], device: torch.device, disk: int = 0) -> LiveState:
+    """Add up the memory of tensors, each once.
+
+    Several tensors may be views of one memory, such as gradients in a bucket. It has the kind of the first of them.
+    """
+    places = dict.fromkeys(("weights", "gradients", "optimizer", "host"), 0)
+    counted: set[int] = set()
+    for held in tensors:
+        storage = local(held.tensor).untyped_storage()
+        if storage.nbytes() == 0 or storage.data_ptr() in counted:
+            continue
+        counted.add(storage.data_ptr())
+        on_host = held.on_host or held.tensor.device.type != device.type
+        places["host" if on_host else held.kind] += storage.nbytes()
+    return LiveState(**places, disk=disk)
+
+
+def most(states: Sequence[LiveState]) -> LiveState:
+    """Return the state of the rank that holds the most bytes."""
+    return max(states, key=lambda state: state.total)
+
+
+def held_by_torch(
+    parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer, *, on_host: bool = False
+) -> Iterator[Held]:
+    """Yield parameters, their gradients, and what an optimizer of torch's keeps for each of them."""
+    for parameter in parameters:
+        yield Held("weights", parameter, on_host)
+        if parameter.grad is not None:
+            yield Held("gradients", parameter.grad, on_host)
+    for state in optimizer.state.values():
+        yield from (Held("optimizer", tensor, on_host) for tensor in tensors_in(state))
+
+
+def attributes_named(holder: object, pattern: re.Pattern[str]) -> Iterator[Tensor]:
+    """Yield the tensors in all attributes of an object whose names match, for what a library gives no other access to."""
+    for name, value in list(vars(holder).items()):
+        if pattern.search(name.lower()):
+            yield from tensors_in(value)
+
+
+def tensors_in(value: Any, libraries: tuple[str, ...] = (), depth: int = DEPTH) -> Iterator[Tensor]:
+    """Yield the tensors in lists and dictionaries, and in objects of the `libraries`, at most `depth` deep."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, (list, tuple, set)):
+        inner = value
+    elif libraries and str(type(value).__module__).startswith(libraries):
+        inner = vars(value).values() if hasattr(value, "__dict__") else ()
+    for part in inner if depth else ():
+        yield from tensors_in(part, libraries, depth - 1)

@@ -1,0 +1,71 @@
+"""Bytes of state, each memory once, by kind and place."""
+
+import re
+from types import SimpleNamespace
+
+import torch
+
+from gptscale.common.measure.live_state import (
+    Held,
+    LiveState,
+    attributes_named,
+    held_by_torch,
+    live_state,
+    most,
+    tensors_in,
+)
+
+CPU = torch.device("cpu")
+
+
+def test_each_memory_counts_once_and_has_the_kind_of_its_first_tensor():
+    weights, bucket = torch.zeros(10), torch.zeros(64, dtype=torch.bfloat16)
+    held = [
+        Held("weights", weights),
+        Held("optimizer", weights.view(2, 5)),  # what the optimizer steps is what is computed with
+        Held("gradients", bucket[:10]),
+        Held("gradients", bucket[10:20]),
+        Held("optimizer", torch.zeros(0)),
+    ]
+    assert live_state(held, CPU) == LiveState(weights=40, gradients=128)
+
+
+def test_what_the_strategy_keeps_on_the_host_is_apart_on_a_cpu_too():
+    held = [Held("weights", torch.zeros(1)), Held("optimizer", torch.zeros(3), True)]
+    state = live_state(held, CPU, disk=7)
+    assert state == LiveState(weights=4, host=12, disk=7)
+    assert state.total == 23
+
+
+def test_a_tensor_that_is_not_on_the_runs_device_is_on_the_host():
+    held = [Held("weights", torch.zeros(2)), Held("optimizer", torch.zeros(3))]
+    assert live_state(held, torch.device("cuda", 0)) == LiveState(host=20)
+
+
+def test_the_rank_with_most_bytes():
+    states = [LiveState(weights=5), LiveState(weights=1, disk=9), LiveState(gradients=8)]
+    assert most(states) == states[1]
+
+
+def test_adamw_of_torch_has_its_step_too():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(1, 4)).sum().backward()
+    without = live_state(held_by_torch(model.parameters(), optimizer), CPU)
+    assert without == LiveState(weights=80, gradients=80)
+    optimizer.step()
+    assert live_state(held_by_torch(model.parameters(), optimizer), CPU).optimizer == 2 * 80 + 2 * 4
+
+
+def test_tensors_in_lists_dictionaries_and_objects_of_named_libraries():
+    class Store(SimpleNamespace):
+        pass
+
+    Store.__module__ = "colossalai.zero"
+    a, b, c = (torch.zeros(n) for n in (1, 2, 3))
+    value = {"x": [a, (b, None)], "y": Store(grads=[c])}
+    assert [len(t) for t in tensors_in(value)] == [1, 2]
+    assert [len(t) for t in tensors_in(value, ("colossalai",))] == [1, 2, 3]
+    assert list(tensors_in([[[[[a]]]]])) == []
+    holder = SimpleNamespace(averaged_gradients={0: [a]}, params=[b])
+    assert [len(t) for t in attributes_named(holder, re.compile("grad"))] == [1]

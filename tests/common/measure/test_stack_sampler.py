@@ -1,0 +1,51 @@
+"""The sampler of stacks counts where a thread is, also while it runs Python alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from gptscale.common.measure.stack_sampler import Place, StackSampler
+
+
+def multiplies(seconds: float) -> None:
+    """Spend the time in a kernel, which lets other threads run."""
+    a, ends = torch.randn(300, 300), time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        a @ a
+
+
+def counts(seconds: float) -> None:
+    """Spend the time in Python, which does not."""
+    n, ends = 0, time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        n += 1
+
+
+def by_function(stack: Sequence[Place]) -> str | None:
+    names = [function for _, function in stack]
+    return next((name for name in names if name in ("multiplies", "counts")), None)
+
+
+def test_shares_are_those_of_the_time() -> None:
+    before = sys.getswitchinterval()
+    with StackSampler(by_function) as sampler:
+        counts(0.5)
+        multiplies(0.5)
+        time.sleep(0.2)  # counts nowhere
+    shares = sampler.shares()
+    assert sum(shares.values()) == pytest.approx(1)
+    assert 0.3 < shares["counts"] < 0.7
+    assert sys.getswitchinterval() == before
+    assert "stack-sampler" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_no_samples_are_no_shares() -> None:
+    with StackSampler(lambda stack: None) as sampler:
+        pass
+    assert sampler.shares() == {}

@@ -1,0 +1,136 @@
+"""Tests of the usage sampler on this processor, and on a GPU whose allocator and NVML are fakes."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+import torch
+
+from gptscale.results.record.usage import GIB, Usage, UsageSampler, over_ranks
+
+CUDA = torch.device("cuda", 1)
+
+
+def test_a_process_on_a_processor() -> None:
+    before = psutil.Process().memory_info().rss / GIB
+    with (
+        mmap.mmap(-1, GIB // 4) as held,  # not by malloc, which may have it still from an earlier test
+        UsageSampler(torch.device("cpu"), interval_s=0.002) as sampler,
+    ):
+        for _ in range(256):
+            held.write(bytes(2**20))
+        until = time.process_time() + 0.3
+        while time.process_time() < until:
+            pass
+    usage = sampler.usage()
+    assert usage.avg_mem_gib is not None
+    assert usage.cpu_util_percent is not None
+    assert before + 0.05 < usage.avg_mem_gib < before + 0.3
+    assert usage.cpu_util_percent > 0
+    assert (usage.gpu_util_percent, usage.gpu_mem_used_gib, usage.power_w) == (None, None, None)
+
+
+def test_however_short_it_has_two_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: Iterator[float] = iter([1.0 * GIB, 3.0 * GIB])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(told))
+    monkeypatch.setattr("gptscale.results.record.usage.nvml_readers", lambda devices: {})
+    with UsageSampler(CUDA, interval_s=60) as sampler:
+        pass
+    assert sampler.usage().avg_mem_gib == 2.0
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a fake NVML with one GPU, torch's second by its UUID, which raises `power` if that is an error."""
+    fake = SimpleNamespace(power=250_000, utilisation=iter([80, 40]), asked=[])
+
+    def handle(uuid: str) -> str:
+        fake.asked.append(uuid)
+        return "handle"
+
+    def power(handle: str) -> int:
+        if isinstance(fake.power, Exception):
+            raise fake.power
+        return int(fake.power)
+
+    calls: dict[str, Callable[..., Any]] = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": handle,
+        "nvmlDeviceGetUtilizationRates": lambda h: SimpleNamespace(gpu=next(fake.utilisation)),
+        "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(used=3 * GIB),
+        "nvmlDeviceGetPowerUsage": power,
+    }
+    for name, call in calls.items():
+        monkeypatch.setattr(pynvml, name, call)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"abc-{device.index}"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB // 2)
+    return fake
+
+
+def test_a_gpu(nvml: SimpleNamespace) -> None:
+    with UsageSampler(CUDA, interval_s=60) as sampler:
+        pass
+    usage = sampler.usage()
+    assert nvml.asked == ["GPU-abc-1"]
+    assert usage == Usage(0.5, 60.0, 3.0, 250.0, usage.cpu_util_percent)
+
+
+def test_several_gpus_of_one_process_are_a_mean(nvml: SimpleNamespace) -> None:
+    """One busy GPU and one idle one are not one busy GPU."""
+    nvml.utilisation = iter([8, 1, 8, 1])
+    with UsageSampler(torch.device("cuda", 0), interval_s=60, others=[CUDA]) as sampler:
+        pass
+    assert nvml.asked == ["GPU-abc-0", "GPU-abc-1"]
+    assert sampler.usage().gpu_util_percent == 4.5
+
+
+def test_a_gpu_that_does_not_tell_its_power(nvml: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    nvml.power = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    with UsageSampler(CUDA, interval_s=60) as sampler:
+        pass
+    assert sampler.usage().power_w is None
+    assert sampler.usage().gpu_util_percent == 60.0
+    assert capsys.readouterr().err == "gptscale: warning: power_w is not sampled any more (NVML: Not Supported)\n"
+
+
+def test_a_gpu_without_nvml(
+    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    with UsageSampler(CUDA, interval_s=60) as sampler:
+        pass
+    assert sampler.usage().avg_mem_gib == 0.5
+    assert sampler.usage().gpu_util_percent is None
+    assert "are not sampled (NVML: NVML Shared Library Not Found)" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_a_real_gpu() -> None:
+    device = torch.device("cuda", 0)
+    with UsageSampler(device, interval_s=0.01) as sampler:
+        held = torch.ones(2**26, device=device)
+        time.sleep(0.2)
+        held.add_(1)
+    usage = sampler.usage()
+    assert usage.avg_mem_gib is not None
+    assert usage.avg_mem_gib > 0.1
+    assert usage.gpu_mem_used_gib is not None
+    assert usage.gpu_mem_used_gib > 0.25
+    assert usage.gpu_util_percent is not None
+
+
+def test_one_row_of_two_ranks() -> None:
+    row = over_ranks([Usage(1.0, 50.0, None, None, 90.0), Usage(2.0, 100.0, None, None, 110.0)])
+    assert row == {
+        "avg_mem_gib": 2.0, "gpu_util_percent": 75.0, "gpu_mem_used_gib": None, "power_w": None, "cpu_util_percent": 100.0,
+    }  # fmt: skip

@@ -95,9 +95,8 @@ types: venv
 	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale
 
 # Ratios of one run on a CPU; a busy machine moves even those, so nothing else may run beside it.
-bench-check: venv  ## is our step still as much faster than the others as it was? (about 5 minutes on 2 quiet cores)
-	$(BIN)/gptscale bench model --device cpu --contenders single,single_gelu,handout,minimal_compiled --rounds 2 \
-		--floors results/measured/cpu-bench-model-floors.csv
+bench-check: venv  ## are step, operators and MNIST as fast as they should be? (MNIST=FOLDER; 8 to 12 minutes on 2 quiet cores)
+	$(BIN)/gptscale bench check --floors results/measured/cpu-bench-model-floors.csv $(if $(MNIST),--mnist $(MNIST))
 
 clean:  ## remove what was made, but for the environments
 	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

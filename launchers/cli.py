@@ -38,6 +38,10 @@ BENCHES: Table = {
         "launchers.bench.engines.command",
         "gptscale bench engines [options]: each engine beside its own loop.",
     ),
+    "check": (
+        "launchers.bench.check",
+        "gptscale bench check [--floors FILE] [--mnist DIR]: the goals of speed, measured anew, each reached or not.",
+    ),
     "saves": (
         "launchers.bench.saves",
         "gptscale bench saves [options]: what a save costs a run, with and without --save-async.",

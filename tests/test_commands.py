@@ -129,7 +129,12 @@ def options_of_all_commands():
                 continue
             for kind in vars(module).values():
                 if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-                    options |= {option_of(field.name) for field in dataclasses.fields(kind)}
+                    fields = dataclasses.fields(kind)
+                    options |= {option_of(field.name) for field in fields}
+                    # Annotated[..., tyro.conf.arg(name="as")]
+                    options |= {
+                        f"--{name}" for f in fields for name in re.findall(r"""name=["']([a-z-]+)""", str(f.type))
+                    }
     return options
 
 

@@ -48,8 +48,14 @@ def quiet_machine(options: QuietOptions, bench: str) -> Iterator[None]:
 
 
 def _refuse_taken(clock: MachineClock, where: str, fix: str) -> None:
-    from gptscale.common.measure.contention import TAKEN_MAX, taken_fraction
+    from gptscale.common.measure.contention import TAKEN_MAX
 
-    taken = taken_fraction([clock.lap()]) or 0.0
-    if taken > TAKEN_MAX:
+    if (taken := taken_since(clock)) > TAKEN_MAX:
         raise ConfigError(f"other programs took {taken:.0%} of the machine's processors", where, fix)
+
+
+def taken_since(clock: MachineClock) -> float:
+    """Return the share of the processors that programs took since a clock was made, without this process and its children."""
+    from gptscale.common.measure.contention import taken_fraction
+
+    return taken_fraction([clock.lap()]) or 0.0

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.settings.checks import check_ranges
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import collect, print_written, tell
 from gptscale.launchers.bench.quiet import QuietOptions, quiet_machine
@@ -50,6 +51,9 @@ class SavesOptions(QuietOptions):
 
     def __post_init__(self) -> None:
         check_ranges(self, {"rounds": (1, 1000)})
+        check_output_file(self.csv, "--csv", "cannot be written")
+        if not self.out.is_dir():
+            raise ConfigError(f"{self.out} is no folder", "in --out", "name a folder that exists")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,7 +94,7 @@ def measure(options: SavesOptions) -> Iterator[dict[str, Any]]:
             tell(f"round {i} of {options.rounds} ...")
             for way in WAYS[i % 3 :] + WAYS[: i % 3]:
                 figures = turns.take(way)
-                # the first turn of each warms up
+                # The first turn of each warms up.
                 if i:
                     yield {"round": i, "way": way, **figures, **shared}
     finally:
@@ -132,9 +136,9 @@ class Turns:
             self._step()
         late_s = 0.0
         if way == "behind":
-            done = time.perf_counter()
+            steps_ended = time.perf_counter()
             self.background.finish()
-            late_s = time.perf_counter() - done
+            late_s = time.perf_counter() - steps_ended
         return {
             "held_s": held_s,
             "late_s": late_s,

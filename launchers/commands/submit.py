@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import check_range
 from gptscale.launchers.run.allocation import Allocation, split_sbatch
 from gptscale.launchers.run.batch_script import batch_script
 from gptscale.launchers.run.options import parse_launch, take_recipe
@@ -23,6 +24,10 @@ class SubmitOptions(Allocation):
     """Ranks on each node. The default is one per GPU, or one."""
     dry_run: bool = False
     """Print the script and stop. Nothing is created."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.nproc, 1, 1024, "nproc")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,11 +59,11 @@ def main(argv: Sequence[str]) -> int:
         print(script, end="")
         return 0
     job = submit(script, log.with_name(f"{name}.sbatch"))
-    its_log = str(log).replace("%j", job)
+    log_of_job = str(log).replace("%j", job)
     print(f"job     {job}: {name} on {options.nodes} nodes, {per_node} ranks on each")
     print(f"script  {log.with_name(f'{name}.sbatch')}")
-    print(f"log     {its_log}")
-    print(f"follow  squeue --jobs {job}; tail -F {shlex.quote(its_log)}")
+    print(f"log     {log_of_job}")
+    print(f"follow  squeue --jobs {job}; tail -F {shlex.quote(log_of_job)}")
     print(
         f"stop    scancel --batch --signal=TERM {job}  (saves, and goes back into the queue); scancel {job}  (ends it)"
     )

@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.launchers.run.start import nproc_of, plan_run, recipes_named, start
 
     plans = []
-    for name in recipes_named(options.sweep.recipes, config):
+    for name in recipes_named(options.sweep.recipes, config, same_work=True):
         recipe_config = default_recipe_config(name)
         nproc = nproc_of(name, config, options.sweep.nproc)
         check_memory(plan_run(name, config, recipe_config, nproc).run, recipe_config.offload)
@@ -113,7 +113,7 @@ def _submit(options: RunAndSweepOptions, sbatch: Sequence[str], about: str) -> i
     per_node = options.sweep.nproc or allocation.gpus_per_node or (2 if allocation.nodes == 1 else 1)
     tasks, requeue = [], False
     for repeat in range(options.sweep.repeats):
-        for recipe in recipes_named(options.sweep.recipes, options.run):
+        for recipe in recipes_named(options.sweep.recipes, options.run, same_work=True):
             recipe_config = default_recipe_config(recipe)
             config = dataclasses.replace(options.run, run_name=f"{name}-{recipe}-{repeat}")
             ranks = per_node if get(recipe).axes else 1

@@ -16,7 +16,7 @@ from gptscale.common.errors import StorageError
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import gather_objects
-from gptscale.common.settings.run import changed_work, workload
+from gptscale.common.settings.run import changed_work
 from gptscale.launchers.run.preflight import Plan, check_same_work
 from gptscale.results.record.files import warn
 
@@ -54,7 +54,7 @@ def _load(plan: Plan, engine: Engine, source: Path, spikes: SpikeWatch) -> int:
     spikes.restore(reader.manifest.get("recent_steps"))
     if plan.run.world.is_main:
         origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
-        changes = changed_work(reader.manifest["workload"], workload(plan.run, plan.fingerprint))
+        changes = changed_work(reader.manifest["workload"], plan.work)
         print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
     return reader.step
 
@@ -98,7 +98,7 @@ class Saver:
             "world_size": run.world.world_size,
             "dp_size": run.batch.dp_size,
             "tokens": step * run.tokens_per_step,
-            "workload": workload(run, self.plan.fingerprint),
+            "workload": self.plan.work,
             "recent_steps": self.spikes.recent(),
         }
         if run.config.save_async and not last:

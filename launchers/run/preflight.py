@@ -7,6 +7,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -52,9 +53,22 @@ class Plan:
     fingerprint: str
     resume: Path | None
 
+    @property
+    def work(self) -> dict[str, Any]:
+        """Return what two runs must share for their speed and loss to be comparable."""
+        return workload(self.run, self.fingerprint) | self.recipe_config.own_work(self.run)
+
+    @property
+    def data(self) -> str:
+        """Return the name of the data, which is a recipe's own or what --data says."""
+        return str(self.recipe_config.own_work(self.run).get("data", self.run.config.data))
+
     def batches(self, source: TokenSource, data_rank: int, data_size: int) -> Batches:
-        """Return the global batches of `source`, as one data rank sees them."""
+        """Return the global batches of `source`, or of the recipe's own data, as one data rank sees them."""
         run = self.run
+        if "data" in self.recipe_config.own_work(run):
+            own: Batches = get(run.recipe).load().batches(run, self.recipe_config, data_rank, data_size)
+            return own
         return Batches(
             source,
             seq_len=run.seq_len,
@@ -74,7 +88,7 @@ class Plan:
             f"{gpt.head_dim}, hidden {gpt.n_embd}, vocabulary {gpt.vocab_size} (table {gpt.padded_vocab_size})",
             f"compute  {gflop:.4f} GFLOP per token, {gflop * run.tokens_per_step / 1e3:,.3f} TFLOP per step",
             f"batch    {run.batch.describe()}; {run.tokens_per_step:,} tokens per step",
-            f"data     {run.config.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
+            f"data     {self.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",
             f"state    {run.state_bytes / 2**30:,.2f} GiB of fp32 weights and gradients and {_moments(run)} before any sharding",
             *emulation(run.config.precision, run.world.device),
             *self.recipe_config.describe(run),
@@ -115,7 +129,8 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         recipe_config.check,
     ):
         check(run)
-    source = open_source(config.data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
+    data = "synthetic" if "data" in recipe_config.own_work(run) else config.data
+    source = open_source(data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
     plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main))
     # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
@@ -251,7 +266,7 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
 
 def check_same_model(reader: Reader, plan: Plan) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
-    saved, current = reader.manifest["workload"], workload(plan.run, plan.fingerprint)
+    saved, current = reader.manifest["workload"], plan.work
     if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
     if saved.get("data_fingerprint") != plan.fingerprint and not plan.run.config.allow_data_change:

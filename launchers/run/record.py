@@ -16,29 +16,33 @@ from typing import Any
 import torch
 
 from gptscale.common.engine import Engine
+from gptscale.common.engines.torch_engine import SteppedEngine
 from gptscale.common.errors import StorageError
 from gptscale.common.measure.bubble import Bubble
-from gptscale.common.measure.contention import taken_fraction
+from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name, peak_tflops
+from gptscale.common.measure.live_state import LiveState
 from gptscale.common.measure.offload import Offload
 from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
-from gptscale.common.settings.run import Run, workload, workload_hash
+from gptscale.common.settings.run import Run, workload_hash
+from gptscale.foresight.memory.formula import state_formula
 from gptscale.foresight.plan.frozen import predicted_columns
-from gptscale.foresight.verdict.evidence import RankEvidence, right_threads, verdict_of
+from gptscale.foresight.verdict.evidence import RankEvidence
 from gptscale.foresight.verdict.files import write_trace, write_verdict
-from gptscale.foresight.verdict.remedies import RunFacts
+from gptscale.foresight.verdict.of_run import TimedRun, verdict_of_run
 from gptscale.foresight.verdict.verdict import Verdict
-from gptscale.launchers.run.options import option_words
-from gptscale.launchers.run.preflight import Plan
+from gptscale.launchers.run.options import option_words, parse_run
+from gptscale.launchers.run.preflight import Plan, resolve
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
-from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, version
+from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
 from gptscale.results.record.files import append_summary, warn, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
 from gptscale.results.record.summary import print_summary
+from gptscale.results.record.usage import over_ranks
 
 PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
@@ -62,6 +66,7 @@ class RunRecord:
         self.offload: Offload | None = None
         self.bubble: Bubble | None = None
         self.memory: Memory | None = None
+        self.state: LiveState | None = None
         self.evidence: RankEvidence | None = None
         self._stack = ExitStack()
 
@@ -87,6 +92,7 @@ class RunRecord:
     def measured(self, engine: Engine) -> None:
         """Take the figures of this rank after its last step, before anything else disturbs them."""
         self.offload, self.bubble = engine.offload(), engine.bubble()
+        self.state = engine.live_state() if isinstance(engine, SteppedEngine) else None
         self.memory = peak_memory(self.plan.run.world.device)
 
     def finish(self, status: str, error: BaseException | str = "") -> bool:
@@ -96,17 +102,28 @@ class RunRecord:
         """
         run = self.plan.run
         memory = self.memory or peak_memory(run.world.device)
-        own = (memory, self.offload, self.bubble, self.recorder and self.recorder.machine_time, self.evidence)
+        sampler = self.recorder and self.recorder.usage
+        own = (
+            memory,
+            self.offload,
+            self.bubble,
+            self.state,
+            self.recorder and self.recorder.machine_time,
+            sampler and sampler.usage(),
+            self.evidence,
+        )
         together = status in ("ok", "interrupted")
         of_ranks = gather_objects(own) if together else [own]
         if not run.world.is_main:
             return True
         row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        memories, offloads, bubbles, times, evidence = zip(*of_ranks, strict=True)
+        memories, offloads, bubbles, states, times, usages, evidence = zip(*of_ranks, strict=True)
         row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         row |= bubble_figures(bubbles, self.recorder) if together else {}
+        row |= state_columns(states, state_formula(run, self.plan.recipe_config))
+        row["gpu_util_percent"] = over_ranks([usage for usage in usages if usage])["gpu_util_percent"]
         row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
-        verdict = self._verdict(evidence, row["taken_fraction"]) if together else None
+        verdict = self._verdict(evidence, times, row) if together else None
         row |= verdict.columns() if verdict else {}
         done = self.recorder.last_step if self.recorder else 0
         path = leave_row(append_summary, run.config.out, self.folder, row, done)
@@ -114,24 +131,29 @@ class RunRecord:
             print_summary(row, path, self.folder, verdict.line() if verdict else "")
         return path is not None
 
-    def _verdict(self, evidence: Sequence[RankEvidence | None], taken: float | None) -> Verdict | None:
+    def _verdict(
+        self, evidence: Sequence[RankEvidence | None], times: Sequence[MachineTime | None], row: dict[str, Any]
+    ) -> Verdict | None:
         """Judge, keep and return the verdict on the evidence of all ranks, None without evidence."""
-        run = self.plan.run
-        facts = RunFacts(
-            run.recipe,
-            cuda=run.world.device.type == "cuda",
-            pipeline=self.bubble is not None,
-            compiled=run.config.compile,
-            micro_batch_size=run.batch.micro_batch_size,
-            grad_accum_steps=run.batch.grad_accum_steps,
-            right_threads=right_threads(),
-        )
+        run, config = self.plan.run, self.plan.recipe_config
         if self.recorder is None:
             return None
         slow = self.recorder.slow_ranks
         # On a GPU only the host's side of a rank is known there.
-        late = (slow.rank, slow.ratio) if slow and slow.rank is not None and slow.ratio and not facts.cuda else None
-        verdict = verdict_of(evidence, facts, self.recorder.step_times_s, taken, late)
+        known = slow and slow.rank is not None and slow.ratio and run.world.device.type == "cpu"
+        late = (slow.rank, slow.ratio) if known else None
+        timed = TimedRun(
+            self.recorder.step_times_s, late, row["taken_fraction"], times, row.get("offload_wait_fraction")
+        )
+        verdict = verdict_of_run(
+            run,
+            config,
+            evidence,
+            timed,
+            pipeline=self.bubble is not None,
+            reparse=lambda words: parse_run(run.recipe, [*option_words(run.recipe, run.config, config), *words]),
+            resolve=lambda recipe, other, its: resolve(recipe, other, its, run.world),
+        )
         try:
             if verdict:
                 write_verdict(self.folder, verdict)
@@ -208,14 +230,14 @@ def identity(plan: Plan, run_id: str) -> dict[str, Any]:
         "compile": config.compile,
         "optimizer_state": config.optimizer_state,
         "offload": plan.recipe_config.offload,
-        "data": config.data,
+        "data": plan.data,
         "seed": config.seed,
         "device": device,
         "device_peak_tflops": peak_tflops(device, config.precision),
         "host": socket.gethostname(),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
-        "workload_hash": workload_hash(workload(run, plan.fingerprint)),
+        "workload_hash": workload_hash(plan.work),
         **predicted_columns(config.plan, config.plan_row),
     }
 
@@ -228,14 +250,14 @@ def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
         recorder.speed()
     )
     slow = recorder.slow_ranks
-    of_steps["skipped_spikes"] = recorder.spikes.skipped()
+    of_steps |= {"skipped_spikes": recorder.spikes.skipped(), "train_time_s": recorder.train_time_s}
     return of_steps | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})
 
 
 def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
     """Return the resolved configuration and the environment, for whoever wants to repeat the run."""
     run = plan.run
-    work = workload(run, plan.fingerprint)
+    work = plan.work
     options = option_words(run.recipe, run.config, plan.recipe_config)
     return {
         "run_id": run_id,

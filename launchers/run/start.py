@@ -26,10 +26,11 @@ def default_nproc(recipe: str, config: RunConfig) -> int:
     return torch.cuda.device_count() if runs_on_cuda(config.device) and get(recipe).axes else 1
 
 
-def recipes_named(names: str, config: RunConfig) -> list[str]:
+def recipes_named(names: str, config: RunConfig, *, same_work: bool = False) -> list[str]:
     """Return the recipes in `names`, which has commas between them.
 
-    `all` means those that can run on the run's device. The others are printed with the reason.
+    `all` means those that can run on the run's device. The others are printed with the reason. same_work: leave out of `all` the
+    exercise's baseline, which without options does other work than the others.
     """
     if names != "all":
         recipes = [name.strip() for name in names.split(",")]
@@ -38,7 +39,8 @@ def recipes_named(names: str, config: RunConfig) -> list[str]:
         return recipes
     recipes = []
     for name in RECIPES:
-        if reason := why_not_here(name, cuda=runs_on_cuda(config.device)):
+        other = RECIPES[name].own_work if same_work else ""
+        if reason := other or why_not_here(name, cuda=runs_on_cuda(config.device)):
             print(f"leaving out {name}: {reason}", file=sys.stderr)
         else:
             recipes.append(name)

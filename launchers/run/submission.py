@@ -87,11 +87,12 @@ def directives(
 ) -> list[str]:
     """Return the options of sbatch for a job: our own, and the user's, which replace ours of the same name."""
     fewest = allocation.min_nodes or allocation.nodes
+    users = {word.partition("=")[0] for word in sbatch}
     own = {"--job-name": name, "--nodes": str(allocation.nodes), "--ntasks-per-node": str(per_node)}
     if fewest < allocation.nodes:
         # Told of tasks, Slurm would take the fewest nodes that hold those of the fewest nodes.
         own = {"--job-name": name, "--nodes": f"{fewest}-{allocation.nodes}"}
-        sbatch = [*sbatch, *({"--exclusive"} - set(sbatch))]
+        sbatch = [*sbatch, *({"--exclusive"} - users)]
     own |= {
         "--output": str(log),
         # A job that is started again goes on in its log.
@@ -100,7 +101,6 @@ def directives(
     }
     if allocation.gpus_per_node:
         own["--gpus-per-node"] = str(allocation.gpus_per_node)
-    users = {word.partition("=")[0] for word in sbatch}
     kept = [f"{option}={value}" for option, value in own.items() if option not in users]
     return [*kept, *sbatch, "--requeue" if requeue else "--no-requeue"]
 

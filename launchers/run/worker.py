@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
-from gptscale.foresight.verdict.evidence import RankEvidence, evidence_of
+from gptscale.foresight.verdict.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import Plan, preflight
@@ -111,17 +112,24 @@ def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvide
     """Take a few steps more, whose rate is 0, and return what they show. Everything is saved, and their state is thrown away."""
     run = recorder.run
 
-    def step(i: int) -> None:
+    def step(i: int, part: int = 1) -> None:
         with recorder.waiting():
             batch = data.get(run.config.steps + i)
+        tokens = run.seq_len // part
+        batch = batch._replace(inputs=batch.inputs[:, :tokens], targets=batch.targets[:, :tokens])
         result = engine.train_step(batch, 0.0)
         progress.at("record")
-        with progress.waiting():
-            result.loss.item()
-            synchronize(run.world.device)
+        result.loss.item()
+        synchronize(run.world.device)
 
-    waits_s, device = recorder.data_waits_s, run.world.device
-    return evidence_of(run.world.rank, step, device, waits_s, keep=run.config.profile)
+    # Where shapes are fixed, by stages, compiled code or a library, all steps are alike.
+    same_shapes = (
+        engine.bubble() or run.config.compile or get(run.recipe).environment or run.world.device.type == "cuda"
+    )
+    fits = run.seq_len % (SHORT * run.tp_size) == 0
+    short_step = partial(step, part=SHORT) if fits and not same_shapes else None
+    waits_s, device, keep = recorder.data_waits_s, run.world.device, run.config.profile
+    return evidence_of(run.world.rank, step, device, waits_s, short_step=short_step, keep=keep)
 
 
 def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> int:

@@ -11,7 +11,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-CLONE_NEWNS = 0x20000  # sched.h
+# Of sched.h.
+CLONE_NEWNS = 0x20000
 BYTES = 48 * 2**20
 PIECE = 4096
 

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptscale.common.settings import command_line
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.memory.command import MemoryLadderOptions
 from gptscale.launchers.bench.model.command import ModelBenchOptions
 from gptscale.launchers.bench.ops.command import OpsOptions
 from gptscale.launchers.bench.parts.command import PartsOptions
+from gptscale.launchers.cli import main
 from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import parse_launch
+from gptscale.recipes import RECIPES, unsupported
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]
@@ -61,17 +64,42 @@ def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
     )
     benches = {"model": ModelBenchOptions, "parts": PartsOptions, "ops": OpsOptions, "memory": MemoryLadderOptions}
     (tmp_path / "out").mkdir()
-    asked = set()
+    asked, recipes, experiments = set(), [], []
     for words in map(str.split, listed):
         if words[:2] == ["gptscale", "bench"]:
             options = parse(benches[words[2]], words[3:], prog="p", about="a")
             assert options.device in ("auto", "cuda"), words
             asked.add(words[2])
         elif words[:2] == ["gptscale", "run"]:
-            assert parse_launch(words[2], words[3:], LaunchOptions)[0].device in ("auto", "cuda")
+            config, recipe_config, _ = parse_launch(words[2], words[3:], LaunchOptions)
+            assert config.device in ("auto", "cuda")
+            unsupported.check(words[2], config, recipe_config)
+            recipes.append(words[2])
+        elif words[1] in ("lenet", "minigrad"):
+            assert " --device cuda" in " ".join(words)
+            with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+                patch.setattr(command_line, "_check_paths", lambda options: sys.exit(0))
+                main(words[1:])
+            assert not end.value.code, words
+            experiments.append(words[2] if words[1] == "lenet" else words[1])
         else:
             assert words[:6] == ["python", "-m", "pytest", "-q", "-m", "gpu"]
     assert asked == set(benches)
+    assert set(recipes) == set(RECIPES)
+    assert experiments == ["strategies", "precision", "fused", "minigrad", "batch"]
+
+
+def test_the_gpu_script_takes_images_and_the_gpus_that_there_are(tmp_path):
+    """NCCL is compared with Gloo only where two ranks have a GPU each."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\n[ "$1" = --list-gpus ] && printf "GPU 0: H100\\nGPU 1: H100\\n"\n')
+    smi.chmod(0o755)
+    words = ("--list", "--images", "MNIST/raw", tmp_path / "out")
+    listed = shell(LAUNCHERS / "bench" / "gpu.sh", *words, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.splitlines()
+    vision = [line for line in listed if " lenet " in line or "minigrad" in line]
+    assert len(vision) == 6
+    assert all("--data MNIST/raw " in line for line in vision)
+    assert [line.split()[2] for line in vision if "--nproc 2 " in line] == ["strategies", "batch", "backend"]
 
 
 def test_the_gpu_script_carries_on(tmp_path):

@@ -1,8 +1,11 @@
 """GELU and bias+GELU: every implementation against float64, beside PyTorch's own on the same numbers."""
 
 import os
+import re
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -409,3 +412,11 @@ def test_the_triton_kernels_compile_for_a_gpu_that_is_not_here():
         source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
         assert compiled.asm["cubin"]
+
+
+def test_the_check_of_the_page_runs_as_it_stands(capsys):
+    """The exercise's check of loss and gradient, each formula against a reference of its own."""
+    page = (Path(__file__).parents[2] / "docs" / "ops" / "gelu_in_lenet.md").read_text()
+    (block,) = re.findall(r"(?m)^    import torch\n(?:(?:    .*)?\n)+", page)
+    exec(textwrap.dedent(block), {})
+    assert len(capsys.readouterr().out.splitlines()) == len(VARIANTS) * 2

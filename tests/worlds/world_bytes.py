@@ -14,6 +14,7 @@ import torch
 
 from gptscale.common.engines.zero.swap_folder import nbytes_under
 from gptscale.common.process.world import World, process_group
+from gptscale.foresight.memory.formula import state_formula
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
@@ -72,6 +73,9 @@ def main(recipe, out, options):
             "with_gradients": held["live_bytes"],
             "n": plan.run.gpt.n_params_in_memory,
         }
+        state = engine.live_state()
+        found["live"] = {"host": state.host, "disk": state.disk, "total": state.total}
+        found["formula"] = state_formula(plan.run, recipe_config)
         found["state"] = sum(s.tensor.nbytes for s in engine.state())
         torch.distributed.barrier()
         found["disk"] = nbytes_under(out)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
+from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import collect, print_written, tell
 from gptscale.launchers.bench.quiet import QuietOptions, quiet_machine
@@ -41,19 +42,32 @@ class EnginesOptions(QuietOptions):
     csv: Path | None = None
     """File for the figures."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self, {"nproc": (1, 1024), "rounds": (1, 1000)})
+        check_output_file(self.csv, "--csv", "cannot be written")
+
 
 def main(argv: Sequence[str]) -> int:
     """Measure each engine in a world of its own, print, write, and return 0."""
     about = "Our layer against each engine's own loop."
     options = parse(EnginesOptions, argv, prog="gptscale bench engines", about=about)
     # After the options are parsed, because they import torch.
-    from gptscale.launchers.bench.engines.minimal_loops import SETUPS
+    from gptscale.launchers.bench.engines.minimal_splits import LIBRARY_SETUPS, SETUPS
+    from gptscale.launchers.bench.engines.worker import run_words
+    from gptscale.launchers.run.options import parse_run
     from gptscale.launchers.run.preflight import why_not_here
+    from gptscale.launchers.run.start import plan_run
 
-    names = [n for n in SETUPS if not why_not_here(n)] if options.recipes == "all" else options.recipes.split(",")
-    unknown = [name for name in names if name not in SETUPS]
+    known = [*SETUPS, *LIBRARY_SETUPS]
+    names = [n for n in known if not why_not_here(n)] if options.recipes == "all" else options.recipes.split(",")
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(f"{unknown[0]} has no minimal loop", "in --recipes", "use one of: " + " ".join(SETUPS))
+        raise ConfigError(f"{unknown[0]} has no minimal loop", "in --recipes", "use one of: " + " ".join(known))
+    # Whatever a rank would refuse is refused here, in one line and before the first world.
+    folder = Path(tempfile.gettempdir())
+    for name in names:
+        words = run_words(name, options.rounds, options.model, options.n_embd, folder)
+        plan_run(name, *parse_run(name, words), options.nproc)
     with quiet_machine(options, "bench engines"):
         show(collect(measure(names, options), options.csv))
         print_written(options.csv)
@@ -64,12 +78,14 @@ def measure(names: Sequence[str], options: EnginesOptions) -> Iterator[dict[str,
     """Launch a world for each engine, and yield the row that its rank 0 left."""
     from gptscale.common.process.ranks import launch
     from gptscale.common.process.world import runs_on_cuda
+    from gptscale.recipes import get
 
     for name in names:
         tell(f"{name} ...")
         with tempfile.TemporaryDirectory() as folder:
             task = json.dumps([name, options.rounds, options.model, options.n_embd, folder])
-            program = Program("gptscale.launchers.bench.engines.worker", (task,))
+            row = get(name)
+            program = Program("gptscale.launchers.bench.engines.worker", (task,), row.environment, imports=row.imports)
             if launch(program, options.nproc, fork=not runs_on_cuda("auto")):
                 raise ConfigError(f"{name} failed", "in bench engines", "see its own message above")
             yield {"recipe": name, **json.loads((Path(folder) / "row.json").read_text())}

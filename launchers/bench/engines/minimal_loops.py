@@ -6,12 +6,12 @@ micro-batch. A setup returns a function that takes one optimizer step: forward, 
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 LR = 1e-3
@@ -30,29 +30,50 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
 def ddp(model: nn.Module, block: type[nn.Module]) -> Step:
     """Set up torch's DistributedDataParallel."""
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return _plain(wrapped, torch.optim.AdamW(groups(wrapped), lr=LR, fused=True))
+    return plain_step(wrapped, torch.optim.AdamW(groups(wrapped), lr=LR, fused=True))
 
 
 def fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
     """Set up torch's fully_shard."""
+    from torch.distributed.fsdp import OffloadPolicy
+
+    return _fully_shard(model, block, OffloadPolicy())
+
+
+def fsdp_offload(model: nn.Module, block: type[nn.Module]) -> Step:
+    """Set up the same with shards and optimizer state in host memory."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return _fully_shard(model.cpu(), block, CPUOffloadPolicy(pin_memory=torch.cuda.is_available()))
+
+
+def _fully_shard(model: nn.Module, block: type[nn.Module], policy: Any) -> Step:
     from torch.distributed.fsdp import fully_shard
 
     for module in model.modules():
         if isinstance(module, block):
-            fully_shard(module)
-    fully_shard(model)
-    return _plain(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
+            fully_shard(module, offload_policy=policy)
+    fully_shard(model, offload_policy=policy)
+    return plain_step(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
 
 
-def zero(stage: int, offload: bool = False) -> Callable[[nn.Module, type[nn.Module]], Step]:
-    """Return a setup with DeepSpeed's initialize, backward and step."""
+def zero(stage: int, offload: str = "") -> Callable[[nn.Module, type[nn.Module]], Step]:
+    """Return a setup with DeepSpeed's initialize, backward and step. offload: to the `cpu`, or to files (`nvme`)."""
 
     def setup(model: nn.Module, block: type[nn.Module]) -> Step:
         import deepspeed
 
         stages: dict[str, Any] = {"stage": stage, "reduce_bucket_size": sum(p.numel() for p in model.parameters()) // 8}
         if offload:
-            stages["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+            pin_memory = offload == "nvme" or torch.cuda.is_available()
+            stages["offload_optimizer"] = {"device": offload, "pin_memory": pin_memory}
+        if offload == "nvme":
+            files = {"nvme_path": tempfile.mkdtemp(), "max_in_cpu": 0, "buffer_count": 8}
+            longest = max(2**20, *(p.numel() // dist.get_world_size() + 1 for p in model.parameters()))
+            stages["offload_param"] = {**stages["offload_optimizer"], **files, "buffer_size": longest}
+            stages["offload_optimizer"]["nvme_path"] = files["nvme_path"]
+            # otherwise a model runs out of those buffers
+            stages["stage3_max_reuse_distance"] = 0
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": 1.0,
@@ -85,7 +106,7 @@ def fairscale_sdp(model: nn.Module, block: type[nn.Module]) -> Step:
 
     optimizer = OSS(groups(model), optim=torch.optim.AdamW, lr=LR, fused=True)
     wrapped = ShardedDataParallel(model, optimizer)
-    return _plain(wrapped, optimizer, clip=optimizer.clip_grad_norm, zero_grad=wrapped.zero_grad)
+    return plain_step(wrapped, optimizer, clip=optimizer.clip_grad_norm, zero_grad=wrapped.zero_grad)
 
 
 def accelerate_fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
@@ -98,7 +119,7 @@ def accelerate_fsdp(model: nn.Module, block: type[nn.Module]) -> Step:
     accelerator = Accelerator(fsdp_plugin=plugin, cpu=not torch.cuda.is_available())
     accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
-    return _plain(prepared, optimizer, clip=lambda norm: accelerator.clip_grad_norm_(prepared.parameters(), norm))
+    return plain_step(prepared, optimizer, clip=lambda norm: accelerator.clip_grad_norm_(prepared.parameters(), norm))
 
 
 def lightning_fabric(model: nn.Module, block: type[nn.Module]) -> Step:
@@ -113,136 +134,17 @@ def lightning_fabric(model: nn.Module, block: type[nn.Module]) -> Step:
     fabric.launch()
     module_and_optimizer: Any = fabric.setup(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
     wrapped, optimizer = module_and_optimizer
-    return _plain(wrapped, optimizer, clip=lambda norm: fabric.clip_gradients(wrapped, optimizer, max_norm=norm))
+    return plain_step(wrapped, optimizer, clip=lambda norm: fabric.clip_gradients(wrapped, optimizer, max_norm=norm))
 
 
-def tensor_parallel(model: nn.Module, block: type[nn.Module]) -> Step:
-    """Set up torch's parallelize_module with sequence parallelism, and its loss_parallel."""
-    return _tensors_and_data(model, block, tp_size=dist.get_world_size())
-
-
-def hybrid_3d(model: nn.Module, block: type[nn.Module]) -> Step:
-    """Set up the same over two processes, and fully_shard over the rest."""
-    return _tensors_and_data(model, block, tp_size=2)
-
-
-def _tensors_and_data(model: nn.Module, block: type[nn.Module], tp_size: int) -> Step:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        loss_parallel,
-        parallelize_module,
-    )
-
-    class MinimalLoss(nn.Module):
-        def forward(self, x: Any, weight: Any, targets: Tensor) -> Tensor:
-            logits = F.linear(x.redistribute(placements=[Replicate()]), weight)
-            loss: Tensor = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-            return loss
-
-    sizes = (dist.get_world_size() // tp_size, tp_size)
-    mesh = init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", sizes, mesh_dim_names=("dp", "tp"))
-    plan: dict[str, Any] = {
-        "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-        "wpe": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
-        "ln_f": SequenceParallel(),
-    }
-    for name, module in model.named_modules():
-        if isinstance(module, block):
-            plan |= {f"{name}.{norm}": SequenceParallel() for norm in ("ln_1", "ln_2")}
-            for part, matrix in (("attn", "qkv"), ("mlp", "fc")):
-                plan[f"{name}.{part}"] = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-                plan[f"{name}.{part}.{matrix}"] = ColwiseParallel()
-                plan[f"{name}.{part}.proj"] = RowwiseParallel(output_layouts=Shard(1))
-    model.loss = MinimalLoss()
-    parallelize_module(model, mesh["tp"], plan)
-    if sizes[0] > 1:
-        for module in list(model.modules()):
-            if isinstance(module, block):
-                fully_shard(module, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
-    plain = _plain(model, torch.optim.AdamW(groups(model), lr=LR, fused=True))
-
-    def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        with loss_parallel():
-            loss: Any = plain(inputs, targets)
-        local: Tensor = getattr(loss, "to_local", lambda: loss)()
-        return local
-
-    return step
-
-
-def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
-    """Set up torch's pipelining with 1F1B.
-
-    The token table lies on both ends. Its gradient and the norm are summed by hand.
-    """
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    rank, size = dist.get_rank(), dist.get_world_size()
-    gpt: Any = model
-
-    class MinimalStage(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            n = len(gpt.blocks) // size
-            self.blocks = nn.ModuleList(gpt.blocks[rank * n : (rank + 1) * n])
-            if rank in (0, size - 1):
-                self.wte = gpt.wte
-            if rank == 0:
-                self.wpe = gpt.wpe
-            if rank == size - 1:
-                self.ln_f, self.loss = gpt.ln_f, gpt.loss
-
-        def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-            if rank == 0:
-                x = self.wte(x) + self.wpe(torch.arange(x.shape[1], device=x.device))
-            for layer in self.blocks:
-                x = layer(x)
-            y: Tensor = self.loss(self.ln_f(x), self.wte.weight, targets) if rank == size - 1 else x
-            return y
-
-    own = MinimalStage()
-    device = next(own.parameters()).device
-    stage = PipelineStage(own, rank, size, device)
-    schedule = Schedule1F1B(stage, 2 * size, loss_fn=lambda loss, targets: loss, scale_grads=False)
-    optimizer = torch.optim.AdamW(groups(own), lr=LR, fused=True)
-    ends = dist.new_group([0, size - 1])
-    parameters = list(own.parameters())
-
-    def step(inputs: Tensor, targets: Tensor) -> Tensor:
-        losses: list[Tensor] = []
-        last = {"target": targets, "targets": targets} if rank == size - 1 else {}
-        schedule.step(*([inputs] if rank == 0 else []), **last, losses=losses, return_outputs=False)
-        if rank in (0, size - 1):
-            dist.all_reduce(own.wte.weight.grad, group=ends)
-        grads: list[Any] = [p.grad for p in parameters]
-        torch._foreach_div_(grads, float(targets.numel()))
-        squares = torch.stack(torch._foreach_norm(grads)).square().sum()
-        if rank == size - 1:
-            squares -= own.wte.weight.grad.square().sum()
-        dist.all_reduce(squares)
-        torch._foreach_mul_(grads, (1 / (squares.sqrt() + 1e-6)).clamp(max=1.0))
-        optimizer.step()
-        optimizer.zero_grad()
-        loss = torch.stack(losses).sum() / targets.numel() if losses else squares.new_zeros(())
-        dist.all_reduce(loss)
-        return loss.detach()
-
-    return step
-
-
-def _plain(
+def plain_step(
     model: nn.Module,
     optimizer: Any,
     clip: Callable[[float], Any] | None = None,
     zero_grad: Callable[[], Any] | None = None,
 ) -> Step:
+    """Return the step of forward, backward, clipping, optimizer and clearing, by a library's own functions where it has some."""
+
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         loss = model(inputs, targets) / targets.numel()
         loss.backward()
@@ -256,19 +158,3 @@ def _plain(
         return detached
 
     return step
-
-
-SETUPS: dict[str, Callable[[nn.Module, type[nn.Module]], Step]] = {
-    "ddp": ddp,
-    "fsdp": fsdp,
-    "zero1": zero(1),
-    "zero2": zero(2),
-    "zero3": zero(3),
-    "zero_offload": zero(2, offload=True),
-    "fairscale_sdp": fairscale_sdp,
-    "tensor_parallel": tensor_parallel,
-    "pipeline": pipeline,
-    "hybrid_3d": hybrid_3d,
-    "accelerate_fsdp": accelerate_fsdp,
-    "lightning_fabric": lightning_fabric,
-}

@@ -6,12 +6,14 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.measure.devices import device_name
@@ -20,16 +22,24 @@ from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import Block
 from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.process.world import World, process_group
+from gptscale.common.settings.run import Run
 from gptscale.common.train import train
-from gptscale.launchers.bench.engines.minimal_loops import SETUPS
+from gptscale.launchers.bench.engines.minimal_splits import LIBRARY_SETUPS, SETUPS
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder
 
 BLOCK_STEPS = 4
-# options that a recipe's minimal loop fixes too; with --nproc 4 hybrid_3d has data ranks as well
+# Options that a recipe's minimal loop fixes too. With --nproc 4 hybrid_3d has data ranks as well.
 SPLITS = {"hybrid_3d": ["--tp-size", "2"]}
+
+
+def run_words(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> list[str]:
+    """Return the options of the recipe's run."""
+    words = ["--model", model, "--n-embd", str(n_embd), "--data", "synthetic", "--out", str(folder), "--lr", "1e-3"]
+    words += ["--steps", str(BLOCK_STEPS * (rounds + 1)), "--lr-schedule", "constant", "--no-tensorboard"]
+    return [*words, *SPLITS.get(name, [])]
 
 
 def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> dict[str, object]:
@@ -37,10 +47,8 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
 
     The row has the median seconds per step of each, and the ratio over pairs of blocks.
     """
-    words = ["--model", model, "--n-embd", str(n_embd), "--data", "synthetic", "--out", str(folder), "--lr", "1e-3"]
-    words += ["--steps", str(BLOCK_STEPS * (rounds + 1)), "--lr-schedule", "constant", "--no-tensorboard"]
     recipe = get(name)
-    config, recipe_config = parse_run(name, [*words, *SPLITS.get(name, [])])
+    config, recipe_config = parse_run(name, run_words(name, rounds, model, n_embd, folder))
     plan = preflight(name, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     run = plan.run
     torch.set_num_threads(max(1, torch.get_num_threads() // run.world.world_size))
@@ -49,7 +57,9 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
     minimal_s: list[float] = []
     with process_group(run.world):
         engine = recipe.load().build(run, recipe_config)
-        minimal_step = SETUPS[name](materialise(meta_gpt(run), run, run.world.device), Block)
+        # What a library leaves on disk goes with the folder.
+        tempfile.tempdir = str(folder)
+        minimal_step = LIBRARY_SETUPS[name](run) if name in LIBRARY_SETUPS else SETUPS[name](whole_model(run), Block)
         batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
         batch = batches.batch(0).to(run.world.device)
         run_folder = folder / f"rank{run.world.rank}"
@@ -68,7 +78,7 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
                 start = turn * BLOCK_STEPS
                 train(engine, data, recorder, lr_at=run.lr_at, start=start, steps=start + BLOCK_STEPS)
                 synchronize(run.world.device)
-                # the first turn warms up
+                # The first turn warms up.
                 if turn:
                     minimal_s.append((between - began) / BLOCK_STEPS)
                     our_s.append((time.perf_counter() - between) / BLOCK_STEPS)
@@ -87,6 +97,11 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
     }
 
 
+def whole_model(run: Run) -> nn.Module:
+    """Return the package's GPT with its initial weights on this process's device."""
+    return materialise(meta_gpt(run), run, run.world.device)
+
+
 def main(task: str) -> None:
     """Compare the loops of a task in JSON, whose folder rank 0 leaves its row in."""
     name, rounds, model, n_embd, folder = json.loads(task)
@@ -94,7 +109,7 @@ def main(task: str) -> None:
     if os.environ["RANK"] == "0":
         (Path(folder) / "row.json").write_text(json.dumps(row))
     sys.stdout.flush()
-    # at once, because a library's threads may hang in the interpreter's teardown
+    # At once, because a library's threads may hang in the interpreter's teardown.
     os._exit(0)
 
 

@@ -33,6 +33,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.bench.engines.minimal_loops import groups
 from gptscale.launchers.bench.model.minimal_gpt import MinimalGPT, make_step
 from gptscale.ops.mlp import mlp
+from gptscale.recipes.handout import handout_loss
 from gptscale.recipes.single import SingleConfig, build
 
 CLIP_NEVER = 1e6
@@ -133,16 +134,6 @@ def handout(task: dict[str, Any]) -> Contender:
         return loss.detach()
 
     return Contender(step)
-
-
-def handout_loss(model: Any, ids: Tensor) -> Tensor:
-    """Return the exercise's loss: a mask of ones, the cache on, and copies of whole logits and ids, shifted by one.
-
-    ids: (batch, seq). The loss is a mean over (batch, seq - 1) targets.
-    """
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)[0]
-    shifted, labels = logits[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
-    return F.cross_entropy(shifted.view(-1, shifted.size(-1)), labels.view(-1))
 
 
 def handout_best(task: dict[str, Any]) -> Contender:

@@ -55,7 +55,7 @@ def draw_waterfall(axis: Axes, report: Report) -> None:
         low = min(us, floor)
         axis.barh(i, low, left=begin, color=FLOOR, height=0.6, label=None if i else "floor")
         axis.barh(i, us - low, left=begin + low, color=MEASURED, height=0.6, label=None if i else "above it")
-        # text lies inside a wide bar, else beside the bar on the side where there is room
+        # Text lies inside a wide bar, else beside the bar on the side where there is room.
         is_wide = us > 0.4 * total
         if is_wide:
             x, side = begin, "left"

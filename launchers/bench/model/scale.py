@@ -22,7 +22,7 @@ from gptscale.launchers.bench.model.options import WARMUP_STEPS, Bench, ModelBen
 
 SEQ_LENS = (256, 512, 1024, 2048, 4096, 8192)
 LAYERS = (2, 4, 8, 16, 32, 64, 96)
-# the column that grows, by --scale
+# The column that grows, by --scale.
 AXIS = {"seq": "seq_len", "layers": "layers"}
 
 

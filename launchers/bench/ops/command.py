@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import parse_names
+from gptscale.common.settings.checks import check_output_file, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import collect, print_written, tell
 from gptscale.launchers.bench.quiet import QuietOptions, quiet_machine
@@ -65,6 +65,9 @@ class OpsOptions(QuietOptions):
             raise ConfigError("a number is out of range", "in --largest-kib, --rounds or --spread", "see --help")
         if self.device not in ("cpu", "cuda") or (self.device == "cuda" and not torch.cuda.is_available()):
             raise ConfigError(f"no device {self.device!r} here", "in --device", "use --device cpu")
+        check_output_file(self.csv, "--csv", "cannot be written")
+        if self.pictures is not None and self.pictures.exists() and not self.pictures.is_dir():
+            raise ConfigError(f"{self.pictures} is no folder", "in --pictures", "name a folder")
 
     def names(self) -> list[str]:
         """Return the chosen operators."""
@@ -85,8 +88,6 @@ def main(argv: Sequence[str]) -> int:
 
     keep_freed_memory()
     registry.ready()
-    if options.csv:
-        options.csv.parent.mkdir(parents=True, exist_ok=True)
     with quiet_machine(options, "bench ops"):
         frame = collect(figures(options), options.csv)
         show(frame)

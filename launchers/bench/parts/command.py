@@ -37,7 +37,7 @@ class PartsOptions(ShapeOptions):
     heads, sequence 128, vocabulary 50257, fp32, batch 2.
     """
 
-    # heads of 20, so that attention has something to pad
+    # Heads of 20, so that attention has something to pad.
     CPU_SHAPE = GPTConfig(n_layer=2, n_head=16, n_embd=320, block_size=128, vocab_size=50257)
 
     parts: str = "all"

@@ -58,6 +58,9 @@ def test_with_fewer_nodes_the_accumulation_grows(capsys, tmp_path, monkeypatch):
     assert "#SBATCH --nodes=3-4\n" in text
     assert "#SBATCH --exclusive\n" in text
     assert "--global-batch-size 12 --micro-batch-size 1 " in text
+    text = script(capsys, "ddp", "--nodes", "2", "--min-nodes", "1", "--exclusive=user", *save)
+    assert "#SBATCH --exclusive=user\n" in text
+    assert "#SBATCH --exclusive\n" not in text
     words = ["ddp", "--nodes", "4", "--global-batch-size", "12", "--micro-batch-size", "3", "--min-nodes"]
     line = refusal(capsys, *words, "3", *save)
     assert "on 3 of the nodes global batch 12 is not a multiple of 9" in line
@@ -68,6 +71,7 @@ def test_with_fewer_nodes_the_accumulation_grows(capsys, tmp_path, monkeypatch):
     ("words", "expected"),
     [
         (["ddp", "--time"], "--time has no value"),
+        (["ddp", "--nodes", "2", "--nproc", "0"], "nproc 0 is out of range, in --nproc"),
         (["ddp", "--nodes", "2", "--min-nodes", "3"], "min_nodes 3 is out of range"),
         (["ddp", "--nodes", "2", "--min-nodes", "1"], "the run saves nothing to go on from"),
         (["ddp", "--nodes", "2", "--resume", "somewhere/step-3"], "would resume somewhere/step-3 again"),

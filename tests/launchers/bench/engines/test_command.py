@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from gptscale.launchers.bench.engines.minimal_loops import SETUPS
+from gptscale.launchers.bench.engines.minimal_splits import LIBRARY_SETUPS, SETUPS
 from gptscale.launchers.cli import main
 from gptscale.recipes import RECIPES
 
@@ -20,7 +20,23 @@ def test_an_engine_beside_its_own_loop(monkeypatch, tmp_path, capsys):
     assert "its own loop ms" in capsys.readouterr().out
 
 
-def test_only_recipes_with_a_minimal_loop_can_be_asked_for(capsys):
-    assert set(SETUPS) <= set(RECIPES)
-    assert main(["bench", "engines", "--recipes", "ddp,sinlge"]) == 2
-    assert "sinlge has no minimal loop, in --recipes" in capsys.readouterr().err
+def test_each_minimal_loop_is_that_of_a_recipe():
+    assert {*SETUPS, *LIBRARY_SETUPS} <= set(RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--recipes", "ddp,sinlge"], "sinlge has no minimal loop, in --recipes"),
+        (["--rounds", "0"], "rounds 0 is out of range"),
+        (["--nproc", "0"], "nproc 0 is out of range"),
+        (["--recipes", "ddp", "--model", "gtp2"], "unknown model 'gtp2', in --model, did you mean 'gpt2'?"),
+        (["--recipes", "ddp", "--n-embd", "7"], "n_embd 7 is not divisible by n_head 4"),
+        (["--recipes", "hybrid_3d", "--nproc", "3"], "world 3 is not divisible by tp*pp=2, in --nproc"),
+        (["--csv", "nowhere/e.csv"], "nowhere/e.csv cannot be written, in --csv"),
+    ],
+)
+def test_what_ranks_would_refuse_is_one_line_before_they_start(words, message, capsys):
+    assert main(["bench", "engines", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

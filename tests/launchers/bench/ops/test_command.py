@@ -55,6 +55,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--threads", "0"], "bad threads '0', in --threads"),
         (["--rounds", "0"], "out of range"),
         (["--device", "tpu"], "no device 'tpu' here, in --device"),
+        (["--csv", "nowhere/o.csv"], "nowhere/o.csv cannot be written, in --csv"),
+        (["--pictures", __file__], "is no folder, in --pictures"),
     ],
 )
 def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,49 @@
+"""The script for sbatch: what its words are once bash has read them, for one run and for each task of an array."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gptscale.launchers.run.batch_script import JobTask, batch_script
+
+NASTY = 'it\'s $HOME; `true` "x" *'
+
+
+def assigned(script, **environment):
+    """Return the variables after the assignments of a script, which end where the ranks begin."""
+    head = script.partition("# The ranks meet")[0]
+    show = 'printf "%s\\0" "$folder" "$nodes" "$per_node" "${command[@]}"'
+    ended = subprocess.run(
+        ["bash", "-euc", head + show], env=environment, capture_output=True, text=True, timeout=20, check=True
+    )
+    folder, nodes, per_node, *command = ended.stdout.split("\0")[:-1]
+    return Path(folder), nodes, per_node, command
+
+
+def test_words_arrive_as_they_were_given():
+    command = ["python", "-m", "gptscale.recipes", "ddp", "--run-name", NASTY]
+    script = batch_script(["--job-name=a b"], [JobTask(Path(NASTY), command, 4)], NASTY, "python", requeue=False)
+    assert assigned(script, SLURM_JOB_NUM_NODES="3") == (Path(NASTY), "3", "4", command)
+    assert "#SBATCH '--job-name=a b'" in script.splitlines()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_task_of_an_array_has_a_run_of_its_own(number):
+    tasks = [JobTask(Path("runs/a"), ["one", "rank"], 1, nodes=1), JobTask(Path("runs/b"), ["many"], 8)]
+    script = batch_script([], tasks, "a sweep", "python", requeue=False)
+    found = assigned(script, SLURM_ARRAY_TASK_ID=str(number), SLURM_JOB_NUM_NODES="2")
+    assert found == [(Path("runs/a"), "1", "1", ["one", "rank"]), (Path("runs/b"), "2", "8", ["many"])][number]
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_the_script_is_bash_and_ends_with_the_status_of_the_ranks(requeue):
+    script = batch_script([], [JobTask(Path("f"), ["c"], 1)], "about", "/my python/bin/python", requeue=requeue)
+    subprocess.run(["bash", "-n"], input=script, text=True, timeout=20, check=True)
+    assert script.startswith("#!/usr/bin/env bash\n")
+    assert script.endswith('exit "$status"\n')
+    assert ("scontrol requeue" in script) == requeue
+    assert "'/my python/bin/python' -m gptscale.launchers.run.lost_row" in script
+    # What Python's format leaves behind where a brace was not doubled.
+    assert "{{" not in script
+    assert "}}" not in script

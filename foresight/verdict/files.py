@@ -72,9 +72,11 @@ def _verdict(content: dict[str, Any]) -> Verdict:
         raise ValueError("a word that no verdict has")
     if not (verdict.late_rank is None or isinstance(verdict.late_rank, int)):
         raise TypeError("a rank is a number")
-    words = {name: visible(str(getattr(verdict, name))) for name in ("remedy", "differs")}
     notes = [visible(str(note)) for note in verdict.notes]
-    return dataclasses.replace(verdict, causes=causes, ranks=ranks, shares=shares, notes=notes, **words)
+    remedy, differs = visible(str(verdict.remedy)), visible(str(verdict.differs))
+    return dataclasses.replace(
+        verdict, causes=causes, ranks=ranks, shares=shares, notes=notes, remedy=remedy, differs=differs
+    )
 
 
 def _number(value: Any) -> float:

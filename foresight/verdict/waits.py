@@ -48,8 +48,8 @@ def find_waits(traces: Sequence[RankTrace], segments: Sequence[Sequence[StepMark
     """
     begun: dict[object, dict[int, float]] = defaultdict(dict)
     for rank, trace in enumerate(traces):
-        for exchange in trace.exchanges:
-            begun[exchange.name][rank] = exchange.begun + shift_of(trace, traces[0])
+        for its in trace.exchanges:
+            begun[its.name][rank] = its.begun + shift_of(trace, traces[0])
     unnamed = [[s for s in of_rank if s.waits and s.exchange < 0] for of_rank in segments]
     if len({len(waits) for waits in unnamed}) == 1:
         for n, together in enumerate(zip(*unnamed, strict=True)):

@@ -139,9 +139,10 @@ class RunRecord:
         if self.recorder is None:
             return None
         slow = self.recorder.slow_ranks
+        late = None
         # On a GPU only the host's side of a rank is known there.
-        known = slow and slow.rank is not None and slow.ratio and run.world.device.type == "cpu"
-        late = (slow.rank, slow.ratio) if known else None
+        if slow and slow.rank is not None and slow.ratio and run.world.device.type == "cpu":
+            late = slow.rank, slow.ratio
         timed = TimedRun(
             self.recorder.step_times_s, late, row["taken_fraction"], times, row.get("offload_wait_fraction")
         )

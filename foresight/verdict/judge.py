@@ -21,6 +21,7 @@ from gptscale.foresight.verdict.remedies import (
     LAUNCH,
     LINKS,
     MEMORY,
+    MORE_MICRO_BATCHES,
     NO_CAUSE,
     THREADS,
     RunFacts,
@@ -168,10 +169,12 @@ class Sizes:
         if word == LAUNCH and facts.grad_accum_steps > 1 and not facts.pipeline:
             merged = with_one_micro_batch(self.replay, self.fixed, facts.grad_accum_steps)
             return facts, self.timed(self.replay.step_s(merged))
-        sequences = facts.micro_batch_size * facts.grad_accum_steps
-        if word != BUBBLE or facts.micro_batch_size == 1:
+        if word != BUBBLE:
             return facts, None
-        filled_s = self.replay.step_s(ranks_wait=False)
+        sequences, filled_s = facts.micro_batch_size * facts.grad_accum_steps, self.replay.step_s(ranks_wait=False)
+        if facts.micro_batch_size == 1:
+            # For as many tokens. A larger batch has more micro-batches, and the same bubble.
+            return facts, self.timed(filled_s + (self.traced_s - filled_s) / MORE_MICRO_BATCHES)
         host_s = filled_s - self.replay.step_s(with_less_host(self.host), ranks_wait=False)
         steps_s = {}
         for n in (n for n in range(facts.grad_accum_steps + 1, sequences + 1) if sequences % n == 0):

@@ -17,6 +17,8 @@ DATA, LAUNCH, LINKS, LATE, BUBBLE, DISK, BUS, MEMORY, CONTENDED, THREADS = CAUSE
     "thread-bound",
 )
 COMPUTE_BOUND, NO_CAUSE = "compute-bound", "no single cause"
+# A pipeline whose micro-batches are single sequences gets so many times as many.
+MORE_MICRO_BATCHES = 4
 WORDS = (*CAUSES, COMPUTE_BOUND, NO_CAUSE)
 
 
@@ -67,7 +69,7 @@ def options_against(word: str, facts: RunFacts) -> list[str]:
         n = facts.best_micro_batches or sequences
         return ["--micro-batch-size", str(sequences // n), "--grad-accum-steps", str(n)]
     if word == BUBBLE:
-        return ["--grad-accum-steps", str(4 * facts.grad_accum_steps)]
+        return ["--grad-accum-steps", str(MORE_MICRO_BATCHES * facts.grad_accum_steps)]
     if word == LINKS:
         if facts.recipe == "fsdp" and facts.grad_accum_steps > 1:
             return ["--no-sync-every-micro-batch"]

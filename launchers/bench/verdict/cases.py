@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from gptscale.foresight.verdict.remedies import BUBBLE, CONTENDED, DATA, DISK, LATE, LAUNCH, LINKS, THREADS
 
-RECIPES = ("ddp", "fsdp", "zero2", "tensor_parallel", "pipeline", "hybrid_3d")
 HEALTHY = "healthy"
-# One process per rank, on so many.
-NPROC = 2
 SHAPE = "--model tiny --n-embd 256 --data synthetic --no-tensorboard --lr 1e-4".split()
-# With many micro-batches a pipeline has hardly a bubble.
-PIPELINES = {"pipeline": [], "hybrid_3d": ["--pp-size", "2"]}
-MICRO_BATCHES = 24
+
+
+@dataclass(frozen=True)
+class RecipeSizes:
+    """How large a step of a recipe and each cause in it are, so that a cause costs at least as much as the rest of the step.
+
+    options: of a step that only computes. read_s: of a batch. link_s: that a rank waits longer for each exchange, of which
+    recipes have different numbers. threads: of each rank, too many. nproc: ranks. small: further options of a step of many small
+    micro-batches, None if these are bound by their exchanges and not by the host. pinned: whether a rank can have a processor of
+    its own.
+    """
+
+    options: str
+    read_s: float
+    link_s: float
+    threads: int = 16
+    nproc: int = 2
+    small: str | None = ""
+    pinned: bool = True
+
+
+# A step of some 100 to 300 ms.
+BATCH = "--n-layer 1 --seq-len 128 --global-batch-size 16"
+# With many micro-batches a pipeline has hardly a bubble, with few it has one. They are of the same size.
+PIPELINE = "--n-layer 2 --seq-len 256 --micro-batch-size 1 --grad-accum-steps"
+MANY, FEW, MORE = 24, 2, 8
+SIZES = {
+    "ddp": RecipeSizes(BATCH, read_s=0.35, link_s=0.1),
+    "fsdp": RecipeSizes(BATCH, read_s=0.35, link_s=0.03, small="--no-sync-every-micro-batch --no-reshard-after-forward"),
+    "zero2": RecipeSizes(BATCH, read_s=0.35, link_s=0.05),
+    "tensor_parallel": RecipeSizes(BATCH, read_s=0.35, link_s=0.02, small=None),
+    "pipeline": RecipeSizes(f"{PIPELINE} {MANY}", read_s=1.0, link_s=0.01, small=None),
+    # Four ranks on two processors: these are what limits it, so that no stage costs time by waiting.
+    "hybrid_3d": RecipeSizes(
+        f"{PIPELINE} 4 --pp-size 2 --tp-size 2", read_s=1.0, link_s=0.01, nproc=4, small=None, pinned=False
+    ),
+}
+RECIPES = tuple(SIZES)
+PIPELINES = ("pipeline",)
 # On a CPU these sizes are bound by what tensor ranks exchange, so that no such run is healthy.
-NEVER_HEALTHY = ("tensor_parallel",)
-# Seconds that a rank waits longer for each exchange: recipes have different numbers of them.
-LINK_S = {"ddp": 0.04, "fsdp": 0.01, "zero2": 0.03, "tensor_parallel": 0.005, "pipeline": 0.01, "hybrid_3d": 0.01}
+NEVER_HEALTHY = ("tensor_parallel", "hybrid_3d")
+SMALL = "--n-layer 2 --seq-len 16 --n-embd 64 --global-batch-size 64"
 
 
 @dataclass(frozen=True)
@@ -27,13 +60,14 @@ class RunSetting:
     """A run of a case.
 
     options: of gptscale run. injected: what its ranks do to themselves (worker.py). environment: variables of all ranks. beside:
-    the processors on which another program runs, None for all of them.
+    the processors on which another program runs, None for all of them. nproc: its ranks.
     """
 
     options: tuple[str, ...]
     injected: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[int, ...] | None = ()
+    nproc: int = 2
 
 
 @dataclass(frozen=True)
@@ -53,37 +87,28 @@ class InjectedCase:
 
 def cases() -> Iterator[InjectedCase]:
     """Yield every cause in every recipe that can have it."""
-    for recipe in RECIPES:
-        options = _options(recipe)
-        quiet = RunSetting(options)
+    for recipe, sizes in SIZES.items():
+        base = _setting(sizes)
         if recipe not in NEVER_HEALTHY:
-            yield InjectedCase(HEALTHY, recipe, "", quiet)
-        yield InjectedCase("slow reader", recipe, DATA, RunSetting(options, {"read_s": 0.6}), quiet)
-        yield InjectedCase("slow link", recipe, LINKS, RunSetting(options, {"link_s": LINK_S[recipe]}), quiet)
-        pinned = {"pinned": True}
-        yield InjectedCase(
-            "slow rank", recipe, LATE, RunSetting(options, pinned, beside=(NPROC - 1,)), RunSetting(options, pinned)
-        )
-        yield InjectedCase("machine in use", recipe, CONTENDED, RunSetting(options, beside=None), quiet)
-        yield InjectedCase(
-            "wrong threads", recipe, THREADS, RunSetting(options, environment={"OMP_NUM_THREADS": "8"}), quiet
-        )
+            yield InjectedCase(HEALTHY, recipe, "", base)
+        yield InjectedCase("slow reader", recipe, DATA, _setting(sizes, injected={"read_s": sizes.read_s}), base)
+        yield InjectedCase("slow link", recipe, LINKS, _setting(sizes, injected={"link_s": sizes.link_s}), base)
+        if sizes.pinned:
+            pinned = _setting(sizes, injected={"pinned": True})
+            yield InjectedCase("slow rank", recipe, LATE, replace(pinned, beside=(sizes.nproc - 1,)), pinned)
+        yield InjectedCase("machine in use", recipe, CONTENDED, replace(base, beside=None), base)
+        threads = replace(base, environment={"OMP_NUM_THREADS": str(sizes.threads)})
+        yield InjectedCase("wrong threads", recipe, THREADS, threads, base)
+        if sizes.small is not None:
+            small = (*SHAPE, *SMALL.split(), *sizes.small.split())
+            slow, cured = (RunSetting((*small, name, "1")) for name in ("--micro-batch-size", "--grad-accum-steps"))
+            yield InjectedCase("small micro-batch", recipe, LAUNCH, slow, cured)
         if recipe in PIPELINES:
-            # Micro-batches of the same size, so that the number of them is all that differs.
-            few = _options(recipe, micro_batches=2)
-            yield InjectedCase("few micro-batches", recipe, BUBBLE, RunSetting(few), quiet)
-        else:
-            small = [*SHAPE, "--n-layer", "2", "--seq-len", "16", "--n-embd", "64", "--global-batch-size", "32"]
-            one = RunSetting((*small, "--micro-batch-size", "1"))
-            yield InjectedCase(
-                "small micro-batch", recipe, LAUNCH, one, RunSetting((*small, "--grad-accum-steps", "1"))
-            )
-    options = _options("zero_infinity")
-    yield InjectedCase("slow disk", "zero_infinity", DISK, RunSetting(options, {"disk_s": 0.2}), RunSetting(options))
+            few, more = (_setting(sizes, f"--grad-accum-steps {n}") for n in (FEW, MORE))
+            yield InjectedCase("few micro-batches", recipe, BUBBLE, few, more)
+    base = _setting(RecipeSizes(BATCH, 0, 0))
+    yield InjectedCase("slow disk", "zero_infinity", DISK, replace(base, injected={"disk_s": 0.2}), base)
 
 
-def _options(recipe: str, micro_batches: int = MICRO_BATCHES) -> tuple[str, ...]:
-    if recipe in PIPELINES:
-        batch = f"--n-layer 2 --seq-len 256 --micro-batch-size 1 --grad-accum-steps {micro_batches}"
-        return (*SHAPE, *PIPELINES[recipe], *batch.split())
-    return (*SHAPE, *"--n-layer 1 --seq-len 128 --global-batch-size 32".split())
+def _setting(sizes: RecipeSizes, more: str = "", injected: Mapping[str, Any] = MappingProxyType({})) -> RunSetting:
+    return RunSetting((*SHAPE, *f"{sizes.options} {more}".split()), injected, nproc=sizes.nproc)

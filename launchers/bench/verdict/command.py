@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_output_file, check_ranges, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import print_written, tell
@@ -40,6 +41,7 @@ class VerdictBenchOptions(QuietOptions):
 def main(argv: Sequence[str]) -> int:
     """Run the cases that are left, print the table with the goals, and return 1 if one was missed."""
     options = parse(VerdictBenchOptions, argv, prog="gptscale bench verdict", about="Injected causes beside verdicts.")
+    begin_warm_parent("cpu", imports=["gptscale.launchers.run.worker"])
     from gptscale.launchers.bench.verdict.cases import InjectedCase, cases
     from gptscale.launchers.bench.verdict.report import append, compared, read, show
     from gptscale.launchers.bench.verdict.runs import RunsOfABench

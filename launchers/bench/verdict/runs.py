@@ -18,7 +18,7 @@ from typing import Any
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.bench.measurement import tell
 from gptscale.launchers.bench.quiet import taken_since
-from gptscale.launchers.bench.verdict.cases import NPROC, RunSetting
+from gptscale.launchers.bench.verdict.cases import RunSetting
 
 RUN_LIMIT_S = 300.0
 BUSY = "while True: pass"
@@ -66,16 +66,17 @@ def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
     from gptscale.common.process.program import Program
     from gptscale.common.process.warm_parent import run_captured
     from gptscale.launchers.bench.verdict.worker import MODULE
+    from gptscale.recipes import get
 
     folder = Path(tempfile.mkdtemp(prefix="gptscale-verdict-"))
     try:
         words = [*setting.options, "--steps", str(steps), "--out", str(folder), "--run-name", "run"]
         words += ["--nvme-path", str(folder / "nvme")] if recipe == "zero_infinity" else []
         (folder / "nvme").mkdir()
-        program = Program(MODULE, ("launch", json.dumps([recipe, words, dict(setting.injected), NPROC])))
-        environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | dict(setting.environment)
+        task = json.dumps([recipe, words, dict(setting.injected), setting.nproc, dict(setting.environment)])
+        program = Program(MODULE, ("launch", task), imports=get(recipe).imports)
         with programs_beside(setting.beside):
-            ended = run_captured(program, timeout=RUN_LIMIT_S, environ=environ)
+            ended = run_captured(program, timeout=RUN_LIMIT_S)
         if ended.returncode:
             last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
             raise ConfigError(f"a run of {recipe} failed: {last[:300]}", "in bench verdict", "see gptscale doctor")

@@ -15,6 +15,7 @@ from typing import Any
 
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
+from gptscale.common.process.warm_parent import begin_warm_parent
 
 MODULE = "gptscale.launchers.bench.verdict.worker"
 
@@ -63,9 +64,12 @@ def inject(injected: dict[str, Any]) -> None:
 
 def main(role: str, task: str) -> None:
     """Launch the ranks of a task in JSON, or be one of them."""
-    recipe, options, injected, nproc = json.loads(task)
+    recipe, options, injected, nproc, environment = json.loads(task)
     if role == "launch":
-        sys.exit(launch(Program(MODULE, ("rank", task)), nproc))
+        os.environ.pop("OMP_NUM_THREADS", None)
+        # Forked from the bench's warm parent, it has all imports already, and hands them on to its ranks.
+        begin_warm_parent("cpu", imports=[])
+        sys.exit(launch(Program(MODULE, ("rank", task)), nproc, environment=environment))
     inject(injected)
     from gptscale.launchers.run.worker import run_recipe
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_traces import HEALTHY, Part, trace
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.contention import TAKEN_MAX
-from gptscale.common.measure.step_trace import ATTENTION, COMPUTING, ELEMENTWISE, PRODUCTS, RankTrace
-from gptscale.common.process.progress import StepMark
 from gptscale.foresight.verdict.evidence import RANKS_MAX, RankEvidence, verdict_of
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge, named
@@ -39,33 +38,7 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.lenet.run.worker import parse_vision
 
 FACTS = RunFacts("ddp", grad_accum_steps=4, micro_batch_size=2)
-Parts = list[tuple[str, bool, float]]
-HEALTHY: Parts = [
-    ("data", False, 0.001),
-    ("forward", False, 0.03),
-    ("backward", False, 0.06),
-    ("optimizer", False, 0.005),
-]
-
-
-def trace(rank: int, parts: Parts, host: float = 0.0, steps: int = 3, processor: float = 1.0) -> RankTrace:
-    """Return the trace of a rank whose every step has the same parts, each with its seconds.
-
-    host: the host's share of computation. processor: the share of computation in which its thread had one.
-    """
-    segments, ends, now = [], [], 100.0
-    for _ in range(steps):
-        for part, waits, seconds in parts:
-            segments.append(StepMark(part, waits, now, now + seconds, 0.0 if waits else seconds * processor))
-            now += seconds
-        ends.append(now)
-    kinds = {PRODUCTS: 0.7 * (1 - host), ATTENTION: 0.2 * (1 - host), ELEMENTWISE: 0.1 * (1 - host), "optimizer": 0.0}
-    work = {
-        part: {kind: share * processor * s for kind, share in kinds.items()}
-        for part, waits, s in parts
-        if part in COMPUTING and not waits
-    }
-    return RankTrace(rank, "host", 100.0, 100.0, segments, ends, work, 100)
+Parts = list[Part]
 
 
 def verdict_on(
@@ -76,25 +49,25 @@ def verdict_on(
     return judge(traces, facts, RunFigures(**{"step_times_s": [seconds] * 10, **options}))  # type: ignore[arg-type]
 
 
-WAITING: Parts = [*HEALTHY, ("optimizer", True, 0.04)]
+WAITING: Parts = [*HEALTHY, Part("optimizer", True, 0.04)]
 INJECTED: dict[str, tuple[list[Parts], dict[str, object], float]] = {
-    DATA: ([[("data", False, 0.05), *HEALTHY]] * 2, {}, 51 / 146),
+    DATA: ([[Part("data", False, 0.05), *HEALTHY]] * 2, {}, 51 / 146),
     LAUNCH: ([HEALTHY] * 2, {"host": 0.5}, 47.5 / 96),
     LINKS: ([WAITING] * 2, {}, 40 / 136),
     # Rank 1 computes 0.07 s longer, rank 0 waits so long, and the transfer takes no time.
-    LATE: ([[*HEALTHY, ("backward", True, 0.07)], [*HEALTHY, ("backward", False, 0.07)]], {}, 70 / 166),
+    LATE: ([[*HEALTHY, Part("backward", True, 0.07)], [*HEALTHY, Part("backward", False, 0.07)]], {}, 70 / 166),
     BUBBLE: (
         # Two stages and two micro-batches: each waits while the other computes.
         [
-            [("forward", False, 0.04), ("forward", True, 0.04), ("backward", False, 0.04)],
-            [("forward", True, 0.04), ("forward", False, 0.04), ("backward", True, 0.04)],
+            [Part("forward", False, 0.04), Part("forward", True, 0.04), Part("backward", False, 0.04)],
+            [Part("forward", True, 0.04), Part("forward", False, 0.04), Part("backward", True, 0.04)],
         ],
         {"facts": replace(FACTS, recipe="pipeline", pipeline=True)},
         None,
     ),
-    DISK: ([[*HEALTHY, ("disk", False, 0.096)]], {}, 0.5),
-    BUS: ([[*HEALTHY, ("bus", False, 0.096)]], {}, 0.5),
-    MEMORY: ([[*HEALTHY, ("allocator", False, 0.032)]], {}, 0.25),
+    DISK: ([[*HEALTHY, Part("disk", False, 0.096)]], {}, 0.5),
+    BUS: ([[*HEALTHY, Part("bus", False, 0.096)]], {}, 0.5),
+    MEMORY: ([[*HEALTHY, Part("allocator", False, 0.032)]], {}, 0.25),
     CONTENDED: ([HEALTHY] * 2, {"taken": 0.4, "processor": 0.6}, 0.4 * 95 / 96),
     THREADS: ([HEALTHY], {"right_threads_s": 0.048}, 0.5),
 }  # type: ignore[dict-item]
@@ -148,8 +121,8 @@ def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen() -> None:
 
 def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
     """Rank 1 has half a processor, so that rank 0 waits for it. It is as fast as rank 0 with a whole one."""
-    half = [(part, waits, seconds if part == "data" else 2 * seconds) for part, waits, seconds in HEALTHY]
-    traces = [trace(0, [*HEALTHY, ("optimizer", True, 0.095)]), trace(1, half, processor=0.5)]
+    half = [p if p.part == "data" else p._replace(seconds=2 * p.seconds) for p in HEALTHY]
+    traces = [trace(0, [*HEALTHY, Part("optimizer", True, 0.095)]), trace(1, half, processor=0.5)]
     figures = RunFigures([0.191] * 10, taken=0.25, slowest=(1, 2.0))
     verdict = judge(traces, FACTS, figures)
     assert (verdict.bound_by, verdict.late_rank) == (LATE, 1)
@@ -218,8 +191,8 @@ def test_a_cut_or_changed_verdict_is_one_line(tmp_path: Path) -> None:
 
 
 def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them(capsys: pytest.CaptureFixture[str]) -> None:
-    late = [*HEALTHY, ("backward", False, 0.07)]
-    waiting = [*HEALTHY, ("backward", True, 0.07)]
+    late = [*HEALTHY, Part("backward", False, 0.07)]
+    waiting = [*HEALTHY, Part("backward", True, 0.07)]
     evidence = [RankEvidence(trace(r, late if r == 101 else waiting), 0.001, None) for r in range(200)]  # type: ignore[arg-type]
     verdict = verdict_of(evidence, FACTS, [0.166] * 10, None)
     assert verdict is not None

@@ -45,8 +45,8 @@ def trace(
 ) -> RankTrace:
     """Return the trace of a rank whose every step has the same parts.
 
-    host: the host's share of computation. processor: the share of computation in which its thread had one. behind: by how much the
-    clock of its machine is behind.
+    host: the host's share of computation. processor: the share of computation in which its thread had one. behind: by how
+    much the clock of its machine is behind.
     """
     segments, ends, now = list[StepMark](), list[float](), BEGAN - behind
     exchanges: list[TracedExchange] = []

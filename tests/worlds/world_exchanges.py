@@ -1,5 +1,7 @@
 """Two ranks: every way to begin an exchange is noted with its kind, ranks and bytes, and each wait tells what it is for."""
 
+from itertools import pairwise
+
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
@@ -36,7 +38,7 @@ assert [exchange.name for exchange in exchanges] == [
 ], exchanges
 # The gather's bytes are those that come out.
 assert [exchange.nbytes for exchange in exchanges] == [16, 16, 32, 64, 12]
-assert all(before.begun <= after.begun for before, after in zip(exchanges, exchanges[1:], strict=False))
+assert all(before.begun <= after.begun for before, after in pairwise(exchanges))
 waits = [mark.exchange for mark in marks if mark.waits and mark.exchange >= 0]
 assert list(dict.fromkeys(waits)) in ([1, 0, 2, 3, 4], [1, 0, 3, 4]), waits
 assert [mark.part for mark in marks if mark.exchange == 3] == ["backward"]

@@ -39,7 +39,9 @@ PIPELINE = "--n-layer 2 --seq-len 256 --micro-batch-size 1 --grad-accum-steps"
 MANY, FEW, MORE = 24, 2, 8
 SIZES = {
     "ddp": RecipeSizes(BATCH, read_s=0.35, link_s=0.1),
-    "fsdp": RecipeSizes(BATCH, read_s=0.35, link_s=0.03, small="--no-sync-every-micro-batch --no-reshard-after-forward"),
+    "fsdp": RecipeSizes(
+        BATCH, read_s=0.35, link_s=0.03, small="--no-sync-every-micro-batch --no-reshard-after-forward"
+    ),
     "zero2": RecipeSizes(BATCH, read_s=0.35, link_s=0.05),
     "tensor_parallel": RecipeSizes(BATCH, read_s=0.35, link_s=0.02, small=None),
     "pipeline": RecipeSizes(f"{PIPELINE} {MANY}", read_s=1.0, link_s=0.01, small=None),

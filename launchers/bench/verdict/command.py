@@ -6,6 +6,7 @@ Each case is two runs, with the cause and without. A row is written when it is m
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,11 @@ class VerdictBenchOptions(QuietOptions):
     """Optimizer steps of a run."""
     csv: Path | None = None
     """File that grows by a row after each case. What it has already is not run again."""
+    minutes: float | None = None
+    """Begin no further case after so many minutes. A later call with the same --csv goes on."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"repeats": (1, 1000), "steps": (20, 10_000)})
+        check_ranges(self, {"repeats": (1, 1000), "steps": (20, 10_000), "minutes": (0.0, 10_000.0)})
         check_output_file(self.csv, "--csv", "cannot be written")
 
 
@@ -43,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(VerdictBenchOptions, argv, prog="gptscale bench verdict", about="Injected causes beside verdicts.")
     begin_warm_parent("cpu", imports=["gptscale.launchers.run.worker"])
     from gptscale.launchers.bench.verdict.cases import InjectedCase, cases
-    from gptscale.launchers.bench.verdict.report import append, compared, read, show
+    from gptscale.launchers.bench.verdict.report import compared, read, show, write
     from gptscale.launchers.bench.verdict.runs import RunsOfABench
 
     every = list(cases())
@@ -59,15 +62,22 @@ def main(argv: Sequence[str]) -> int:
     rows = read(options.csv)
     done = {(row["cause"], row["recipe"], int(row["repeat"])) for row in rows}
     runs = RunsOfABench(options.steps, options.allow_busy)
-    for repeat in range(options.repeats):
-        for case in wanted:
-            if (case.cause, case.recipe, repeat) not in done:
-                tell(f"{case.name} {repeat + 1}/{options.repeats} ...")
-                slow = runs.run(case.recipe, case.slow, repeat)
-                cured = runs.run(case.recipe, case.cured, repeat) if case.cured else None
-                row = {"date": datetime.date.today().isoformat(), "repeat": repeat} | compared(case, slow, cured)
-                rows.append(row)
-                append(options.csv, row)
-    status = show([row for row in rows if row["cause"] in chosen["cause"] and row["recipe"] in chosen["recipe"]])
+    began = time.monotonic()
+    left = [(r, c) for r in range(options.repeats) for c in wanted if (c.cause, c.recipe, r) not in done]
+    for n, (repeat, case) in enumerate(left):
+        if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
+            tell(f"... {len(left) - n} cases were left, call again with the same --csv")
+            break
+        tell(f"{case.name} {repeat + 1}/{options.repeats} ...")
+        slow = runs.run(case.recipe, case.slow, repeat)
+        cured = runs.run(case.recipe, case.cured, repeat) if case.cured else None
+        row = {"date": datetime.date.today().isoformat(), "repeat": repeat} | compared(case, slow, cured)
+        rows.append(row)
+        write(options.csv, rows)
+    shown = [row for row in rows if row["cause"] in chosen["cause"] and row["recipe"] in chosen["recipe"]]
+    if not shown:
+        print("no case was measured")
+        return 1
+    status = show(shown)
     print_written(options.csv)
     return status

@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import csv
+import io
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptscale.common.errors import ConfigError
 from gptscale.foresight.verdict.remedies import CAUSES
+from gptscale.results.record.files import replace_file
 
 RIGHT, WRONG, GAIN_MEDIAN, GAIN_P95 = 0.95, 0.01, 0.10, 0.20
 Row = Mapping[str, Any]
+COLUMNS = (
+    *(
+        "date",
+        "repeat",
+        "cause",
+        "recipe",
+        "expected",
+        "said",
+        "right",
+        "late_rank",
+        "step_ms",
+        "spread",
+        "taken",
+        "foreign",
+    ),
+    *("promised_ms", "cured_ms", "promised_gain", "real_gain"),
+)
 
 
 def compared(case: Any, slow: Mapping[str, Any], cured: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -19,12 +39,8 @@ def compared(case: Any, slow: Mapping[str, Any], cured: Mapping[str, Any] | None
     said, step_s = slow["bound_by"], float(slow["step_time_s_median"])
     row: dict[str, Any] = {"cause": case.cause, "recipe": case.recipe, "expected": case.word, "said": said}
     row |= {"right": said == case.word if case.word else said not in CAUSES, "late_rank": slow["late_rank"]}
-    row |= {
-        "step_ms": 1e3 * step_s,
-        "spread": slow["spread"],
-        "taken": slow["taken_fraction"],
-        "foreign": slow["foreign"],
-    }
+    row |= {"step_ms": 1e3 * step_s, "spread": slow["spread"]}
+    row |= {"taken": slow["taken_fraction"], "foreign": slow["foreign"]}
     row |= dict.fromkeys(("promised_ms", "cured_ms", "promised_gain", "real_gain"), "")
     cause = next((c for c in slow["causes"] if c["name"] == case.word), None)
     if cured is not None and cause is not None:
@@ -46,19 +62,21 @@ def read(path: Path | None) -> list[dict[str, Any]]:
     if path is None or not path.is_file():
         return []
     with path.open(newline="") as file:
-        return [row | {"right": row["right"] == "True"} for row in csv.DictReader(file)]
+        rows = [row | {"right": row["right"] == "True"} for row in csv.DictReader(file) if row.get("right")]
+    if rows and tuple(rows[0]) != COLUMNS:
+        raise ConfigError("its columns are those of another version", f"in {path}", "give --csv another name")
+    return rows
 
 
-def append(path: Path | None, row: Row) -> None:
-    """Append a row to a CSV, which begins with the names of its columns."""
+def write(path: Path | None, rows: Sequence[Row]) -> None:
+    """Write all rows to a CSV, whole or not at all, so that a bench that is cut short leaves what it measured."""
     if path is None:
         return
-    begins = not path.is_file()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row), lineterminator="\n")
-        if begins:
-            writer.writeheader()
-        writer.writerow(row)
+    content = io.StringIO()
+    writer = csv.DictWriter(content, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, content.getvalue().encode())
 
 
 def gain_error(row: Row) -> float | None:
@@ -82,20 +100,30 @@ def show(rows: Sequence[Row]) -> int:
     """Print a row for each cause and the goals, and return 1 if one is missed."""
     from gptscale.results.render import console, table
 
-    printed = table(("cause", "runs", "right", "wrong word", "gain off, median", "worst", "step off"), left=("cause",))
+    heads = ("cause", "runs", "right", "wrong", "none", "promised", "real", "gain off", "p95", "step off")
+    printed = table(heads, left=("cause",))
     for cause in dict.fromkeys(row["cause"] for row in rows):
         of_cause = [row for row in rows if row["cause"] == cause]
-        wrong = [row for row in of_cause if not row["right"] and row["said"] in CAUSES]
-        errors = [e for row in of_cause if (e := gain_error(row)) is not None]
-        steps = [e for row in of_cause if (e := step_error(row)) is not None]
-        figures = [f"{statistics.median(errors):.1%}", f"{max(errors):.1%}"] if errors else ["-", "-"]
-        figures.append(f"{statistics.median(steps):.1%}" if steps else "-")
-        printed.add_row(cause, str(len(of_cause)), str(sum(r["right"] for r in of_cause)), str(len(wrong)), *figures)
+        right = sum(row["right"] for row in of_cause)
+        wrong = sum(not row["right"] and row["said"] in CAUSES for row in of_cause)
+        counts = (len(of_cause), right, wrong, len(of_cause) - right - wrong)
+        printed.add_row(cause, *map(str, counts), *_gains(of_cause))
     console(100).print(printed)
     goals = goals_of(rows)
     for line, met in goals.items():
         print(f"{'met   ' if met else 'missed'}  {line}")
     return int(not all(goals.values()))
+
+
+def _gains(rows: Sequence[Row]) -> list[str]:
+    """Return the median gains that were promised and were real, how far those are off, and how far the steps are."""
+    cured = [row for row in rows if gain_error(row) is not None]
+    if not cured:
+        return ["-"] * 5
+    errors = [e for row in cured if (e := gain_error(row)) is not None]
+    steps = [e for row in cured if (e := step_error(row)) is not None]
+    gains = [statistics.median(float(row[name]) for row in cured) for name in ("promised_gain", "real_gain")]
+    return [f"{share:.1%}" for share in (*gains, statistics.median(errors), p95(errors), statistics.median(steps))]
 
 
 def goals_of(rows: Sequence[Row]) -> dict[str, bool]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.fork_server import die_with_parent
 from gptscale.launchers.bench.measurement import tell
 from gptscale.launchers.bench.quiet import taken_since
 from gptscale.launchers.bench.verdict.cases import RunSetting
@@ -95,7 +96,8 @@ def programs_beside(cpus: tuple[int, ...] | None) -> Iterator[None]:
     programs = []
     try:
         for i in range(len(usable)) if cpus is None else cpus:
-            program = subprocess.Popen([sys.executable, "-c", BUSY])
+            # It also ends if this process is killed.
+            program = subprocess.Popen([sys.executable, "-c", BUSY], preexec_fn=die_with_parent)
             programs.append(program)
             os.sched_setaffinity(program.pid, {usable[i % len(usable)]})
         yield

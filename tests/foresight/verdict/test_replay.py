@@ -77,7 +77,12 @@ def test_waits_that_do_not_tell_their_exchange_are_matched_by_their_order() -> N
     # Or, where ranks have different numbers of them, by what the others ended just before.
     stages = [
         [Part("forward", False, 0.04), Part("forward", True, 0.08)],
-        [Part("forward", True, 0.04), Part("forward", False, 0.04), Part("forward", True, 0.01), Part("data", False, 0.03)],
+        [
+            Part("forward", True, 0.04),
+            Part("forward", False, 0.04),
+            Part("forward", True, 0.01),
+            Part("data", False, 0.03),
+        ],
     ]
     traces = [trace(rank, parts, steps=1) for rank, parts in enumerate(stages)]
     waits = find_waits(traces, [t.segments for t in traces])
@@ -102,7 +107,9 @@ def test_without_the_host_what_it_delays_is_earlier() -> None:
 
 
 def test_micro_batches_in_one_leave_what_does_not_shrink_once() -> None:
-    parts = [Part("forward", False, 0.01, micro_batch=i) for i in range(4)] + [Part("optimizer", False, 0.02, micro_batch=3)]
+    parts = [Part("forward", False, 0.01, micro_batch=i) for i in range(4)] + [
+        Part("optimizer", False, 0.02, micro_batch=3)
+    ]
     replay = replay_of(parts)
     merged = with_one_micro_batch(replay, {"forward": 0.8, "optimizer": 1.0}, 4)
     assert replay.step_s(merged) == pytest.approx(3 * 0.002 + 0.01 + 0.02)
@@ -146,4 +153,6 @@ def test_a_disturbed_profiled_step_tells_only_how_many_operations_there_were() -
     disturbed = trace(0, HEALTHY)
     disturbed.profiled = [mark._replace(processor_s=0.5 * mark.processor_s) for mark in disturbed.segments]
     disturbed.n_operations, disturbed.operation_s = 950, 1e-5
-    assert host_shares([disturbed], threads=True) == pytest.approx(dict.fromkeys(("forward", "backward", "optimizer"), 0.1))
+    assert host_shares([disturbed], threads=True) == pytest.approx(
+        dict.fromkeys(("forward", "backward", "optimizer"), 0.1)
+    )

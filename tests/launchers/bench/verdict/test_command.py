@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def test_rows_are_kept_counted_and_not_measured_again(
     words += ["--csv", str(tmp_path / "v.csv")]
     assert command.main(words) == 1
     out = capsys.readouterr().out
+    assert re.search(r"slow reader +2 +1 +1 +0 +81.7% +83.3% +2.0% +2.0% +10.0%", out)
+    assert re.search(r"healthy +2 +2 +0 +0 +- ", out)
     assert "missed  right word in 3 of 4" in out
     assert "missed  wrong word in 1 of 4" in out
     assert "met     a word in 0 healthy runs" in out
@@ -74,6 +77,26 @@ def test_rows_are_kept_counted_and_not_measured_again(
     assert command.main(words) == 1
     assert len(started) == 4
     assert capsys.readouterr().out == out
+
+
+def test_a_bench_in_pieces_goes_on_where_it_was_cut(
+    tmp_path: Path, started: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "v.csv"
+    words = ["--causes", HEALTHY, "--recipes", "ddp,fsdp,zero2", "--repeats", "1", "--csv", str(file)]
+    assert command.main([*words, "--minutes", "0"]) == 1
+    assert (started, file.exists()) == ([], False)
+    assert "3 cases were left" in capsys.readouterr().err
+    assert command.main(words) == 0
+    # A line that was cut is measured again.
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:3]) + lines[3][:30])
+    assert command.main(words) == 0
+    assert started == ["ddp", "fsdp", "zero2", "zero2"]
+    assert file.read_text().splitlines(keepends=True)[:3] == lines[:3]
+    file.write_text("cause,recipe,repeat,right\nhealthy,ddp,0,True\n")
+    with pytest.raises(ConfigError, match="another version"):
+        command.main(words)
 
 
 def test_a_disturbed_run_is_run_again_and_refused_if_that_does_not_end(

@@ -1,0 +1,108 @@
+"""Evidence is what further steps show. It leaves the process as it was, and a fault in it is no fault of the run."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from made_traces import HEALTHY, Part, trace
+
+from gptscale.common.measure.contention import MachineTime
+from gptscale.common.measure.step_trace import STEPS
+from gptscale.common.process.progress import progress
+from gptscale.foresight.verdict import evidence
+from gptscale.foresight.verdict.evidence import RankEvidence, evidence_of, right_threads
+from gptscale.foresight.verdict.of_run import TimedRun, notes
+
+CPU = torch.device("cpu")
+
+
+def compute(seconds: float) -> None:
+    """Use a processor for so long, whoever else uses it."""
+    progress.at("forward")
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+    progress.at("record")
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch):
+    """Let this process have the right number of threads, and give it back those that it had."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(evidence, "right_threads", torch.get_num_threads)
+    yield monkeypatch
+    torch.set_num_threads(before)
+
+
+def test_further_steps_are_traced_in_order_and_the_waits_are_those_of_the_timed_steps(threads) -> None:
+    taken: list[int] = []
+
+    def step(i: int) -> None:
+        taken.append(i)
+        compute(0.002)
+
+    own = evidence_of(3, step, CPU, [0.1, 0.3])
+    assert own is not None
+    assert (own.trace.rank, len(own.trace.ends), own.data_wait_s) == (3, STEPS, pytest.approx(0.2))
+    assert taken == list(range(STEPS + 1))
+    assert (own.right_threads_s, own.fixed, own.alloc_retries) == (None, {}, 0)
+
+
+def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads) -> None:
+    threads.setattr(evidence, "right_threads", lambda: 3)
+    torch.set_num_threads(2)
+    had: list[int] = []
+
+    def step(i: int) -> None:
+        had.append(torch.get_num_threads())
+        compute(0.002)
+
+    own = evidence_of(0, step, CPU, [])
+    assert had == [2] * (STEPS + 1) + [3] * (STEPS + 1)
+    assert own is not None
+    assert own.right_threads_s is not None
+    assert own.right_threads_s >= 0.002
+    assert torch.get_num_threads() == 2
+
+
+def test_what_of_a_part_does_not_shrink_with_the_tokens(threads) -> None:
+    """A step of 40 ms of which 16 are there for any number of tokens, so that a quarter of the tokens takes 22."""
+    threads.setattr(evidence, "host_shares", lambda traces, threads: {"forward": 0.5})
+    taken: list[int] = []
+
+    def short_step(i: int) -> None:
+        taken.append(i)
+        compute(0.022)
+
+    own = evidence_of(0, lambda i: compute(0.04), CPU, [], short_step=short_step)
+    assert own is not None
+    assert own.fixed["forward"] == pytest.approx(0.4, abs=0.1)
+    # They go on behind the steps before.
+    assert taken == [STEPS + 1 + i for i in range(STEPS + 1)]
+
+
+def test_a_step_that_fails_leaves_no_evidence_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(i: int) -> None:
+        raise RuntimeError("no more data")
+
+    assert evidence_of(2, step, CPU, [0.1]) is None
+    assert "rank 2: this run has no verdict (no more data)" in capsys.readouterr().err
+
+
+def test_processors_are_shared_between_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    for ranks, threads in ((2, 4), (3, 2), (16, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        assert right_threads() == threads
+
+
+def test_notes_say_what_the_meters_saw() -> None:
+    retried = RankEvidence(trace(1, [Part(*part) for part in HEALTHY]), 0.0, None, alloc_retries=3)
+    quiet = MachineTime("host", 10.0, {0: 1.0}, {0: 0.0}, 1.0, 0.0, 1)
+    timed = TimedRun([0.1], None, 0.0, [quiet, None], offload_wait=0.25)
+    assert notes([None, retried], timed) == [
+        "rank 1: the allocator freed its cache and tried again 3 times",
+        "in the timed steps 25.0% of the time was a wait for state off the device",
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.warm_parent import begin_warm_parent
-from gptscale.common.settings.checks import check_output_file, check_ranges, parse_names
+from gptscale.common.settings.checks import check_output_file, check_path, check_ranges, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.bench.measurement import print_written, tell
 from gptscale.launchers.bench.quiet import QuietOptions
@@ -36,9 +36,14 @@ class VerdictBenchOptions(QuietOptions):
     minutes: float | None = None
     """Begin no further case after so many minutes. A later call with the same --csv goes on."""
 
+    verdicts: Path | None = None
+    """Folder that gets the verdict of each case, for gptscale why FOLDER/CASE."""
+
     def __post_init__(self) -> None:
         check_ranges(self, {"repeats": (1, 1000), "steps": (20, 10_000), "minutes": (0.0, 10_000.0)})
         check_output_file(self.csv, "--csv", "cannot be written")
+        if self.verdicts is not None:
+            check_path(self.verdicts, "--verdicts")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -61,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("no case has these causes and recipes", "in bench verdict", "leave --recipes out")
     rows = read(options.csv)
     done = {(row["cause"], row["recipe"], int(row["repeat"])) for row in rows}
-    runs = RunsOfABench(options.steps, options.allow_busy)
+    runs = RunsOfABench(options.steps, options.allow_busy, options.verdicts)
     began = time.monotonic()
     left = [(r, c) for r in range(options.repeats) for c in wanted if (c.cause, c.recipe, r) not in done]
     for n, (repeat, case) in enumerate(left):
@@ -69,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
             tell(f"... {len(left) - n} cases were left, call again with the same --csv")
             break
         tell(f"{case.name} {repeat + 1}/{options.repeats} ...")
-        slow = runs.run(case.recipe, case.slow, repeat)
+        slow = runs.run(case.recipe, case.slow, repeat, case.name)
         cured = runs.run(case.recipe, case.cured, repeat) if case.cured else None
         row = {"date": datetime.date.today().isoformat(), "repeat": repeat} | compared(case, slow, cured)
         rows.append(row)

@@ -17,9 +17,11 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.fork_server import die_with_parent
+from gptscale.foresight.verdict.files import NAME
 from gptscale.launchers.bench.measurement import tell
 from gptscale.launchers.bench.quiet import taken_since
 from gptscale.launchers.bench.verdict.cases import RunSetting
+from gptscale.results.record.files import write_json
 
 RUN_LIMIT_S = 300.0
 BUSY = "while True: pass"
@@ -31,14 +33,16 @@ TRIES = 5
 class RunsOfABench:
     """Runs of settings. Those that cure several cases are run once in each repeat.
 
-    allow_busy: whether to keep a run of which other programs took a part.
+    allow_busy: whether to keep a run of which other programs took a part. verdicts: the folder that gets the verdicts of runs
+    with a name, None for none.
     """
 
     steps: int
     allow_busy: bool = False
+    verdicts: Path | None = None
     _kept: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
 
-    def run(self, recipe: str, setting: RunSetting, repeat: int) -> dict[str, Any]:
+    def run(self, recipe: str, setting: RunSetting, repeat: int, name: str = "") -> dict[str, Any]:
         """Return the row and the verdict of a run, and as `foreign` what other programs took of the machine meanwhile.
 
         Raises ConfigError if the machine stays busy.
@@ -54,6 +58,10 @@ class RunsOfABench:
             ended["foreign"] = foreign = taken_since(clock)
             if self.allow_busy or foreign <= TAKEN_MAX:
                 self._kept[key] = ended
+                if self.verdicts is not None and name:
+                    folder = self.verdicts / f"{name}-{repeat}"
+                    folder.mkdir(parents=True, exist_ok=True)
+                    write_json(folder / NAME, ended["verdict"])
                 return ended
             tell(f"... again, since other programs took {foreign:.0%} of the machine")
         what = f"other programs took {foreign:.0%} of the machine's processors"
@@ -83,8 +91,8 @@ def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
             raise ConfigError(f"a run of {recipe} failed: {last[:300]}", "in bench verdict", "see gptscale doctor")
         with (folder / "summary.csv").open(newline="") as file:
             row: dict[str, Any] = list(csv.DictReader(file))[-1]
-        verdict = json.loads((folder / "runs/run/verdict.json").read_text())
-        return row | {key: verdict[key] for key in ("causes", "remedied_s", "shares", "spread")}
+        verdict = json.loads((folder / "runs/run" / NAME).read_text())
+        return row | {key: verdict[key] for key in ("causes", "remedied_s", "shares", "spread")} | {"verdict": verdict}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -75,5 +75,30 @@ def apply_compile(blocks: Iterable[nn.Module], mode: str = "default") -> None:
     mode: as in torch.compile. With one of CUDA_GRAPHS the engine must call torch.compiler.cudagraph_mark_step_begin() before each
     step, since the outputs of a block, among them gradients of weights, lie where those of the next step will.
     """
+    try_instruction_sets_without_torch()
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, dynamic=False, mode=mode)
+
+
+# Where this fails, what torch itself would have tried decides.
+TRY_LOADING = """
+from ctypes import CDLL
+try:
+    CDLL("{torch}")
+    CDLL("__lib_path__")
+except OSError:
+    import torch
+    CDLL("__lib_path__")
+"""
+
+
+def try_instruction_sets_without_torch() -> None:
+    """Have torch try out the instruction sets of this processor without importing torch for each.
+
+    For each set torch compiles a small library, once. Every process that compiles tries in a new Python whether it loads. That
+    Python imports torch, for seconds. The one library of torch that it needs is enough.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    cpu_vec_isa.VecISA._avx_py_load = TRY_LOADING.replace("{torch}", str(library))

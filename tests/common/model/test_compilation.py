@@ -2,6 +2,9 @@
 
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +12,13 @@ from torch._inductor.runtime import runtime_utils
 
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.compilation import apply_compile, cache_folder, check_cache, check_compile
+from gptscale.common.model.compilation import (
+    apply_compile,
+    cache_folder,
+    check_cache,
+    check_compile,
+    try_instruction_sets_without_torch,
+)
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.run import Run
@@ -126,3 +135,20 @@ def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
             losses += [result.loss.item(), result.grad_norm.item(), engine.eval_loss(batch).item()]
         found.append(losses)
     assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_instruction_sets_are_tried_with_one_library_of_torch(monkeypatch):
+    """As torch does, in a new Python; where the library does not load, by what torch itself does."""
+    cpu_vec_isa = pytest.importorskip("torch._inductor.cpu_vec_isa")
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "_avx_py_load", "")
+    try_instruction_sets_without_torch()
+    said = "\nimport sys; print('torch' in sys.modules)"
+    for library, ended in (
+        (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so", (0, "False\n")),
+        ("/no.so", (1, "")),
+    ):
+        code = cpu_vec_isa.VecISA._avx_py_load.replace("__lib_path__", str(library))
+        tried = subprocess.run(
+            [sys.executable, "-c", code + said], capture_output=True, text=True, timeout=400, check=False
+        )
+        assert (tried.returncode, tried.stdout) == ended

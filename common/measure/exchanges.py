@@ -99,8 +99,8 @@ class ExchangeLog:
         return works
 
     def _functional(self, kind: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        given = signature(call).bind(*arguments, **options).arguments
-        name = _functional_collectives._resolve_group_name(given["group"], given.get("tag", ""))
+        arguments_by_name = signature(call).bind(*arguments, **options).arguments
+        name = _functional_collectives._resolve_group_name(arguments_by_name["group"], arguments_by_name.get("tag", ""))
         group = dist.distributed_c10d._resolve_process_group(name)
         self._inside = place = self.begin(kind, dist.get_process_group_ranks(group), _nbytes(arguments))
         try:

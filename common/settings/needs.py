@@ -28,10 +28,12 @@ def refuse_ignored(options: Any, argv: Sequence[str]) -> None:
 
     An option is refused with its default value too, because who types it expects an effect.
     """
-    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")}
+    named_options = {
+        word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")
+    }
     for part, need in _unmet(options):
         for field in need.fields.split(","):
-            if field in given:
+            if field in named_options:
                 why = need.why.format(**vars(part))
                 fix = f"leave it out, or {need.instead}" if need.instead else "leave it out"
                 raise ConfigError(why, f"in {option_of(field)}", fix)

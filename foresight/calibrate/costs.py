@@ -36,14 +36,14 @@ def cost_table(
     the file are taken, and the grade of a prediction says where it differs. None takes the last machine that has this device
     or link. Without measurements all costs are those of the data sheets.
     """
-    asked = set(operations)
+    needed = set(operations)
     chosen = nearest(read(file or default_file()), device, link, machine)
     timed = chosen.combined(precision) if chosen else {}
     timed = {
         operation: t for operation, t in timed.items() if operation.on in (device, link) and kind_of(operation) in KINDS
     }
     rows = [_row(t) for t in timed.values()]
-    costs = calibrate(rows, asked, expected_rates(device, link), PRIORS)
+    costs = calibrate(rows, needed, expected_rates(device, link), PRIORS)
     for operation, t in timed.items():
         _take(costs, operation, t)
     if chosen:

@@ -126,11 +126,11 @@ def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600):
             machines = read(path)
-            known = next((m for m in machines if m.machine == measured.machine), None)
-            if known is None:
-                machines.append(known := MeasuredMachine(measured.machine))
-            known.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
-            known.facts += [fact._replace(date=fact.date or today) for fact in measured.facts]
+            earlier = next((m for m in machines if m.machine == measured.machine), None)
+            if earlier is None:
+                machines.append(earlier := MeasuredMachine(measured.machine))
+            earlier.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
+            earlier.facts += [fact._replace(date=fact.date or today) for fact in measured.facts]
             replace_file(path, _text(machines).encode())
     except Timeout:
         raise StorageError(

@@ -14,19 +14,19 @@ from gptscale.foresight.time.work import LAUNCHES, Operation
 
 def layer_operations(probe: LayerProbe, on: str) -> dict[Operation, Timing]:
     """Return the operations of all recipes of a probe. on: the device that they are filed under."""
-    found: dict[Operation, Timing] = {}
+    timings: dict[Operation, Timing] = {}
     for recipe, layers in probe.times().items():
         names = _names(probe, recipe)
         for what, by_phase in (("block", layers.block), ("head", layers.rest)):
             for phase, timing in by_phase.items():
                 # The optimizer of the plain model is timed at each number of parameters, and it exchanges nothing.
                 if phase != STARTING and (names.prefix or phase in (FORWARD, BACKWARD)):
-                    found[names.part(f"{what} {phase}")._replace(on=on)] = timing
+                    timings[names.part(f"{what} {phase}")._replace(on=on)] = timing
         if recipe == WHOLE and STARTING in layers.block:
             tp = names.block.tp
             launches = LaunchShape(BLOCK + TENSOR * (tp > 1), tp)
-            found[Operation(LAUNCHES, launches, on)] = layers.block[STARTING]
-    return found
+            timings[Operation(LAUNCHES, launches, on)] = layers.block[STARTING]
+    return timings
 
 
 def elementwise_operation(probe: LayerProbe, again: LayerProbe, on: str) -> dict[Operation, Timing]:

@@ -59,12 +59,12 @@ def time_collectives(
 
 def group_sizes(world_size: int, per_node: int) -> list[tuple[int, int]]:
     """Return ranks and stride of the groups that differ for the links: neighbours, and those with the same place on nodes."""
-    found: dict[MessageShape, tuple[int, int]] = {}
+    shapes: dict[MessageShape, tuple[int, int]] = {}
     for ranks in range(2, world_size + 1):
         for stride in range(1, world_size // ranks + 1):
             if world_size % (ranks * stride) == 0:
-                found.setdefault(message_shape(0, ranks, stride, per_node), (ranks, stride))
-    return list(found.values())
+                shapes.setdefault(message_shape(0, ranks, stride, per_node), (ranks, stride))
+    return list(shapes.values())
 
 
 def _group(ranks: int, stride: int, world_size: int) -> dist.ProcessGroup:
@@ -78,12 +78,12 @@ def _group(ranks: int, stride: int, world_size: int) -> dist.ProcessGroup:
 def collective(kind: str, n_bytes: int, device: torch.device, group: dist.ProcessGroup) -> Callable[[], object]:
     """Return a call of a collective of a group on a tensor of fp32 numbers."""
     part = torch.zeros(max(1, n_bytes // 4 // group.size()), device=device)
-    whole = part.new_zeros(part.numel() * group.size())
+    full = part.new_zeros(part.numel() * group.size())
     if kind == "all-reduce":
-        return lambda: dist.all_reduce(whole, group=group)
+        return lambda: dist.all_reduce(full, group=group)
     if kind == "all-gather":
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
-    return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        return lambda: dist.all_gather_into_tensor(full, part, group=group)
+    return lambda: dist.reduce_scatter_tensor(part, full, group=group)
 
 
 def _message(n_bytes: int, world_size: int, stride: int, device: torch.device) -> Callable[[], object]:
@@ -106,12 +106,12 @@ def _there_and_back(tensor: Tensor, is_first: bool, other: int) -> None:
 
 def contention(device: torch.device, repeats: int) -> list[MachineFact]:
     """Return how many times longer products last beside running all-reduces, and all-reduces beside products."""
-    whole = [torch.zeros(BESIDE_BYTES // 4, device=device) for _ in range(MESSAGES)]
+    full = [torch.zeros(BESIDE_BYTES // 4, device=device) for _ in range(MESSAGES)]
     side = SIDE if device.type == "cpu" else 16 * SIDE
     a, b = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
 
     def reduce_all() -> list[dist.Work]:
-        return [dist.all_reduce(tensor, async_op=True) for tensor in whole]
+        return [dist.all_reduce(tensor, async_op=True) for tensor in full]
 
     def alone() -> None:
         for work in reduce_all():

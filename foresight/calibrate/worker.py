@@ -102,26 +102,26 @@ def time_layers(task: CalibrationTask, config: RunConfig, world: World) -> dict[
     """Return the seconds of the layers of one micro-batch, and of their parts."""
     run = run_of(WHOLE, config, dataclasses.replace(world, world_size=1))
     tokens, dtype = run.batch.micro_batch_size * run.seq_len, DTYPES[config.precision]
-    found: dict[Operation, Timing] = {}
+    timings: dict[Operation, Timing] = {}
     for tp in task.tp:
-        found |= time_parts(run.gpt, run.seq_len, tokens, tp, dtype, world.device, task.on, task.repeats)
+        timings |= time_parts(run.gpt, run.seq_len, tokens, tp, dtype, world.device, task.on, task.repeats)
         names, cut = [WHOLE, *(task.recipes if tp == task.tp[0] else ())], dataclasses.replace(config, tp_size=tp)
         probe = LayerProbe(names, cut, world, accumulates=tp == task.tp[0])
         again = LayerProbe([WHOLE], dataclasses.replace(cut, activation_checkpointing="selective"), world)
         for _ in range(task.repeats + WARM_UP):
             probe.round()
             again.round()
-        found |= layer_operations(probe, task.on) | elementwise_operation(probe, again, task.on)
+        timings |= layer_operations(probe, task.on) | elementwise_operation(probe, again, task.on)
         probe.close()
         again.close()
-    return found
+    return timings
 
 
 def time_rest(task: CalibrationTask, config: RunConfig, world: World, folder: Path) -> dict[Operation, Timing]:
     """Return the seconds of what does not depend on the micro-batch: the host's part and the optimizer."""
     run = run_of(WHOLE if world.world_size == 1 else "ddp", config, world)
-    found = time_optimizer(run.gpt.n_layer, config, world, task.on, task.repeats)
-    return found | {Operation("host", (), task.on): time_host(run, folder)}
+    timings = time_optimizer(run.gpt.n_layer, config, world, task.on, task.repeats)
+    return timings | {Operation("host", (), task.on): time_host(run, folder)}
 
 
 def time_optimizer(n_layer: int, config: RunConfig, world: World, on: str, repeats: int) -> dict[Operation, Timing]:

@@ -81,15 +81,17 @@ def last_step(calls: Sequence[Call]) -> StepCalls:
     steps = list(zip(begins, ends, strict=False))
     if not steps:
         raise ValueError("no step has ended")
-    asked = calls[steps[-1][0] + 1 : steps[-1][1]]
-    streams = {stream: number for number, stream in enumerate(dict.fromkeys(call.stream for call in asked))}
-    products = Counter(call.sizes for call in asked if call.kind == "product")
-    collectives = Counter((c.name, c.sizes[0], c.sizes[1], streams[c.stream]) for c in asked if c.kind == "collective")
+    of_step = calls[steps[-1][0] + 1 : steps[-1][1]]
+    streams = {stream: number for number, stream in enumerate(dict.fromkeys(call.stream for call in of_step))}
+    products = Counter(call.sizes for call in of_step if call.kind == "product")
+    collectives = Counter(
+        (c.name, c.sizes[0], c.sizes[1], streams[c.stream]) for c in of_step if c.kind == "collective"
+    )
     copied: Counter[str] = Counter()
-    for call in asked:
+    for call in of_step:
         if call.kind == "copy":
             copied[call.name] += call.sizes[0]
-    kernels = Counter(readable(call.name for call in asked if call.kind == "kernel"))
+    kernels = Counter(readable(call.name for call in of_step if call.kind == "kernel"))
     return StepCalls(
         dict(kernels.most_common()),
         [Product(*sizes, count) for sizes, count in products.most_common()],

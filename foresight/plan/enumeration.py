@@ -61,11 +61,11 @@ def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], 
             listed.left_out[name] = f"{error.what}: {error.fix}"
             continue
         before, why = len(listed.groups), _no_mesh(row, cluster)
-        for wanted, options in _wanted(config, cluster, row, kind):
+        for request, options in _wanted(config, cluster, row, kind):
             group = []
             for mode in CHECKPOINTING:
                 try:
-                    run = resolve(name, dataclasses.replace(wanted, activation_checkpointing=mode), options)
+                    run = resolve(name, dataclasses.replace(request, activation_checkpointing=mode), options)
                 except ConfigError as error:
                     why = f"{error.what} ({error.where})"
                     continue

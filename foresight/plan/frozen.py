@@ -52,13 +52,13 @@ def options_of(run: Run, config: RecipeConfig) -> dict[str, str]:
 def save_plan(path: Path, content: Mapping[str, Any]) -> str:
     """Write a plan under its hash and return that."""
     versions = {"gptscale": importlib.metadata.version("gptscale"), "torch": importlib.metadata.version("torch")}
-    whole = {"format": FORMAT_VERSION, "versions": versions, **content}
-    whole["sha256"] = _hash(whole)
+    document = {"format": FORMAT_VERSION, "versions": versions, **content}
+    document["sha256"] = _hash(document)
     try:
-        replace_file(path, (json.dumps(whole, indent=1) + "\n").encode())
+        replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
     except OSError as error:
         raise StorageError(f"{path} cannot be written ({error.strerror})", "in --save", "give another file") from None
-    return str(whole["sha256"])
+    return str(document["sha256"])
 
 
 def read_row(path: Path, number: int | None = None) -> FrozenRow:
@@ -72,11 +72,11 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
         if path.stat().st_size > FILE_BYTES_MAX:
             raise DataError(f"a plan is no file of more than {FILE_BYTES_MAX} bytes", where, anew)
         content = json.loads(path.read_text())
-        version, kept = content["format"], content.pop("sha256")
+        version, recorded_hash = content["format"], content.pop("sha256")
         if version != FORMAT_VERSION:
             what = f"the plan has format {version}, this gptscale reads {FORMAT_VERSION}"
             raise DataError(what, where, anew)
-        if kept != _hash(content):
+        if recorded_hash != _hash(content):
             raise DataError("the plan was changed after it was saved: its hash does not hold", where, anew)
         rows, recommended = content["rows"], content["recommended"]
     except OSError as error:
@@ -89,7 +89,7 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
     if not 1 <= number <= len(rows):
         raise ConfigError(f"the plan has no row {number}", "in --plan-row", f"use 1 to {len(rows)}")
     row = rows[number - 1]
-    return FrozenRow(**{name: row[name] for name in FrozenRow._fields[:-1]}, plan_hash=kept[:16])
+    return FrozenRow(**{name: row[name] for name in FrozenRow._fields[:-1]}, plan_hash=recorded_hash[:16])
 
 
 def check_planned(run: Run, config: RecipeConfig, path: Path, number: int | None) -> None:

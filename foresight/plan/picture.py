@@ -35,9 +35,9 @@ def draw_row(row: PlannedRow) -> Figure:
     gantt, memory = axes[0]
     drawn: list[str] = []
     for place, lane in enumerate(lanes):
-        for kind, its in spans[lane].items():
+        for kind, intervals in spans[lane].items():
             drawn += [kind] if kind not in drawn else []
-            bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in its]
+            bars = [(1e3 * begin, 1e3 * (end - begin)) for begin, end in intervals]
             gantt.broken_barh(bars, (place - 0.4, 0.8), facecolors=KIND_COLOURS[kind], linewidth=0)
     gantt.set_yticks(range(len(lanes)), [f"rank {rank} {stream}" for rank, stream in lanes], fontsize=8)
     gantt.invert_yaxis()
@@ -70,7 +70,7 @@ def _spans(row: PlannedRow) -> dict[tuple[int, str], dict[str, list[tuple[float,
     played, machines = row.timing.played, row.cluster.machines(row.candidate.run.config.precision)
     assert played is not None
     kinds: dict[tuple[str, int], str] = {}
-    found: dict[tuple[int, str], dict[str, list[tuple[float, float]]]] = {}
+    lanes: dict[tuple[int, str], dict[str, list[tuple[float, float]]]] = {}
     for item, begin, end in zip(played.step.items, played.begins, played.ends, strict=True):
         if end > begin:
             name = item.name.split()[0]
@@ -78,32 +78,32 @@ def _spans(row: PlannedRow) -> dict[tuple[int, str], dict[str, list[tuple[float,
                 work = played.step.works[item.work]
                 causes = {cause_of(operation, machines) for operation in work if operation.kind != LAUNCHES}
                 kinds[name, item.work] = _kind(name, causes)
-            found.setdefault((item.rank, item.stream), {}).setdefault(kinds[name, item.work], []).append((begin, end))
-    return dict(sorted(found.items(), key=lambda lane: (lane[0][0], lane[0][1] != COMPUTE, lane[0][1])))
+            lanes.setdefault((item.rank, item.stream), {}).setdefault(kinds[name, item.work], []).append((begin, end))
+    return dict(sorted(lanes.items(), key=lambda lane: (lane[0][0], lane[0][1] != COMPUTE, lane[0][1])))
 
 
 def draw_scaling(speeds: Mapping[str, Mapping[int, float]], title: str) -> Figure:
     """Draw tokens/s against the number of devices, of all and of each. speeds: of each split by devices."""
     figure, axes = subplots(1, 2, (11, 4.6), title)
-    whole, each = axes[0]
+    total, each = axes[0]
     for name, by_devices in speeds.items():
         counts, figures = list(by_devices), list(by_devices.values())
-        whole.plot(counts, figures, marker="o", label=name)
+        total.plot(counts, figures, marker="o", label=name)
         each.plot(counts, [speed / n for n, speed in by_devices.items()], marker="o", label=name)
     counts = sorted({n for by_devices in speeds.values() for n in by_devices})
     if counts and speeds:
         first = max((by[counts[0]] for by in speeds.values() if counts[0] in by), default=0.0)
         in_proportion = [first * n / counts[0] for n in counts]
-        whole.plot(counts, in_proportion, color="#bbbbbb", linestyle="--", label="in proportion")
-    whole.set_yscale("log", base=2)
-    for axis, what in ((whole, "tokens/s"), (each, "tokens/s of each device")):
+        total.plot(counts, in_proportion, color="#bbbbbb", linestyle="--", label="in proportion")
+    total.set_yscale("log", base=2)
+    for axis, what in ((total, "tokens/s"), (each, "tokens/s of each device")):
         axis.set_xscale("log", base=2)
         axis.set_xticks(counts, [str(n) for n in counts])
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axis.set_xlabel("devices")
         axis.set_ylabel(what)
     each.set_ylim(bottom=0)
-    whole.legend(fontsize=8, frameon=False)
+    total.legend(fontsize=8, frameon=False)
     return figure
 
 

@@ -53,10 +53,10 @@ class WorkPlan:
     @property
     def best(self) -> list[PlannedRow]:
         """Return the best row of each recipe and mesh: the fastest that fits for sure, or else that may fit."""
-        found: dict[tuple[str, int, int], PlannedRow] = {}
+        best: dict[tuple[str, int, int], PlannedRow] = {}
         for row in (*(row for row in self.rows if row.surely_fits), *(row for row in self.rows if row.may_fit)):
-            found.setdefault(row.candidate.split, row)
-        return sorted(found.values(), key=lambda row: -row.tokens_per_s)
+            best.setdefault(row.candidate.split, row)
+        return sorted(best.values(), key=lambda row: -row.tokens_per_s)
 
     @property
     def recommended(self) -> PlannedRow | None:
@@ -100,16 +100,16 @@ def plan(
                 nearest = row
     machines = cluster.machines(config.precision)
 
-    def costs_of(asked: Iterable[Operation]) -> CostTable:
-        return cost_table(asked, machines.device, machines.link, file, precision=config.precision, machine=machine)
+    def costs_of(operations: Iterable[Operation]) -> CostTable:
+        return cost_table(operations, machines.device, machines.link, file, precision=config.precision, machine=machine)
 
     if cluster.is_cpu and not costs_of(()).measured:
         fix = f"gptscale calibrate --model {config.model} --nproc {cluster.ranks}"
         raise ConfigError("this machine was not measured yet, so no time is known", "in --here", fix)
     if cluster.is_cpu:
-        known = [row for row in fitting if is_written(row.candidate.run, row.candidate.config)]
-        chosen = [row for row in known if n_items(row.candidate) <= LONGEST]
-        for recipe in {row.candidate.run.recipe for row in fitting} - {row.candidate.run.recipe for row in known}:
+        timeable = [row for row in fitting if is_written(row.candidate.run, row.candidate.config)]
+        chosen = [row for row in timeable if n_items(row.candidate) <= LONGEST]
+        for recipe in {row.candidate.run.recipe for row in fitting} - {row.candidate.run.recipe for row in timeable}:
             listed.left_out[recipe] = "its step is not known on a processor"
     else:
         chosen = _worth_playing(fitting, machines, costs_of)
@@ -171,7 +171,7 @@ def with_limits(row: PlannedRow, costs: CostTable) -> PlannedRow:
         return row
     steps, more = steps_of(row.candidate, machines)
     each = [without_each(step, costs.seconds, machines, costs.contention) for step in steps]
-    whole = {cause: last + more * (last - each[0][cause]) for cause, last in each[-1].items()}
-    cause = min(whole, key=whole.__getitem__)
-    timing = dataclasses.replace(row.timing, bound_by=cause, gain=1 - whole[cause] / row.timing.seconds)
+    seconds_without = {cause: last + more * (last - each[0][cause]) for cause, last in each[-1].items()}
+    cause = min(seconds_without, key=seconds_without.__getitem__)
+    timing = dataclasses.replace(row.timing, bound_by=cause, gain=1 - seconds_without[cause] / row.timing.seconds)
     return dataclasses.replace(row, timing=timing)

@@ -77,8 +77,8 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
     assumed = [*([inner] if per_node > 1 else []), *([outer] if nodes > 1 else [])]
     for name in link.split(",") if link else ():
         if name not in INNER_LINKS and name not in OUTER_LINKS and name not in ("nvlink", "pcie"):
-            known = ["nvlink", "pcie", *INNER_LINKS, *OUTER_LINKS]
-            raise ConfigError(f"unknown link {name!r}", "in --link", did_you_mean(name, known))
+            names = ["nvlink", "pcie", *INNER_LINKS, *OUTER_LINKS]
+            raise ConfigError(f"unknown link {name!r}", "in --link", did_you_mean(name, names))
         if name in OUTER_LINKS:
             assumed, outer = [one for one in assumed if one != outer], name
         else:

@@ -60,19 +60,19 @@ def _cells(number: str, row: PlannedRow, also: Sequence[str]) -> dict[str, str]:
 
 def merged(rows: Sequence[PlannedRow]) -> tuple[list[PlannedRow], list[list[str]]]:
     """Return rows without those of other recipes that take the same time in the same way, and the names of these recipes."""
-    kept: list[PlannedRow] = []
+    shown: list[PlannedRow] = []
     also: list[list[str]] = []
     places: dict[tuple[object, ...], int] = {}
     for row in rows:
         run = row.candidate.run
         key = (f"{row.timing.seconds:.9g}", run.tp_size, run.pp_size, row.detail, bool(row.timing.refused))
-        if key in places and kept[places[key]].candidate.run.recipe != run.recipe:
+        if key in places and shown[places[key]].candidate.run.recipe != run.recipe:
             also[places[key]].append(run.recipe)
             continue
-        places[key] = len(kept)
-        kept.append(row)
+        places[key] = len(shown)
+        shown.append(row)
         also.append([])
-    return kept, also
+    return shown, also
 
 
 def headline(plan: WorkPlan, command: str) -> list[str]:

@@ -79,7 +79,7 @@ def _split(candidate: Candidate, micro_batches: int) -> Split:
     run = candidate.run
     mode = run.config.activation_checkpointing
     compute = 4 if run.config.precision == "fp32" else 2
-    ours = get(run.recipe).engine == "torch"
+    native = get(run.recipe).engine == "torch"
     return Split(
         run.batch.dp_size,
         run.tp_size,
@@ -89,14 +89,14 @@ def _split(candidate: Candidate, micro_batches: int) -> Split:
         (run.gpt.n_layer,),
         recompute=mode == "full",
         recompute_elementwise=mode == "selective",
-        sequence_parallel=ours and run.tp_size > 1,
-        gathered_sequence=ours,
+        sequence_parallel=native and run.tp_size > 1,
+        gathered_sequence=native,
         p2p_waits=False,
         gradient_bytes=4 if get(run.recipe).memory not in ("plugin", "chunks") else compute,
-        scattered_p2p=ours,
+        scattered_p2p=native,
         compute_bytes=compute,
         # Without data ranks our stages pass on the fp32 stream of autocast.
-        sent_bytes=compute if not ours or run.batch.dp_size > 1 else 4,
+        sent_bytes=compute if not native or run.batch.dp_size > 1 else 4,
     )
 
 

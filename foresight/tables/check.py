@@ -90,8 +90,8 @@ def check(table: MeasuredTable, others: Sequence[MeasuredTable]) -> list[Checked
     half = [hashlib.sha256(repr(sorted(cells.items())).encode()).digest()[0] % 2 for cells in table.cells]
     rows: list[CheckedRow | None] = [None] * len(half)
     for side in (0, 1):
-        places = [i for i, its in enumerate(half) if its == side]
-        calibration = [run for run, its in zip(table.runs, half, strict=True) if its != side]
+        places = [i for i, of_run in enumerate(half) if of_run == side]
+        calibration = [run for run, of_run in zip(table.runs, half, strict=True) if of_run != side]
         for i, row in zip(places, _predicted(table, places, calibration, [table]), strict=True):
             rows[i] = row
     return [row for row in rows if row is not None]
@@ -109,11 +109,11 @@ def _predicted(
             "no row is left to calibrate on", f"in {tables[-1].path}", "give a table with more measured runs"
         )
     runs = [table.runs[i] for i in places]
-    asked = {operation for run in runs if run.step for operation in run.step.operations()}
+    operations = {operation for run in runs if run.step for operation in run.step.operations()}
     rates: dict[tuple[str, str], tuple[float, float]] = {}
     for device, link in {place for each in tables for place in each.profile.places}:
         rates |= expected_rates(device, link)
-    costs = calibrate(measured, asked, rates, PRIORS)
+    costs = calibrate(measured, operations, rates, PRIORS)
     memory = fit_memory(calibration)
     return [_checked(table.cells[i], table.runs[i], costs, memory) for i in places]
 
@@ -137,7 +137,7 @@ def _checked(cells: Mapping[str, str], run: MeasuredRun, costs: CostTable, memor
 
 def choices(rows: Sequence[CheckedRow]) -> list[Choice]:
     """Return the recommended row of each group with a measured one: the fastest that fits with a margin."""
-    found = []
+    choices = []
     groups: dict[str, list[CheckedRow]] = {}
     for row in rows:
         groups.setdefault(row.run.group, []).append(row)
@@ -149,8 +149,8 @@ def choices(rows: Sequence[CheckedRow]) -> list[Choice]:
             # Rows that repeat a configuration have one prediction. Those that ran say how fast it is.
             repeats = [row for row in candidates if row.predicted_s == fastest.predicted_s and row.used == fastest.used]
             recommended = max(repeats, key=lambda row: row.speed)
-            found.append(Choice(group, recommended, 1 - recommended.speed / best, len(members)))
-    return found
+            choices.append(Choice(group, recommended, 1 - recommended.speed / best, len(members)))
+    return choices
 
 
 def percentiles(values: Iterable[float]) -> tuple[float, float, float]:

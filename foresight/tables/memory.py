@@ -34,26 +34,26 @@ def fit_memory(runs: Sequence[MeasuredRun]) -> MemoryFit | None:
     expected = next((np.array(run.memory.expected) for run in runs if run.memory), None)
     if expected is None:
         return None
-    known = [(run.memory.of_ranks, run.measured_gb) for run in runs if run.memory and run.measured_gb]
-    if not known:
+    measured = [(run.memory.of_ranks, run.measured_gb) for run in runs if run.memory and run.measured_gb]
+    if not measured:
         return MemoryFit(expected)
     bytes_each, prior = expected, TRUST * np.diag(1 / expected)
-    elements = np.array([of_ranks for of_ranks, _ in known])
-    target = np.array([gb for _, gb in known])
+    elements = np.array([of_ranks for of_ranks, _ in measured])
+    target = np.array([gb for _, gb in measured])
     for _ in range(ROUNDS):
         fullest = (elements @ bytes_each).argmax(axis=1)
-        rows = elements[np.arange(len(known)), fullest] / target[:, None] / 1e9
-        bytes_each = _non_negative(np.vstack([rows, prior]), np.repeat([1.0, TRUST], [len(known), len(expected)]))
+        rows = elements[np.arange(len(measured)), fullest] / target[:, None] / 1e9
+        bytes_each = _non_negative(np.vstack([rows, prior]), np.repeat([1.0, TRUST], [len(measured), len(expected)]))
     return MemoryFit(bytes_each)
 
 
 def _non_negative(rows: Any, right: Any) -> Any:
     """Return the least-squares solution of rows @ x = right with the columns left out that would be negative."""
-    kept = np.arange(rows.shape[1])
+    columns = np.arange(rows.shape[1])
     while True:
-        found = np.linalg.lstsq(rows[:, kept], right, rcond=None)[0]
-        if (found >= 0).all():
-            whole = np.zeros(rows.shape[1])
-            whole[kept] = found
-            return whole
-        kept = kept[found > found.min()] if found.min() < 0 else kept
+        solution = np.linalg.lstsq(rows[:, columns], right, rcond=None)[0]
+        if (solution >= 0).all():
+            coefficients = np.zeros(rows.shape[1])
+            coefficients[columns] = solution
+            return coefficients
+        columns = columns[solution > solution.min()] if solution.min() < 0 else columns

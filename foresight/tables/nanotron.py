@@ -92,13 +92,13 @@ def _elements(model: ModelShape, split: Split, stage: int) -> tuple[float, ...]:
         parameters += model.table_parameters * (1 if model.tied or split.pp > 1 else 2)
     parameters /= split.tp
     tokens = split.micro_batch * model.seq_len
-    kept = split.blocks[stage] * min(split.micro_batches, split.pp - stage) * tokens
+    live_tokens = split.blocks[stage] * min(split.micro_batches, split.pp - stage) * tokens
     logits = tokens * model.vocabulary / split.tp if stage == split.pp - 1 else 0.0
     return (
         parameters,
         parameters / (split.dp if split.zero else 1),
-        kept * (model.hidden + model.feed_forward) / split.tp,
-        kept * model.hidden,
+        live_tokens * (model.hidden + model.feed_forward) / split.tp,
+        live_tokens * model.hidden,
         logits,
         1e9,
     )

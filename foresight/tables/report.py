@@ -72,35 +72,35 @@ def _reason(row: CheckedRow) -> str:
 
 
 def _memory_lines(rows: Sequence[CheckedRow]) -> list[str]:
-    told = [row for row in rows if row.fits is not None]
-    ran = [row for row in told if row.run.seconds is not None]
+    judged = [row for row in rows if row.fits is not None]
+    ran = [row for row in judged if row.run.seconds is not None]
     if not ran:
         return []
-    failed = [row for row in told if row.run.seconds is None]
+    failed = [row for row in judged if row.run.seconds is None]
     misjudged = sum(bool(row.fits) and not row.run.cannot_start for row in failed)
     lines = [
         f"  fits      {sum(bool(row.fits) for row in ran) / len(ran):.1%} of the {len(ran)} runs that ran are called fitting",
         f"            {misjudged} of the {len(failed)} that failed, for whatever reason, are called fitting too",
     ]
-    known = [row for row in ran if row.run.measured_gb]
-    if known:
-        median, p95, worst = percentiles(row.predicted_gb / row.run.measured_gb - 1 for row in known)  # type: ignore[operator]
+    with_memory = [row for row in ran if row.run.measured_gb]
+    if with_memory:
+        median, p95, worst = percentiles(row.predicted_gb / row.run.measured_gb - 1 for row in with_memory)  # type: ignore[operator]
         lines.append(f"  memory    median {median:.1%}   95th percentile {p95:.1%}   worst {worst:.1%}")
     return lines
 
 
-def _choice_lines(found: Sequence[Choice]) -> list[str]:
-    if not found:
+def _choice_lines(choices: Sequence[Choice]) -> list[str]:
+    if not choices:
         return []
-    good = sum(choice.gap <= GOOD_CHOICE for choice in found)
-    failed = [choice for choice in found if choice.row.run.seconds is None]
-    median, p95, worst = percentiles(choice.gap for choice in found)
+    good = sum(choice.gap <= GOOD_CHOICE for choice in choices)
+    failed = [choice for choice in choices if choice.row.run.seconds is None]
+    median, p95, worst = percentiles(choice.gap for choice in choices)
     lines = [
-        f"  choice    {good} of {len(found)} groups: the recommended row is within {GOOD_CHOICE:.0%} of the best measured one",
+        f"  choice    {good} of {len(choices)} groups: the recommended row is within {GOOD_CHOICE:.0%} of the best measured one",
         f"            slower than the best by median {median:.1%}   95th percentile {p95:.1%}   worst {worst:.1%}",
         f"            recommended although it failed: {len(failed)}"
         + "".join(f"; {choice.group} ({choice.row.used:.0%} of memory)" for choice in failed[:3]),
     ]
-    if any(choice.row.run.memory for choice in found):
+    if any(choice.row.run.memory for choice in choices):
         lines.append(f"            (only rows up to {MARGIN:.1%} of the device's memory are recommended)")
     return lines

@@ -58,13 +58,13 @@ class _Problem:
 
     rows: Sequence[MeasuredStep]
     operations: Sequence[Operation]
-    asked: Array
+    amounts_of: Array
     n_rates: int
 
     def paths(self, x: Array) -> _Paths:
         """Play every step with the costs that `x` gives."""
         place = {operation: i for i, operation in enumerate(self.operations)}
-        logs, slopes = _costs(x, self.asked, self.n_rates)
+        logs, slopes = _costs(x, self.amounts_of, self.n_rates)
         costs = dict(zip(self.operations, np.exp(logs), strict=True))
         shares, errors = np.zeros((len(self.rows), len(place))), np.zeros(len(self.rows))
         for i, row in enumerate(self.rows):
@@ -178,7 +178,7 @@ def calibrate(
     """
     measured = {operation for row in rows for operation in row.step.operations()}
     operations = sorted(measured | set(others))
-    names, asked = _amounts(operations)
+    names, amounts_of = _amounts(operations)
     expected = np.log([rates[name][0] for name in names])
     n_rates, n = len(names), len(operations)
     precision = np.zeros((n_rates + n, n_rates + n))
@@ -187,7 +187,7 @@ def calibrate(
     x = np.concatenate([expected, np.zeros(n)])
     start = x.copy()
     noise = np.array([row.noise for row in rows])
-    problem = _Problem(rows, operations, asked, n_rates)
+    problem = _Problem(rows, operations, amounts_of, n_rates)
     path, damping = problem.paths(x), 1.0
     for round_ in range(rounds):
         # A row that is far off for reasons of its own pulls little. Which rows are, is known late.
@@ -213,7 +213,7 @@ def calibrate(
         x, path, damping = x + step, tried, max(damping / 4, 1e-3)
         if round_ > 12 and gain < 1e-3:
             break
-    logs, slopes = _costs(x, asked, n_rates)
+    logs, slopes = _costs(x, amounts_of, n_rates)
     to_logs = np.hstack([slopes, np.eye(n)])
     covariance = to_logs @ np.linalg.solve(curvature, to_logs.T)
     return CostTable(operations, logs, covariance, measured, dict(zip(names, np.exp(x[:n_rates]), strict=True)))
@@ -232,18 +232,18 @@ def _losses(errors: Array) -> tuple[Array, Array]:
 
 def _amounts(operations: Sequence[Operation]) -> tuple[list[RateName], Array]:
     """Return the rates that operations ask for, and how much of each each of them asks."""
-    asked = [{(name, op.on): amount for name, amount in amounts(op).items()} for op in operations]
-    names = sorted({name for of_one in asked for name in of_one})
+    amounts_of = [{(name, op.on): amount for name, amount in amounts(op).items()} for op in operations]
+    names = sorted({name for of_one in amounts_of for name in of_one})
     matrix = np.zeros((len(operations), len(names)))
-    for i, of_one in enumerate(asked):
+    for i, of_one in enumerate(amounts_of):
         for name, amount in of_one.items():
             matrix[i, names.index(name)] = amount
     return names, matrix
 
 
-def _costs(x: Array, asked: Array, n_rates: int) -> tuple[Array, Array]:
+def _costs(x: Array, amounts_of: Array, n_rates: int) -> tuple[Array, Array]:
     """Return the logarithms of all costs, and their slopes in the logarithms of the rates."""
-    parts = asked * np.exp(x[:n_rates])
+    parts = amounts_of * np.exp(x[:n_rates])
     curve = parts.sum(axis=1)
     return np.log(curve) + x[n_rates:], parts / curve[:, None]
 

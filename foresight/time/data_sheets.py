@@ -47,8 +47,8 @@ def _sheet(words: str, precision: str, memory: float, bus: float, source: str) -
 DEVICES: dict[str, DeviceSheet] = {}
 for _name, _words, _memory, _bus, _source in GPUS:
     for _precision in ("fp16", "fp32", "fp8"):
-        if _found := _sheet(_words, _precision, _memory, _bus, _source):
-            DEVICES[_name if _precision == "fp16" else f"{_name} {_precision}"] = _found
+        if _rates := _sheet(_words, _precision, _memory, _bus, _source):
+            DEVICES[_name if _precision == "fp16" else f"{_name} {_precision}"] = _rates
 
 # Inside a node, of one device.
 INNER_LINKS = {

@@ -68,7 +68,7 @@ def _torch_order(schedule: str, n_ranks: int, stages_per_rank: int, n_micro_batc
     from gptscale.common.measure.bubble import order_of
 
     kind: Any = get_schedule_class(schedule)
-    asked = object.__new__(kind)
+    instance = object.__new__(kind)
     rounds = max(1, n_micro_batches // n_ranks)
     n_stages = n_ranks * stages_per_rank
     facts: dict[str, Any] = {
@@ -79,8 +79,8 @@ def _torch_order(schedule: str, n_ranks: int, stages_per_rank: int, n_micro_batc
     }
     facts |= {"number_of_rounds": rounds, "microbatches_per_round": n_micro_batches // rounds}
     facts |= {"num_stages": n_stages, "_num_stages": n_stages, "_stages": [None] * stages_per_rank}
-    vars(asked).update(facts)
-    orders = {rank: asked._calculate_single_rank_operations(rank) for rank in range(n_ranks)}
+    vars(instance).update(facts)
+    orders = {rank: instance._calculate_single_rank_operations(rank) for rank in range(n_ranks)}
     return order_of(SimpleNamespace(pipeline_order=orders), n_stages, n_micro_batches)
 
 

@@ -50,7 +50,7 @@ class PlayedStep:
 
         seconds: what the step was played with. Without contention, the shares of all operations sum up to 1.
         """
-        whole = max(self.seconds, 1e-300)
+        own_seconds = max(self.seconds, 1e-300)
         n_of_work: dict[int, int] = {}
         for place in self.critical_path():
             work = self.step.items[place].work
@@ -65,7 +65,7 @@ class PlayedStep:
             for operation, own in by_operation.items():
                 lane = _lane(operation, device)
                 of_limit = (lanes[lane] / longest) ** (EDGE - 1) if lane in lanes and longest else 1.0
-                total[operation] = total.get(operation, 0.0) + n * own * of_limit / whole
+                total[operation] = total.get(operation, 0.0) + n * own * of_limit / own_seconds
         return total
 
     def busy_s(self, rank: int, stream: str) -> float:

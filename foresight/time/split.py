@@ -119,8 +119,8 @@ class StepWriter:
         work |= self.launches((BLOCK + TENSOR * (s.tp > 1)) * (1 if direction == "forward" else 2))
         if s.tp > 1 and s.gathered_sequence:
             # Backward sends the gradient of what a norm gives, and of what a product gives, the other way.
-            whole = ("all-gather", "reduce-scatter") if direction == "forward" else ("reduce-scatter", "all-gather")
-            for kind, width in zip(whole, (s.norm_bytes, s.compute_bytes), strict=True):
+            kinds = ("all-gather", "reduce-scatter") if direction == "forward" else ("reduce-scatter", "all-gather")
+            for kind, width in zip(kinds, (s.norm_bytes, s.compute_bytes), strict=True):
                 work[self._of_tensor_ranks(kind, width * numbers)] = 2.0
         elif s.tp > 1:
             work[self._of_tensor_ranks("all-reduce", s.compute_bytes * numbers)] = 2.0

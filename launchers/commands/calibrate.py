@@ -166,16 +166,18 @@ def recipes_of(options: CalibrateOptions, cuda: bool, world_size: int) -> list[s
     if cuda or options.recipes == "none" or world_size == 1:
         return []
     without = {*WITHOUT_LAYERS, *(name for name, row in RECIPES.items() if row.environment or row.own_work)}
-    held = [name for name, row in RECIPES.items() if row.axes and name not in without]
+    with_layers = [name for name, row in RECIPES.items() if row.axes and name not in without]
     if options.recipes == "all":
         heads = options.config().gpt().n_head
-        fits = [name for name in held if get(name).axes != ("tp",) or heads % world_size == 0]
+        fits = [name for name in with_layers if get(name).axes != ("tp",) or heads % world_size == 0]
         return [name for name in fits if why_not_here(name, cuda=cuda) is None]
     names = [name.strip() for name in options.recipes.split(",")]
     for name in names:
-        if name not in held:
+        if name not in with_layers:
             get(name)
-            raise ConfigError(f"{name} has no layers of its own to measure", "in --recipes", "use " + " ".join(held))
+            raise ConfigError(
+                f"{name} has no layers of its own to measure", "in --recipes", "use " + " ".join(with_layers)
+            )
     return names
 
 

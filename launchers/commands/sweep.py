@@ -131,9 +131,11 @@ def _submit(options: RunAndSweepOptions, sbatch: Sequence[str], about: str) -> i
     compare = shlex.join([sys.executable, "-m", "gptscale.launchers.cli", "compare", str(out), *files])
     its_log = out / "jobs" / f"{name}-comparison.log"
     # In the same partition, on the same account, if the user named them.
-    kept = [word for word in sbatch if word.partition("=")[0] in ("--account", "--partition", "--qos", "--time")]
+    shared_options = [
+        word for word in sbatch if word.partition("=")[0] in ("--account", "--partition", "--qos", "--time")
+    ]
     script = "\n".join(
-        ["#!/usr/bin/env bash", *(f"#SBATCH {shlex.quote(word)}" for word in kept), f"exec {compare}", ""]
+        ["#!/usr/bin/env bash", *(f"#SBATCH {shlex.quote(word)}" for word in shared_options), f"exec {compare}", ""]
     )
     file = out / "jobs" / f"{name}-comparison.sbatch"
     after = submit(script, file, f"--dependency=afterany:{job}", f"--output={its_log}", f"--job-name={name}-comparison")

@@ -99,7 +99,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         for name in ("csv", "png", "md", "html", "save"):
             check_output_file(getattr(self, name), f"--{name}")
-        whole = {
+        counts = {
             "nodes": (1, 4096),
             "gpus_per_node": (1, 64),
             "nproc": (1, 64),
@@ -107,7 +107,7 @@ class PlanOptions:
             "explain": (1, 1000),
             "jobs_on_links": (1, 1000),
         }
-        check_ranges(self, {**whole, "simulated": (1, 20), "host_memory": (1, 1e6)})
+        check_ranges(self, {**counts, "simulated": (1, 20), "host_memory": (1, 1e6)})
 
     def shape_words(self) -> str:
         """Return the words that name the same model on another command line."""

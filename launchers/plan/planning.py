@@ -83,7 +83,7 @@ def simulated_memory(row: PlannedRow) -> RankMemory:
     run, cluster = row.candidate.run, row.cluster
     memories = []
     for rank in dict.fromkeys((0, cluster.ranks - 1 if run.pp_size > 1 else 0)):
-        found = simulate(
+        simulation = simulate(
             run.recipe,
             dataclasses.replace(run.config, data="synthetic"),
             row.candidate.config,
@@ -92,5 +92,5 @@ def simulated_memory(row: PlannedRow) -> RankMemory:
             world_size=cluster.ranks,
             ranks_per_node=cluster.per_node,
         )
-        memories.append(rank_memory(found, rank))
+        memories.append(rank_memory(simulation, rank))
     return max(memories, key=lambda memory: (memory.fits is False, memory.needed))

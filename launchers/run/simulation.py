@@ -102,25 +102,25 @@ def simulate(
         return Simulation(facts, load_timeline(folder / "timeline.npz"), step)
 
 
-def rank_memory(found: Simulation, rank: int) -> RankMemory:
+def rank_memory(simulation: Simulation, rank: int) -> RankMemory:
     """Return the memory of a simulated rank, with what lies on its device beside torch's allocator."""
-    facts = found.facts
+    facts = simulation.facts
     return RankMemory(
         rank,
-        found.timeline,
+        simulation.timeline,
         facts["peak_allocated"],
         facts["peak_reserved"],
         facts["device_memory"],
         facts["peak_pinned"],
         facts["peak_host"],
         outside_of_torch(facts["communicators"]),
-        found.out_of_memory,
+        simulation.out_of_memory,
         {
             "device": facts["device"],
             "host_s": facts.get("host_s"),
             "closed_form_bytes": facts["closed_form_bytes"],
-            "step": found.calls.as_json() if found.calls else None,
-            "calls": found.calls,
+            "step": simulation.calls.as_json() if simulation.calls else None,
+            "calls": simulation.calls,
         },
     )
 

@@ -101,8 +101,8 @@ def directives(
     }
     if allocation.gpus_per_node:
         own["--gpus-per-node"] = str(allocation.gpus_per_node)
-    kept = [f"{option}={value}" for option, value in own.items() if option not in users]
-    return [*kept, *sbatch, "--requeue" if requeue else "--no-requeue"]
+    own_options = [f"{option}={value}" for option, value in own.items() if option not in users]
+    return [*own_options, *sbatch, "--requeue" if requeue else "--no-requeue"]
 
 
 def submit(script: str, file: Path, *words: str) -> str:

@@ -18,8 +18,8 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
     """Yield the table's rows: each recipe's faults, then each fault of all recipes, then all."""
     faults = [outcome for outcome in outcomes if outcome.fault != FINISHED]
     for recipe in dict.fromkeys(outcome.recipe for outcome in faults):
-        its = [outcome for outcome in faults if outcome.recipe == recipe]
-        yield from (_row(recipe, kind, group) for kind, group in _by_kind(its))
+        of_recipe = [outcome for outcome in faults if outcome.recipe == recipe]
+        yield from (_row(recipe, kind, group) for kind, group in _by_kind(of_recipe))
     yield from (_row("all", kind, group) for kind, group in _by_kind(faults))
     yield _row("all", "all", faults)
 

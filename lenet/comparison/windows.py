@@ -26,8 +26,8 @@ def losses_by_window(windows: pd.DataFrame) -> list[dict[str, str]]:
     """Return the mean loss of each 200 batches, an epoch per line: the median over runs, and that of report A."""
     medians = windows.pivot_table(index="epoch", columns="window", values="loss", aggfunc="median")
     lines = []
-    for (epoch, ours), report in zip(medians.iterrows(), LENET_WITH_ADAM["losses"], strict=False):
-        line = {"epoch": str(epoch)} | {f"to batch {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(ours)}
+    for (epoch, losses), report in zip(medians.iterrows(), LENET_WITH_ADAM["losses"], strict=False):
+        line = {"epoch": str(epoch)} | {f"to batch {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(losses)}
         lines.append(line | {f"report A: {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})
     return lines
 

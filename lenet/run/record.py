@@ -160,7 +160,7 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict
     if row.get("gpu_util_percent") is not None:
         used += f", GPU {shown('gpu_util_percent', '.0f', ' %')} busy with {shown('gpu_mem_used_gib', '.2f', ' GiB')} in use, "
         used += shown("power_w", ".0f", " W")
-    said = f"  verdict {verdict.line()}    (gptscale why {folder})\n" if verdict else ""
+    line = f"  verdict {verdict.line()}    (gptscale why {folder})\n" if verdict else ""
     skipped = f", {row['skipped_steps']} steps skipped" if row.get("skipped_steps") else ""
     print(
         f"\n{row['model']} {row['status']} on {row['data']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}"
@@ -170,7 +170,7 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict
         f"{shown('total_time_s', '.1f', ' s')} (99 % after {shown('seconds_to_99', '.1f', ' s')})\n"
         f"  memory  average {shown('avg_mem_gib', '.3f', ' GiB')}, peak allocated "
         f"{shown('peak_mem_allocated_gib', '.3f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
-        f"  busy    {used}\n{said}"
+        f"  busy    {used}\n{line}"
         f"  files   {folder}\n"
         f"  row     {csv}",
         flush=True,

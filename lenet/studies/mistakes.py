@@ -88,8 +88,8 @@ def plan_of(folder: Path, options: MistakesOptions) -> VisionPlan:
     from gptscale.results.record.run_folder import read_json
 
     record = read_json(folder / "run.json")
-    known = {field.name for field in dataclasses.fields(VisionConfig)}
-    settings: dict[str, Any] = {name: value for name, value in record.get("config", {}).items() if name in known}
+    fields = {field.name for field in dataclasses.fields(VisionConfig)}
+    settings: dict[str, Any] = {name: value for name, value in record.get("config", {}).items() if name in fields}
     if "model" not in settings:
         raise ConfigError(
             f"{folder} is no run of gptscale lenet", "in --run", "give a folder such as results/runs/NAME"

@@ -19,7 +19,9 @@ from typing import NoReturn
 from filelock import FileLock, Timeout
 
 OWN_CACHE = "set XDG_CACHE_HOME to a folder of your own"
-LOCK_WAIT_S = 60.0  # without a sign of life from the process that compiles
+LOCK_WAIT_S = (
+    300.0  # without a sign of life from the process that compiles; one file of DeepSpeed takes 150 s on a busy machine
+)
 
 
 class BuildError(Exception):

@@ -96,8 +96,8 @@ def _reach(group: Group, peak: str, on_device: bool) -> float:
     """Return where the bar of a group and its mark end, in GiB."""
     parts = state_gib(group)
     elsewhere = parts.get("host", 0.0) + parts.get("disk", 0.0)
-    held = max(sum(parts.values()), group.median("state_formula_gib") or 0.0)
-    return max(held, (group.median(peak) or 0.0) + elsewhere) if on_device or not parts else held
+    of_kinds = max(sum(parts.values()), group.median("state_formula_gib") or 0.0)
+    return max(of_kinds, (group.median(peak) or 0.0) + elsewhere) if on_device or not parts else of_kinds
 
 
 def _say(axis: Axes, group: Group, peak: str, x: float, y: int) -> None:

@@ -153,14 +153,14 @@ def as_storage_error(error: OSError, path: Path) -> StorageError:
 def cut_torn_line(descriptor: int, path: Path) -> None:
     """Drop the row behind the last newline, whose writer died, with a warning."""
     size = os.fstat(descriptor).st_size
-    kept = size
-    while kept:
-        begin = max(0, kept - 2**16)
-        newline = os.pread(descriptor, kept - begin, begin).rfind(b"\n")
+    end = size
+    while end:
+        begin = max(0, end - 2**16)
+        newline = os.pread(descriptor, end - begin, begin).rfind(b"\n")
         if newline >= 0:
-            kept = begin + newline + 1
+            end = begin + newline + 1
             break
-        kept = begin
-    if kept != size:
-        warn(f"the last line of {path} was torn ({size - kept} bytes), in a run that died while writing, it is cut off")
-        os.ftruncate(descriptor, kept)
+        end = begin
+    if end != size:
+        warn(f"the last line of {path} was torn ({size - end} bytes), in a run that died while writing, it is cut off")
+        os.ftruncate(descriptor, end)

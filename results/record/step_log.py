@@ -59,7 +59,9 @@ class StepLog:
             raise StorageError(f"{self.path} has other columns", "in the run's folder", "choose another --run-name")
         steps = [_step_of(line, len(self.columns)) for line in lines[1:]]
         damaged = [number for number, step in enumerate(steps, start=2) if step is None]
-        kept = [line for line, step in zip(lines[1:], steps, strict=True) if step is not None and step <= after_step]
+        good_lines = [
+            line for line, step in zip(lines[1:], steps, strict=True) if step is not None and step <= after_step
+        ]
         beyond = [line for line, step in zip(lines[1:], steps, strict=True) if step is None or step > after_step]
         if first != header:
             damaged, beyond = [1, *damaged], [first, *beyond]
@@ -69,7 +71,7 @@ class StepLog:
         with opened(discarded) as descriptor:
             append(descriptor, b"".join(beyond), discarded)
             sync(descriptor, discarded)
-        replace_file(self.path, header + b"".join(kept))
+        replace_file(self.path, header + b"".join(good_lines))
         if damaged:
             which = (
                 f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first is line {damaged[0]},"

@@ -58,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.launchers.run.preflight import why_not_here
     from gptscale.launchers.run.start import plan_run
 
-    known = [*SETUPS, *LIBRARY_SETUPS]
-    names = [n for n in known if not why_not_here(n)] if options.recipes == "all" else options.recipes.split(",")
-    unknown = [name for name in names if name not in known]
+    with_loops = [*SETUPS, *LIBRARY_SETUPS]
+    names = [n for n in with_loops if not why_not_here(n)] if options.recipes == "all" else options.recipes.split(",")
+    unknown = [name for name in names if name not in with_loops]
     if unknown:
-        raise ConfigError(f"{unknown[0]} has no minimal loop", "in --recipes", "use one of: " + " ".join(known))
+        raise ConfigError(f"{unknown[0]} has no minimal loop", "in --recipes", "use one of: " + " ".join(with_loops))
     # Whatever a rank would refuse is refused here, in one line and before the first world.
     folder = Path(tempfile.gettempdir())
     for name in names:

@@ -83,7 +83,7 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
                     minimal_s.append((between - began) / BLOCK_STEPS)
                     our_s.append((time.perf_counter() - between) / BLOCK_STEPS)
         engine.close()
-    ratios = sorted(ours / minimal for ours, minimal in zip(our_s, minimal_s, strict=True))
+    ratios = sorted(our_time / minimal for our_time, minimal in zip(our_s, minimal_s, strict=True))
     return {
         "nproc": run.world.world_size,
         "n_params": run.gpt.n_params,

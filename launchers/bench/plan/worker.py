@@ -81,7 +81,7 @@ def measure(task: dict[str, Any], world: World) -> list[dict[str, Any]]:
     steps = [step_here(plan.run, plan.recipe_config) for plan in plans.values()]
     operations = {operation for step in steps for operation in step.operations()}
     config = next(iter(plans.values())).run.config
-    found = calibrate_apart(operations, config, world, folder)
+    timings = calibrate_apart(operations, config, world, folder)
     with ExitStack() as stack:
         stack.enter_context(redirect_stdout(StringIO()))
         stack.enter_context(redirect_stderr(StringIO()))
@@ -96,10 +96,10 @@ def measure(task: dict[str, Any], world: World) -> list[dict[str, Any]]:
             for loop in loops.values():
                 loop.block()
     for probe in probes:
-        found |= layer_operations(probe, HERE)
+        timings |= layer_operations(probe, HERE)
         probe.close()
-    worker.add(measured, config.precision, found)
-    taken = taken_fraction(gather_objects(clock.lap())) or 0.0
+    worker.add(measured, config.precision, timings)
+    taken_share = taken_fraction(gather_objects(clock.lap())) or 0.0
     if world.is_main:
         file.add(Path(task["calibration"]), measured)
     # The first block warms up.
@@ -110,7 +110,7 @@ def measure(task: dict[str, Any], world: World) -> list[dict[str, Any]]:
             "measured_p10_s": statistics.quantiles(loop.seconds[1:], n=10)[0],
             "measured_p90_s": statistics.quantiles(loop.seconds[1:], n=10)[-1],
             "threads": measured.machine.threads,
-            "taken_fraction": taken,
+            "taken_fraction": taken_share,
         }
         for name, loop in loops.items()
     ]
@@ -132,14 +132,14 @@ def calibrate_apart(operations: set[Operation], config: Any, world: World, folde
     device, repeats = world.device, 15
     size = config.micro_batch_size or 4
     host = run_of(WHOLE if world.world_size == 1 else "ddp", dataclasses.replace(config, micro_batch_size=size), world)
-    found = {Operation("host", (), HERE): time_host(host, folder)}
-    found |= worker.time_optimizer(config.gpt().n_layer, config, world, HERE, repeats)
+    timings = {Operation("host", (), HERE): time_host(host, folder)}
+    timings |= worker.time_optimizer(config.gpt().n_layer, config, world, HERE, repeats)
     if world.world_size > 1:
         sizes = sorted({operation.shape[0] for operation in operations if operation.on == GLOO} | {SMALL})
         messages = time_collectives(sizes, world.world_size, world.world_size, device, GLOO, repeats)
         small = messages[Operation("send", MessageShape(SMALL, 2, 2, 1), GLOO)].seconds
-        found |= messages | {Operation("stage", (), HERE): time_stage(world.world_size, device, small, repeats)}
-    return found
+        timings |= messages | {Operation("stage", (), HERE): time_stage(world.world_size, device, small, repeats)}
+    return timings
 
 
 def main(words: Sequence[str]) -> NoReturn:

@@ -34,10 +34,14 @@ def by_function(stack: Sequence[Place]) -> str | None:
 
 def test_shares_are_those_of_the_time() -> None:
     before = sys.getswitchinterval()
+    limit = time.monotonic() + 60
     with StackSampler(by_function) as sampler:
-        counts(0.5)
-        multiplies(0.5)
-        time.sleep(0.2)  # counts nowhere
+        # Short turns: a machine that is taken away for a while is then taken from both.
+        while sampler.counts.total() < 300 and time.monotonic() < limit:
+            counts(0.02)
+            multiplies(0.02)
+        # Counts nowhere.
+        time.sleep(0.2)
     shares = sampler.shares()
     assert sum(shares.values()) == pytest.approx(1)
     assert 0.3 < shares["counts"] < 0.7

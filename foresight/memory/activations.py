@@ -64,7 +64,8 @@ def loss_bytes(step: Step, fixed: RecipeBytes) -> float:
     gpt, c = step.gpt, step.compute
     columns = gpt.padded_vocab_size // step.tp_size
     cast = c if c != fixed.norm_input else 0
-    table = (4 + cast) * step.table
+    # A table that was cast before, as the residual stream shows, is not cast again.
+    table = (4 + (c if c != fixed.residual else 0)) * step.table
     # On CUDA a kernel overwrites the logits. Tensor ranks, who know only their columns, take an fp32 copy of them.
     has_copy = step.device_type == "cuda" and step.tp_size > 1 and c != 4
     copies = c + 4 if has_copy else LOGIT_COPIES[step.device_type][c]

@@ -62,9 +62,14 @@ class RecipeBytes:
     weights, while a forward lasts. working: during the backward of a block. build: at most, while the engine is built. residual,
     norm_input: bytes of a number in the residual stream, and of one that a LayerNorm keeps.
 
-    of a world: gathered: weights that are there from forward on, whole, beside a rank's own. reduced: what is on its way to
-    other ranks when a block's backward ends; reduced_at_end: and when that of the table and the rest does. stepping: beside the
-    gradients while the optimizer steps and new weights are gathered.
+    held: gradients of earlier micro-batches while a forward lasts, if not `gradients`. head_gradient: bytes of a number in the gradient of the token table that the loss leaves.
+
+    of a world: gathered: weights that are there from forward on, whole, beside a rank's own. kept_gathered: weights
+    that stay gathered behind a block's backward. reduced: what is on its way to
+    other ranks when a block's backward ends; lingering: what of it is still there during the next block's; block_end: what is there
+    when that one has all its gradients; last_gathered: what was gathered for the last block and stays until the loss is done;
+    reduced_at_end: what is on its way when the gradients of the table and the rest are there. stepping: beside the gradients while the optimizer steps and new weights are
+    gathered.
     """
 
     device: float
@@ -77,7 +82,13 @@ class RecipeBytes:
     disk: float = 0.0
     residual: int = 4
     norm_input: int = 4
+    head_gradient: int = 4
     gathered: float = 0.0
     reduced: float = 0.0
+    held: float | None = None
+    kept_gathered: float = 0.0
+    lingering: float = 0.0
+    block_end: float = 0.0
+    last_gathered: float = 0.0
     reduced_at_end: float = 0.0
     stepping: float = 0.0

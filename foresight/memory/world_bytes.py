@@ -89,7 +89,15 @@ def _rows(case: Case) -> Answer:
         working=c * (ahead * block + case.step.last_matrix + case.step.tokens * case.run.gpt.n_embd),
         gathered=c * root + (c * n_blocks * block if keeps else 0),
         reduced=c * block * (1 + max(0, ahead - 1)) + 4 * copies * block,
+        held=state.gradients + 4.0 * root,
+        # A block's sum is let go when the next one's backward ends (_fsdp_param_group.py, reduce_scatter_state).
+        lingering=4.0 * block,
+        # weights, gradients, and the last one of these twice
+        block_end=c * ((ahead + 1) * block + 3 * case.run.gpt.n_embd**2) + 4.0 * block,
+        # What was gathered is let go when the next is (all_gather_state, there).
+        last_gathered=c * block,
         reduced_at_end=4 * copies * root + 4 * root / shards,
+        head_gradient=c,
         residual=c,
         # autocast computes norms in fp32 on CUDA, so that they keep a copy of their input
         norm_input=4 if c == 4 or case.step.device_type == "cuda" else c,
@@ -222,11 +230,21 @@ def _in_flight(case: Case, layout: Layout) -> dict[str, Any]:
 
 def _mesh(case: Case) -> Answer:
     """Return the layout of data, tensor and pipeline ranks on one mesh."""
-    if case.place.dp_size > 1 and case.config.data_parallel == "fsdp":
+    staged = case.place.pp_size > 1
+    if case.place.dp_size == 1:
+        # Only fully_shard casts weights.
+        fixed, layout = _matrices(replace(case, casts_weights=False))
+    elif case.config.data_parallel == "fsdp":
         fixed, layout = _rows(case)
+        if staged:
+            # Until the last micro-batch a stage sums its gradients in fp32 before it sends any, and a block that backward has
+            # gathered stays so (torch/distributed/pipelining/stage.py, set_reshard_after_backward).
+            n = float(layout.n_params)
+            weights = case.compute * (n - case.root)
+            fixed = replace(fixed, gradients=4 * n, held=None, kept_gathered=weights, lingering=0.0, block_end=0.0)
     else:
         fixed, layout = _matrices(case)
-    return (fixed, replace(layout, **_in_flight(case, layout))) if case.place.pp_size > 1 else (fixed, layout)
+    return (fixed, replace(layout, **_in_flight(case, layout))) if staged else (fixed, layout)
 
 
 def _plugin(case: Case) -> Answer:

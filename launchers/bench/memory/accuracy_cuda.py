@@ -12,6 +12,7 @@ import torch
 
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.process.world import World
+from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
@@ -52,10 +53,11 @@ WORLDS = tuple(
     Shape("1.6b", nproc, rank, "--n-head 32 --micro-batch-size 4") for nproc in (8, 64) for rank in (0, nproc - 1)
 )
 SHAPES = {"models": MODELS, "worlds": WORLDS}
-# A world of one axis cannot be larger than what the axis divides: heads of tensor ranks, blocks of stages.
-LARGEST = {"tensor_parallel": 4, "colossal_tensor": 4, "pipeline": 8, "colossal_pipeline": 8}
-LARGEST_WORLD = {"tensor_parallel": 32, "pipeline": 16}
+# Stages that a pipeline has at most, because each takes a micro-batch and a simulation of many takes long.
+MOST_STAGES = {"models": 8, "worlds": 16}
 WAYS = {"hybrid_3d": "--tp-size 2 --pp-size 2", "colossal_tensor": "--tp-size 2", "colossal_pipeline": "--pp-size 2"}
+# The smallest world that has a rank for each place of these ways.
+SMALLEST = {"hybrid_3d": 4, "colossal_tensor": 2, "colossal_pipeline": 2}
 STAGES = {"hybrid_3d": 2, "colossal_pipeline": 2}
 # What tells one row from the others.
 KEY = ("recipe", "nproc", "rank", "options")
@@ -65,20 +67,34 @@ Rows = dict[tuple[str, ...], dict[str, Any]]
 
 def cases(recipe: str, which: str) -> list[dict[str, Any]]:
     """Return the recipe, processes, rank and options of each comparison of a recipe that makes sense for it."""
-    largest = LARGEST if which == "models" else LARGEST_WORLD
     found = []
     for model, nproc, rank, words in SHAPES[which]:
-        size = min(nproc, largest.get(recipe, nproc)) if get(recipe).axes else 1
-        if recipe in WAYS and size < 4:
-            continue
+        size = world_size(recipe, model, nproc, MOST_STAGES[which])
         if stages := STAGES.get(recipe, size if recipe == "pipeline" else 0):
             # as many micro-batches as stages, or 1F1B refuses
             words = f"{words.partition(' --grad-accum-steps')[0]} --grad-accum-steps {stages}"
         line = f"--model {model} --precision bf16 --data synthetic {words} {WAYS.get(recipe, '')}"
-        case = {"recipe": recipe, "nproc": size, "rank": min(rank, size - 1), "options": " ".join(line.split())}
+        # The last rank of a world stays the last of a smaller or larger one.
+        rank = size - 1 if rank == nproc - 1 and nproc > 1 else min(rank, size - 1)
+        case = {"recipe": recipe, "nproc": size, "rank": rank, "options": " ".join(line.split())}
         if case not in found:
             found.append(case)
     return found
+
+
+def world_size(recipe: str, model: str, nproc: int, most_stages: int) -> int:
+    """Return how many of `nproc` processes a recipe can use, or the least that it needs.
+
+    A world of one axis is no larger than what the axis divides: heads of tensor ranks, blocks of stages.
+    """
+    axes, gpt = get(recipe).axes, PRESETS[model]
+    if not axes:
+        return 1
+    if recipe == "tensor_parallel":
+        return next(size for size in (64, 32, 16, 8, 4, 2, 1) if size <= nproc and gpt.n_head % size == 0)
+    if recipe == "pipeline":
+        return min(nproc, most_stages)
+    return max(nproc, SMALLEST.get(recipe, 1))
 
 
 def compare_on_mock(recipe: str, which: str, known: Rows) -> Iterator[dict[str, Any]]:

@@ -63,6 +63,9 @@ def loss_bytes(step: Step, fixed: RecipeBytes) -> float:
     """Return the bytes inside the loss: the head's input and gradient, the table's gradient, one block of rows."""
     gpt, c = step.gpt, step.compute
     columns = gpt.padded_vocab_size // step.tp_size
+    if fixed.logits:
+        # and the last norm's output, which the head's product keeps
+        return (fixed.logits * columns + c * gpt.n_embd) * step.tokens
     cast = c if c != fixed.norm_input else 0
     # A table that was cast before, as the residual stream shows, is not cast again.
     table = (4 + (c if c != fixed.residual else 0)) * step.table

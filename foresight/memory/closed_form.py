@@ -147,8 +147,8 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
         moment(first_block, before_last - kept, stream + fixed.reduced),
         *([moment(second_block, before_last - kept, at_work + fixed.lingering)] if layout.n_blocks > 1 else []),
         moment(first_block, before_last - 2 * kept, 2 * stream + fixed.block_end),
-        moment(last_gradients, before_first, at_work + fixed.lingering * (layout.n_blocks > 1) + fixed.kept_gathered),
-        moment(fixed.gradients, before_first - kept, stream + fixed.reduced + fixed.kept_gathered),
-        moment(fixed.gradients, 0.0, end + fixed.reduced_at_end + fixed.kept_gathered),
+        moment(last_gradients, before_first, at_work + fixed.lingering * (layout.n_blocks > 1) + fixed.left_behind),
+        moment(fixed.gradients, before_first - kept, stream + fixed.reduced + fixed.left_behind),
+        moment(fixed.gradients, 0.0, end + fixed.reduced_at_end + fixed.left_behind),
         {"under way in the optimizer": fixed.stepping},
     ]

@@ -38,8 +38,8 @@ class RankMemory:
     """The memory of one rank, in bytes.
 
     allocated, reserved: the peaks of torch's allocator; on a CPU, which has none, both are the peak of live tensors.
-    capacity: of the device, or None where nothing is known. pinned: host memory pinned for the device. constants: what lies
-    beside the allocator. out_of_memory: the allocator's message, if the memory ended.
+    capacity: of the device, or None where nothing is known. pinned: host memory pinned for the device. host: all that the rank
+    needs there. host_capacity: its share of the machine's. constants: what lies beside the allocator. out_of_memory: the allocator's message, if the memory ended.
     """
 
     rank: int
@@ -52,6 +52,7 @@ class RankMemory:
     constants: Sequence[Constant] = ()
     out_of_memory: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    host_capacity: int | None = None
 
     @property
     def needed(self) -> int:
@@ -59,9 +60,14 @@ class RankMemory:
         return self.reserved + sum(constant.nbytes for constant in self.constants)
 
     @property
+    def fits_host(self) -> bool | None:
+        """Return whether the host holds its part, or None if one of the two is not known."""
+        return None if self.host is None or self.host_capacity is None else self.host <= self.host_capacity
+
+    @property
     def fits(self) -> bool | None:
-        """Return whether the device holds it, or None if the device is not known."""
-        if self.out_of_memory:
+        """Return whether the device and the host hold it, or None if neither is known."""
+        if self.out_of_memory or self.fits_host is False:
             return False
         return None if self.capacity is None else self.needed <= self.capacity
 
@@ -86,6 +92,7 @@ class RankMemory:
             "out_of_memory": self.out_of_memory,
             "pinned_bytes": self.pinned,
             "host_bytes": self.host,
+            "host_capacity_bytes": self.host_capacity,
             **self.extra,
         }
 

@@ -60,16 +60,16 @@ class RecipeBytes:
 
     device: all the time. gradients: on the device at the end of backward, or, with at_once, from its first block on. casts: of
     weights, while a forward lasts. working: during the backward of a block. build: at most, while the engine is built. residual,
-    norm_input: bytes of a number in the residual stream, and of one that a LayerNorm keeps.
+    norm_input: bytes of a number in the residual stream, and of one that a LayerNorm keeps. head_gradient: bytes of a number in
+    the gradient of the token table that the loss leaves. logits: bytes alive for each logit where the loss takes all rows at
+    once; 0 where it goes block by block (common/model/loss.py). held: gradients of earlier micro-batches while a forward lasts,
+    if not `gradients`. left_behind: what the blocks leave when their backward is done, until that of all is.
 
-    held: gradients of earlier micro-batches while a forward lasts, if not `gradients`. head_gradient: bytes of a number in the gradient of the token table that the loss leaves.
-
-    of a world: gathered: weights that are there from forward on, whole, beside a rank's own. kept_gathered: weights
-    that stay gathered behind a block's backward. reduced: what is on its way to
-    other ranks when a block's backward ends; lingering: what of it is still there during the next block's; block_end: what is there
-    when that one has all its gradients; last_gathered: what was gathered for the last block and stays until the loss is done;
-    reduced_at_end: what is on its way when the gradients of the table and the rest are there. stepping: beside the gradients while the optimizer steps and new weights are
-    gathered.
+    of a world: gathered: weights that are there from forward on, whole, beside a rank's own. last_gathered: what was gathered
+    for the last block and stays until the loss is done. reduced: what is on its way to other ranks when a block's backward ends;
+    lingering: what of it is still there during the next block's; block_end: what is there when that one has all its gradients;
+    reduced_at_end: what is on its way when the gradients of the table and the rest are there. stepping: beside the gradients
+    while the optimizer steps and new weights are gathered.
     """
 
     device: float
@@ -83,10 +83,11 @@ class RecipeBytes:
     residual: int = 4
     norm_input: int = 4
     head_gradient: int = 4
+    logits: int = 0
     gathered: float = 0.0
     reduced: float = 0.0
     held: float | None = None
-    kept_gathered: float = 0.0
+    left_behind: float = 0.0
     lingering: float = 0.0
     block_end: float = 0.0
     last_gathered: float = 0.0

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from gptscale.common.settings.run import Run
 
 
+# transformers' head computes the logits of all rows. Then there are these in fp32, their logarithms of the softmax, and those of
+# the columns that are no padding (common/engines/colossal/gpt2.py, cross_entropy).
+HF_LOGITS = 12
+
 # DeepSpeed keeps a weight in files only if a rank's part has this many bytes (runtime/swap_tensor/utils.py, MIN_AIO_BYTES), and
 # frees it after each use (recipes/zero.py). What is smaller is gathered ahead, as at stage 3.
 SWAPPED_BYTES = 2**20
@@ -209,7 +213,10 @@ def _matrices(case: Case) -> Answer:
 def _stages(case: Case) -> Answer:
     """Return the layout of stages, with several micro-batches in flight."""
     fixed, layout = _matrices(case)
-    return fixed, replace(layout, **_in_flight(case, layout))
+    # One autocast lasts for all micro-batches. So a weight's cast is that of the first, older than all that the others do, and
+    # backward turns its gradient to fp32 when all of that is done.
+    waiting = fixed.working / 2 * (layout.n_blocks - 1)
+    return replace(fixed, left_behind=waiting), replace(layout, **_in_flight(case, layout))
 
 
 def _in_flight(case: Case, layout: Layout) -> dict[str, Any]:
@@ -233,7 +240,7 @@ def _mesh(case: Case) -> Answer:
     staged = case.place.pp_size > 1
     if case.place.dp_size == 1:
         # Only fully_shard casts weights.
-        fixed, layout = _matrices(replace(case, casts_weights=False))
+        fixed, layout = (_stages if staged else _matrices)(replace(case, casts_weights=False))
     elif case.config.data_parallel == "fsdp":
         fixed, layout = _rows(case)
         if staged:
@@ -241,7 +248,7 @@ def _mesh(case: Case) -> Answer:
             # gathered stays so (torch/distributed/pipelining/stage.py, set_reshard_after_backward).
             n = float(layout.n_params)
             weights = case.compute * (n - case.root)
-            fixed = replace(fixed, gradients=4 * n, held=None, kept_gathered=weights, lingering=0.0, block_end=0.0)
+            fixed = replace(fixed, gradients=4 * n, held=None, left_behind=weights, lingering=0.0, block_end=0.0)
     else:
         fixed, layout = _matrices(case)
     return (fixed, replace(layout, **_in_flight(case, layout))) if staged else (fixed, layout)
@@ -257,8 +264,8 @@ def _plugin(case: Case) -> Answer:
     if c != 4:
         n = numel(all_shapes(case.run, case.config))
         state = State(c * n, c * n, state.optimizer + 4 * n)
-    fixed = replace(case.lowered(), gradients=float(state.gradients))
-    layout = case.layout(state)
+    fixed = replace(case.lowered(), gradients=float(state.gradients), logits=HF_LOGITS)
+    layout = case.layout(state, buckets=_masks(case))
     return (fixed, replace(layout, **_in_flight(case, layout))) if case.place.pp_size > 1 else (fixed, layout)
 
 
@@ -276,17 +283,25 @@ def _chunks(case: Case) -> Answer:
     gradients = c * own if gemini or config.stage == 2 else c * n
     on_device = 1.0 - getattr(config, "offload_optim_frac", 0.0)
     state = State(round(weights), round(gradients), round(12 * own * on_device))
+    # Gemini's chunks of gradients stay, because micro-batches may be added to them. Of weights it gathers those at work.
+    stays = gradients if gemini else 0.0
     fixed = RecipeBytes(
         0,
-        gradients=gradients,
-        gathered=c * (n - own) * cut,
+        gradients=gradients - stays,
+        gathered=c * case.step.table * cut * (place.dp_size > 1),
         working=c * case.step.block,
         reduced=4.0 * case.step.block,
         host=12 * own * (1 - on_device),
         residual=c,
         norm_input=c,
+        logits=HF_LOGITS,
     )
-    return fixed, case.layout(state)
+    return fixed, case.layout(state, buckets=_masks(case) + stays)
+
+
+def _masks(case: Case) -> float:
+    """Return the bytes of the causal masks that transformers' blocks keep as buffers, one of bool each, and never read here."""
+    return float(stage_of(case.run, case.config)[1] * case.run.gpt.block_size**2)
 
 
 LAYOUTS: dict[str, Callable[[Case], Answer]] = {

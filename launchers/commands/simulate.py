@@ -47,6 +47,8 @@ class SimulateOptions:
     """Devices of one machine."""
     memory: float | None = None
     """With --device cpu: the GiB that a rank has. Where it needs more, what fills it and what would fit is said."""
+    host_memory: float | None = None
+    """GiB of one machine's own memory, which its ranks share. Not for --device cpu."""
     how: Literal["auto", "count", "formula"] = "auto"
     """With --device cpu: count (run the rank's own program) | formula (arithmetic) | auto (count if this machine can)."""
     save: Path | None = None
@@ -60,6 +62,7 @@ class SimulateOptions:
         check_range(self.nproc, 1, 2**16, "nproc")
         check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
         check_range(self.memory, 1e-6, 1e6, "memory")
+        check_range(self.host_memory, 1e-6, 1e6, "host_memory")
         check_folder(self.save)
         device_named(self.device_kind)
 
@@ -100,7 +103,7 @@ def refuse_of_other_device(config: RunConfig, options: SimulateOptions) -> None:
         return
     if options.device_kind != SimulateOptions.device_kind:
         raise ConfigError("ranks on CPUs play no other device", "in --as", "leave it out, or leave out --device cpu")
-    refuse_changed(options, ("gpus_per_node",), "ranks on CPUs have no GPUs")
+    refuse_changed(options, ("gpus_per_node", "host_memory"), "ranks on CPUs have no GPUs")
 
 
 def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[int]:
@@ -147,7 +150,12 @@ def _on_mock(
         world_size=options.nproc,
         ranks_per_node=options.gpus_per_node,
     )
-    return rank_memory(simulated_rank, rank)
+    memory = rank_memory(simulated_rank, rank)
+    if options.host_memory is None:
+        return memory
+    # On a machine that has fewer ranks, each has more.
+    share = options.host_memory * GIB / min(options.gpus_per_node, options.nproc)
+    return dataclasses.replace(memory, host_capacity=int(share))
 
 
 def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int) -> str:
@@ -186,7 +194,8 @@ def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
     if "grade" in memory.extra:
         print(f"grade    {memory.extra['grade']}")
     else:
-        print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB")
+        host = f", which needs {memory.host / GIB:,.2f} GiB in all" if memory.host is not None else ""
+        print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB{host}")
     calls = memory.extra.get("calls")
     if isinstance(calls, StepCalls):
         sent = sum(c.nbytes * c.count for c in calls.collectives) / GIB
@@ -199,6 +208,14 @@ def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
         # Of torch's message, what could not be had. The rest is in the table above.
         print(
             f"does not fit: {memory.out_of_memory.split(' GPU ')[0]} The memory is filled by {filled_by(memory)}.",
+            file=sys.stderr,
+        )
+    elif memory.fits_host is False:
+        host, share = (memory.host or 0) / GIB, (memory.host_capacity or 0) / GIB
+        ranks = min(options.gpus_per_node, options.nproc)
+        print(
+            f"does not fit on the host: a rank needs {host:.2f} GiB there, of which {memory.pinned / GIB:.2f} pinned, and has "
+            f"{share:.2f}, the share of one of {ranks}",
             file=sys.stderr,
         )
     elif memory.fits is False:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gptscale.common.errors import ConfigError, GptscaleError
-from gptscale.common.settings.checks import check_output_file, parse_names
+from gptscale.common.settings.checks import check_output_file, parse_names, refuse_changed
 from gptscale.common.settings.command_line import parse
+from gptscale.foresight.tables.megatron_memory import between_machines, read_held, table_of
 from gptscale.launchers.bench.measurement import print_written, write_csv
 from gptscale.recipes import RECIPES, get
 from gptscale.results import render
@@ -60,6 +61,8 @@ class AccuracyOptions:
     """with --device cuda, models: 125M to 13B on 1 to 64 GPUs | worlds: 1.6b on 8 and on 64, the first and the last rank."""
     csv: Path | None = None
     """A row for each recipe, world, shape and rank. With --device cuda the rows that it has already are not made again."""
+    check: Path | None = None
+    """Nothing is simulated: a CSV of Megatron-LM's golden values, and what its tests hold beyond the formula of state."""
 
     def __post_init__(self) -> None:
         if self.recipes != "all":
@@ -67,11 +70,15 @@ class AccuracyOptions:
         if not all(word.isdecimal() and 0 < int(word) <= 64 for word in self.nproc.split(",")):
             raise ConfigError(f"{self.nproc!r} is no list of sizes", "in --nproc", "use for example 2,4")
         check_output_file(self.csv, "--csv", "cannot be written")
+        if self.check is not None:
+            refuse_changed(self, ("recipes", "nproc", "device", "shapes", "csv"), "--check simulates nothing")
 
 
 def main(argv: Sequence[str]) -> int:
     """Count and predict, print the errors of each recipe, and return 1 if a recipe could not be compared."""
     options = parse(AccuracyOptions, argv, prog="gptscale bench simulate", about="Predicted bytes beside counted ones.")
+    if options.check is not None:
+        return check_table(options.check)
     # After the options are parsed, because they import torch and pandas.
     import pandas as pd
 
@@ -99,6 +106,15 @@ def main(argv: Sequence[str]) -> int:
     show(rows)
     print_written(options.csv)
     return int(bool(failures))
+
+
+def check_table(path: Path) -> int:
+    """Print what each split of a table holds beyond the formula of state, and what explains the machines' differences."""
+    held = read_held(path)
+    render.console(120, highlight=False).print(table_of(held))
+    for line in between_machines(held):
+        print(line)
+    return 0
 
 
 def _on_mock(names: Sequence[str], options: AccuracyOptions) -> int:

@@ -25,16 +25,18 @@ def kept_per_token(step: Step, fixed: RecipeBytes, mode: str) -> float:
     of attention.
     """
     h, c, heads, tp_size = step.gpt.n_embd, step.compute, step.gpt.n_head, step.tp_size
+    between = step.ranks_of_sequence(fixed)
     # attention's log-sum-exp, and mean and deviation of two norms
     sums, statistics = 4 * heads, 2 * 2 * 4
     if mode == "full":
-        return fixed.residual * h / tp_size
+        return fixed.residual * h / between
     if mode == "selective":
         # A projection's output is a sum that other tensor ranks have parts of, so it is whole.
-        return (fixed.residual * h + c * h * (3 + 4) + c * _padded(step) + sums) / tp_size + c * h * (1 + 1)
+        stream = fixed.residual * h / between
+        return stream + (c * h * (3 + 4) + c * _padded(step) + sums) / tp_size + c * h * (1 + 1)
     # Tensor ranks gather the sequence before qkv and fc, so that these inputs are whole.
-    cut = step.dropped + 2 * fixed.norm_input * h + c * h * (4 + 4) + c * _attention(step) + sums + statistics
-    return cut / tp_size + c * h * (1 + 1)
+    cut = step.dropped + c * h * (4 + 4) + c * _attention(step) + sums + statistics
+    return 2 * fixed.norm_input * h / between + cut / tp_size + c * h * (1 + 1)
 
 
 def working_per_token(step: Step, fixed: RecipeBytes, mode: str) -> float:
@@ -43,7 +45,8 @@ def working_per_token(step: Step, fixed: RecipeBytes, mode: str) -> float:
     They are what is computed again, and gradients under way.
     """
     h, c = step.gpt.n_embd, step.compute
-    under_way = (fixed.residual * h + (c * h if fixed.residual != c else 0) + 4 * c * h) / step.tp_size
+    between = step.ranks_of_sequence(fixed)
+    under_way = (fixed.residual * h + (c * h if fixed.residual != c else 0)) / between + 4 * c * h / step.tp_size
     if step.tp_size > 1:
         under_way += c * h
     if mode == "none":
@@ -51,7 +54,7 @@ def working_per_token(step: Step, fixed: RecipeBytes, mode: str) -> float:
     again = kept_per_token(step, fixed, "none")
     if fixed.norm_input == fixed.residual:
         # the first norm's input is the block's, which is there
-        again -= fixed.residual * h / step.tp_size
+        again -= fixed.residual * h / between
     if mode == "selective":
         # of padded heads q, k and v are computed again
         padded = _padded(step)

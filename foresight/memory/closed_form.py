@@ -96,10 +96,11 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
     """
     gpt, t, table = step.gpt, step.tokens, 4 * step.table
     kept = kept_per_token(step, fixed, mode) * t
-    stream = fixed.residual * gpt.n_embd * t / step.tp_size
+    between = step.ranks_of_sequence(fixed)
+    stream = fixed.residual * gpt.n_embd * t / between
     all_kept = layout.in_flight * layout.n_blocks * kept + layout.kept_outside * stream
     # The last norm keeps its input, or a copy of another type, and its statistics.
-    outside = (fixed.norm_input * gpt.n_embd + 8) * t / step.tp_size if layout.has_head else 0.0
+    outside = (fixed.norm_input * gpt.n_embd + 8) * t / between if layout.has_head else 0.0
     all_kept += outside
     at_work = fixed.working + working_per_token(step, fixed, mode) * t
     # with checkpointing they are gone when autocast ends
@@ -122,7 +123,8 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
     found: list[Moment] = []
     if layout.has_head:
         in_loss = loss_bytes(step, fixed)
-        begins = 2 * (table + fixed.norm_input * gpt.n_embd * t)
+        # Where the logits are all there, backward needs as many copies as the loss did.
+        begins = in_loss if fixed.logits else 2 * (table + fixed.norm_input * gpt.n_embd * t)
         found += [
             {
                 "gathered shard": fixed.gathered + fixed.last_gathered,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.engines.pipeline.plan import V_SHAPED, stage_indices, stage_sizes
 from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.recipes import get
 
 if TYPE_CHECKING:
     from gptscale.common.recipe_config import RecipeConfig
@@ -109,7 +110,8 @@ def held_shapes(run: Run, config: RecipeConfig) -> tuple[Shapes, list[Shapes]]:
         "ln_f.bias": (gpt.n_embd,),
     }
     root = {name: shape for name, shape in whole.items() if name.split(".")[0] in outside}
-    return _cut(root, place.tp_size), [_cut(block_shapes(gpt), place.tp_size)] * n_blocks
+    positions = "wpe.weight" if get(run.recipe).engine == "colossalai" else ""
+    return _cut(root, place.tp_size, positions), [_cut(block_shapes(gpt), place.tp_size)] * n_blocks
 
 
 def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
@@ -132,10 +134,10 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
     return modules, sum(sizes[i] for i in indices)
 
 
-def _cut(shapes: Shapes, tp_size: int) -> Shapes:
+def _cut(shapes: Shapes, tp_size: int, but: str = "") -> Shapes:
     cut = {}
     for name, shape in shapes.items():
-        dim = CUT_BY_TENSOR_RANKS.get(name)
+        dim = CUT_BY_TENSOR_RANKS.get(name) if name != but else None
         cut[name] = shape if dim is None else tuple(n // tp_size if i == dim else n for i, n in enumerate(shape))
     return cut
 

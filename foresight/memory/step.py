@@ -44,6 +44,10 @@ class Step:
         """Return the parameters of a rank's part of the MLP's second matrix, whose gradient is the first of a block."""
         return 4 * self.gpt.n_embd**2 // self.tp_size + self.gpt.n_embd
 
+    def ranks_of_sequence(self, fixed: RecipeBytes) -> int:
+        """Return how many ranks cut the sequence between layers."""
+        return self.tp_size if fixed.cuts_sequence else 1
+
     @property
     def dropped(self) -> float:
         """Return the bytes per token that dropout keeps in a block: masks, and on a CPU attention in three matrices."""
@@ -62,7 +66,7 @@ class RecipeBytes:
     weights, while a forward lasts. working: during the backward of a block. build: at most, while the engine is built. residual,
     norm_input: bytes of a number in the residual stream, and of one that a LayerNorm keeps. head_gradient: bytes of a number in
     the gradient of the token table that the loss leaves. logits: bytes alive for each logit where the loss takes all rows at
-    once; 0 where it goes block by block (common/model/loss.py). held: gradients of earlier micro-batches while a forward lasts,
+    once; 0 where it goes block by block (common/model/loss.py). cuts_sequence: whether tensor ranks cut it between layers. held: gradients of earlier micro-batches while a forward lasts,
     if not `gradients`. left_behind: what the blocks leave when their backward is done, until that of all is.
 
     of a world: gathered: weights that are there from forward on, whole, beside a rank's own. last_gathered: what was gathered
@@ -84,6 +88,7 @@ class RecipeBytes:
     norm_input: int = 4
     head_gradient: int = 4
     logits: int = 0
+    cuts_sequence: bool = True
     gathered: float = 0.0
     reduced: float = 0.0
     held: float | None = None

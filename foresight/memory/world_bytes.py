@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # transformers' head computes the logits of all rows. Then there are these in fp32, their logarithms of the softmax, and those of
 # the columns that are no padding (common/engines/colossal/gpt2.py, cross_entropy).
 HF_LOGITS = 12
+# Of a table that is cut, a rank's columns: in fp32, with padding masked, their exponentials, and the gradient that is made at once.
+HF_CUT_LOGITS = 16
 
 # DeepSpeed keeps a weight in files only if a rank's part has this many bytes (runtime/swap_tensor/utils.py, MIN_AIO_BYTES), and
 # frees it after each use (recipes/zero.py). What is smaller is gathered ahead, as at stage 3.
@@ -264,9 +266,20 @@ def _plugin(case: Case) -> Answer:
     if c != 4:
         n = numel(all_shapes(case.run, case.config))
         state = State(c * n, c * n, state.optimizer + 4 * n)
-    fixed = replace(case.lowered(), gradients=float(state.gradients), logits=HF_LOGITS)
-    layout = case.layout(state, buckets=_masks(case))
-    return (fixed, replace(layout, **_in_flight(case, layout))) if case.place.pp_size > 1 else (fixed, layout)
+    gradients, staged = float(state.gradients), case.place.pp_size > 1
+    # Without stages gradients live in DDP's buckets from step to step, with one data rank too. Those of micro-batches that are
+    # not averaged never enter one.
+    layout = case.layout(state, buckets=_masks(case) + (0.0 if staged else gradients))
+    fixed = replace(
+        case.lowered(),
+        gradients=gradients if staged or case.step.micro_batches > 1 else 0.0,
+        # The optimizer makes fp32 gradients of all, and then steps.
+        stepping=2 * gradients if c != 4 else 0.0,
+        head_gradient=c,
+        logits=HF_LOGITS if case.step.tp_size == 1 else HF_CUT_LOGITS,
+        cuts_sequence=False,
+    )
+    return (fixed, replace(layout, **_in_flight(case, layout))) if staged else (fixed, layout)
 
 
 def _chunks(case: Case) -> Answer:
@@ -290,10 +303,11 @@ def _chunks(case: Case) -> Answer:
         gradients=gradients - stays,
         gathered=c * case.step.table * cut * (place.dp_size > 1),
         working=c * case.step.block,
-        reduced=4.0 * case.step.block,
+        reduced=(c if gemini else 4.0) * case.step.block,
         host=12 * own * (1 - on_device),
         residual=c,
         norm_input=c,
+        head_gradient=c,
         logits=HF_LOGITS,
     )
     return fixed, case.layout(state, buckets=_masks(case) + stays)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gptscale.common.settings.run import Run
 
 Moment = dict[str, float]
-# torch's default workspace for cuBLAS, of which the thread of forward and that of backward have one each. On Hopper it is 32 MiB
-# (aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
-CUBLAS_WORKSPACES = 2 * (2 * 4096 + 8 * 16) * 2**10
+# torch's workspaces for cuBLAS: one for the thread of forward and one for that of backward, each of 4096 KiB twice and 16 KiB
+# eight times, on Hopper of 32 MiB (aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+WORKSPACES, HOPPER_WORKSPACES, HOPPER = 2 * (2 * 4096 + 8 * 16) * 2**10, 2 * 32 * 2**20, 9
 
 
 class WayToFit(NamedTuple):
@@ -56,8 +56,11 @@ def need(step: Step, way: WayToFit) -> Need:
     return Need(max(fixed.build, fixed.device + highest), fixed.host, fixed.disk)
 
 
-def predict(run: Run, config: RecipeConfig) -> dict[str, int]:
-    """Return the bytes of one rank's device at its peak, by owner. On a CPU host and device are one memory."""
+def predict(run: Run, config: RecipeConfig, capability: int = 0) -> dict[str, int]:
+    """Return the bytes of one rank's device at its peak, by owner. On a CPU host and device are one memory.
+
+    capability: the first number of a CUDA device's compute capability, 0 where it is not known.
+    """
     step, fixed, layout = layout_of(run, config)
     mode = run.config.activation_checkpointing
     highest = max(moments_of_rank(step, fixed, mode, layout), key=lambda moment: sum(moment.values()))
@@ -66,7 +69,7 @@ def predict(run: Run, config: RecipeConfig) -> dict[str, int]:
     host = fixed.host if step.device_type == "cpu" else 0.0
     held |= {"other": 16.0 * run.batch.sequences_per_rank * run.seq_len + layout.transfers + host}
     if step.device_type == "cuda":
-        held["other"] += CUBLAS_WORKSPACES
+        held["workspace"] = HOPPER_WORKSPACES if capability == HOPPER else WORKSPACES
     owners = dict.fromkeys((*held, *highest), 0.0)
     for part in (held, highest):
         for owner, nbytes in part.items():
@@ -91,8 +94,8 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
     """Return what lives beside `fixed.device` at the moments that may be the peak, by owner.
 
     They are: inside the loss, when backward begins, in the last block's backward and at its end, in the one before it, in the
-    first block's and at its end, and when the table's two gradients are added. Between the last and the first block it lies on a straight line, because
-    what blocks keep falls while gradients grow.
+    first block's and at its end, and when the table's two gradients are added. Between the last and the first block it lies on a
+    straight line, because what blocks keep falls while gradients grow.
     """
     gpt, t, table = step.gpt, step.tokens, 4 * step.table
     kept = kept_per_token(step, fixed, mode) * t

@@ -29,6 +29,7 @@ COLOURS = {
     "under way in backward": "#da8bc3",
     "under way in the optimizer": "#8c8c8c",
     "while the engine is built": "#d8d8b0",
+    "workspace": "#e8c39e",
     "other": "#bbbbbb",
 }
 
@@ -39,7 +40,8 @@ class RankMemory:
 
     allocated, reserved: the peaks of torch's allocator; on a CPU, which has none, both are the peak of live tensors.
     capacity: of the device, or None where nothing is known. pinned: host memory pinned for the device. host: all that the rank
-    needs there. host_capacity: its share of the machine's. constants: what lies beside the allocator. out_of_memory: the allocator's message, if the memory ended.
+    needs there. host_capacity: its share of the machine's. constants: what lies beside the allocator. out_of_memory: the
+    allocator's message, if the memory ended.
     """
 
     rank: int

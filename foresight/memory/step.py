@@ -66,8 +66,9 @@ class RecipeBytes:
     weights, while a forward lasts. working: during the backward of a block. build: at most, while the engine is built. residual,
     norm_input: bytes of a number in the residual stream, and of one that a LayerNorm keeps. head_gradient: bytes of a number in
     the gradient of the token table that the loss leaves. logits: bytes alive for each logit where the loss takes all rows at
-    once; 0 where it goes block by block (common/model/loss.py). cuts_sequence: whether tensor ranks cut it between layers. held: gradients of earlier micro-batches while a forward lasts,
-    if not `gradients`. left_behind: what the blocks leave when their backward is done, until that of all is.
+    once; 0 where it goes block by block (common/model/loss.py). cuts_sequence: whether tensor ranks cut it between
+    layers. held: gradients of earlier micro-batches while a forward lasts, if not `gradients`. left_behind: what the blocks leave
+    when their backward is done, until that of all is.
 
     of a world: gathered: weights that are there from forward on, whole, beside a rank's own. last_gathered: what was gathered
     for the last block and stays until the loss is done. reduced: what is on its way to other ranks when a block's backward ends;

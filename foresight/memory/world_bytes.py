@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # transformers' head computes the logits of all rows. Then there are these in fp32, their logarithms of the softmax, and those of
 # the columns that are no padding (common/engines/colossal/gpt2.py, cross_entropy).
 HF_LOGITS = 12
-# Of a table that is cut, a rank's columns: in fp32, with padding masked, their exponentials, and the gradient that is made at once.
+# Of a table that is cut, a rank's columns: in fp32, with padding masked, their exponentials, and the gradient, made at once.
 HF_CUT_LOGITS = 16
 
 # DeepSpeed keeps a weight in files only if a rank's part has this many bytes (runtime/swap_tensor/utils.py, MIN_AIO_BYTES), and
@@ -184,6 +184,10 @@ def _flat_all(case: Case) -> Answer:
         transfers = 4.0 * (bucket + (0 if on_disk else own))
         host = float(state.parameters + state.optimizer)
         return replace(fixed, gradients=0.0, build=0.0), case.layout(NO_STATE, transfers=transfers, host=host)
+    if case.step.device_type == "cuda":
+        # The vector of fp32 gradients stays (stage3.py, grad_partitions_flat_buffer), and nothing copies a bucket, as gloo does.
+        fixed = replace(fixed, gradients=0.0, head_gradient=c, gathered=fixed.gathered * (place.dp_size > 1))
+        return fixed, case.layout(state, buckets=4.0 * own, transfers=4.0 * bucket)
     return fixed, case.layout(state, transfers=float(2 * 4 * bucket + (2 * 4 * own if on_disk else 0)))
 
 
@@ -199,7 +203,9 @@ def _owners(case: Case) -> Answer:
     buckets = place.dp_size * min(4 * room, n) + n // place.dp_size
     kept = kept_gradients(owned(case.run, case.config, place.dp_size), place.dp_rank, room)
     fixed = replace(case.lowered(), reduced_at_end=4.0 * case.step.table)
-    fixed = replace(fixed, build=float(n + state.optimizer + buckets))
+    # Gradients that are not sent yet are all there.
+    held = n - 4.0 * kept if case.step.micro_batches > 1 else 0.0
+    fixed = replace(fixed, build=float(n + state.optimizer + buckets), gradients=held)
     return fixed, case.layout(state, buckets=4.0 * kept)
 
 

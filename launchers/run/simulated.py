@@ -101,13 +101,14 @@ def _simulate(plan: Plan, folder: Path) -> int:
     owners = Owners(cast(Counter, counter))
     marks = StepMarks(counter)
     facts: dict[str, Any] = {"recipe": run.recipe, "rank": run.world.rank, "world_size": run.world.world_size}
-    facts["closed_form_bytes"] = predict(run, plan.recipe_config)
     status = 0
     with ExitStack() as stack:
         # zero_infinity makes its folder there.
         run.config.out.mkdir(parents=True, exist_ok=True)
         stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
         torch.cuda.init()
+        capability, _ = torch.cuda.get_device_capability(run.world.device)
+        facts["closed_form_bytes"] = predict(run, plan.recipe_config, capability)
         try:
             with counter.counting(), owners.watching(), library.listing(folder / "calls.tsv"):
                 engine = get(run.recipe).load().build(run, plan.recipe_config)

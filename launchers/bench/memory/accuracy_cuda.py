@@ -14,6 +14,7 @@ from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.foresight.memory.closed_form import predict
+from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
 from gptscale.launchers.run.simulation import LIMIT_S, simulate
@@ -123,6 +124,10 @@ def rows_in(csv: Path | None) -> Rows:
     return {_key(row): row | {"closed_form_error": float(row["closed_form_error"] or "nan")} for row in rows}
 
 
+def _device(recipe: str) -> str:
+    return OLDER_DEVICE if get(recipe).environment else DEVICE
+
+
 def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(row[name]) for name in KEY)
 
@@ -137,7 +142,7 @@ def _simulated(case: dict[str, Any]) -> dict[str, Any]:
             case["recipe"],
             config,
             recipe_config,
-            device=OLDER_DEVICE if get(case["recipe"]).environment else DEVICE,
+            device=_device(case["recipe"]),
             rank=case["rank"],
             world_size=case["nproc"],
             ranks_per_node=RANKS_PER_NODE,
@@ -157,7 +162,8 @@ def _simulated(case: dict[str, Any]) -> dict[str, Any]:
 def _closed_form(case: dict[str, Any], allocated: int) -> dict[str, Any]:
     config, recipe_config = parse_run(case["recipe"], case["options"].split())
     world = World(case["rank"], case["rank"] % RANKS_PER_NODE, case["nproc"], torch.device("cuda", 0), LIMIT_S)
-    owners = predict(resolve(case["recipe"], config, recipe_config, world), recipe_config)
+    capability = device_named(_device(case["recipe"])).capability[0]
+    owners = predict(resolve(case["recipe"], config, recipe_config, world), recipe_config, capability)
     total = sum(owners.values())
     return {
         "closed_form": total,

@@ -47,6 +47,16 @@ def test_a_rank_fits_if_what_torch_reserves_and_what_lies_beside_it_do(timeline)
     assert memory(None, "CUDA out of memory").fits is False
 
 
+def test_a_rank_that_the_host_cannot_hold_does_not_fit(timeline):
+    def memory(host, host_capacity):
+        return RankMemory(0, timeline, GIB, GIB, 80 * GIB, 3 * GIB, host, host_capacity=host_capacity)
+
+    assert memory(4 * GIB, 4 * GIB).fits is True
+    assert memory(4 * GIB + 1, 4 * GIB).fits is False
+    assert memory(4 * GIB + 1, None).fits is True
+    assert memory(4 * GIB, 5 * GIB).as_json()["host_capacity_bytes"] == 5 * GIB
+
+
 def test_activations_of_all_modules_are_one_owner(timeline):
     assert merged(timeline.by_owner(timeline.peak_at)) == {
         "activation": 5 * GIB,

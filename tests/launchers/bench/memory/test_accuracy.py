@@ -33,6 +33,22 @@ def test_the_closed_form_is_near_what_a_rank_of_the_mock_allocates(recipe, nproc
     assert abs(accuracy_cuda._closed_form(case, allocated * MIB)["closed_form_error"]) <= 0.03
 
 
+@pytest.mark.parametrize(
+    ("recipe", "sizes"),
+    [
+        # Heads of 12, 16, 20, 32 and 40 are cut.
+        ("tensor_parallel", [1, 2, 4, 4, 8, 4, 4, 8, 16, 32, 16, 32, 8]),
+        ("pipeline", [1, 2, 4, 4, 8, 8, 8, 8, 8, 8, 8, 8, 8]),
+        # The first two shapes are one, of four ranks.
+        ("hybrid_3d", [4, 4, 4, 8, 8, 16, 8, 16, 64, 16, 32, 64]),
+    ],
+)
+def test_worlds_are_as_large_as_a_recipe_can_use(recipe, sizes):
+    cases = accuracy_cuda.cases(recipe, "models")
+    assert [case["nproc"] for case in cases] == sizes
+    assert all(case["rank"] in (0, case["nproc"] - 1) for case in cases)
+
+
 def test_a_row_is_made_once_and_a_failure_again(tmp_path, monkeypatch, capsys):
     tried = []
 

@@ -211,10 +211,10 @@ def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
             file=sys.stderr,
         )
     elif memory.fits_host is False:
-        host, share = (memory.host or 0) / GIB, (memory.host_capacity or 0) / GIB
+        need, share = (memory.host or 0) / GIB, (memory.host_capacity or 0) / GIB
         ranks = min(options.gpus_per_node, options.nproc)
         print(
-            f"does not fit on the host: a rank needs {host:.2f} GiB there, of which {memory.pinned / GIB:.2f} pinned, and has "
+            f"does not fit on the host: a rank needs {need:.2f} GiB there, of which {memory.pinned / GIB:.2f} pinned, and has "
             f"{share:.2f}, the share of one of {ranks}",
             file=sys.stderr,
         )

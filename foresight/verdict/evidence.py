@@ -64,9 +64,11 @@ def evidence_of(
         retries = torch.cuda.memory_stats(device)["num_alloc_retries"] if device.type == "cuda" else 0
         trace, n = trace_steps(rank, step, device, keep=keep), STEPS + 1
         fixed: dict[str, float] = {}
-        if short_step and agree_any(max(host_shares([trace], threads=True).values()) >= HOST_MIN):
-            fixed, n = _fixed_shares(trace, short_step, n), n + STEPS + 1
-        threads_s = _with_right_threads(step, n) if device.type == "cpu" else None
+        wrong_threads = device.type == "cpu" and agree_any(torch.get_num_threads() != right_threads())
+        threads_s = _with_right_threads(step, n) if wrong_threads else None
+        # Threads that wait for each other take time that does not shrink with the tokens either.
+        if short_step and not wrong_threads and agree_any(max(host_shares([trace], threads=True).values()) >= HOST_MIN):
+            fixed = _fixed_shares(trace, short_step, n)
         data_wait_s = statistics.fmean(data_waits_s) if data_waits_s else 0.0
         return RankEvidence(trace, data_wait_s, threads_s, fixed, retries)
     except Exception as error:
@@ -99,11 +101,9 @@ def right_threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-def _with_right_threads(step: Callable[[int], object], first: int) -> float | None:
-    """Return the median step with the right number of threads, None if all ranks have it already."""
+def _with_right_threads(step: Callable[[int], object], first: int) -> float:
+    """Return the median step with the right number of threads."""
     threads = torch.get_num_threads()
-    if not agree_any(threads != right_threads()):
-        return None
     torch.set_num_threads(right_threads())
     step(first)
     times_s = []

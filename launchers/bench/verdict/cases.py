@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from gptscale.foresight.verdict.remedies import BUBBLE, CONTENDED, DATA, DISK, LATE, LAUNCH, LINKS, THREADS
@@ -17,44 +16,43 @@ SHAPE = "--model tiny --n-embd 256 --data synthetic --no-tensorboard --lr 1e-4".
 class RecipeSizes:
     """How large a step of a recipe and each cause in it are, so that a cause costs at least as much as the rest of the step.
 
-    options: of a step that only computes. read_s: of a batch. link_s: that a rank waits longer for each exchange, of which
-    recipes have different numbers. threads: of each rank, too many. nproc: ranks. small: further options of a step of many small
-    micro-batches, None if these are bound by their exchanges and not by the host. pinned: whether a rank can have a processor of
-    its own.
+    options: of a step. healthy: what makes it one that hardly does anything but compute, None where no step is. read_s: of a
+    batch. link_s: that a rank waits longer for each exchange, of which recipes have different numbers. nproc: ranks. small:
+    further options of a step of many small micro-batches, None if these are bound by their exchanges and not by the host.
     """
 
     options: str
+    healthy: str | None
     read_s: float
     link_s: float
-    threads: int = 16
     nproc: int = 2
-    small: str | None = ""
-    pinned: bool = True
+    small: str | None = None
 
 
-# A step of some 100 to 300 ms.
+# A step of some 100 ms.
 BATCH = "--n-layer 1 --seq-len 128 --global-batch-size 16"
-# With many micro-batches a pipeline has hardly a bubble, with few it has one. They are of the same size.
+LARGER = "--global-batch-size 32"
+# The micro-batches of a pipeline are of the same size. With many there is hardly a bubble, with few it is a third of the step.
 PIPELINE = "--n-layer 2 --seq-len 256 --micro-batch-size 1 --grad-accum-steps"
-MANY, FEW, MORE = 24, 2, 8
+MANY, SOME, FEW = 24, 8, 2
+SMALL = "--n-layer 2 --seq-len 16 --n-embd 64 --global-batch-size 64"
+# Threads of a rank that should have one.
+THREADS_TOO_MANY = "32"
 SIZES = {
-    "ddp": RecipeSizes(BATCH, read_s=0.35, link_s=0.1),
-    "fsdp": RecipeSizes(
-        BATCH, read_s=0.35, link_s=0.03, small="--no-sync-every-micro-batch --no-reshard-after-forward"
-    ),
-    "zero2": RecipeSizes(BATCH, read_s=0.35, link_s=0.05),
-    "tensor_parallel": RecipeSizes(BATCH, read_s=0.35, link_s=0.02, small=None),
-    "pipeline": RecipeSizes(f"{PIPELINE} {MANY}", read_s=1.0, link_s=0.01, small=None),
-    # Four ranks on two processors: these are what limits it, so that no stage costs time by waiting.
-    "hybrid_3d": RecipeSizes(
-        f"{PIPELINE} 4 --pp-size 2 --tp-size 2", read_s=1.0, link_s=0.01, nproc=4, small=None, pinned=False
-    ),
+    "ddp": RecipeSizes(BATCH, LARGER, read_s=0.3, link_s=0.1, small=""),
+    # Without these options each micro-batch exchanges weights and gradients.
+    "fsdp": RecipeSizes(BATCH, LARGER, 0.3, 0.02, small="--no-sync-every-micro-batch --no-reshard-after-forward"),
+    "zero2": RecipeSizes(BATCH, LARGER, read_s=0.35, link_s=0.02, small=""),
+    # On a CPU these sizes are bound by what tensor ranks exchange, so that no such run is healthy.
+    "tensor_parallel": RecipeSizes(BATCH, None, read_s=0.35, link_s=0.02),
+    "pipeline": RecipeSizes(f"{PIPELINE} {SOME}", f"--grad-accum-steps {MANY}", read_s=0.45, link_s=0.01),
+    # Two pairs of tensor ranks are two stages.
+    "hybrid_3d": RecipeSizes(f"{PIPELINE} 4 --pp-size 2 --tp-size 2", None, read_s=0.7, link_s=0.005, nproc=4),
 }
 RECIPES = tuple(SIZES)
 PIPELINES = ("pipeline",)
-# On a CPU these sizes are bound by what tensor ranks exchange, so that no such run is healthy.
-NEVER_HEALTHY = ("tensor_parallel", "hybrid_3d")
-SMALL = "--n-layer 2 --seq-len 16 --n-embd 64 --global-batch-size 64"
+# Its four ranks share two processors, which limit it: no rank has one of its own, and no stage costs time by waiting.
+CROWDED = ("hybrid_3d",)
 
 
 @dataclass(frozen=True)
@@ -91,26 +89,25 @@ def cases() -> Iterator[InjectedCase]:
     """Yield every cause in every recipe that can have it."""
     for recipe, sizes in SIZES.items():
         base = _setting(sizes)
-        if recipe not in NEVER_HEALTHY:
-            yield InjectedCase(HEALTHY, recipe, "", base)
-        yield InjectedCase("slow reader", recipe, DATA, _setting(sizes, injected={"read_s": sizes.read_s}), base)
-        yield InjectedCase("slow link", recipe, LINKS, _setting(sizes, injected={"link_s": sizes.link_s}), base)
-        if sizes.pinned:
-            pinned = _setting(sizes, injected={"pinned": True})
-            yield InjectedCase("slow rank", recipe, LATE, replace(pinned, beside=(sizes.nproc - 1,)), pinned)
+        if sizes.healthy is not None:
+            yield InjectedCase(HEALTHY, recipe, "", _setting(sizes, sizes.healthy))
+        yield InjectedCase("slow reader", recipe, DATA, replace(base, injected={"read_s": sizes.read_s}), base)
+        yield InjectedCase("slow link", recipe, LINKS, replace(base, injected={"link_s": sizes.link_s}), base)
         yield InjectedCase("machine in use", recipe, CONTENDED, replace(base, beside=None), base)
-        threads = replace(base, environment={"OMP_NUM_THREADS": str(sizes.threads)})
-        yield InjectedCase("wrong threads", recipe, THREADS, threads, base)
+        if recipe not in CROWDED:
+            pinned = replace(base, injected={"pinned": True})
+            yield InjectedCase("slow rank", recipe, LATE, replace(pinned, beside=(sizes.nproc - 1,)), pinned)
+            threads = replace(base, environment={"OMP_NUM_THREADS": THREADS_TOO_MANY})
+            yield InjectedCase("wrong threads", recipe, THREADS, threads, base)
         if sizes.small is not None:
             small = (*SHAPE, *SMALL.split(), *sizes.small.split())
             slow, cured = (RunSetting((*small, name, "1")) for name in ("--micro-batch-size", "--grad-accum-steps"))
             yield InjectedCase("small micro-batch", recipe, LAUNCH, slow, cured)
         if recipe in PIPELINES:
-            few, more = (_setting(sizes, f"--grad-accum-steps {n}") for n in (FEW, MORE))
-            yield InjectedCase("few micro-batches", recipe, BUBBLE, few, more)
-    base = _setting(RecipeSizes(BATCH, 0, 0))
-    yield InjectedCase("slow disk", "zero_infinity", DISK, replace(base, injected={"disk_s": 0.2}), base)
+            yield InjectedCase("few micro-batches", recipe, BUBBLE, _setting(sizes, f"--grad-accum-steps {FEW}"), base)
+    base = RunSetting((*SHAPE, *BATCH.split()))
+    yield InjectedCase("slow disk", "zero_infinity", DISK, replace(base, injected={"disk_s": 0.05}), base)
 
 
-def _setting(sizes: RecipeSizes, more: str = "", injected: Mapping[str, Any] = MappingProxyType({})) -> RunSetting:
-    return RunSetting((*SHAPE, *f"{sizes.options} {more}".split()), injected, nproc=sizes.nproc)
+def _setting(sizes: RecipeSizes, more: str = "") -> RunSetting:
+    return RunSetting((*SHAPE, *f"{sizes.options} {more}".split()), nproc=sizes.nproc)

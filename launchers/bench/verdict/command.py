@@ -15,6 +15,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_output_file, check_path, check_ranges, parse_names
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.launchers.bench.measurement import print_written, tell
 from gptscale.launchers.bench.quiet import QuietOptions
 
@@ -29,7 +30,7 @@ class VerdictBenchOptions(QuietOptions):
     """Recipes with commas between, or all."""
     repeats: int = 3
     """Runs of each case."""
-    steps: int = 21
+    steps: int = VERDICT_STEPS_MIN
     """Optimizer steps of a run."""
     csv: Path | None = None
     """File that grows by a row after each case. What it has already is not run again."""
@@ -40,7 +41,7 @@ class VerdictBenchOptions(QuietOptions):
     """Folder that gets the verdict of each case, for gptscale why FOLDER/CASE."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, {"repeats": (1, 1000), "steps": (20, 10_000), "minutes": (0.0, 10_000.0)})
+        check_ranges(self, {"repeats": (1, 1000), "steps": (VERDICT_STEPS_MIN, 10_000), "minutes": (0.0, 10_000.0)})
         check_output_file(self.csv, "--csv", "cannot be written")
         if self.verdicts is not None:
             check_path(self.verdicts, "--verdicts")

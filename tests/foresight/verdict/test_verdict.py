@@ -87,6 +87,15 @@ def test_an_injected_cause_is_named_and_sized(word: str) -> None:
     assert verdict.columns()["bound_by"] == word
 
 
+def test_a_pipeline_of_single_sequences_is_promised_what_more_micro_batches_leave() -> None:
+    ranks, _, _ = INJECTED[BUBBLE]
+    facts = RunFacts("pipeline", pipeline=True, micro_batch_size=1, grad_accum_steps=2)
+    verdict = verdict_on(*ranks, facts=facts)
+    assert verdict.remedy == "try --grad-accum-steps 8"
+    # Of 0.12 s 0.04 are bubble, of which for as many tokens a quarter remains.
+    assert verdict.remedied_s == pytest.approx(0.08 + 0.04 / 4)
+
+
 def test_a_healthy_run_has_no_cause() -> None:
     verdict = verdict_on(HEALTHY, HEALTHY, taken=TAKEN_MAX)
     assert (verdict.bound_by, verdict.cause) == (COMPUTE_BOUND, None)

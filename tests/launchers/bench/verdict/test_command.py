@@ -72,10 +72,9 @@ def test_rows_are_kept_counted_and_not_measured_again(
     assert "met     a word in 0 healthy runs" in out
     assert "promised gains beside real ones: median 2.0% off" in out
     assert "promised steps beside cured ones: median 10.0% off" in out
-    # The healthy run is the cure of the slow reader.
-    assert started == ["ddp", "ddp", "fsdp", "fsdp"]
+    assert started == ["ddp", "ddp", "ddp", "fsdp", "fsdp", "fsdp"]
     assert command.main(words) == 1
-    assert len(started) == 4
+    assert len(started) == 6
     assert capsys.readouterr().out == out
 
 
@@ -105,8 +104,10 @@ def test_a_disturbed_run_is_run_again_and_refused_if_that_does_not_end(
     taken = iter([0.3, 0.01, *[0.2] * TRIES, 0.4])
     monkeypatch.setattr(runs, "taken_since", lambda clock: next(taken))
     bench = RunsOfABench(steps=20)
-    assert bench.run("ddp", RunSetting(()), 0)["foreign"] == 0.01
-    assert len(started) == 2
+    # A run that cures several cases is run once in a repeat.
+    for _ in range(2):
+        assert bench.run("ddp", RunSetting(()), 0)["foreign"] == 0.01
+        assert len(started) == 2
     assert "again, since other programs took 30%" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"took 20%.*--allow-busy"):
         bench.run("fsdp", RunSetting(()), 0)

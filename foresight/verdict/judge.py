@@ -156,8 +156,10 @@ class Sizes:
             usual_s = replay.step_s(with_rank_as_others(replay, late, ratio_min))
             causes.append(self.cause(LATE, usual_s, waiting_for(replay, late)))
         if figures.taken is not None and figures.taken > TAKEN_MAX:
-            # The traced steps may have had the machine for themselves. What their threads had of a processor is all they need.
-            alone_s = figures.median_s * (1 - figures.taken) if facts.cuda else replay.step_s(with_processors(replay))
+            # The traced steps may have had the machine for themselves. What their threads had of a processor is all they need,
+            # unless a rank's own threads took it from each other.
+            as_taken = facts.cuda or figures.right_threads_s is not None
+            alone_s = figures.median_s * (1 - figures.taken) if as_taken else replay.step_s(with_processors(replay))
             causes.append(Cause(CONTENDED, min(figures.median_s, alone_s), figures.taken))
         if (right_s := figures.right_threads_s) is not None:
             share = max(0.0, 1 - right_s / figures.median_s)

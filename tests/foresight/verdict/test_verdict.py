@@ -140,6 +140,13 @@ def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
     assert verdict.shares["no processor"] == pytest.approx(95 / 191)
 
 
+def test_what_a_ranks_own_threads_take_from_each_other_was_not_taken_by_others() -> None:
+    verdict = verdict_on(HEALTHY, HEALTHY, processor=0.3, taken=0.1, right_threads_s=0.048)
+    assert verdict.bound_by == THREADS
+    (contended,) = [cause for cause in verdict.causes if cause.name == CONTENDED]
+    assert verdict.gain(contended) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("recipe", "ddp fsdp zero2 tensor_parallel pipeline hybrid_3d".split())
 def test_every_remedy_is_made_of_options_that_exist(recipe: str) -> None:
     base = replace(FACTS, recipe=recipe, pipeline=recipe in ("pipeline", "hybrid_3d"))

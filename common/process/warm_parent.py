@@ -8,7 +8,7 @@ a fork.
 from __future__ import annotations
 
 import atexit
-import importlib
+import contextlib
 import json
 import os
 import select
@@ -18,11 +18,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Protocol
 
 from gptscale.common.process import environments
-from gptscale.common.process.fork_server import MAX_MESSAGE, die_with_parent, is_fresh, serve
+from gptscale.common.process.fork_server import (
+    MAX_MESSAGE,
+    die_with_parent,
+    import_without_collection,
+    is_fresh,
+    serve,
+)
 from gptscale.common.process.program import Program
 
 # Variables that libraries read when they are loaded. A program with other values than the warm parent's is started afresh.
@@ -122,10 +128,10 @@ class WarmParent:
         return cls(connection, os.environ, process.wait)
 
     def with_imports(self, imports: tuple[str, ...]) -> WarmParent:
-        """Fork a warm parent from this one that has imported more modules."""
+        """Fork a warm parent from this one that imports more modules, and do not wait for it."""
         connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
-            self._ask({"imports": imports}, [its.fileno()])
+            self._send({"imports": imports}, [its.fileno()])
         return WarmParent(connection, self._environ, lambda: None)
 
     def fits(self, environ: Mapping[str, str]) -> bool:
@@ -157,6 +163,11 @@ class WarmParent:
             finally:
                 os.close(its_report)
         return ForkedProcess(self, pid, report)
+
+    def wait_until_ready(self) -> None:
+        """Wait until it has imported everything. One that could not is told when a program is asked of it."""
+        with self._lock, contextlib.suppress(OSError):
+            self._ask({"ready": True}, [])
 
     def send_signal(self, pid: int, number: int) -> None:
         """Send a signal to a child, unless it has ended."""
@@ -198,21 +209,41 @@ def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tupl
     """
     if ("torch" in sys.modules and not is_fresh()) or _parents:
         return
-    import torch
-
-    if device != "cpu" and torch.cuda.is_available():
+    import_without_collection(["torch"])
+    if device != "cpu" and sys.modules["torch"].cuda.is_available():
         return
-    for name in imports:
-        importlib.import_module(name)
+    import_without_collection(imports)
     _parents["", program_imports] = WarmParent.fork(program_imports)
     atexit.register(_end_warm_parents)
 
 
+def make_warm_parents(kinds: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+    """Make the warm parents of the programs that will run one after another: (environment, imports) of each.
+
+    They import side by side while this process goes on. Call `wait_for_warm_parents` before the first program is measured. Does
+    nothing where `begin_warm_parent` did nothing.
+    """
+    if ("", ()) in _parents:
+        # An environment beside this one takes longest: it has torch to import, too.
+        for environment, imports in sorted(kinds, reverse=True):
+            _warm_parent(environment, imports, os.environ)
+
+
+def wait_for_warm_parents() -> None:
+    """Wait until each has imported all that it will."""
+    for parent in _parents.values():
+        parent.wait_until_ready()
+
+
 def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent | None:
     """Return the warm parent that can fork the program, after making it if there is none. None if no parent can."""
-    environment = "" if environments.is_inside(program.environment) else program.environment
-    if (environment, program.imports) in _parents:
-        parent = _parents[environment, program.imports]
+    return _warm_parent(program.environment, program.imports, environ)
+
+
+def _warm_parent(environment: str, imports: tuple[str, ...], environ: Mapping[str, str]) -> WarmParent | None:
+    environment = "" if environments.is_inside(environment) else environment
+    if (environment, imports) in _parents:
+        parent = _parents[environment, imports]
         return parent if parent.fits(environ) else None
     base = _parents.get((environment, ()))
     if base is None:
@@ -220,9 +251,9 @@ def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent |
         atexit.register(_end_warm_parents)
     if not base.fits(environ):
         return None
-    if program.imports:
-        _parents[environment, program.imports] = base.with_imports(program.imports)
-    return _parents[environment, program.imports]
+    if imports:
+        _parents[environment, imports] = base.with_imports(imports)
+    return _parents[environment, imports]
 
 
 def start_process(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS
-from gptscale.common.process.warm_parent import begin_warm_parent
+from gptscale.common.process.warm_parent import begin_warm_parent, make_warm_parents, wait_for_warm_parents
 from gptscale.common.settings.checks import check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
@@ -78,12 +78,20 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.launchers.run.space import check_memory
     from gptscale.launchers.run.start import nproc_of, plan_run, recipes_named, start
 
+    names = recipes_named(options.sweep.recipes, config, same_work=True)
+    rows = [get(name) for name in names]
+    for row in rows:
+        row.check_installed()
+        row.check_imports()
+    make_warm_parents((row.environment, row.imports) for row in rows)
     plans = []
-    for name in recipes_named(options.sweep.recipes, config, same_work=True):
+    for name in names:
         recipe_config = default_recipe_config(name)
         nproc = nproc_of(name, config, options.sweep.nproc)
         check_memory(plan_run(name, config, recipe_config, nproc).run, recipe_config.offload)
         plans.append((name, recipe_config, nproc))
+    # Or their imports would slow the first run.
+    wait_for_warm_parents()
     failures = 0
     for repeat in range(options.sweep.repeats):
         for name, recipe_config, nproc in plans:

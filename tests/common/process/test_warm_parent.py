@@ -125,6 +125,23 @@ def test_forked_programs_die_with_their_parent(tmp_path):
     assert process.wait(60) == -signal.SIGKILL
 
 
+def test_a_parent_with_more_imports_is_made_at_once_and_can_be_waited_for(tmp_path):
+    """Its imports are out of the garbage collector's reach, which works again. One that cannot import hurts no other."""
+    code = (
+        "import gc, sys; sys.exit(not ('wave' in sys.modules and gc.isenabled() and gc.get_freeze_count() > 100_000))"
+    )
+    parent = WarmParent.start()
+    other, broken = parent.with_imports(("wave",)), parent.with_imports(("no_such_module",))
+    for each in (parent, other, broken):
+        each.wait_until_ready()
+    assert other.run(program(tmp_path, code), os.environ).wait(400) == 0
+    assert parent.run(program(tmp_path, code), os.environ).wait(400) == 1
+    with pytest.raises(BrokenPipeError):
+        broken.run(program(tmp_path, code), os.environ)
+    for each in (broken, other, parent):
+        each.close()
+
+
 def test_ctrl_c_of_a_terminal_ends_the_program_and_not_its_parent(tmp_path):
     """The signal may come as soon as the program has a process."""
     parent = WarmParent.start()

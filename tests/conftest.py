@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -58,6 +59,8 @@ LONGEST = [
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Until all is imported: collections would walk again and again what the imports have made.
+    gc.disable()
     config.addinivalue_line(
         "markers", "cluster: brings up several machines, on this one; -m 'not cluster' leaves them out"
     )
@@ -75,6 +78,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif item.get_closest_marker("gpu") and is_mock():
             # All must work under the mock but what looks at a number.
             item.add_marker(pytest.mark.xfail(raises=AssertionError, reason="the mock of CUDA computes nothing"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

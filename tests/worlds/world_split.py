@@ -46,6 +46,15 @@ def trained(recipe, words, optimizer, n_steps, world):
     return [s.loss.item() for s in steps], [s.grad_norm.item() for s in steps], held_out, boxes
 
 
+def of_one_process(words, n_steps, alone, world):
+    """What `trained` returns for each optimizer, computed by rank 0 and sent to the others."""
+    result = [None]
+    if world.is_main:
+        result = [{optimizer: trained("single", words, optimizer, n, alone) for optimizer, n in n_steps.items()}]
+    dist.broadcast_object_list(result)
+    return result[0]
+
+
 def relative(ours, theirs):
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
@@ -85,7 +94,7 @@ def main(out, adamw_steps):
             common = [*batch, "--n-layer", str(n_layer)]
             if n_layer not in references:
                 words = [*common, "--grad-accum-steps", "2"]
-                references[n_layer] = {o: trained("single", words, o, steps, alone) for o, steps in n_steps.items()}
+                references[n_layer] = of_one_process(words, n_steps, alone, world)
             ours = references[n_layer]
             assert max(ours["adamw"][1]) > 1  # clipping was at work
             for way in ways(recipe, n):

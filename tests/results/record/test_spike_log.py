@@ -7,6 +7,7 @@ import pytest
 from worlds import gptscale, ranks
 
 WORDS = ["--steps", 44, "--data", "synthetic", "--no-tensorboard", "--n-layer", 1, "--seq-len", 32, "--run-name", "r"]
+WORDS += ["--no-verdict"]
 
 
 def rows(path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -43,7 +44,7 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, quick_compi
         pytest.skip("no compiler")
     monkeypatch.setenv("CXX", quick_compiler)
     killed = subprocess.Popen(PREPARE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list(cache.glob(".building-*/pin_memory/lock")):  # torch's own, which nothing but its holder removes
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -57,10 +58,11 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, quick_compi
     assert not deepspeed_ops.missing(["pin_memory", "async_io"])
     for folder in (cache, *cache.parents[:2]):
         assert folder.stat().st_mode & 0o777 == 0o700
-    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     again = subprocess.run(PREPARE, capture_output=True, text=True, timeout=400, check=True)
     assert "compiling" not in again.stdout
-    assert time.monotonic() - began < 20
+    # Of a processor, since a busy machine takes longer.
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 20
 
 
 def test_a_compile_under_way_elsewhere_is_named_not_waited_for_without_end(cache, monkeypatch):

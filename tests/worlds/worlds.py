@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -83,5 +84,11 @@ class Started:
 
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of the ranks that it has forked, in their order."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
-        return sorted((p for p in below if p.name().startswith("rank ")), key=lambda p: int(p.name().split()[1]))
+        names = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            # It may end meanwhile.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                names[process] = process.name()
+        return sorted(
+            (p for p, name in names.items() if name.startswith("rank ")), key=lambda p: int(names[p].split()[1])
+        )

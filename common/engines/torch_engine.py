@@ -47,7 +47,7 @@ class SteppedEngine(Engine):
         if self._steps_measured < MEASURED_STEPS:
             self._steps_measured += 1
             device, disk = self.run.world.device, self.optimizer.disk_bytes()
-            self._live_state = live_state(self.optimizer.held(), device, disk)
+            self._live_state = live_state(self.optimizer.state_tensors(), device, disk)
         return self.optimizer.step(lr, loss)
 
     def live_state(self) -> LiveState | None:

@@ -90,7 +90,7 @@ def taken_fraction(of_ranks: Sequence[MachineTime]) -> float | None:
     A run wants as many processors as it has threads. Others may use the rest for nothing. Steal and throttling count whole.
     None if less than a second was watched, or the system keeps no such counters.
     """
-    taken = []
+    shares = []
     for host in {t.host for t in of_ranks}:
         ranks = [t for t in of_ranks if t.host == host]
         wall_s = max(t.wall_s for t in ranks)
@@ -99,12 +99,12 @@ def taken_fraction(of_ranks: Sequence[MachineTime]) -> float | None:
             continue
         busy_s = sum(max(t.busy_s.get(cpu, 0.0) for t in ranks) for cpu in cpus)
         stolen_s = sum(max(t.stolen_s.get(cpu, 0.0) for t in ranks) for cpu in cpus)
-        wanted = min(len(cpus), sum(t.threads for t in ranks))
-        others_s = max(0.0, busy_s - sum(t.own_s for t in ranks) - (len(cpus) - wanted) * wall_s)
+        usable = min(len(cpus), sum(t.threads for t in ranks))
+        others_s = max(0.0, busy_s - sum(t.own_s for t in ranks) - (len(cpus) - usable) * wall_s)
         throttled = max(t.throttled_s for t in ranks)
-        taken.append(min(1.0, (others_s + stolen_s * wanted / len(cpus) + throttled) / (wanted * wall_s)))
-        taken += [t.gpu for t in ranks if t.gpu is not None]
-    return max(taken, default=None)
+        shares.append(min(1.0, (others_s + stolen_s * usable / len(cpus) + throttled) / (usable * wall_s)))
+        shares += [t.gpu for t in ranks if t.gpu is not None]
+    return max(shares, default=None)
 
 
 def processor_times(proc: Path = Path("/proc")) -> dict[int, tuple[float, float]]:

@@ -90,7 +90,7 @@ class GpuClock:
         seconds = max(time.monotonic() - self._began, 1e-9)
         energy_j, violated_s = self._counters()
         bits = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-        held = {
+        bits_of_reason = {
             reason: [getattr(nvml, f"nvmlClocksThrottleReason{name}", 0) for name in names]
             for reason, names in REASONS.items()
         }
@@ -106,5 +106,5 @@ class GpuClock:
                 for reason, s in violated_s.items()
                 if reason in self._violated_s
             },
-            reasons=tuple(reason for reason, masks in held.items() if any(bits & mask for mask in masks)),
+            reasons=tuple(reason for reason, masks in bits_of_reason.items() if any(bits & mask for mask in masks)),
         )

@@ -21,7 +21,7 @@ Kind = Literal["weights", "gradients", "optimizer"]
 DEPTH = 4
 
 
-class Held(NamedTuple):
+class StateTensor(NamedTuple):
     """A tensor of the state.
 
     on_host: the strategy keeps it in host memory, which on a CPU is the device's own.
@@ -52,20 +52,20 @@ class LiveState:
         return self.weights + self.gradients + self.optimizer + self.host + self.disk
 
 
-def live_state(tensors: Iterable[Held], device: torch.device, disk: int = 0) -> LiveState:
+def live_state(tensors: Iterable[StateTensor], device: torch.device, disk: int = 0) -> LiveState:
     """Add up the memory of tensors, each once.
 
     Several tensors may be views of one memory, such as gradients in a bucket. It has the kind of the first of them.
     """
     places = dict.fromkeys(("weights", "gradients", "optimizer", "host"), 0)
     counted: set[int] = set()
-    for held in tensors:
-        storage = local(held.tensor).untyped_storage()
+    for entry in tensors:
+        storage = local(entry.tensor).untyped_storage()
         if storage.nbytes() == 0 or storage.data_ptr() in counted:
             continue
         counted.add(storage.data_ptr())
-        on_host = held.on_host or held.tensor.device.type != device.type
-        places["host" if on_host else held.kind] += storage.nbytes()
+        on_host = entry.on_host or entry.tensor.device.type != device.type
+        places["host" if on_host else entry.kind] += storage.nbytes()
     return LiveState(**places, disk=disk)
 
 
@@ -76,14 +76,14 @@ def most(states: Sequence[LiveState]) -> LiveState:
 
 def held_by_torch(
     parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer, *, on_host: bool = False
-) -> Iterator[Held]:
+) -> Iterator[StateTensor]:
     """Yield parameters, their gradients, and what an optimizer of torch's keeps for each of them."""
     for parameter in parameters:
-        yield Held("weights", parameter, on_host)
+        yield StateTensor("weights", parameter, on_host)
         if parameter.grad is not None:
-            yield Held("gradients", parameter.grad, on_host)
+            yield StateTensor("gradients", parameter.grad, on_host)
     for state in optimizer.state.values():
-        yield from (Held("optimizer", tensor, on_host) for tensor in tensors_in(state))
+        yield from (StateTensor("optimizer", tensor, on_host) for tensor in tensors_in(state))
 
 
 def attributes_named(holder: object, pattern: re.Pattern[str]) -> Iterator[Tensor]:

@@ -76,7 +76,9 @@ def trace_steps(rank: int, step: Callable[[int], object], device: torch.device, 
             step(i)
             ends.append(time.perf_counter())
     trace = RankTrace(rank, socket.gethostname(), clock, began, marks, ends, exchanges=exchanges)
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
     # The profiler's clock is that of the day.
     offset_s = time.time_ns() / 1e9 - time.perf_counter()
     # Else it says on every machine without a GPU that there is none.

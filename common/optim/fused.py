@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gptscale.common.measure.live_state import Held, held_by_torch
+from gptscale.common.measure.live_state import StateTensor, held_by_torch
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.precision import LossScale
 from gptscale.common.optim.compact_adamw import CompactAdamW
@@ -161,7 +161,7 @@ class FusedOptimizer(Stepper):
         tensors = [t for state in self.torch.state.values() for key, t in state.items() if key != "step"]
         return sum(local(t).nbytes for t in (*self.parameters.values(), *tensors))
 
-    def held(self) -> Iterator[Held]:
+    def state_tensors(self) -> Iterator[StateTensor]:
         """Yield the tensors of the state."""
         return held_by_torch(self.parameters.values(), self.torch, on_host=self.offloaded)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gptscale.common.measure.live_state import Held, held_by_torch
+from gptscale.common.measure.live_state import StateTensor, held_by_torch
 from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run_config import RunConfig
@@ -91,7 +91,7 @@ class LibraryOptimizer(Stepper):
             for key in self.state_keys:
                 yield from self.boxes(f"adamw.{key}/{name}", self.inner.state[p][key])
 
-    def held(self) -> Iterator[Held]:
+    def state_tensors(self) -> Iterator[StateTensor]:
         """Yield the tensors of the state."""
         return held_by_torch(self.parameters.values(), self.inner)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from gptscale.common.measure.live_state import Held
+    from gptscale.common.measure.live_state import StateTensor
     from gptscale.common.measure.offload import Offload
     from gptscale.common.state import Shard
 
@@ -56,7 +56,7 @@ class Stepper(ABC):
         """Restore what `counters()` returned in a saved run."""
 
     @abstractmethod
-    def held(self) -> Iterable[Held]:
+    def state_tensors(self) -> Iterable[StateTensor]:
         """Return the tensors in memory that weights, gradients and optimizer state are in, weights first."""
 
     def disk_bytes(self) -> int:

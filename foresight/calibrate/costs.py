@@ -63,9 +63,11 @@ def nearest(
         with_device = [m for m in with_device if m.machine.device == machine.device]
 
     def likeness(place: int) -> tuple[int, ...]:
-        its = with_device[place].machine
+        measured_on = with_device[place].machine
         same = (
-            [getattr(its, name) == getattr(machine, name) for name in ("world", "threads", "torch")] if machine else []
+            [getattr(measured_on, name) == getattr(machine, name) for name in ("world", "threads", "torch")]
+            if machine
+            else []
         )
         return (*map(int, same), place)
 

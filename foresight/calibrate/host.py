@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gptscale.common.data.loader import Batches, Prefetcher
 from gptscale.common.data.sources import open_source
 from gptscale.common.engines.torch_engine import TorchEngine
-from gptscale.common.measure.live_state import Held
+from gptscale.common.measure.live_state import StateTensor
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.run import Run
 from gptscale.common.state import Shard
@@ -47,7 +47,7 @@ class NoStep(Stepper):
     def state(self) -> Iterable[Shard]:
         return ()
 
-    def held(self) -> Iterable[Held]:
+    def state_tensors(self) -> Iterable[StateTensor]:
         return ()
 
     def counters(self) -> dict[str, float]:

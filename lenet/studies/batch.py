@@ -101,7 +101,7 @@ STUDY = Study(
     reference_rows=reference_rows,
     notes=lambda result: [result.memory_note(), *result.failures(), *not_significant(result.groups, ACCURACY)],
     title=lambda result: result.title("processes x images per step of each"),
-    more_tables=lambda result: [lines for lines in [accuracy_table(result.curves)] if lines],
+    more_tables=lambda result: [accuracy_table(result.curves)],
     draw=partial(draw_curves_and_bars, [[COLUMNS[1]], [PEAK_MEMORY], [ACCURACY]]),
 )
 

@@ -182,7 +182,7 @@ STUDY = Study(
     reference_rows=reference_rows,
     notes=notes,
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
-    more_tables=lambda result: [lines for lines in [accuracy_table(result.curves)] if lines],
+    more_tables=lambda result: [accuracy_table(result.curves)],
     draw=partial(draw_curves_and_bars, [[PEAK_MEMORY, AVERAGE_MEMORY], COLUMNS[:1]]),
     places=lambda options: options.places,
 )

@@ -137,7 +137,8 @@ class Study(Generic[OptionsT]):
     """One study: the runs that it compares, and its tables, notes and figure.
 
     reference_rows: rows of a report (docs/lenet/README.md), and others that did not run, by column title; "-" where one has no
-    figure. draw(result, title, path) writes the figure. more_tables: tables below the first one. places: see run_grid.
+    figure. draw(result, title, path) writes the figure. more_tables: tables below the
+    first one; those without lines are left out. places: see run_grid.
     """
 
     name: str
@@ -162,7 +163,7 @@ def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
     result = StudyResult(options, measured(study, options))
     lines = tables.with_references(tables.table(result.groups, study.columns), study.reference_rows(result))
     title = study.title(result)
-    every = [lines, *study.more_tables(result)]
+    every = [lines, *filter(None, study.more_tables(result))]
     written = write_rows(options.csv, result.measured) if options.csv else []
     finish(study.name, options, every, study.notes(result), lambda path: study.draw(result, title, path), written)
     return 0

@@ -17,7 +17,7 @@ from gptscale.common.engines.colossal.clock import time_schedule
 from gptscale.common.engines.colossal.weights import TensorLayout, cut_dim, fill, named_parameters
 from gptscale.common.engines.torch_engine import SteppedEngine, TorchEngine, holding_back
 from gptscale.common.measure.bubble import Bubble, StageClock
-from gptscale.common.measure.live_state import Held, held_by_torch
+from gptscale.common.measure.live_state import StateTensor, held_by_torch
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.process.progress import progress
@@ -69,10 +69,10 @@ class HybridOptimizer(LibraryOptimizer):
         torch._foreach_mul_(list(gradients.values()), torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
-    def held(self) -> Iterator[Held]:
+    def state_tensors(self) -> Iterator[StateTensor]:
         """Yield the tensors of the state. In bf16 the fp32 weights belong to the optimizer."""
         yield from held_by_torch(self.working.values(), self.inner)
-        yield from (Held("optimizer", p) for p in self.parameters.values())
+        yield from (StateTensor("optimizer", p) for p in self.parameters.values())
 
     @torch.no_grad()
     def publish(self) -> None:

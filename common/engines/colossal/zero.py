@@ -19,7 +19,7 @@ from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
 from gptscale.common.engines.colossal.hybrid import BoostedModel
 from gptscale.common.engines.colossal.weights import FlatLayout, fill, named_parameters
 from gptscale.common.engines.torch_engine import TorchEngine, holding_back
-from gptscale.common.measure.live_state import Held, held_by_torch, tensors_in
+from gptscale.common.measure.live_state import StateTensor, held_by_torch, tensors_in
 from gptscale.common.measure.offload import Offload
 from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
 from gptscale.common.optim.library import LibraryOptimizer
@@ -67,12 +67,12 @@ class LowLevelZeroStepper(LibraryOptimizer):
                 square += self.zero._compute_grad_norm(dp_pg=store.torch_pg, gradients=gradients) ** 2
         return torch.tensor(square, device=self.scale.device).sqrt()
 
-    def held(self) -> Iterator[Held]:
+    def state_tensors(self) -> Iterator[StateTensor]:
         """Yield the tensors of the state. Gradients are in Colossal-AI's stores, and fp32 weights belong to the optimizer."""
         yield from held_by_torch(self.working.values(), self.inner)
         for store in self.zero.pg_to_grad_store.values():
-            yield from (Held("gradients", tensor) for tensor in tensors_in(store._grads_of_params))
-        yield from (Held("optimizer", p) for p in self.parameters.values())
+            yield from (StateTensor("gradients", tensor) for tensor in tensors_in(store._grads_of_params))
+        yield from (StateTensor("optimizer", p) for p in self.parameters.values())
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -153,15 +153,15 @@ class GeminiStepper(Stepper):
         on_host = sum(shard.tensor.nbytes for shard in self.state() if shard.tensor.device.type == "cpu")
         return Offload(cpu_bytes=on_host) if on_host else None
 
-    def held(self) -> Iterator[Held]:
+    def state_tensors(self) -> Iterator[StateTensor]:
         """Yield the chunks of weights and gradients, and the state in 32 bits."""
         for chunk in self.gemini.chunk16_set:
-            yield Held("weights", chunk.payload)
+            yield StateTensor("weights", chunk.payload)
             if chunk.grad_chunk is not None:
-                yield Held("gradients", chunk.grad_chunk.payload)
+                yield StateTensor("gradients", chunk.grad_chunk.payload)
         for fake in self.fakes.values():
-            yield Held("optimizer", self._master(fake))
-            yield from (Held("optimizer", self.inner.state[fake][key]) for key in ADAMW_STATE)
+            yield StateTensor("optimizer", self._master(fake))
+            yield from (StateTensor("optimizer", self.inner.state[fake][key]) for key in ADAMW_STATE)
 
     def close(self) -> None:
         """Nothing outlives the process."""

@@ -20,7 +20,7 @@ from gptscale.common.engines.flat_shards import shards_of_range
 from gptscale.common.engines.zero.io_meter import TRAFFIC
 from gptscale.common.engines.zero.swap_folder import SwapFolder
 from gptscale.common.errors import CheckpointError, ConfigError, NumericError
-from gptscale.common.measure.live_state import Held, attributes_named, live_state, tensors_in
+from gptscale.common.measure.live_state import StateTensor, attributes_named, live_state, tensors_in
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.optim.fused import ADAMW_STATE
@@ -209,26 +209,26 @@ class ZeroOptimizer(Stepper):
         self.publish()
         return int(self.ds.global_steps)
 
-    def held(self) -> Iterator[Held]:
+    def state_tensors(self) -> Iterator[StateTensor]:
         """Yield the tensors of the state that are in memory. Weights that stage 3 has gathered are none."""
         offload = self.ds.zero_offload_optimizer()
         on_host = offload is not None and offload.device != "none"
         for p in self.ds.module.parameters():
             if self.stage != 3:
-                yield Held("weights", p)
+                yield StateTensor("weights", p)
             elif p.ds_tensor.status.name == "AVAILABLE":
-                yield Held("weights", p.ds_tensor, on_host)
+                yield StateTensor("weights", p.ds_tensor, on_host)
         flats = [flat for group, flat in enumerate(self._flats()) if not self._swaps(group)]
         of_flats = [flat.grad for flat in flats if flat.grad is not None]
         of_weights = [p.grad for p in self.ds.module.parameters() if p.grad is not None]
-        yield from (Held("gradients", g, on_host) for g in of_flats)
-        yield from (Held("gradients", g) for g in of_weights)
+        yield from (StateTensor("gradients", g, on_host) for g in of_flats)
+        yield from (StateTensor("gradients", g) for g in of_weights)
         # Stage 3 sums them where the optimizer is, the others on the device.
         summed_on_host = on_host and self.stage == 3
-        yield from (Held("gradients", g, summed_on_host) for g in attributes_named(self.zero, GRADIENTS))
+        yield from (StateTensor("gradients", g, summed_on_host) for g in attributes_named(self.zero, GRADIENTS))
         for flat in flats:
-            yield Held("optimizer", flat, on_host)
-            yield from (Held("optimizer", t, on_host) for t in tensors_in(self.inner.state[flat]))
+            yield StateTensor("optimizer", flat, on_host)
+            yield from (StateTensor("optimizer", t, on_host) for t in tensors_in(self.inner.state[flat]))
 
     def disk_bytes(self) -> int:
         """Return this process's part of the files of its node."""
@@ -240,9 +240,9 @@ class ZeroOptimizer(Stepper):
         zero = self.ds.zero_offload_optimizer()
         if zero is None or zero.device == "none":
             return None
-        kept = (held for held in self.held() if held.kind != "gradients")
+        resting = (entry for entry in self.state_tensors() if entry.kind != "gradients")
         return Offload(
-            cpu_bytes=live_state(kept, self.ds.device).host,
+            cpu_bytes=live_state(resting, self.ds.device).host,
             disk_bytes=self.swap.nbytes() if self.swap else 0,
             read_bytes_per_s=TRAFFIC.read_bytes / TRAFFIC.read_s if TRAFFIC.read_s else None,
             write_bytes_per_s=TRAFFIC.written_bytes / TRAFFIC.write_s if TRAFFIC.write_s else None,

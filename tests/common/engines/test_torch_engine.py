@@ -43,7 +43,7 @@ class Counting(Stepper):
     def load_counters(self, counters):
         self.loaded = counters
 
-    def held(self):
+    def state_tensors(self):
         return ()
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import torch
 
 from gptscale.common.measure.live_state import (
-    Held,
     LiveState,
+    StateTensor,
     attributes_named,
     held_by_torch,
     live_state,
@@ -20,26 +20,26 @@ CPU = torch.device("cpu")
 
 def test_each_memory_counts_once_and_has_the_kind_of_its_first_tensor():
     weights, bucket = torch.zeros(10), torch.zeros(64, dtype=torch.bfloat16)
-    held = [
-        Held("weights", weights),
-        Held("optimizer", weights.view(2, 5)),  # what the optimizer steps is what is computed with
-        Held("gradients", bucket[:10]),
-        Held("gradients", bucket[10:20]),
-        Held("optimizer", torch.zeros(0)),
+    tensors = [
+        StateTensor("weights", weights),
+        StateTensor("optimizer", weights.view(2, 5)),  # what the optimizer steps is what is computed with
+        StateTensor("gradients", bucket[:10]),
+        StateTensor("gradients", bucket[10:20]),
+        StateTensor("optimizer", torch.zeros(0)),
     ]
-    assert live_state(held, CPU) == LiveState(weights=40, gradients=128)
+    assert live_state(tensors, CPU) == LiveState(weights=40, gradients=128)
 
 
 def test_what_the_strategy_keeps_on_the_host_is_apart_on_a_cpu_too():
-    held = [Held("weights", torch.zeros(1)), Held("optimizer", torch.zeros(3), True)]
-    state = live_state(held, CPU, disk=7)
+    tensors = [StateTensor("weights", torch.zeros(1)), StateTensor("optimizer", torch.zeros(3), True)]
+    state = live_state(tensors, CPU, disk=7)
     assert state == LiveState(weights=4, host=12, disk=7)
     assert state.total == 23
 
 
 def test_a_tensor_that_is_not_on_the_runs_device_is_on_the_host():
-    held = [Held("weights", torch.zeros(2)), Held("optimizer", torch.zeros(3))]
-    assert live_state(held, torch.device("cuda", 0)) == LiveState(host=20)
+    tensors = [StateTensor("weights", torch.zeros(2)), StateTensor("optimizer", torch.zeros(3))]
+    assert live_state(tensors, torch.device("cuda", 0)) == LiveState(host=20)
 
 
 def test_the_rank_with_most_bytes():

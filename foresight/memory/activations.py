@@ -83,8 +83,9 @@ def loss_bytes(step: Step, fixed: RecipeBytes) -> float:
         # the rank's own part of the sequence, before it is gathered
         rows += fixed.norm_input * gpt.n_embd * step.tokens / step.tp_size
     # logits, and the product that becomes the rows' gradient
-    block = copies * columns + (0 if has_copy else c * gpt.n_embd)
-    return rows + table + block * step.tokens / blocks
+    block = (copies * columns + (0 if has_copy else c * gpt.n_embd)) * step.tokens / blocks
+    # The gradient of a table of 16 bits is cast in the end, when the logits are gone.
+    return rows + table + max(block, float(c * step.table) if fixed.head_gradient != 4 else 0.0)
 
 
 def _padded(step: Step) -> int:

@@ -127,7 +127,7 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
     if layout.has_head:
         in_loss = loss_bytes(step, fixed)
         # Where the logits are all there, backward needs as many copies as the loss did.
-        begins = in_loss if fixed.logits else 2 * (table + fixed.norm_input * gpt.n_embd * t)
+        begins = in_loss if fixed.logits else 2 * (head + fixed.norm_input * gpt.n_embd * t)
         found += [
             {
                 "gathered shard": fixed.gathered + fixed.last_gathered,

@@ -58,11 +58,11 @@ def layout_of(run: Run, config: RecipeConfig) -> tuple[Step, RecipeBytes, Layout
 
 
 def _replicas(case: Case) -> Answer:
-    """Return the layout of whole replicas. Gradients live in buckets if ranks average them."""
+    """Return the layout of whole replicas. Gradients live in buckets under DDP, with one rank too. Fabric leaves it out then."""
     state = whole(case.run, case.config)
     largest = 4 * max(n for n in (case.step.table, 4 * case.run.gpt.n_embd**2))
     fixed = case.lowered()
-    if case.place.dp_size == 1:
+    if not get(case.run.recipe).axes or (case.place.dp_size == 1 and hasattr(case.config, "strategy")):
         return replace(fixed, gradients=state.gradients), case.layout(state)
     # A gradient lies beside its bucket until it is copied. Those of micro-batches that are not averaged never enter one.
     if case.step.micro_batches > 1:
@@ -176,6 +176,7 @@ def _flat_all(case: Case) -> Answer:
         build=WEIGHT_BUFFERS * c * longest if on_disk else 0.0,
         residual=c,
         norm_input=c,
+        head_gradient=c,
     )
     if case.on_host:
         if on_disk and c * case.step.last_matrix // place.dp_size >= SWAPPED_BYTES:
@@ -186,7 +187,7 @@ def _flat_all(case: Case) -> Answer:
         return replace(fixed, gradients=0.0, build=0.0), case.layout(NO_STATE, transfers=transfers, host=host)
     if case.step.device_type == "cuda":
         # The vector of fp32 gradients stays (stage3.py, grad_partitions_flat_buffer), and nothing copies a bucket, as gloo does.
-        fixed = replace(fixed, gradients=0.0, head_gradient=c, gathered=fixed.gathered * (place.dp_size > 1))
+        fixed = replace(fixed, gradients=0.0, gathered=fixed.gathered * (place.dp_size > 1))
         return fixed, case.layout(state, buckets=4.0 * own, transfers=4.0 * bucket)
     return fixed, case.layout(state, transfers=float(2 * 4 * bucket + (2 * 4 * own if on_disk else 0)))
 

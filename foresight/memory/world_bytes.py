@@ -58,11 +58,11 @@ def layout_of(run: Run, config: RecipeConfig) -> tuple[Step, RecipeBytes, Layout
 
 
 def _replicas(case: Case) -> Answer:
-    """Return the layout of whole replicas. Gradients live in buckets under DDP, with one rank too. Fabric leaves it out then."""
+    """Return the layout of whole replicas. Under DDP gradients live in buckets, with one rank too."""
     state = whole(case.run, case.config)
     largest = 4 * max(n for n in (case.step.table, 4 * case.run.gpt.n_embd**2))
     fixed = case.lowered()
-    if not get(case.run.recipe).axes or (case.place.dp_size == 1 and hasattr(case.config, "strategy")):
+    if not get(case.run.recipe).axes:
         return replace(fixed, gradients=state.gradients), case.layout(state)
     # A gradient lies beside its bucket until it is copied. Those of micro-batches that are not averaged never enter one.
     if case.step.micro_batches > 1:
@@ -76,8 +76,7 @@ def _strategy(case: Case) -> Answer:
     if case.config.strategy == "fully_shard":
         return _rows(case)
     fixed, layout = _replicas(case)
-    # One rank has no buckets, and its gradients lie by themselves.
-    return (replace(fixed, gradients=layout.buckets) if case.place.dp_size > 1 else fixed), layout
+    return replace(fixed, gradients=layout.buckets), layout
 
 
 def _rows(case: Case) -> Answer:
@@ -108,6 +107,17 @@ def _rows(case: Case) -> Answer:
         # autocast computes norms in fp32 on CUDA, so that they keep a copy of their input
         norm_input=4 if c == 4 or case.step.device_type == "cuda" else c,
     )
+    engine = get(case.run.recipe).engine
+    if case.step.device_type == "cuda" and engine in ("accelerate", "fairscale"):
+        # They get the whole model on the device and cut it there: Accelerate into shards beside it, fairscale in its place.
+        whole_model = 4.0 * numel(all_shapes(case.run, case.config))
+        fixed = replace(fixed, build=whole_model + (state.parameters if engine == "accelerate" else 0))
+    if engine == "fairscale":
+        # It keeps the gradients of micro-batches that are not sent yet whole.
+        fixed = replace(fixed, held=float(c * numel(all_shapes(case.run, case.config))))
+    if case.sends_copy:
+        # gloo's threads let go of buffers when they may: what waits was measured, and is in `reduced`.
+        fixed = replace(fixed, held=None, lingering=0.0, block_end=0.0, last_gathered=0.0, head_gradient=4)
     if case.on_host:
         # A gradient's shard leaves as soon as it is reduced.
         host = float(state.parameters + state.optimizer)

@@ -2,10 +2,8 @@
 
 import pytest
 
-from gptscale.launchers.bench.engines import worker as engines
 from gptscale.launchers.bench.model import worker as model
 from gptscale.launchers.bench.model.options import CEILINGS, ModelBenchOptions, resolve
-from gptscale.launchers.bench.ops import command as ops
 from gptscale.launchers.bench.parts import command as parts
 from gptscale.launchers.bench.parts.cases import PARTS
 from gptscale.launchers.bench.parts.measure import measure_part
@@ -22,7 +20,8 @@ def test_a_contender_takes_its_steps(contender):
         raise RuntimeError(f"{contender}: {turn}")
 
 
-@pytest.mark.parametrize("part", PARTS)
+# The optimizer's packed moments are always compiled, which python -O does not let through (test_gpu_tests.py, WITH_ASSERTS).
+@pytest.mark.parametrize("part", [name for name in PARTS if name != "optimizer"])
 def test_each_way_of_a_part_is_tried(part):
     shape = parts.resolve(parts.PartsOptions(**SHAPE, compiled=False))
     rows = list(measure_part(PARTS[part], shape))
@@ -30,17 +29,3 @@ def test_each_way_of_a_part_is_tried(part):
     failures = {row["way"]: row["failure"] for row in rows if row["failure"] and "differs" not in row["failure"]}
     if not rows or failures:
         raise RuntimeError(f"{part}: {failures}")
-
-
-def test_each_operator_is_timed():
-    rows = list(ops.figures(ops.OpsOptions(device="cuda", largest_kib=16, rounds=1)))
-    if {row["operator"] for row in rows} != set(ops.OpsOptions().names()):
-        raise RuntimeError("operators are missing")
-
-
-def test_an_engine_runs_beside_its_minimal_loop(tmp_path, monkeypatch):
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    row = engines.compare("single", 1, "tiny", 64, tmp_path)
-    if not row["n_params"]:
-        raise RuntimeError("no row")

@@ -30,24 +30,26 @@ class RecipeSizes:
 
 
 # A step of some 100 ms.
-BATCH = "--n-layer 1 --seq-len 128 --global-batch-size 16"
+BATCH = "--n-layer 1 --seq-len 128 --global-batch-size 8"
 LARGER = "--global-batch-size 32"
-# The micro-batches of a pipeline are of the same size. With many there is hardly a bubble, with few it is a third of the step.
-PIPELINE = "--n-layer 2 --seq-len 256 --micro-batch-size 1 --grad-accum-steps"
+# With many micro-batches of one size there is hardly a bubble, with few of them it is a third of the step.
+PIPELINE = "--n-layer 2 --seq-len 128 --micro-batch-size 1 --grad-accum-steps"
 MANY, SOME, FEW = 24, 8, 2
+# Each micro-batch costs the host of a stage some 3 ms, which are little beside 512 tokens.
+LONGER = f"--seq-len 512 --grad-accum-steps {MANY}"
 SMALL = "--n-layer 2 --seq-len 16 --n-embd 64 --global-batch-size 64"
 # Threads of a rank that should have one.
 THREADS_TOO_MANY = "32"
 SIZES = {
-    "ddp": RecipeSizes(BATCH, LARGER, read_s=0.3, link_s=0.1, small=""),
+    "ddp": RecipeSizes(BATCH, LARGER, read_s=0.25, link_s=0.06, small=""),
     # Without these options each micro-batch exchanges weights and gradients.
-    "fsdp": RecipeSizes(BATCH, LARGER, 0.3, 0.02, small="--no-sync-every-micro-batch --no-reshard-after-forward"),
-    "zero2": RecipeSizes(BATCH, LARGER, read_s=0.35, link_s=0.02, small=""),
+    "fsdp": RecipeSizes(BATCH, LARGER, 0.25, 0.012, small="--no-sync-every-micro-batch --no-reshard-after-forward"),
+    "zero2": RecipeSizes(BATCH, LARGER, read_s=0.3, link_s=0.012, small=""),
     # On a CPU these sizes are bound by what tensor ranks exchange, so that no such run is healthy.
-    "tensor_parallel": RecipeSizes(BATCH, None, read_s=0.35, link_s=0.02),
-    "pipeline": RecipeSizes(f"{PIPELINE} {SOME}", f"--grad-accum-steps {MANY}", read_s=0.45, link_s=0.01),
+    "tensor_parallel": RecipeSizes(BATCH, None, read_s=0.3, link_s=0.012),
+    "pipeline": RecipeSizes(f"{PIPELINE} {SOME}", LONGER, read_s=0.4, link_s=0.01),
     # Two pairs of tensor ranks are two stages.
-    "hybrid_3d": RecipeSizes(f"{PIPELINE} 4 --pp-size 2 --tp-size 2", None, read_s=0.7, link_s=0.005, nproc=4),
+    "hybrid_3d": RecipeSizes(f"{PIPELINE} 4 --pp-size 2 --tp-size 2", None, read_s=0.6, link_s=0.005, nproc=4),
 }
 RECIPES = tuple(SIZES)
 PIPELINES = ("pipeline",)
@@ -106,7 +108,7 @@ def cases() -> Iterator[InjectedCase]:
         if recipe in PIPELINES:
             yield InjectedCase("few micro-batches", recipe, BUBBLE, _setting(sizes, f"--grad-accum-steps {FEW}"), base)
     base = RunSetting((*SHAPE, *BATCH.split()))
-    yield InjectedCase("slow disk", "zero_infinity", DISK, replace(base, injected={"disk_s": 0.05}), base)
+    yield InjectedCase("slow disk", "zero_infinity", DISK, replace(base, injected={"disk_s": 0.15}), base)
 
 
 def _setting(sizes: RecipeSizes, more: str = "") -> RunSetting:

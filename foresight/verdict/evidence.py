@@ -20,7 +20,7 @@ from gptscale.foresight.verdict.calibrated import CalibratedRun
 from gptscale.foresight.verdict.judge import RunFigures, judge
 from gptscale.foresight.verdict.remedies import RunFacts
 from gptscale.foresight.verdict.replay import TRANSFER
-from gptscale.foresight.verdict.shares import host_shares
+from gptscale.foresight.verdict.shares import host_share
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.results.record.files import warn
 
@@ -67,7 +67,7 @@ def evidence_of(
         wrong_threads = device.type == "cpu" and agree_any(torch.get_num_threads() != right_threads())
         threads_s = _with_right_threads(step, n) if wrong_threads else None
         # Threads that wait for each other take time that does not shrink with the tokens either.
-        if short_step and not wrong_threads and agree_any(max(host_shares([trace], threads=True).values()) >= HOST_MIN):
+        if short_step and not wrong_threads and agree_any(host_share(trace, threads=True) >= HOST_MIN):
             fixed = _fixed_shares(trace, short_step, n)
         data_wait_s = statistics.fmean(data_waits_s) if data_waits_s else 0.0
         return RankEvidence(trace, data_wait_s, threads_s, fixed, retries)

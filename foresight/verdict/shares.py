@@ -87,6 +87,13 @@ def host_shares(traces: Sequence[RankTrace], *, threads: bool) -> dict[str, floa
     return {part: min(shares[part] for shares in of_ranks) for part in COMPUTING}
 
 
+def host_share(trace: RankTrace, *, threads: bool) -> float:
+    """Return the share of all computing parts of a rank together that is the host. A short part may have much more."""
+    own_s = _own_s(trace, threads)
+    shares = _host_shares(trace, threads)
+    return sum(shares[part] * own_s[part] for part in COMPUTING) / max(sum(own_s.values()), 1e-9)
+
+
 def profiled_processor(trace: RankTrace, *, threads: bool) -> float:
     """Return the share of its profiled step in which a rank had a processor."""
     own = [m for m in trace.profiled if m.part in COMPUTING and not m.waits]
@@ -95,17 +102,20 @@ def profiled_processor(trace: RankTrace, *, threads: bool) -> float:
 
 
 def _host_shares(trace: RankTrace, threads: bool) -> dict[str, float]:
-    own_s = {
-        part: sum(
-            m.processor_s if threads else m.end - m.begin for m in trace.segments if m.part == part and not m.waits
-        )
-        / len(trace.ends)
-        for part in COMPUTING
-    }
+    own_s = _own_s(trace, threads)
     if profiled_processor(trace, threads=threads) < PROCESSOR_MIN:
         share = trace.n_operations * trace.operation_s / max(sum(own_s.values()), 1e-9)
         return dict.fromkeys(COMPUTING, min(1.0, share))
     work_s = {part: sum(trace.work_s.get(part, {}).values()) for part in COMPUTING}
     return {
         part: max(0.0, 1 - work_s[part] / own_s[part]) if own_s[part] and work_s[part] else 0.0 for part in COMPUTING
+    }
+
+
+def _own_s(trace: RankTrace, threads: bool) -> dict[str, float]:
+    """Return the seconds of a step that a rank computes in each part, with a processor if the marks tell that."""
+    own = [mark for mark in trace.segments if not mark.waits]
+    return {
+        part: sum(m.processor_s if threads else m.end - m.begin for m in own if m.part == part) / len(trace.ends)
+        for part in COMPUTING
     }

@@ -70,7 +70,7 @@ def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads) -
 
 def test_what_of_a_part_does_not_shrink_with_the_tokens(threads) -> None:
     """A step of 40 ms of which 16 are there for any number of tokens, so that a quarter of the tokens takes 22."""
-    threads.setattr(evidence, "host_shares", lambda traces, threads: {"forward": 0.5})
+    threads.setattr(evidence, "host_share", lambda trace, threads: 0.5)
     taken: list[int] = []
 
     def short_step(i: int) -> None:

@@ -13,7 +13,7 @@ from gptscale.foresight.verdict.removals import (
     without,
 )
 from gptscale.foresight.verdict.replay import TRANSFER, Replay
-from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed, waiting_for
+from gptscale.foresight.verdict.shares import host_share, host_shares, shares_of, slowed, waiting_for
 from gptscale.foresight.verdict.waits import find_waits
 
 BOTH = (0, 1)
@@ -139,6 +139,13 @@ def test_shares_are_exclusive_and_those_of_the_rank_that_waits_least() -> None:
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["late rank"] == pytest.approx(0.0, abs=1e-9)
     assert (shares[TRANSFER], shares["host"]) == pytest.approx((0.01 / 0.11, 0.02 / 0.11))
+
+
+def test_the_host_of_a_short_part_is_little_of_the_step() -> None:
+    own = trace(0, HEALTHY)
+    own.work_s["optimizer"] = dict.fromkeys(own.work_s["optimizer"], 0.001 / 4)
+    assert host_shares([own], threads=True)["optimizer"] == pytest.approx(0.8)
+    assert host_share(own, threads=True) == pytest.approx(0.8 * 0.005 / 0.095)
 
 
 def test_slower_than_calibrated_is_a_share_of_its_own_from_a_tenth_on() -> None:

@@ -41,8 +41,8 @@ done
 """
 
 ROW = """\
-# A run whose rank 0 was killed gets its row from here.
-((status == 0)) || {python} -m gptscale.launchers.run.lost_row "$folder" "$status"
+# A run whose rank 0 was killed gets its row from here. It is ok if all its steps were done.
+((status == 0)) || ! {python} -m gptscale.launchers.run.lost_row "$folder" "$status" || status=0
 """
 
 REQUEUE = """\

@@ -1,4 +1,7 @@
-"""Leave the row of a run whose rank 0 was killed: python -m gptscale.launchers.run.lost_row FOLDER STATUS."""
+"""Leave the row of a run whose rank 0 was killed: python -m gptscale.launchers.run.lost_row FOLDER STATUS.
+
+Ends with 0 if all steps of the run were done before a rank died, else with 1.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,18 @@ from pathlib import Path
 
 from gptscale.common.errors import StorageError
 from gptscale.results.record.files import append_summary, warn
-from gptscale.results.record.run_folder import START, read_json
+from gptscale.results.record.launch_with_row import leave_lost_row
+from gptscale.results.record.run_folder import START
 
 
-def leave_lost_row(folder: Path, status: int) -> None:
-    """Write the row of the start that the environment names, unless it never began or has ended by itself."""
-    start = os.environ[START]
-    began, ended = (read_json(folder / name) for name in ("run.json", "status.json"))
-    if began.get("start") != start or ended.get("start") == start:
-        return
-    error = f"ended with status {status} before it could leave its own row"
+def main(folder: Path, status: int) -> int:
+    """Write the row of the start that the environment names, and return the exit status."""
     try:
-        append_summary(folder.parents[1], {**began["identity"], "status": "failed", "error": error})
+        return 0 if leave_lost_row(folder, os.environ[START], status, append_summary) else 1
     except StorageError as full:
         warn(str(full))
+        return 1
 
 
 if __name__ == "__main__":
-    leave_lost_row(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -40,7 +40,7 @@ from gptscale.recipes import get
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
 from gptscale.results.record.files import append_summary, warn, write_json
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
+from gptscale.results.record.run_folder import RunEnd, leave_end, leave_row, of_this_start, run_directory
 from gptscale.results.record.summary import print_summary
 from gptscale.results.record.usage import over_ranks
 
@@ -56,7 +56,8 @@ class RunRecord:
     """The folder of a run, locked by this run while it lasts, into which rank 0 writes.
 
     recorder: set once it exists, so that even the row of a failed run holds what was measured before. evidence: set after the
-    last step, of a run that gets a verdict.
+    last step, of a run that gets a verdict. ended: how the run ended, set when its steps are over and saved. row_taken:
+    whether the disk took its row, None before it was written.
     """
 
     def __init__(self, plan: Plan, run_id: str) -> None:
@@ -68,6 +69,8 @@ class RunRecord:
         self.memory: Memory | None = None
         self.state: LiveState | None = None
         self.evidence: RankEvidence | None = None
+        self.ended: RunEnd | None = None
+        self.row_taken: bool | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecord:
@@ -89,17 +92,30 @@ class RunRecord:
     ) -> None:
         self._stack.close()
 
-    def measured(self, engine: Engine) -> None:
-        """Take the figures of this rank after its last step, before anything else disturbs them."""
+    def steps_are_over(self, engine: Engine, ended: RunEnd) -> None:
+        """Take the figures of this rank before anything else disturbs them, and leave how the run ended.
+
+        A rank that dies from now on changes nothing about that, if the rows of all steps are on disk.
+        """
         self.offload, self.bubble = engine.offload(), engine.bubble()
         self.state = engine.live_state() if isinstance(engine, SteppedEngine) else None
         self.memory = peak_memory(self.plan.run.world.device)
+        if self.recorder and self.recorder.all_rows_on_disk():
+            self.ended = ended
+            if self.plan.run.world.is_main:
+                row = identity(self.plan, self.run_id) | {"status": ended.status, "error": ""}
+                row |= figures(self.plan.run, self.recorder) | {
+                    f"peak_{k}": v for k, v in highest([self.memory]).items()
+                }
+                leave_end(self.folder, row, self.recorder.last_step)
 
-    def finish(self, status: str, error: BaseException | str = "") -> bool:
-        """Write the row, the status and the closing lines, and return whether the disk took them.
+    def finish(self, status: str, error: BaseException | str = "", *, alone: bool = False) -> bool:
+        """Write the row, the status and the closing lines unless they are, and return whether the disk took them.
 
-        After a failure they hold this rank's figures only, since its peers may be gone.
+        After a failure, and if this rank is left `alone`, they hold its figures only, since its peers may be gone.
         """
+        if self.row_taken is not None:
+            return self.row_taken
         run = self.plan.run
         memory = self.memory or peak_memory(run.world.device)
         sampler = self.recorder and self.recorder.usage
@@ -112,7 +128,7 @@ class RunRecord:
             sampler and sampler.usage(),
             self.evidence,
         )
-        together = status in ("ok", "interrupted")
+        together = status in ("ok", "interrupted") and not alone
         of_ranks = gather_objects(own) if together else [own]
         if not run.world.is_main:
             return True
@@ -127,9 +143,10 @@ class RunRecord:
         row |= verdict.columns() if verdict else {}
         done = self.recorder.last_step if self.recorder else 0
         path = leave_row(append_summary, run.config.out, self.folder, row, done)
+        self.row_taken = path is not None
         if path and self.recorder:
             print_summary(row, path, self.folder, verdict.line() if verdict else "")
-        return path is not None
+        return self.row_taken
 
     def _verdict(
         self, evidence: Sequence[RankEvidence | None], times: Sequence[MachineTime | None], row: dict[str, Any]

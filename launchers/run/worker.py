@@ -14,11 +14,11 @@ import torch
 from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
-from gptscale.common.errors import GptscaleError, NumericError, StorageError
+from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
-from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
+from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
 from gptscale.common.process.rendezvous import speak
@@ -34,7 +34,9 @@ from gptscale.launchers.run.record import RunRecord, new_run_id
 from gptscale.launchers.run.space import check_memory
 from gptscale.recipes import get
 from gptscale.results.record.facts import version
+from gptscale.results.record.files import warn
 from gptscale.results.record.recorder import Recorder
+from gptscale.results.record.run_folder import RunEnd
 
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
@@ -73,11 +75,18 @@ def work(plan: Plan) -> int:
             check_same_options(plan)
             run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
             record = stack.enter_context(RunRecord(plan, run_id))
-            status = _train(plan, record)
+            # Until the row is written: the launcher sends SIGTERM to the peers of a dead rank.
+            stop = stack.enter_context(StopRequest())
+            status = _train(plan, record, stop)
             if not record.finish("interrupted" if status else "ok"):
-                return StorageError.exit_status
+                status = StorageError.exit_status
+            # Here, because the end of the process group may miss a rank too.
+            stack.close()
             return status
         except BaseException as error:
+            if record is not None and record.ended is not None and isinstance(as_known(error), PeerError):
+                stack.pop_all()
+                return _end_without(error, record, heartbeat)
             # Whatever the error was, the row must be left. Nothing is swallowed.
             reason, status = report(error, world.rank, heartbeat.missing)
             if record is not None:
@@ -85,6 +94,17 @@ def work(plan: Plan) -> int:
             # After a failure nothing is torn down, see process_group.
             stack.pop_all()
             return status
+
+
+def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) -> int:
+    """End a run whose steps were over when a rank died, with the row that it has earned, and return the exit status."""
+    ended = record.ended
+    assert ended is not None
+    # Once the row is written, hearts stop one after the other, and nobody can be named.
+    missing = heartbeat.missing() if record.row_taken is None else None
+    who, where = missing or ("another rank", str(error).splitlines()[0][:160])
+    warn(f"rank {heartbeat.rank}: {who} died after the last step, {where}")
+    return ended.exit_status if record.finish(ended.status, alone=True) else StorageError.exit_status
 
 
 def check_same_options(plan: Plan) -> None:
@@ -97,12 +117,10 @@ def check_same_options(plan: Plan) -> None:
     check_same_on_ranks(gather_objects(facts))
 
 
-def _train(plan: Plan, record: RunRecord) -> int:
+def _train(plan: Plan, record: RunRecord, stop: StopRequest) -> int:
     """Build the engine, resume, run the loop, and return the exit status: not 0 if it stopped because it was asked to."""
     run = plan.run
     with ExitStack() as stack:
-        # Before the engine, because what the engine puts on disk must be deleted whenever the run ends.
-        stop = stack.enter_context(StopRequest())
         engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
         stack.callback(engine.close)
         return _train_with(engine, plan, record, stop)
@@ -172,10 +190,11 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             # All ranks end here. What was being saved behind the training was saved before it.
             saver.wait()
             raise
-        record.measured(engine)
+        status = stop.exit_status if last < run.config.steps else 0
+        record.steps_are_over(engine, RunEnd("interrupted" if status else "ok", status))
         if run.config.verdict and last == run.config.steps and last - start >= VERDICT_STEPS_MIN:
             record.evidence = _evidence(engine, data, recorder)
     progress.at("closing")
     # No rank closes its engine, which may delete files, while another still counts them.
     gather_objects(None)
-    return stop.exit_status if last < run.config.steps else 0
+    return status

@@ -28,7 +28,7 @@ from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, strategy_of
 from gptscale.results.record.facts import git_commit, highest
 from gptscale.results.record.files import write_json
-from gptscale.results.record.run_folder import leave_row, of_this_start, run_directory
+from gptscale.results.record.run_folder import RunEnd, leave_end, leave_row, of_this_start, run_directory
 from gptscale.results.record.usage import Usage, over_ranks
 
 # Columns that are options of the same name.
@@ -47,6 +47,7 @@ class VisionRunRow:
     """The folder and the row of a run, which rank 0 writes.
 
     began: `time.perf_counter()` when the run began to load its data. is_on_disk: False if the disk did not take the row.
+    ended: how the run ended, set when its steps are over.
     """
 
     def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:
@@ -57,11 +58,19 @@ class VisionRunRow:
         self.memory: Memory | None = None
         self.evidence: RankEvidence | None = None
         self.machine_time: MachineTime | None = None
+        self.ended: RunEnd | None = None
         self._ended: float | None = None
 
-    def measured(self) -> None:
-        """Take the figures of this rank after its last step, before anything else disturbs them."""
+    def steps_are_over(self, recorder: VisionRecorder, exit_status: int) -> None:
+        """Take the figures of this rank before anything else disturbs them, and leave how the run ended.
+
+        All rows are on disk. A rank that dies from now on changes nothing about that.
+        """
         self.memory, self._ended = peak_memory(self.plan.world.device), time.perf_counter()
+        self.ended = RunEnd("interrupted" if exit_status else "ok", exit_status)
+        if self.plan.world.is_main:
+            row = self.identity() | {"status": self.ended.status, "error": ""} | recorder.figures()
+            leave_end(self.folder, row, recorder.last_step)
 
     @property
     def folder(self) -> Path:
@@ -80,14 +89,21 @@ class VisionRunRow:
         gather_objects(None)
 
     def finish(
-        self, status: str, error: BaseException | None, recorder: VisionRecorder | None, usage: Usage
+        self,
+        status: str,
+        error: BaseException | None,
+        recorder: VisionRecorder | None,
+        usage: Usage,
+        *,
+        alone: bool = False,
     ) -> dict[str, Any]:
         """Write the row and the status of a run that has ended, and return the row.
 
-        After a failure the row has the figures of this rank alone, since its peers may be gone.
+        After a failure, and if this rank is left `alone`, the row has its figures only, since its peers may be gone.
         """
         figures = (self.memory or peak_memory(self.plan.world.device), usage, self.evidence, self.machine_time)
-        figures_of_ranks = gather_objects(figures) if status in ("ok", "interrupted") else [figures]
+        together = status in ("ok", "interrupted") and not alone
+        figures_of_ranks = gather_objects(figures) if together else [figures]
         row = self.identity() | {"status": status, "error": "" if error is None else str(error)}
         row |= recorder.figures() if recorder else {}
         row |= {"data_time_s": self.data_time_s, "total_time_s": (self._ended or time.perf_counter()) - self.began}
@@ -96,7 +112,9 @@ class VisionRunRow:
         row["taken_fraction"] = taken_fraction([t for t in times if t])
         if self.plan.world.is_main and self.run_id:
             verdict = (
-                vision_verdict(self.plan, self.folder, evidence, recorder, row["taken_fraction"]) if recorder else None
+                vision_verdict(self.plan, self.folder, evidence, recorder, row["taken_fraction"])
+                if recorder and not alone
+                else None
             )
             row |= {name: verdict.columns().get(name) for name in ("bound_by", "gain_if_removed")} if verdict else {}
             step = recorder.last_step if recorder else 0

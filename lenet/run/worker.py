@@ -11,10 +11,10 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from gptscale.common.errors import ConfigError, GptscaleError, StorageError
+from gptscale.common.errors import ConfigError, GptscaleError, PeerError, StorageError
 from gptscale.common.measure.stack_sampler import StackSampler
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
-from gptscale.common.process.ending import StopRequest, is_out_of_memory, report
+from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
 from gptscale.common.process.rendezvous import RendezvousError, speak
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
@@ -29,6 +29,7 @@ from gptscale.lenet.run.record import VisionRunRow
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, other_devices
 from gptscale.results.record.facts import version
+from gptscale.results.record.files import warn
 from gptscale.results.record.usage import UsageSampler
 
 
@@ -65,8 +66,16 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
             check_same_options(plan)
             run.row.open(stack)
             status = run.train()
-            return run.finish("interrupted" if status else "ok", None, status)
+            outcome = run.finish("interrupted" if status else "ok", None, status)
+            # Here, because the end of the process group may miss a rank too.
+            stack.close()
+            return outcome
         except BaseException as error:
+            if (ended := run.row.ended) is not None and isinstance(as_known(error), PeerError):
+                stack.pop_all()
+                lines = str(error).splitlines() or [""]
+                warn(f"rank {world.rank}: another rank died after the last step, {lines[0][:160]}")
+                return run.finish(ended.status, None, ended.exit_status, alone=True)
             # The row is written whatever the error was, and `report` prints the error.
             row_error, status = report(error, world.rank)
             # After a failure nothing is torn down, see process_group.
@@ -97,6 +106,7 @@ class PlannedRun:
     def __init__(self, plan: VisionPlan, row: VisionRunRow) -> None:
         self.plan, self.row = plan, row
         self.recorder: VisionRecorder | None = None
+        self.outcome: RunOutcome | None = None
         self.sampler = UsageSampler(plan.world.device, others=other_devices(plan.config, plan.world))
 
     def train(self) -> int:
@@ -116,7 +126,7 @@ class PlannedRun:
                 stack.enter_context(self.sampler)
                 sampled = stack.enter_context(StackSampler(part_of_step)) if plan.config.sample_stack else None
                 stopped = loop_of(plan)(plan, engine, recorder, start, saver, stop)
-            self.row.measured()
+            self.row.steps_are_over(recorder, stop.exit_status if stopped else 0)
             if sampled and plan.world.is_main:
                 write_where(folder, sampled, recorder)
             # A study asks for figures alone.
@@ -127,12 +137,14 @@ class PlannedRun:
                     self.row.evidence = vision_evidence(plan, engine, recorder)
             return stop.exit_status if stopped else 0
 
-    def finish(self, status: str, error: BaseException | None, exit_status: int) -> RunOutcome:
-        """Write the run's row and return how the run ended."""
-        row = self.row.finish(status, error, self.recorder, self.sampler.usage())
-        if not self.row.is_on_disk and error is None:
-            exit_status = StorageError.exit_status
-        return RunOutcome(exit_status, row, self.row.folder)
+    def finish(self, status: str, error: BaseException | None, exit_status: int, *, alone: bool = False) -> RunOutcome:
+        """Write the run's row unless that was done, and return how the run ended. alone: without the figures of other ranks."""
+        if self.outcome is None:
+            row = self.row.finish(status, error, self.recorder, self.sampler.usage(), alone=alone)
+            if not self.row.is_on_disk and error is None:
+                exit_status = StorageError.exit_status
+            self.outcome = RunOutcome(exit_status, row, self.row.folder)
+        return self.outcome
 
 
 def worker(argv: Sequence[str]) -> int:

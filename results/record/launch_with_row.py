@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gptscale.common.errors import PeerError, StorageError
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PeerError, StorageError
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
+from gptscale.results.record.files import warn
 from gptscale.results.record.run_folder import START, read_json
 
 
@@ -25,9 +26,10 @@ def launch_with_row(
 ) -> int:
     """Run `program` as `nproc` ranks, see to it that the run has its row, and return the exit status.
 
-    folder: the run's folder. It is named as the run. Rank 0 writes run.json into it when it starts, and status.json after the
-    row when it ends. Both name the start that they belong to, so that those of an earlier start, or of another run that has
-    the folder, do not count. Ranks that all end with 0 before that have failed.
+    folder: the run's folder. It is named as the run. Rank 0 writes run.json into it when it starts, and status.json when its
+    steps are over and again after its row. Both name the start that they belong to, so that those of an earlier start, or of
+    another run that has the folder, do not count. Ranks that all end with 0 before that have failed. A rank that dies after it
+    changes nothing.
     append: writes a row to the summary. It is called if this start began and left no row in `summary`.
     fork: whether the ranks may be forked from a warm parent, which ranks that use CUDA may not.
     """
@@ -43,16 +45,42 @@ def launch_with_row(
                 "look for what ends the process in the code that it calls, such as os._exit",
             )
         )
-    at_start = read_json(folder / "run.json")
-    # A rank that is ended with its peers may have written the row and not the status.
-    has_row = has_ended or rows_of(summary, folder.name) != before
-    if status and not has_row and at_start.get("start") == start:
-        error = f"ended with status {status} before it could leave its own row"
-        try:
-            append(summary.parent, {**at_start["identity"], "status": "failed", "error": error})
-        except StorageError as full:
-            _say(full)
+    try:
+        if status and leave_lost_row(folder, start, status, append, has_row=rows_of(summary, folder.name) != before):
+            # Rows that the disk did not take are a fault all the same, and whoever pressed Ctrl-C wants nothing more.
+            return status if status in (StorageError.exit_status, INTERRUPTED_EXIT_STATUS) else 0
+    except StorageError as full:
+        _say(full)
     return status
+
+
+def leave_lost_row(
+    folder: Path,
+    start: str,
+    status: int,
+    append: Callable[[Path, Mapping[str, Any]], Any],
+    *,
+    has_row: bool = False,
+) -> bool:
+    """Write the row of a start whose ranks ended with `status`, unless it has one, and return whether all its steps were done.
+
+    A rank that is ended with its peers may have written the row and not the status. has_row: whether it has. A start that
+    never began gets none. Raises StorageError if the disk does not take the row.
+    """
+    at_start, at_end = (read_json(folder / name) for name in ("run.json", "status.json"))
+    if at_start.get("start") != start:
+        return False
+    if at_end.get("start") != start:
+        error = f"ended with status {status} before it could leave its own row"
+        row = {**at_start["identity"], "status": "failed", "error": error}
+    else:
+        row, has_row = at_end.get("row"), has_row or "row" not in at_end
+    if not has_row:
+        append(folder.parents[1], row)
+    is_done = at_end.get("start") == start and at_end.get("status") == "ok"
+    if is_done:
+        warn(f"all {at_end.get('step')} steps of {folder.name} were done by then, so that the run is ok")
+    return is_done
 
 
 def rows_of(summary: Path, run_id: str) -> int:

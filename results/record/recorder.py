@@ -199,6 +199,11 @@ class Recorder:
             if part:
                 part.sync()
 
+    def all_rows_on_disk(self) -> bool:
+        """Put all rows on disk, and return whether the disk took them."""
+        self.sync()
+        return not any(log and log.holds_rows for log in (self._log, self._evals))
+
     def speed(self) -> Speed:
         """Return the speed columns over the timed steps."""
         return self._speed(self.step_times_s, self.data_waits_s)

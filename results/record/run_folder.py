@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.results.record.columns import cell
@@ -20,6 +20,13 @@ from gptscale.results.record.files import as_storage_error, csv_line, opened, wr
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
 START = "GPTSCALE_START"
+
+
+class RunEnd(NamedTuple):
+    """How a run ended: the status of its row, and the exit status."""
+
+    status: str
+    exit_status: int
 
 
 @contextmanager
@@ -72,6 +79,20 @@ def read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
+    """Write the status.json of a run whose steps are over, with its row so far, from which a launcher can write the row.
+
+    From here on the run has ended as `row` says, whichever rank dies before the row is in the summary. That a disk does not take
+    it is told when the row is written.
+    """
+    with suppress(StorageError):
+        write_json(folder / "status.json", of_this_start(_end_of(row, step) | {"row": dict(row)}))
+
+
+def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
+    return {"status": row["status"], "error": row["error"], "step": step}
+
+
 def leave_row(
     append: Callable[[Path, Mapping[str, Any]], Path], out: Path, folder: Path, row: Mapping[str, Any], step: int
 ) -> Path | None:
@@ -83,8 +104,7 @@ def leave_row(
     path = None
     try:
         path = append(out, row)
-        facts = {"status": row["status"], "error": row["error"], "step": step}
-        write_json(folder / "status.json", of_this_start(facts))
+        write_json(folder / "status.json", of_this_start(_end_of(row, step)))
         return path
     except StorageError as error:
         table = csv_line(row) + csv_line(cell(value) for value in row.values())

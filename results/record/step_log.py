@@ -78,6 +78,11 @@ class StepLog:
             )
             warn(f"{which} of {self.path} held no whole row, moved to {discarded.name}")
 
+    @property
+    def holds_rows(self) -> bool:
+        """Whether there are rows that no file has."""
+        return bool(self._pending)
+
     def append(self, row: Mapping[str, Any]) -> None:
         """Buffer one row."""
         self._pending += csv_line(cell(row[column]) for column in self.columns)

@@ -1,17 +1,20 @@
 """A run never ends without a row of its own, however its processes ended."""
 
 import csv
+import json
 
 import pytest
+from worlds import WORLDS, imports_of
 
 from gptscale.common.errors import StorageError
+from gptscale.common.process.program import Program
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run import start as start_module
 from gptscale.launchers.run.start import plan_run, start
 from gptscale.recipes.ddp import DDPConfig
 from gptscale.results.record import launch_with_row
 from gptscale.results.record.files import append_summary, write_json
-from gptscale.results.record.run_folder import START
+from gptscale.results.record.run_folder import START, leave_end
 
 
 def statuses(out):
@@ -82,6 +85,56 @@ def test_ranks_that_all_end_with_0_before_the_last_step_have_failed(tmp_path, be
     assert begin(lambda name: began(folder, name) or 0) == 7
     assert "error: all ranks ended with status 0 before the run was done" in capsys.readouterr().err
     assert statuses(tmp_path) == [("r", "ok"), ("r", "failed")]
+
+
+def test_a_run_whose_steps_were_done_is_ok_and_its_row_is_written_once(tmp_path, begin, monkeypatch, capsys):
+    """Whether rank 0 was killed before or after it wrote the row, and whichever rank was killed."""
+    folder = tmp_path / "runs" / "r"
+    row = {"run_id": "r", "status": "ok", "error": "", "loss_last": 2.5}
+
+    def killed_before_its_row(name):
+        began(folder, name)
+        monkeypatch.setenv(START, name)
+        leave_end(folder, row, 4)
+        return 7
+
+    assert begin(killed_before_its_row) == 0
+    assert "warning: all 4 steps of r were done by then" in capsys.readouterr().err
+    with (tmp_path / "summary.csv").open() as file:
+        (written,) = csv.DictReader(file)
+    assert (written["status"], written["loss_last"]) == ("ok", "2.5")
+    assert begin(lambda name: ended(folder, name, "ok") or 7) == 0
+    assert statuses(tmp_path) == [("r", "ok")] * 2
+    # The disk did not take rows, or the user wants no more runs.
+    for status in (5, 130):
+        assert begin(lambda name, status=status: ended(folder, name, "ok") or status) == status
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "rank"),
+    [
+        ("gptscale.launchers.run.record", "RunRecord.finish", 0),
+        ("gptscale.launchers.run.record", "RunRecord.finish", 1),
+        ("torch.distributed", "barrier", 1),
+    ],
+)
+def test_a_rank_that_dies_after_the_last_step_changes_nothing(module, function, rank, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = (module, function, str(rank), "ddp", "--model", "tiny", "--data", "synthetic", "--steps", "3")
+    words += ("--global-batch-size", "4", "--no-tensorboard", "--device", "cpu", "--out", str(tmp_path))
+    program = Program(str(WORLDS / "world_killed_in.py"), (*words, "--run-name", "r"), imports=imports_of(("ddp",), ""))
+    folder, summary = tmp_path / "runs" / "r", tmp_path / "summary.csv"
+    assert launch_with_row.launch_with_row(program, 2, folder, summary, append_summary, fork=True) == 0
+    with summary.open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["status"], row["error"]) == ("ok", "")
+    assert 5 < float(row["loss_last"]) < 6
+    assert float(row["peak_rss_gib"]) > 0
+    assert json.loads((folder / "status.json").read_text())["status"] == "ok"
+    errors = capfd.readouterr().err
+    assert f"rank {rank} was killed by SIGKILL" in errors
+    assert "all 3 steps of r were done by then, so that the run is ok" in errors
+    assert "Traceback" not in errors
 
 
 def test_a_run_refused_before_it_began_leaves_nothing(tmp_path, begin):

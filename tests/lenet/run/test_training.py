@@ -21,6 +21,7 @@ from holder import reseal
 from worlds import Started, command, ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
@@ -28,6 +29,7 @@ from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import RunOutcome, train
+from gptscale.results.record.launch_with_row import launch_with_row
 
 WORLDS = Path(__file__).parents[2] / "worlds"
 
@@ -269,3 +271,22 @@ def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("gptscale: error: rank 0: a data worker died")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_after_the_last_step_changes_nothing(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config = VisionConfig(epochs=1, batch_size=256, tensorboard=False, device="cpu", out=tmp_path, run_name="r")
+    words = ("gptscale.lenet.run.record", "VisionRunRow.finish", str(rank), "lenet", *option_words(config))
+    program = Program(str(WORLDS / "world_killed_in.py"), words)
+    folder, summary = tmp_path / "runs" / "r", tmp_path / "lenet.csv"
+    assert launch_with_row(program, 2, folder, summary, append_summary, fork=True) == 0
+    with summary.open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["status"], row["error"]) == ("ok", "")
+    assert float(row["test_accuracy"]) > 0
+    errors = capfd.readouterr().err
+    assert "steps of r were done by then, so that the run is ok" in errors
+    assert "Traceback" not in errors

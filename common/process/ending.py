@@ -20,6 +20,7 @@ from gptscale.common.errors import (
     PeerError,
     StorageError,
 )
+from gptscale.common.process.roll_call import RefusedError
 
 # The group of processes and the launcher may both pass on what was one Ctrl-C, or one SIGTERM.
 SAME_REQUEST_S = 1.0
@@ -45,12 +46,15 @@ def report(
     """Print what ended the run, and return the error for the run's row and the exit status.
 
     missing: finds out, once a peer is missed, which rank it is and where it was last seen.
-    An error that the user can act on is one line, any other has its traceback. It is one write, so that ranks do not mix.
+    An error that the user can act on is one line, which another rank may have printed, any other has its traceback. It is one
+    write, so that ranks do not mix.
     """
     user_error = as_known(error)
     if isinstance(user_error, PeerError) and (who_and_where := missing()):
         who, where = who_and_where
         user_error = PeerError(user_error.what.replace("another rank", who, 1), where, user_error.fix)
+    if isinstance(user_error, RefusedError) and user_error.is_said:
+        return user_error, user_error.exit_status
     if user_error is not None:
         sys.stderr.write(f"gptscale: error: rank {rank}: {user_error}\n")
         return user_error, user_error.exit_status

@@ -9,30 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import ConfigError
 
 REACH_S = 30.0  # for rank 0 to open the rendezvous, while others wait
-# After a mistake of all ranks, rank 0 has long said it by then, and the launcher has ended the others. One that still runs
-# made a mistake of its own.
-SPEAK_AFTER_S = 5.0
 START = "start with `gptscale run` or torchrun"
 
 
 class RendezvousError(ConfigError):
     """A rendezvous that this rank, and perhaps no other, cannot reach."""
-
-
-def speak(error: GptscaleError, *, at_once: bool = False) -> None:
-    """Print in one line what is wrong with the start of this rank.
-
-    Most often all ranks find the same, and rank 0 says it for all. at_once: do not wait for that.
-    """
-    rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
-    says_rank = rank.isdecimal() and rank != "0"
-    if says_rank and not at_once:
-        # One after the other, because a machine without rank 0 has a launcher too, which the first one's end wakes up.
-        time.sleep(SPEAK_AFTER_S + 0.5 * (int(local_rank) if local_rank.isdecimal() else 0))
-    print(f"gptscale: error: {f'rank {rank}: ' if says_rank else ''}{error}", file=sys.stderr, flush=True)
 
 
 def check_rendezvous(rank: int) -> None:
@@ -49,7 +33,7 @@ def check_rendezvous(rank: int) -> None:
     if serves:
         _check_free(port)
     else:
-        _reach(address, port)
+        reach(address, port)
     if rank == 0 and (serves or "TORCHELASTIC_RUN_ID" in os.environ):
         by = "rank 0" if serves else "torchrun"
         print(
@@ -97,8 +81,10 @@ def _check_free(port: int) -> None:
         raise ConfigError(f"port {port} is in use by {listener(port)}", "in MASTER_PORT", "use another") from None
 
 
-def _reach(address: str, port: int) -> None:
-    deadline = time.monotonic() + REACH_S
+def reach(address: str, port: int, limit_s: float | None = None) -> None:
+    """Raise RendezvousError unless somebody listens at a port within `limit_s` seconds, by default REACH_S."""
+    limit_s = REACH_S if limit_s is None else limit_s
+    deadline = time.monotonic() + limit_s
     while True:
         left_s = deadline - time.monotonic()
         try:
@@ -108,7 +94,7 @@ def _reach(address: str, port: int) -> None:
             if left_s < 1:
                 reason = error.strerror or str(error)
                 raise RendezvousError(
-                    f"{address}:{port} did not answer for {REACH_S:g} s ({reason})",
+                    f"{address}:{port} did not answer for {limit_s:g} s ({reason})",
                     "in MASTER_ADDR and MASTER_PORT",
                     "see that rank 0 runs there, and that nothing blocks the port",
                 ) from None

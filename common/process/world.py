@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,8 +17,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.process.progress import count_waits
 from gptscale.common.process.rendezvous import check_rendezvous, prefix_of_start, whole_number
+from gptscale.common.process.roll_call import RANKS_MAX, RollCall, open_store
 
-RANKS_MAX = 2**20
 DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
 
 # Process groups that have ended are kept until the process ends. Whoever drops the last reference joins gloo's threads.
@@ -97,12 +97,15 @@ def world_of(device: str, timeout_s: float | None, nproc: int) -> World:
 
 
 @contextmanager
-def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]:
+def process_group(
+    world: World, *, facts: Mapping[str, object] | None = None, cuda_backend: str = "nccl"
+) -> Iterator[None]:
     """Hold the default process group while the body runs.
 
-    CPU tensors use gloo, and CUDA tensors use `cuda_backend`. After an exception the group is not torn down: peers may be
-    gone, and the teardown would wait for them. The process is about to end, and its end closes the connections, which tells
-    the peers. Raises ConfigError if the rendezvous cannot be opened or reached.
+    facts: what this rank was started with, in which no rank may differ. CPU tensors use gloo, and CUDA tensors use
+    `cuda_backend`. After an exception the group is not torn down: peers may be gone, and the teardown would wait for them. The
+    process is about to end, and its end closes the connections, which tells the peers. Raises ConfigError if the rendezvous
+    cannot be opened or reached, and what RollCall.sign_in raises.
     """
     check_rendezvous(world.rank)
     # The ranks of one machine need no other interface. By itself gloo listens on the one that the host's name stands for.
@@ -117,7 +120,10 @@ def process_group(world: World, *, cuda_backend: str = "nccl") -> Iterator[None]
     # Libraries make groups of their own without a timeout (DeepSpeed's is all ranks again), which would wait for half an hour.
     constants = vars(dist.distributed_c10d)
     constants["default_pg_timeout"] = constants["default_pg_nccl_timeout"] = timeout
-    store, _, _ = next(dist.rendezvous("env://", world.rank, world.world_size, timeout=timeout))
+    store = open_store(world.rank, world.timeout_s)
+    if world.world_size > 1:
+        roll_call = RollCall(store, world.rank, world.world_size)
+        roll_call.sign_in({name: str(value) for name, value in (facts or {}).items()}, world.timeout_s)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore(prefix_of_start(), store),

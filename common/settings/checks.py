@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,24 +122,6 @@ def words_to_compare(*options: Any) -> dict[str, Any]:
     """Return the values of dataclasses of options by what the user types for them, without those of OF_THE_MACHINE."""
     fields = {name: value for part in options for name, value in dataclasses.asdict(part).items()}
     return {option_of(name): value for name, value in fields.items() if name not in OF_THE_MACHINE}
-
-
-def check_same_on_ranks(facts_of_ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigError unless every rank has the facts of rank 0, with all that differ and the ranks that have each value."""
-    differences = []
-    for name in dict.fromkeys(name for facts in facts_of_ranks for name in facts):
-        ranks_with: dict[str, list[int]] = {}
-        for rank, facts in enumerate(facts_of_ranks):
-            ranks_with.setdefault(str(facts.get(name)), []).append(rank)
-        if len(ranks_with) > 1:
-            values = (f"{value} on rank {_listed(ranks)}" for value, ranks in ranks_with.items())
-            differences.append(f"{name} is {' but '.join(values)}")
-    if differences:
-        raise ConfigError("; ".join(differences), "in what the ranks were started with", "start all alike")
-
-
-def _listed(ranks: Sequence[int], most: int = 8) -> str:
-    return ",".join(map(str, ranks[:most])) + (f" and {len(ranks) - most} more" if len(ranks) > most else "")
 
 
 def did_you_mean(word: str, known: Iterable[object]) -> str:

@@ -21,9 +21,9 @@ from gptscale.common.process.begin import begin_process, keep_freed_memory, shar
 from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
-from gptscale.common.process.rendezvous import speak
+from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, gather_objects, process_group
-from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
+from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
 from gptscale.foresight.verdict.evidence import SHORT, RankEvidence, evidence_of
@@ -47,7 +47,7 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
         check_memory(plan.run, recipe_config.offload)
     except GptscaleError as error:
-        speak(error)
+        refuse(error)
         # 2 for every kind of error, since nothing ran and nothing was created.
         sys.exit(2)
     share_cores()
@@ -67,16 +67,16 @@ def work(plan: Plan) -> int:
     keep_freed_memory()
     record: RunRecord | None = None
     heartbeat = Heartbeat(world.rank, world.world_size, None)
-    with ExitStack() as stack:
+    with ExitStack() as signals, ExitStack() as stack:
         try:
-            stack.enter_context(process_group(world) if get(plan.run.recipe).axes else nullcontext())
+            group = process_group(world, facts=_facts_to_compare(plan)) if get(plan.run.recipe).axes else nullcontext()
+            stack.enter_context(group)
             # Only now: rank 0 may have opened the store with the group.
             heartbeat = stack.enter_context(Heartbeat.of_world(world.rank, world.world_size))
-            check_same_options(plan)
             run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
             record = stack.enter_context(RunRecord(plan, run_id))
             # Until the row is written: the launcher sends SIGTERM to the peers of a dead rank.
-            stop = stack.enter_context(StopRequest())
+            stop = signals.enter_context(StopRequest())
             status = _train(plan, record, stop)
             if not record.finish("interrupted" if status else "ok"):
                 status = StorageError.exit_status
@@ -107,14 +107,13 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
     return ended.exit_status if record.finish(ended.status, alone=True) else StorageError.exit_status
 
 
-def check_same_options(plan: Plan) -> None:
-    """Raise ConfigError if a rank was started with other options, data or versions than rank 0."""
+def _facts_to_compare(plan: Plan) -> dict[str, object]:
+    """Return the options, data and versions with which all ranks of a run must be started."""
     run = plan.run
-    facts = {"the recipe": run.recipe, **words_to_compare(run.config, plan.recipe_config)}
+    facts: dict[str, object] = {"the recipe": run.recipe, **words_to_compare(run.config, plan.recipe_config)}
     facts |= {"the data's fingerprint": plan.fingerprint, "the device": run.world.device.type}
     facts |= plan.recipe_config.contents()
-    facts |= {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
-    check_same_on_ranks(gather_objects(facts))
+    return facts | {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
 
 
 def _train(plan: Plan, record: RunRecord, stop: StopRequest) -> int:

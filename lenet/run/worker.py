@@ -15,9 +15,9 @@ from gptscale.common.errors import ConfigError, GptscaleError, PeerError, Storag
 from gptscale.common.measure.stack_sampler import StackSampler
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
-from gptscale.common.process.rendezvous import RendezvousError, speak
-from gptscale.common.process.world import World, gather_objects, process_group
-from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
+from gptscale.common.process.roll_call import refuse
+from gptscale.common.process.world import World, process_group
+from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.checkpoints import VisionSaver, check_space, resume
 from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
@@ -60,10 +60,10 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
         if backend and "MASTER_ADDR" not in os.environ:
             what = f"{config.strategy} needs a rendezvous, which no launcher has set"
             raise ConfigError(what, "in the environment", "start with `gptscale lenet train` or torchrun")
-        stack.enter_context(process_group(world, cuda_backend=backend) if backend else nullcontext())
+        facts = _facts_to_compare(plan)
+        stack.enter_context(process_group(world, facts=facts, cuda_backend=backend) if backend else nullcontext())
         run = PlannedRun(plan, VisionRunRow(plan, began=began, data_time_s=data_time_s, quiet=quiet))
         try:
-            check_same_options(plan)
             run.row.open(stack)
             status = run.train()
             outcome = run.finish("interrupted" if status else "ok", None, status)
@@ -83,12 +83,11 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
             return run.finish("oom" if is_out_of_memory(error) else "failed", row_error, status)
 
 
-def check_same_options(plan: VisionPlan) -> None:
-    """Raise ConfigError if a rank was started with other options, data or versions than rank 0."""
+def _facts_to_compare(plan: VisionPlan) -> dict[str, object]:
+    """Return the options, data and versions with which all ranks of a run must be started."""
     facts = words_to_compare(plan.config)
     facts |= {"the data's fingerprint": plan.data.fingerprint, "the device": plan.world.device.type}
-    facts |= {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
-    check_same_on_ranks(gather_objects(facts))
+    return facts | {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
 
 
 def loop_of(plan: VisionPlan) -> Callable[..., bool]:
@@ -158,9 +157,9 @@ def worker(argv: Sequence[str]) -> int:
         share_cores()
         return train(config, world).exit_status
     except GptscaleError as error:
-        speak(error, at_once=isinstance(error, RendezvousError))
-        # The same status for every kind of error, since no run began and no file was created.
-        return 2
+        refuse(error)
+        # The same status for every mistake, since no run began and no file was created.
+        return error.exit_status if isinstance(error, PeerError) else 2
 
 
 def parse_vision(argv: Sequence[str]) -> VisionConfig:

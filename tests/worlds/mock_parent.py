@@ -51,7 +51,7 @@ def run(recipe, *words):
             return train_with(engine, *rest)
 
         worker._train_with = train_beside_peers
-        worker.process_group = lone_group if get(recipe).axes else nullcontext
+        worker.process_group = lambda world, facts: lone_group(world) if get(recipe).axes else nullcontext()
         worker.Heartbeat.of_world = lambda rank, world_size: Heartbeat(rank, world_size, None)
         return worker.work(plan)
 

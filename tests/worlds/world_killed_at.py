@@ -14,8 +14,8 @@ PART = sys.argv[1]
 at = Progress.at
 
 
-def killed(self, part):
-    at(self, part)
+def killed(self, part, micro_batch=-1):
+    at(self, part, micro_batch)
     if part == PART and self.step >= 5:
         os.kill(os.getpid(), signal.SIGKILL)
 

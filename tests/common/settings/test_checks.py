@@ -12,7 +12,6 @@ from gptscale.common.settings.checks import (
     check_range,
     check_ranges,
     check_run_name,
-    check_same_on_ranks,
     did_you_mean,
     parse_names,
     parse_whole_numbers,
@@ -104,18 +103,8 @@ def test_an_option_that_would_be_ignored():
     assert refused(refuse_changed, Options(resume="a"), ["resume"], "why", "fix") == "why, in --resume, fix"
 
 
-def test_ranks_that_were_started_with_other_options():
-    facts = words_to_compare(Options())
-    assert facts == {"--seq-len": 8, "--lr": None, "--resume": None}
-    check_same_on_ranks([facts])
-    check_same_on_ranks([facts] * 4)
-    said = refused(check_same_on_ranks, [facts, facts | {"--lr": 0.5}, facts | {"--lr": 0.5, "--seq-len": 4}])
-    assert said == (
-        "--seq-len is 8 on rank 0,1 but 4 on rank 2; --lr is None on rank 0 but 0.5 on rank 1,2, "
-        "in what the ranks were started with, start all alike"
-    )
-    many = refused(check_same_on_ranks, [{"a": 0}] + [{"a": 1}] * 99)
-    assert many.startswith("a is 0 on rank 0 but 1 on rank 1,2,3,4,5,6,7,8 and 91 more, in")
+def test_options_by_what_the_user_types():
+    assert words_to_compare(Options()) == {"--seq-len": 8, "--lr": None, "--resume": None}
 
 
 def test_the_nearest_name_or_all():

@@ -6,7 +6,8 @@ import pytest
 
 from gptscale.common.engines.zero.options import merged
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import check_same_on_ranks, words_to_compare
+from gptscale.common.process.roll_call import check_same_on_ranks
+from gptscale.common.settings.checks import words_to_compare
 from gptscale.recipes.zero import ZeroConfig
 
 OURS = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "reduce_bucket_size": 100}, "bf16": {"enabled": False}}

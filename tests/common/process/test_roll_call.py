@@ -1,0 +1,144 @@
+"""The roll call: ranks that are all alike go on, and all others end with one line at once instead of waiting for a timeout."""
+
+import json
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+from worlds import Started, imports_of
+
+from gptscale.common.errors import ConfigError, DataError, PeerError
+from gptscale.common.process import roll_call
+from gptscale.common.process.program import Program
+from gptscale.common.process.roll_call import RefusedError, RollCall, Verdict, check_same_on_ranks
+
+FACTS = {"--lr": "0.1", "the data's fingerprint": "abc"}
+
+
+def sign_all_in(*facts, timeout_s=20.0, refused=()):
+    """Have a rank for each of `facts` sign in, in threads, and return what each raised and the seconds until the last ended.
+
+    refused: the numbers of the ranks that leave `error` instead. A rank without facts never comes.
+    """
+    store, ended = dist.HashStore(), {}
+    error = DataError("no such file", "in --data", "name a file")
+
+    def come(rank):
+        call = RollCall(store, rank, len(facts))
+        try:
+            ended[rank] = call.refuse(error) if rank in refused else call.sign_in(facts[rank], timeout_s)
+        except (ConfigError, PeerError) as raised:
+            ended[rank] = raised
+
+    threads = [threading.Thread(target=come, args=[rank]) for rank in range(len(facts)) if facts[rank] is not None]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return ended, time.monotonic() - began
+
+
+def test_ranks_that_are_alike_go_on():
+    ended, seconds = sign_all_in(FACTS, FACTS, FACTS)
+    assert ended == {0: None, 1: None, 2: None}
+    assert seconds < 5
+
+
+def test_all_hear_of_all_that_differs():
+    ended, seconds = sign_all_in(FACTS, FACTS, FACTS | {"--lr": "0.2"})
+    lines = {str(error) for error in ended.values()}
+    assert lines == {"--lr is 0.1 on rank 0,1 but 0.2 on rank 2, in what the ranks were started with, start all alike"}
+    assert all(isinstance(error, RefusedError) and not error.is_said for error in ended.values())
+    assert seconds < 5
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_all_hear_why_a_rank_was_refused(rank, monkeypatch):
+    """At once, although it never signs in. Another rank of its machine need not say so again."""
+    ended, seconds = sign_all_in(FACTS, FACTS, FACTS, refused=[rank])
+    assert ended.pop(rank) is None
+    assert {str(error) for error in ended.values()} == {
+        f"rank {rank} was refused: no such file, in --data, name a file"
+    }
+    assert all(error.is_said for error in ended.values())
+    assert seconds < 5
+    elsewhere = Verdict.of(DataError("no", "in --data", "name"), rank)._replace(host="another")
+    assert not elsewhere.error().is_said
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert elsewhere.error().is_said
+
+
+def test_the_first_of_several_that_were_refused_is_named():
+    ended, seconds = sign_all_in(FACTS, FACTS, FACTS, FACTS, refused=[0, 3])
+    assert {str(ended[rank])[:6] for rank in (1, 2)} in ({"rank 0"}, {"rank 3"})
+    assert seconds < 5
+
+
+def test_a_rank_that_never_comes_is_named(monkeypatch):
+    monkeypatch.setattr(roll_call, "LONGER_S", 5.0)
+    ended, seconds = sign_all_in(FACTS, None, FACTS, None, timeout_s=1.0)
+    assert {str(error) for error in ended.values()} == {
+        "ranks 1,3 did not come within 1 s, in the rendezvous, look for their own messages"
+    }
+    assert all(isinstance(error, PeerError) for error in ended.values())
+    assert seconds < 5
+
+
+def test_rank_0_says_it_for_a_rank_beside_it(monkeypatch):
+    error, store = ConfigError("unknown option", "on the command line", "see --help"), dist.HashStore()
+    calls = [RollCall(store, rank, 2) for rank in (0, 1)]
+    calls[1].refuse(error)
+    calls[0].refuse(error)
+    assert calls[1].rank_0_says(error)
+    assert not calls[1].rank_0_says(ConfigError("another", "in --lr", "use 1"))
+    store.set("gptscale/roll call/start/rank 0 came", json.dumps(Verdict.of(error)._replace(host="another")))
+    assert not calls[1].rank_0_says(error)
+    store.set("gptscale/roll call/start/rank 0 came", json.dumps(None))
+    assert not calls[1].rank_0_says(error)
+    monkeypatch.setattr(roll_call, "RANK_0_S", 0.1)
+    assert not RollCall(dist.HashStore(), 1, 2).rank_0_says(error)
+
+
+def test_ranks_that_were_started_with_other_options():
+    facts = {"--seq-len": 8, "--lr": None, "--resume": None}
+    check_same_on_ranks([facts])
+    check_same_on_ranks([facts] * 4)
+    with pytest.raises(ConfigError) as error:
+        check_same_on_ranks([facts, facts | {"--lr": 0.5}, facts | {"--lr": 0.5, "--seq-len": 4}])
+    assert str(error.value) == (
+        "--seq-len is 8 on rank 0,1 but 4 on rank 2; --lr is None on rank 0 but 0.5 on rank 1,2, "
+        "in what the ranks were started with, start all alike"
+    )
+    with pytest.raises(ConfigError, match="a is 0 on rank 0 but 1 on rank 1,2,3,4,5,6,7,8 and 91 more, in"):
+        check_same_on_ranks([{"a": 0}] + [{"a": 1}] * 99)
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+@pytest.mark.parametrize("what", ["ddp", "lenet"])
+def test_a_refused_rank_tells_the_others_before_any_timeout(what, refused, tmp_path, free_port):
+    """As Slurm starts ranks: rank 0 opens the store, even if it is refused. The other waited for 30 or 120 seconds."""
+    began, started = time.monotonic(), []
+    for rank in (0, 1):
+        common = ["--device", "cpu", "--out", str(tmp_path / "out")]
+        if what == "ddp":
+            data = str(tmp_path / "no.txt") if rank == refused else "synthetic"
+            target, words = "gptscale.recipes", ["ddp", *common, "--data", data]
+        else:
+            mistake = ["--learning-rte", "1"] if rank == refused else []
+            target, words = "gptscale.lenet.run.worker", [*common, "--strategy", "ddp", *mistake]
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": free_port}
+        program = Program(target, tuple(words), imports=imports_of((what,), ""))
+        variables = {name: str(value) for name, value in places.items()}
+        started.append(Started(program, MASTER_ADDR="127.0.0.1", **variables))
+    ends = [rank.ended(100) for rank in started]
+    assert [status for status, _, _ in ends] == [2, 2]
+    errors = [[line for line in err.splitlines() if "warning" not in line] for _, _, err in ends]
+    assert len(errors[refused]) == 1, errors
+    (line,) = errors[refused]
+    assert ("no.txt" if what == "ddp" else "learning-rte") in line
+    # On one machine one line is enough.
+    assert errors[1 - refused] == []
+    assert time.monotonic() - began < 25
+    assert not (tmp_path / "out").exists()

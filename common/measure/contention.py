@@ -18,6 +18,7 @@ import torch
 
 from gptscale.common.measure.devices import nvml_handle
 from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
+from gptscale.common.measure.writeback import Writeback, writeback
 
 # A row of which more was taken is marked, and a bench refuses it.
 TAKEN_MAX = 0.05
@@ -32,9 +33,10 @@ class MachineTime:
     """The processor time of a machine in a span of time, in seconds, as one process of a run sees it.
 
     busy_s, stolen_s: of each processor that this process may use, the time in which anything ran there, and in which the
-    hypervisor gave it to other machines. own_s: the time of this process and of those that it started. throttled_s: the time
-    in which its cgroup was not let run. threads: how many processors this process uses at once. gpu: the share of its GPU
-    that other processes took, None without a GPU or an answer. gpu_time: the clock and the power of that GPU.
+    hypervisor gave it to other machines. own_s: the time of this process, of those that it started, and of the kernel for what
+    they wrote to disk. throttled_s: the time in which its cgroup was not let run. threads: how many processors this process
+    uses at once. gpu: the share of its GPU that other processes took, None without a GPU or an answer. gpu_time: the clock and
+    the power of that GPU.
     """
 
     host: str
@@ -64,19 +66,25 @@ class MachineClock:
         self._gpu = GpuClock(device) if device is not None and on_gpu else None
         self._began = self._now()
 
-    def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float]:
-        return time.monotonic(), processor_times(self.proc), own_time_s(), throttled_s(self.proc)
+    def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float, Writeback]:
+        return (
+            time.monotonic(),
+            processor_times(self.proc),
+            own_time_s(),
+            throttled_s(self.proc),
+            writeback(self.proc),
+        )
 
     def lap(self) -> MachineTime:
         """Return what happened since this clock was made."""
-        (began, before, own, throttled), now = self._began, self._now()
+        (began, before, own, throttled, written), now = self._began, self._now()
         spent = {cpu: (busy - before[cpu][0], stolen - before[cpu][1]) for cpu, (busy, stolen) in now[1].items()}
         return MachineTime(
             host=socket.gethostname(),
             wall_s=now[0] - began,
             busy_s={cpu: busy for cpu, (busy, _) in spent.items()},
             stolen_s={cpu: stolen for cpu, (_, stolen) in spent.items()},
-            own_s=now[2] - own,
+            own_s=now[2] - own + now[4].since(written),
             throttled_s=now[3] - throttled,
             threads=self.threads,
             gpu=_gpu_taken(self.device, now[0] - began),

@@ -87,7 +87,8 @@ def deepspeeds_folder(folder: Path) -> Path:
     """Return the folder of the files that DeepSpeed would read: `folder`, or the one in it that its file `latest` names."""
     latest = folder / "latest"
     if latest.is_file():
-        tag = latest.read_bytes()[:256].decode(errors="replace").strip()
+        with latest.open("rb") as file:
+            tag = file.read(256).decode(errors="replace").strip()
         # A path would lead out of the folder.
         if Path(tag).name != tag:
             raise CheckpointError(f"latest names {tag!r}", f"in {folder}", "give the folder of one step")

@@ -17,12 +17,15 @@ from filelock import FileLock, Timeout
 
 from gptscale.common.errors import ConfigError, DataError, StorageError
 from gptscale.common.process.mock import is_mock
+from gptscale.common.settings.user_file import read_json
 from gptscale.foresight.time.work import Operation
 from gptscale.ops.build.cache import root
 from gptscale.results.record.files import replace_file
 
 FORMAT_VERSION = 1
 LOCK_WAIT_S = 60.0
+# More than a hundred thousand measurements.
+FILE_BYTES_MAX = 2**25
 # Two medians of a quiet machine differ by so much.
 SPREAD_MIN = 0.01
 
@@ -97,8 +100,13 @@ def read(path: Path) -> list[MeasuredMachine]:
     """Return the machines of a file, none if there is no file. Raises DataError for a file that is no calibration."""
     if not path.exists():
         return []
+    anew = "measure anew with gptscale calibrate --out NEW_FILE"
+
+    def refuse(reason: str) -> DataError:
+        return DataError(f"this is no calibration ({reason})", f"in {path}", anew)
+
+    content = read_json(path, FILE_BYTES_MAX, refuse)
     try:
-        content = json.loads(path.read_text())
         version = content["format"]
         if version > FORMAT_VERSION:
             raise DataError(
@@ -107,11 +115,8 @@ def read(path: Path) -> list[MeasuredMachine]:
                 "update gptscale, or measure into another file with gptscale calibrate --out FILE",
             )
         return [_machine(entry) for entry in content["machines"]]
-    except OSError as error:
-        raise DataError(str(error), f"in {path}", "give a file that you may read") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        what = f"this is no calibration ({type(error).__name__}: {error})"
-        raise DataError(what, f"in {path}", "measure anew with gptscale calibrate --out NEW_FILE") from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise refuse(f"{type(error).__name__}: {str(error)[:160]}") from error
 
 
 def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
@@ -148,14 +153,14 @@ def _machine(entry: Any) -> MeasuredMachine:
             Operation(str(o["kind"]), tuple(int(n) for n in o["shape"]), str(o["on"])),
             str(o["precision"]),
             _positive(o["seconds"]),
-            float(o["spread"]),
+            _not_negative(o["spread"]),
             int(o["repeats"]),
             str(o["date"]),
         )
         for o in entry["operations"]
     ]
     facts = [
-        MachineFact(str(f["name"]), float(f["value"]), str(f["unit"]), float(f["spread"]), str(f["date"]))
+        MachineFact(str(f["name"]), float(f["value"]), str(f["unit"]), _not_negative(f["spread"]), str(f["date"]))
         for f in entry["facts"]
     ]
     return MeasuredMachine(machine, operations, facts)
@@ -168,6 +173,12 @@ def _positive(seconds: Any) -> float:
     if not 0 < float(seconds) < math.inf:
         raise ValueError(f"{seconds} seconds")
     return float(seconds)
+
+
+def _not_negative(spread: Any) -> float:
+    if not 0 <= float(spread) < math.inf:
+        raise ValueError(f"a spread of {spread}")
+    return float(spread)
 
 
 def _text(machines: Iterable[MeasuredMachine]) -> str:

@@ -15,6 +15,7 @@ from gptscale.common.errors import ConfigError, DataError, StorageError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import OF_THE_MACHINE
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.user_file import read_json
 from gptscale.results.record.files import replace_file
 
 FORMAT_VERSION = 1
@@ -68,10 +69,12 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
     of another version, or that is no plan, and ConfigError for a row that it does not have.
     """
     where, anew = f"in {path}", "make it anew: gptscale plan ... --save FILE"
+
+    def refuse(reason: str) -> DataError:
+        return DataError(f"this is no plan ({reason})", where, "give a file of gptscale plan --save")
+
+    content = read_json(path, FILE_BYTES_MAX, refuse)
     try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise DataError(f"a plan is no file of more than {FILE_BYTES_MAX} bytes", where, anew)
-        content = json.loads(path.read_text())
         version, recorded_hash = content["format"], content.pop("sha256")
         if version != FORMAT_VERSION:
             what = f"the plan has format {version}, this gptscale reads {FORMAT_VERSION}"
@@ -79,12 +82,8 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
         if recorded_hash != _hash(content):
             raise DataError("the plan was changed after it was saved: its hash does not hold", where, anew)
         rows, recommended = content["rows"], content["recommended"]
-    except OSError as error:
-        raise DataError(str(error.strerror or error), where, "give a file of gptscale plan --save") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"this is no plan ({type(error).__name__})", where, "give a file of gptscale plan --save"
-        ) from None
+        raise refuse(type(error).__name__) from None
     number = number or recommended
     if not 1 <= number <= len(rows):
         raise ConfigError(f"the plan has no row {number}", "in --plan-row", f"use 1 to {len(rows)}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from typing import NamedTuple
 
 from gptscale.common.errors import DataError
+from gptscale.common.settings.user_file import read_text
 from gptscale.foresight.tables.collectives import ALL_REDUCES, BANDWIDTHS
 from gptscale.foresight.tables.composer import COMPOSER
 from gptscale.foresight.tables.megatron_lm import MEGATRON_LM
@@ -15,6 +17,9 @@ from gptscale.foresight.tables.rows import CellsOfRow, MeasuredRun, Profile
 from gptscale.foresight.tables.vtrain import VTRAIN
 
 PROFILES = (VTRAIN, NANOTRON, COMPOSER, MEGATRON_LM, ALL_REDUCES, BANDWIDTHS)
+
+# The largest of the known tables has 200 kB.
+FILE_BYTES_MAX = 2**26
 
 
 class MeasuredTable(NamedTuple):
@@ -29,16 +34,16 @@ class MeasuredTable(NamedTuple):
 
 def read_table(path: Path) -> MeasuredTable:
     """Return the table in a CSV file. DataError for one that is no table of a known kind, or has no rows."""
+
+    def refuse(reason: str) -> DataError:
+        return DataError(f"{path} cannot be read ({reason})", "in the table", "give a CSV file of measured runs")
+
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="")
-            titles = list(reader.fieldnames or [])
-            lines = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is no CSV file"
-        raise DataError(
-            f"{path} cannot be read ({reason})", "in the table", "give a CSV file of measured runs"
-        ) from None
+        reader = csv.DictReader(io.StringIO(read_text(path, FILE_BYTES_MAX, refuse), newline=""), restkey="")
+        titles = list(reader.fieldnames or [])
+        lines = [(reader.line_num, row) for row in reader]
+    except csv.Error:
+        raise refuse("it is no CSV file") from None
     profile = _profile_of(path, titles)
     if not lines:
         raise DataError(f"{path} has no rows", "in the table", "give one with measured runs")

@@ -6,6 +6,7 @@ sampled, and is only there if any was.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,8 +14,10 @@ from typing import NamedTuple
 import pandas as pd
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.user_file import read_text
 from gptscale.lenet.run.columns import (
     EPOCH_COLUMNS,
+    FILE_BYTES_MAX,
     SUMMARY_COLUMNS,
     TIME_COLUMNS,
     WARMUP_STEPS,
@@ -74,9 +77,19 @@ def read_rows(files: str, study: str) -> MeasuredRows:
         runs.append(frame)
         for kind, frames in details.items():
             if beside(file, kind).is_file():
-                frames.append(pd.read_csv(beside(file, kind)))
+                frames.append(_read_details(beside(file, kind)))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
     return MeasuredRows(every, *(_joined(frames) for frames in details.values()))
+
+
+def _read_details(file: Path) -> pd.DataFrame:
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"{file} has no rows of a study ({reason})", "in --rows", "give what its --csv wrote")
+
+    try:
+        return pd.read_csv(io.StringIO(read_text(file, FILE_BYTES_MAX, refuse)))
+    except ValueError as error:
+        raise refuse(str(error).splitlines()[0][:100]) from None
 
 
 def beside(csv: Path, kind: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.user_file import read_text
 from gptscale.results.record.columns import STATUSES, cell
 from gptscale.results.record.files import append_row
 
@@ -17,6 +18,8 @@ from gptscale.results.record.files import append_row
 SCHEMA_VERSION = 3
 NEW_IN_3 = ("bound_by", "gain_if_removed", "taken_fraction")
 SUMMARY_NAME = "lenet.csv"
+# Of a CSV of rows that is read.
+FILE_BYTES_MAX = 2**28
 
 # class_accuracy holds fractions with blanks between, in the order of the classes, and `-` for a class without test images.
 SUMMARY_COLUMNS = (
@@ -68,17 +71,18 @@ def read_summary(path: Path) -> pd.DataFrame:
     """Return all complete rows of a lenet.csv, with numbers as numbers, or raise ConfigError for another file."""
     if not path.is_file():
         raise ConfigError(f"{path} does not exist", "in the results", "run `gptscale lenet train` first")
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"{path} is none of gptscale lenet's ({reason})", "in the results", "give a lenet.csv")
+
+    text = read_text(path, FILE_BYTES_MAX, refuse)
     try:
-        text = path.read_text()
         rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
         rows = rows.reindex(columns=[*rows.columns, *(c for c in NEW_IN_3 if c not in rows)], fill_value="")
         numbers = [column for column in SUMMARY_COLUMNS if column not in TEXT]
         rows[numbers] = rows[numbers].replace("nan", "").apply(pd.to_numeric)
     except (ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0][:100]
-        raise ConfigError(
-            f"{path} is none of gptscale lenet's ({reason})", "in the results", "give a lenet.csv"
-        ) from None
+        raise refuse(str(error).splitlines()[0][:100]) from None
     return rows
 
 

@@ -25,7 +25,9 @@ def check_results_folder(out: Path, run_name: str | None, summary: str, header: 
         fix = "point --out to a folder that can"
         raise kind(f"results folder {out} cannot be written", f"at {nearest}", fix)
     rows = out / summary
-    if rows.is_file() and rows.stat().st_size > 0 and not rows.read_bytes().startswith(header):
+    if rows.exists() and not rows.is_file():
+        raise ConfigError(f"{rows} is no file", "in --out", "remove it, or choose another folder")
+    if rows.exists() and _first_bytes(rows, len(header)) not in (b"", header):
         raise ConfigError(f"{rows} has other columns", "in --out", "point --out to another folder, or move the file")
     if run_name and not resumes and (out / "runs" / run_name).exists():
         fix = "add --resume or choose another --run-name"
@@ -34,6 +36,11 @@ def check_results_folder(out: Path, run_name: str | None, summary: str, header: 
         raise ConfigError(
             f"{checkpoints} is a symbolic link", "in --run-name", "replace it by a folder, or choose another"
         )
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(count)
 
 
 def resume_folder(out: Path, run_name: str | None, resume: str) -> Path | None:

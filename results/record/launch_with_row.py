@@ -86,11 +86,11 @@ def leave_lost_row(
 def rows_of(summary: Path, run_id: str) -> int:
     """Count the summary's rows of this run, which are as many as the times it ended."""
     try:
-        lines = summary.read_bytes().splitlines()
+        with summary.open("rb") as lines:
+            # run_id is the second column of every summary.
+            return sum(line.split(b",", 2)[1:2] == [run_id.encode()] for line in lines)
     except OSError:
         return 0
-    # run_id is the second column of every summary.
-    return sum(line.split(b",", 2)[1:2] == [run_id.encode()] for line in lines)
 
 
 def _say(error: PeerError | StorageError) -> int:

@@ -24,7 +24,7 @@ def rebuild_events(folder: Path) -> int:
 
     Memory is no column of a CSV, and its curve ends with the old events. Raises DataError for rows that are damaged.
     """
-    rows = [point for name in SCALARS if (folder / name).exists() for point in points(folder / name)]
+    rows = [point for name in SCALARS if (folder / name).is_file() for point in points(folder / name)]
     old = sorted(folder.glob("*.tfevents.*"))
     board = Board(folder)
     for step, scalars in rows:

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, StorageError
+from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.record.columns import cell
 from gptscale.results.record.files import as_storage_error, csv_line, opened, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
 START = "GPTSCALE_START"
+# What a run writes has some kilobytes.
+JSON_BYTES_MAX = 2**24
 
 
 class RunEnd(NamedTuple):
@@ -73,10 +76,14 @@ def of_this_start(facts: Mapping[str, Any]) -> dict[str, Any]:
 def read_json(file: Path) -> dict[str, Any]:
     """Return what a run wrote, or nothing if it is not there or damaged."""
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(read_bytes(file, JSON_BYTES_MAX, _unreadable))
+    except (StorageError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _unreadable(reason: str) -> StorageError:
+    return StorageError(reason, "in the run's folder", "remove it")
 
 
 def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.user_file import Refuse, read_bytes, read_json
 
 if TYPE_CHECKING:
     from gptscale.common.settings.run import Run
@@ -82,7 +82,8 @@ class DeepSpeedConfig(RecipeConfig):
         """Return the hash of the user's own file."""
         if self.ds_config is None:
             return {}
-        return {"the content of --ds-config": hashlib.sha256(self.ds_config.read_bytes()).hexdigest()[:16]}
+        content = read_bytes(self.ds_config, FILE_BYTES_MAX, _refuser(self.ds_config))
+        return {"the content of --ds-config": hashlib.sha256(content).hexdigest()[:16]}
 
     def lacks(self) -> ConfigError | None:
         """Return the error for operators that are not compiled, or None if all are."""
@@ -108,18 +109,7 @@ def merged(generated: dict[str, Any], file: Path) -> dict[str, Any]:
     contradicts the run, or a key that only the run's own options may set.
     """
     where = f"in --ds-config {file}"
-    if file.exists() and not (file.is_file() and file.stat().st_size <= FILE_BYTES_MAX):
-        what = f"no file, or one of more than {FILE_BYTES_MAX} bytes"
-        raise ConfigError(what, where, "give DeepSpeed's configuration")
-    try:
-        user_json = json.loads(file.read_text())
-        is_deep = _depth(user_json) > DEPTH_MAX
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"not a JSON file ({error})", where, "give DeepSpeed's configuration") from None
-    except RecursionError:
-        is_deep = True
-    if is_deep:
-        raise ConfigError(f"nested deeper than {DEPTH_MAX} levels", where, "give DeepSpeed's configuration")
+    user_json = read_json(file, FILE_BYTES_MAX, _refuser(file), deepest=DEPTH_MAX)
     if not isinstance(user_json, dict):
         raise ConfigError(f"holds a {type(user_json).__name__}, not an object", where, "give DeepSpeed's configuration")
     for key in RUN_KEYS.keys() & user_json.keys():
@@ -143,9 +133,8 @@ def check_by_deepspeed(json: dict[str, Any], file: Path | None) -> None:
         raise ConfigError(f"DeepSpeed refuses it ({reason})", f"in --ds-config {file}", fix) from None
 
 
-def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0)
+def _refuser(file: Path) -> Refuse:
+    return lambda reason: ConfigError(reason, f"in --ds-config {file}", "give DeepSpeed's configuration")
 
 
 def _contradictions(generated: dict[str, Any], user_json: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from csv import DictReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import ConfigError, DataError, GptscaleError
 from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.user_file import read_rows
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.launchers.run.options import parse_run
@@ -22,6 +22,7 @@ from gptscale.recipes import get
 
 # Colossal-AI's torch has no kernels for a B200: its attention would be that which keeps all scores.
 DEVICE, OLDER_DEVICE, RANKS_PER_NODE = "b200", "h200", 8
+FILE_BYTES_MAX = 2**26
 
 
 class Shape(NamedTuple):
@@ -119,9 +120,15 @@ def rows_in(csv: Path | None) -> Rows:
     """Return the rows that an earlier run left in a file. Errors are numbers, the rest are words."""
     if csv is None or not csv.exists():
         return {}
-    with csv.open(newline="") as file:
-        rows = list(DictReader(file))
-    return {_key(row): row | {"closed_form_error": float(row["closed_form_error"] or "nan")} for row in rows}
+
+    def refuse(reason: str) -> DataError:
+        return DataError(f"{csv} has no rows of this bench ({reason})", "in --csv", "give the file that it wrote")
+
+    rows = read_rows(csv, FILE_BYTES_MAX, refuse, (*KEY, "closed_form_error"))
+    try:
+        return {_key(row): row | {"closed_form_error": float(row["closed_form_error"] or "nan")} for row in rows}
+    except ValueError as error:
+        raise refuse(str(error)[:100]) from None
 
 
 def _device(recipe: str) -> str:

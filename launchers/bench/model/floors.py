@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.user_file import finite, read_rows
 
+FILE_BYTES_MAX = 2**20
 SHARES = ("share_of_gemm_rate", "share_of_mm_rate", "gemm_time_over_step_time", "share_of_roofline")
 
 
@@ -26,12 +27,16 @@ def read_floors(path: Path, names: Sequence[str]) -> list[Floor]:
     ConfigError unless each is a ratio that is measured of the contenders `names`.
     """
     measured = [*SHARES, *(f"over_{name}" for name in names)]
+
+    def refuse(reason: str) -> ConfigError:
+        what = f"{path} is no CSV with columns name and floor ({reason})"
+        return ConfigError(what, "in --floors", "see docs/measurements/bench_model.md")
+
     try:
-        with path.open(newline="") as file:
-            rows = [Floor(row["name"], float(row["floor"])) for row in csv.DictReader(file)]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        what = f"{path} is no CSV with columns name and floor ({type(error).__name__})"
-        raise ConfigError(what, "in --floors", "see docs/measurements/bench_model.md") from None
+        cells = read_rows(path, FILE_BYTES_MAX, refuse, ("name", "floor"))
+        rows = [Floor(row["name"], finite(row["floor"])) for row in cells]
+    except ValueError as error:
+        raise refuse(str(error)[:100]) from None
     for row in rows:
         if row.name not in measured:
             raise ConfigError(f"no ratio {row.name!r} is measured", f"in {path}", "use one of: " + " ".join(measured))

@@ -7,6 +7,7 @@ drifting machine weighs on both alike.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import tempfile
@@ -20,6 +21,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.user_file import read_text
 from gptscale.launchers.bench.measurement import collect, print_written, tell
 from gptscale.launchers.bench.quiet import QuietOptions, quiet_machine
 from gptscale.results import render
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NPROC = 2
+FILE_BYTES_MAX = 2**26
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,16 @@ def measured_before(csv: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
         return {}
     import pandas as pd
 
+    def refuse(reason: str) -> DataError:
+        what = f"{csv} has no rows of this bench ({reason})"
+        return DataError(what, "in --csv", "give the file that it wrote, or another name")
+
     try:
-        rows: list[Any] = pd.read_csv(csv).to_dict("records")
-        return {(row["shape"], row["recipe"]): row for row in rows}
-    except (OSError, ValueError, KeyError) as error:
-        what = f"{csv} has no rows of this bench ({type(error).__name__})"
-        raise DataError(what, "in --csv", "give the file that it wrote, or another name") from error
+        frame = pd.read_csv(io.StringIO(read_text(csv, FILE_BYTES_MAX, refuse)))
+        rows: list[Any] = frame.to_dict("records")
+        return dict(zip(zip(frame["shape"], frame["recipe"], strict=True), rows, strict=True))
+    except (ValueError, KeyError) as error:
+        raise refuse(type(error).__name__) from error
 
 
 def measure(

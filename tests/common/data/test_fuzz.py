@@ -250,8 +250,8 @@ BOMBS = {
     "a pipe as tokens": (fifo(lambda path: open_source(str(path), vocab_size=9)), "is no file"),
     "a pipe as text": (fifo(lambda path: open_source(f"{path.parent}/./{path.name}", vocab_size=300)), "is no file"),
     "a pipe in a tokenizer": (pipe_in_a_tokenizer, "tokenizer.json is no file"),
-    "a pipe as --ds-config": (fifo(lambda path: merged({}, path)), "no file, or one of more than 1048576 bytes"),
-    "a huge --ds-config": (huge, "no file, or one of more than 1048576 bytes"),
+    "a pipe as --ds-config": (fifo(lambda path: merged({}, path)), "it is no file, in --ds-config"),
+    "a huge --ds-config": (huge, "it has more than 1048576 bytes, in --ds-config"),
     "a deep --ds-config": (deep, "nested deeper than 16 levels"),
     "a less deep --ds-config": (less_deep, "nested deeper than 16 levels"),
 }

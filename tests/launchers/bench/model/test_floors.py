@@ -13,7 +13,7 @@ def test_floors_of_ratios_that_are_measured(tmp_path):
     with pytest.raises(ConfigError, match="no ratio 'over_handout' is measured"):
         read_floors(file, ["minimal"])
     file.write_text("name,floor\nover_handout,high\n")
-    with pytest.raises(ConfigError, match=r"is no CSV with columns name and floor \(ValueError\)"):
+    with pytest.raises(ConfigError, match=r"is no CSV with columns name and floor \(could not convert"):
         read_floors(file, ["handout"])
 
 

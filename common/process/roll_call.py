@@ -34,8 +34,8 @@ RANK_0_S = 5.0
 LONGER_S = 10.0
 RANKS_MAX = 2**20
 # The keys of a roll call: what a rank signs in with, how many have, whether rank 0 came and how, whether all came or one was
-# refused, the verdict, how many have read it, and whether all have.
-COUNT, RANK_0, COMPLETE, VERDICT, READ, ALL_READ = "count", "rank 0 came", "complete", "verdict", "read", "all read"
+# refused, the outcome, how many have read it, and whether all have.
+COUNT, RANK_0, COMPLETE, OUTCOME, READ, ALL_READ = "count", "rank 0 came", "complete", "outcome", "read", "all read"
 
 
 class RefusedError(ConfigError):
@@ -44,7 +44,7 @@ class RefusedError(ConfigError):
     is_said = False
 
 
-class Verdict(NamedTuple):
+class Refusal(NamedTuple):
     """Why no rank may go on. rank: the one that was refused, -1 if none was alone. status: the exit status of an error."""
 
     rank: int
@@ -55,7 +55,7 @@ class Verdict(NamedTuple):
     fix: str
 
     @classmethod
-    def of(cls, error: GptscaleError, rank: int = -1) -> Verdict:
+    def of(cls, error: GptscaleError, rank: int = -1) -> Refusal:
         return cls(rank, socket.gethostname(), error.exit_status, error.what, error.where, error.fix)
 
     def error(self) -> GptscaleError:
@@ -121,8 +121,8 @@ class RollCall:
                 self._store.set(COMPLETE, "")
             if self.rank == 0:
                 self._decide(timeout_s)
-            self._store.wait([VERDICT], timedelta(seconds=timeout_s + LONGER_S))
-            content = json.loads(self._store.get(VERDICT))
+            self._store.wait([OUTCOME], timedelta(seconds=timeout_s + LONGER_S))
+            content = json.loads(self._store.get(OUTCOME))
             self._has_read()
         except RuntimeError as error:  # torch's errors of stores are such
             reason = str(error).splitlines()[0][:160]
@@ -130,17 +130,17 @@ class RollCall:
                 f"rank 0 ended or fell silent before the start ({reason})", "in the rendezvous", "see its own message"
             ) from None
         if content is not None:
-            verdict = Verdict(*content)
-            if self.rank == 0 and verdict.status != PeerError.exit_status:
+            refusal = Refusal(*content)
+            if self.rank == 0 and refusal.status != PeerError.exit_status:
                 self._stay()
-            raise verdict.error()
+            raise refusal.error()
 
     def refuse(self, error: GptscaleError) -> None:
         """Leave why this rank was refused, for those that wait for it, unless they know of another."""
         with suppress(RuntimeError):
             if self.rank == 0:
-                self._store.set(RANK_0, json.dumps(Verdict.of(error)))
-            self._store.compare_set(VERDICT, "", json.dumps(Verdict.of(error, self.rank)))
+                self._store.set(RANK_0, json.dumps(Refusal.of(error)))
+            self._store.compare_set(OUTCOME, "", json.dumps(Refusal.of(error, self.rank)))
             self._store.set(COMPLETE, "")
             self._has_read()
 
@@ -150,32 +150,32 @@ class RollCall:
             self._store.wait([RANK_0], timedelta(seconds=RANK_0_S))
             content = json.loads(self._store.get(RANK_0))
             if content is not None:
-                verdict, own = Verdict(*content), Verdict.of(error)
-                is_near = verdict.host == own.host or os.environ.get("LOCAL_RANK", "0") != "0"
-                return is_near and verdict[3:] == own[3:]
+                refusal, own = Refusal(*content), Refusal.of(error)
+                is_near = refusal.host == own.host or os.environ.get("LOCAL_RANK", "0") != "0"
+                return is_near and refusal[3:] == own[3:]
         return False
 
     def stay_if_serving(self) -> None:
-        """Keep the store open until all ranks have read the verdict, if this rank serves it."""
+        """Keep the store open until all ranks have read the outcome, if this rank serves it."""
         if self.rank == 0 and not has_launchers_store():
             self._stay()
 
     def _decide(self, timeout_s: float) -> None:
-        """Wait for all ranks, as rank 0, and leave the verdict on what they say, unless one was refused."""
+        """Wait for all ranks, as rank 0, and leave the outcome on what they say, unless one was refused."""
         numbers, error = range(self.world_size), None
         try:
             self._store.wait([COMPLETE], timedelta(seconds=timeout_s))
-            if self._store.check([VERDICT]):
+            if self._store.check([OUTCOME]):
                 return
             check_same_on_ranks([json.loads(self._store.get(f"rank {rank}")) for rank in numbers])
         except ConfigError as differing:
-            error = Verdict.of(differing)
+            error = Refusal.of(differing)
         except RuntimeError:
             missing = [rank for rank in numbers if not self._store.check([f"rank {rank}"])]
             several, its = ("s", "their") if len(missing) > 1 else ("", "its")
             what = f"rank{several} {_listed(missing)} did not come within {timeout_s:g} s"
-            error = Verdict.of(PeerError(what, "in the rendezvous", f"look for {its} own messages"))
-        self._store.compare_set(VERDICT, "", json.dumps(error))
+            error = Refusal.of(PeerError(what, "in the rendezvous", f"look for {its} own messages"))
+        self._store.compare_set(OUTCOME, "", json.dumps(error))
 
     def _has_read(self) -> None:
         if self._store.add(READ, 1) == self.world_size:

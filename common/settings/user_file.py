@@ -1,6 +1,7 @@
-"""Read a small file that a user named. It may be anything: a pipe that never ends, a device, too large, or full of wrong numbers.
+"""Read a small file that a user named, which may be anything.
 
-Each function raises what `refuse` makes of the reason, which is a few words: an error of the caller's kind, in one line.
+It may be a pipe that never ends, a device, too large, or full of numbers that are none. Each function raises what `refuse` makes
+of the reason, which is a few words: an error of the caller's kind, in one line.
 """
 
 from __future__ import annotations

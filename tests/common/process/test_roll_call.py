@@ -11,7 +11,7 @@ from worlds import Started, imports_of
 from gptscale.common.errors import ConfigError, DataError, PeerError
 from gptscale.common.process import roll_call
 from gptscale.common.process.program import Program
-from gptscale.common.process.roll_call import RefusedError, RollCall, Verdict, check_same_on_ranks
+from gptscale.common.process.roll_call import Refusal, RefusedError, RollCall, check_same_on_ranks
 
 FACTS = {"--lr": "0.1", "the data's fingerprint": "abc"}
 
@@ -64,7 +64,7 @@ def test_all_hear_why_a_rank_was_refused(rank, monkeypatch):
     }
     assert all(error.is_said for error in ended.values())
     assert seconds < 5
-    elsewhere = Verdict.of(DataError("no", "in --data", "name"), rank)._replace(host="another")
+    elsewhere = Refusal.of(DataError("no", "in --data", "name"), rank)._replace(host="another")
     assert not elsewhere.error().is_said
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert elsewhere.error().is_said
@@ -93,7 +93,7 @@ def test_rank_0_says_it_for_a_rank_beside_it(monkeypatch):
     calls[0].refuse(error)
     assert calls[1].rank_0_says(error)
     assert not calls[1].rank_0_says(ConfigError("another", "in --lr", "use 1"))
-    store.set("gptscale/roll call/start/rank 0 came", json.dumps(Verdict.of(error)._replace(host="another")))
+    store.set("gptscale/roll call/start/rank 0 came", json.dumps(Refusal.of(error)._replace(host="another")))
     assert not calls[1].rank_0_says(error)
     store.set("gptscale/roll call/start/rank 0 came", json.dumps(None))
     assert not calls[1].rank_0_says(error)

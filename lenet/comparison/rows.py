@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.user_file import read_text
+from gptscale.common.settings.user_file import read_table
 from gptscale.lenet.run.columns import (
     EPOCH_COLUMNS,
     FILE_BYTES_MAX,
@@ -87,7 +87,7 @@ def _read_details(file: Path) -> pd.DataFrame:
         return ConfigError(f"{file} has no rows of a study ({reason})", "in --rows", "give what its --csv wrote")
 
     try:
-        return pd.read_csv(io.StringIO(read_text(file, FILE_BYTES_MAX, refuse)))
+        return pd.read_csv(io.StringIO(read_table(file, FILE_BYTES_MAX, refuse)))
     except ValueError as error:
         raise refuse(str(error).splitlines()[0][:100]) from None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.user_file import read_text
+from gptscale.common.settings.user_file import read_table
 from gptscale.results.record.columns import STATUSES, cell
 from gptscale.results.record.files import append_row
 
@@ -75,7 +75,7 @@ def read_summary(path: Path) -> pd.DataFrame:
     def refuse(reason: str) -> ConfigError:
         return ConfigError(f"{path} is none of gptscale lenet's ({reason})", "in the results", "give a lenet.csv")
 
-    text = read_text(path, FILE_BYTES_MAX, refuse)
+    text = read_table(path, FILE_BYTES_MAX, refuse)
     try:
         rows = pd.read_csv(io.StringIO(text[: text.rfind("\n") + 1]), dtype=str, keep_default_na=False)
         rows = rows.reindex(columns=[*rows.columns, *(c for c in NEW_IN_3 if c not in rows)], fill_value="")

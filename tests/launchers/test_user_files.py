@@ -70,7 +70,7 @@ def test_what_is_no_file(reader, tmp_path):
 @pytest.mark.parametrize("reader", BY_CONTENT)
 def test_text_that_is_none(reader, tmp_path):
     path = tmp_path / "file"
-    for content in (b"\xff\xfe\x00\x01" * 100, b"\0" * 5000, b'"' * 99, b"a,b\n" + b"1," * 10**5, b"\n"):
+    for content in (b"\xff\xfe\x00\x01" * 100, b"\0" * 5000, b'"' * 99, b"a,b\n" + b"1," * 10**5 + b"\n", b"\n"):
         path.write_bytes(content)
         refused(READERS[reader], path)
 

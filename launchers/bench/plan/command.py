@@ -21,7 +21,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.user_file import read_text
+from gptscale.common.settings.user_file import read_table
 from gptscale.launchers.bench.measurement import collect, print_written, tell
 from gptscale.launchers.bench.quiet import QuietOptions, quiet_machine
 from gptscale.results import render
@@ -108,7 +108,7 @@ def measured_before(csv: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
         return DataError(what, "in --csv", "give the file that it wrote, or another name")
 
     try:
-        frame = pd.read_csv(io.StringIO(read_text(csv, FILE_BYTES_MAX, refuse)))
+        frame = pd.read_csv(io.StringIO(read_table(csv, FILE_BYTES_MAX, refuse)))
         rows: list[Any] = frame.to_dict("records")
         return dict(zip(zip(frame["shape"], frame["recipe"], strict=True), rows, strict=True))
     except (ValueError, KeyError) as error:

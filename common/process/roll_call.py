@@ -34,8 +34,10 @@ RANK_0_S = 5.0
 LONGER_S = 10.0
 RANKS_MAX = 2**20
 # The keys of a roll call: what a rank signs in with, how many have, whether rank 0 came and how, whether all came or one was
-# refused, the outcome, how many have read it, and whether all have.
-COUNT, RANK_0, COMPLETE, OUTCOME, READ, ALL_READ = "count", "rank 0 came", "complete", "outcome", "read", "all read"
+# refused, how many have decided on the outcome, of which the first counts, the outcome, how many have read it, and whether all
+# have.
+COUNT, RANK_0, COMPLETE, DECIDED = "count", "rank 0 came", "complete", "decided"
+OUTCOME, READ, ALL_READ = "outcome", "read", "all read"
 
 
 class RefusedError(ConfigError):
@@ -140,7 +142,7 @@ class RollCall:
         with suppress(RuntimeError):
             if self.rank == 0:
                 self._store.set(RANK_0, json.dumps(Refusal.of(error)))
-            self._store.compare_set(OUTCOME, "", json.dumps(Refusal.of(error, self.rank)))
+            self._leave(Refusal.of(error, self.rank))
             self._store.set(COMPLETE, "")
             self._has_read()
 
@@ -175,7 +177,13 @@ class RollCall:
             several, its = ("s", "their") if len(missing) > 1 else ("", "its")
             what = f"rank{several} {_listed(missing)} did not come within {timeout_s:g} s"
             error = Refusal.of(PeerError(what, "in the rendezvous", f"look for {its} own messages"))
-        self._store.compare_set(OUTCOME, "", json.dumps(error))
+        self._leave(error)
+
+    def _leave(self, refusal: Refusal | None) -> None:
+        """Leave the outcome, unless another rank has."""
+        # Not by compare_set, which wakes no rank that waits for the key in the store of our launcher.
+        if self._store.add(DECIDED, 1) == 1:
+            self._store.set(OUTCOME, json.dumps(refusal))
 
     def _has_read(self) -> None:
         if self._store.add(READ, 1) == self.world_size:
@@ -194,7 +202,7 @@ def refuse(error: GptscaleError) -> None:
     if isinstance(error, (RefusedError, RendezvousError, PeerError)):
         # The others know already, or cannot be reached.
         if not (isinstance(error, RefusedError) and error.is_said):
-            speak(error)
+            speak(error, of_all=True)
         return
     began = time.monotonic()
     roll_call = RollCall.of_environment(RANK_0_S)
@@ -211,10 +219,10 @@ def refuse(error: GptscaleError) -> None:
     roll_call.stay_if_serving()
 
 
-def speak(error: GptscaleError) -> None:
-    """Print an error of the start of this rank."""
+def speak(error: GptscaleError, *, of_all: bool = False) -> None:
+    """Print an error of the start of this rank, with the number of the rank if it is not 0, or if all print it."""
     rank = os.environ.get("RANK", "0")
-    says_rank = rank.isdecimal() and rank != "0"
+    says_rank = rank.isdecimal() and (rank != "0" or of_all)
     print(f"gptscale: error: {f'rank {rank}: ' if says_rank else ''}{error}", file=sys.stderr, flush=True)
 
 

@@ -32,6 +32,8 @@ from gptscale.common.process.rendezvous import (
 RANK_0_S = 5.0
 # How long others wait beyond the time in which rank 0 decides.
 LONGER_S = 10.0
+# How long ranks that wait take to read the outcome.
+READ_S = 2.0
 RANKS_MAX = 2**20
 # The keys of a roll call: what a rank signs in with, how many have, whether rank 0 came and how, whether all came or one was
 # refused, how many have decided on the outcome, of which the first counts, the outcome, how many have read it, and whether all
@@ -133,8 +135,9 @@ class RollCall:
             ) from None
         if content is not None:
             refusal = Refusal(*content)
-            if self.rank == 0 and refusal.status != PeerError.exit_status:
-                self._stay()
+            if self.rank == 0:
+                # A rank that never came does not read.
+                self._stay(READ_S if refusal.status == PeerError.exit_status else REACH_S)
             raise refusal.error()
 
     def refuse(self, error: GptscaleError) -> None:
@@ -142,9 +145,8 @@ class RollCall:
         with suppress(RuntimeError):
             if self.rank == 0:
                 self._store.set(RANK_0, json.dumps(Refusal.of(error)))
-            self._leave(Refusal.of(error, self.rank))
+            self._put_outcome(Refusal.of(error, self.rank))
             self._store.set(COMPLETE, "")
-            self._has_read()
 
     def rank_0_says(self, error: GptscaleError) -> bool:
         """Return whether rank 0 was refused for the same reason, and says so where this rank need not say it again."""
@@ -157,10 +159,12 @@ class RollCall:
                 return is_near and refusal[3:] == own[3:]
         return False
 
-    def stay_if_serving(self) -> None:
-        """Keep the store open until all ranks have read the outcome, if this rank serves it."""
-        if self.rank == 0 and not has_launchers_store():
-            self._stay()
+    def leave(self) -> None:
+        """Go, as a refused rank. The one that serves the store keeps it open until all have read the outcome."""
+        with suppress(RuntimeError):
+            self._has_read()
+            if self.rank == 0 and not has_launchers_store():
+                self._stay(REACH_S)
 
     def _decide(self, timeout_s: float) -> None:
         """Wait for all ranks, as rank 0, and leave the outcome on what they say, unless one was refused."""
@@ -177,10 +181,10 @@ class RollCall:
             several, its = ("s", "their") if len(missing) > 1 else ("", "its")
             what = f"rank{several} {_listed(missing)} did not come within {timeout_s:g} s"
             error = Refusal.of(PeerError(what, "in the rendezvous", f"look for {its} own messages"))
-        self._leave(error)
+        self._put_outcome(error)
 
-    def _leave(self, refusal: Refusal | None) -> None:
-        """Leave the outcome, unless another rank has."""
+    def _put_outcome(self, refusal: Refusal | None) -> None:
+        """Put the outcome into the store, unless another rank has."""
         # Not by compare_set, which wakes no rank that waits for the key in the store of our launcher.
         if self._store.add(DECIDED, 1) == 1:
             self._store.set(OUTCOME, json.dumps(refusal))
@@ -189,9 +193,9 @@ class RollCall:
         if self._store.add(READ, 1) == self.world_size:
             self._store.set(ALL_READ, "")
 
-    def _stay(self) -> None:
+    def _stay(self, limit_s: float) -> None:
         with suppress(RuntimeError):
-            self._store.wait([ALL_READ], timedelta(seconds=REACH_S))
+            self._store.wait([ALL_READ], timedelta(seconds=limit_s))
 
 
 def refuse(error: GptscaleError) -> None:
@@ -212,11 +216,13 @@ def refuse(error: GptscaleError) -> None:
         roll_call = RollCall.of_environment(REACH_S - (time.monotonic() - began))
         if roll_call is not None:
             roll_call.refuse(error)
+            roll_call.leave()
         return
     roll_call.refuse(error)
     if roll_call.rank == 0 or not roll_call.rank_0_says(error):
         speak(error)
-    roll_call.stay_if_serving()
+    # Last, because rank 0 ends, and with it perhaps the store, when all have read.
+    roll_call.leave()
 
 
 def speak(error: GptscaleError, *, of_all: bool = False) -> None:

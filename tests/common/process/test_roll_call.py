@@ -27,7 +27,11 @@ def sign_all_in(*facts, timeout_s=20.0, refused=()):
     def come(rank):
         call = RollCall(store, rank, len(facts))
         try:
-            ended[rank] = call.refuse(error) if rank in refused else call.sign_in(facts[rank], timeout_s)
+            if rank in refused:
+                call.refuse(error)
+                ended[rank] = call.leave()
+            else:
+                ended[rank] = call.sign_in(facts[rank], timeout_s)
         except (ConfigError, PeerError) as raised:
             ended[rank] = raised
 

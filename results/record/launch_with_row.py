@@ -70,11 +70,10 @@ def leave_lost_row(
     at_start, at_end = (read_json(folder / name) for name in ("run.json", "status.json"))
     if at_start.get("start") != start:
         return False
-    if at_end.get("start") != start:
-        error = f"ended with status {status} before it could leave its own row"
-        row = {**at_start["identity"], "status": "failed", "error": error}
-    else:
-        row, has_row = at_end.get("row"), has_row or "row" not in at_end
+    error = f"ended with status {status} before it could leave its own row"
+    row: dict[str, Any] = {**at_start["identity"], "status": "failed", "error": error}
+    if at_end.get("start") == start:
+        row, has_row = at_end.get("row", row), has_row or "row" not in at_end
     if not has_row:
         append(folder.parents[1], row)
     is_done = at_end.get("start") == start and at_end.get("status") == "ok"

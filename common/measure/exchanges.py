@@ -75,7 +75,10 @@ class ExchangeLog:
             yield self.exchanges
 
     def _collective(self, kind: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        group = options.get("group") or next((a for a in arguments if isinstance(a, dist.ProcessGroup)), None)
+        # torch 2.5 knows the ranks of the default group by its name only.
+        group = options.get("group") or next(
+            (a for a in arguments if isinstance(a, dist.ProcessGroup)), dist.group.WORLD
+        )
         self._inside = place = self.begin(
             kind, dist.get_process_group_ranks(group), _nbytes((*arguments, *options.values()))
         )

@@ -113,7 +113,7 @@ CASES = {
     "stage of a preset": (["run", "zero2", "--stage", "3"], "zero2 fixes stage 2, in --stage, leave it out, or use another recipe"),
     "nvme path missing": (["run", "zero_infinity", "--nvme-path", "nowhere"], "nowhere is no folder, in --nvme-path"),
     "nvme path for another": (["run", "zero3", "--nvme-path", "."], "nvme_path is for recipe zero_infinity only"),
-    "DeepSpeed's JSON missing": (["run", "zero2", "--ds-config", "nowhere.json"], "not a JSON file"),
+    "DeepSpeed's JSON missing": (["run", "zero2", "--ds-config", "nowhere.json"], "No such file or directory, in --ds-config"),
     "a pair that does not work": (["run", "zero3", "--compile"], "zero3 does not work with compile True: at stage 3 DeepSpeed"),
     "a GPU's row": (["run", "fairscale_fsdp", "--device", "cpu"], "fairscale_fsdp needs a CUDA device"),
     "prepare what": (["prepare", "--recipes", "zero9"], "did you mean 'zero3'?"),

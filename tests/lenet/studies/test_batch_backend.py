@@ -75,7 +75,8 @@ def test_the_process_group_of_cuda_ranks(asked: Any, backend: str, monkeypatch: 
     """CUDA tensors use the backend that was asked for, and CPU tensors use gloo in both cases."""
     started: dict[str, Any] = {}
     monkeypatch.setattr(world_module, "check_rendezvous", lambda rank: None)
-    monkeypatch.setattr(dist, "rendezvous", lambda *where, **how: iter([(dist.HashStore(), 0, 1)]))
+    monkeypatch.setattr(world_module, "open_store", lambda rank, timeout_s: dist.HashStore())
+    monkeypatch.setattr(world_module.RollCall, "sign_in", lambda roll_call, facts, timeout_s: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", lambda name, **how: started.update(how, name=name))
     monkeypatch.setattr(dist, "barrier", lambda: None)

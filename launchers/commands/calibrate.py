@@ -58,7 +58,7 @@ class CalibrateOptions:
     link: str | None = None
     """Under which name of a link the collectives are filed; default gloo, or nccl with CUDA."""
     disk: Path = Path()
-    """Folder on the disk that is measured, and that zero_infinity would use; the figures are of temporary files in it."""
+    """Folder on the disk to measure, by temporary files. Name the disk that zero_infinity would use."""
     repeats: int = 9
     """Rounds, of which the median is kept."""
     out: Path | None = None

@@ -28,7 +28,7 @@ class PlanOptions:
     seq_len: int | None = None
     """Tokens per sequence. Default: the model's block_size."""
     global_batch_size: int | None = None
-    """Sequences per optimizer step over all devices; default 16 for each."""
+    """Sequences per optimizer step over all devices, by default 16 for each."""
     precision: Literal["fp32", "bf16", "fp8"] | None = None
     """Default bf16, and fp32 with --here."""
     recipes: str = "all"
@@ -40,18 +40,18 @@ class PlanOptions:
     device: str = DEVICE
     """a100-80 | h100-80 | h200 | b200 | 24gb."""
     link: str | None = None
-    """Names with commas between: nvlink, nvlink3 to 5, pcie4, pcie5 in a node; ib-400, roce-400, ethernet-10 and others between
+    """Names with commas between: nvlink, nvlink3 to 5, pcie4, pcie5 in a node, ib-400, roce-400, ethernet-10 and others between
     nodes, in Gb/s of all ports of a node. Default: what the device usually has."""
     jobs_on_links: int = 1
     """Jobs that use the links between nodes at the same time, this one included. Each is taken to get an equal part."""
     host_memory: float | None = None
-    """GiB of each machine's own memory, for recipes that keep state there; default: not checked."""
+    """GiB of each machine's own memory, for recipes that keep state there. By default it is not checked."""
     here: bool = False
     """Plan for this machine's processor, by what `gptscale calibrate` measured on it."""
     nproc: int | None = None
-    """With --here: processes; default one for each core, at most 8."""
+    """Number of processes with --here. By default one for each core, at most 8."""
     calibration: Path | None = None
-    """File of `gptscale calibrate`; default where that writes it."""
+    """File of `gptscale calibrate`. By default the one that it writes."""
     simulate: bool = True
     """Let a simulation of the allocator decide for the best few whether they fit; --no-simulate leaves it at formulas."""
     simulated: int = 3

@@ -269,7 +269,7 @@ def check_same_model(reader: Reader, plan: Plan) -> None:
     saved, current = reader.manifest["workload"], plan.work
     if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
-    if saved.get("data_fingerprint") != plan.fingerprint and not plan.run.config.allow_data_change:
+    if saved.get("data_fingerprint") != current["data_fingerprint"] and not plan.run.config.allow_data_change:
         raise CheckpointError(
             f"the data differs from the saved run's ({plan.run.config.data})",
             f"in {reader.path}",

@@ -68,10 +68,11 @@ def test_a_resumed_run_reads_on_where_it_was() -> None:
 @pytest.mark.world
 def test_workers_give_the_same_batches_and_end_with_the_reader() -> None:
     expected = [made().batch(step) for step in range(5)]
+    before = set(psutil.Process().children(recursive=True))
     with Prefetcher(made(workers=2), CPU) as data:
         assert all(same(data.get(step), batch) for step, batch in enumerate(expected))
-        assert len(psutil.Process().children(recursive=True)) >= 2
-        workers = [child for child in psutil.Process().children(recursive=True) if "python" in child.name()]
+        workers = set(psutil.Process().children(recursive=True)) - before
+        assert len(workers) >= 2
     # torch waits 5 s for each, which may be too short on a busy machine, and then ends them without waiting.
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive

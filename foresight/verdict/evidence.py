@@ -17,7 +17,7 @@ from gptscale.common.measure.step_trace import STEPS, RankTrace, own_s, trace_st
 from gptscale.common.process.progress import StepMark, progress
 from gptscale.common.process.world import agree_any
 from gptscale.foresight.verdict.calibrated import CalibratedRun
-from gptscale.foresight.verdict.judge import RunFigures, judge
+from gptscale.foresight.verdict.judge import HOST_MIN, RunFigures, judge
 from gptscale.foresight.verdict.remedies import RunFacts
 from gptscale.foresight.verdict.replay import TRANSFER
 from gptscale.foresight.verdict.shares import host_share
@@ -25,9 +25,8 @@ from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.results.record.files import warn
 
 RANKS_MAX = 64
-# From this share of the host on it is worth a few steps to see what of the work does not shrink with the tokens: steps with so
-# many times fewer of them.
-HOST_MIN, SHORT = 0.05, 4
+# What of the work does not shrink with the tokens is seen in a few steps with so many times fewer of them.
+SHORT = 4
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ from gptscale.foresight.verdict.verdict import Cause, Verdict
 
 # A cause that gives less is not worth a word.
 GAIN_MIN = 0.05
+# From this share of the host on, work that does not shrink with the tokens is the host's.
+HOST_MIN = 0.05
 # From this share of computation on, a run without a cause is computing as it should.
 COMPUTING_MIN = 0.6
 # A late rank that costs so much of what others took is named instead of them.
@@ -129,8 +131,8 @@ class Sizes:
     ) -> None:
         self.replay, self.figures, self.shares, self.host = replay, figures, shares, host
         self.traced_s = replay.step_s()
-        # What does not shrink with the tokens, where that was measured.
-        self.fixed = {**host, **figures.fixed}
+        # What does not shrink with the tokens, where that was measured. Short products and exchanges are slow without a host too.
+        self.fixed = {**host, **figures.fixed} if shares["host"] >= HOST_MIN else host
 
     def cause(self, name: str, seconds: float, share: float) -> Cause:
         """Return a cause without which a traced step takes `seconds`."""

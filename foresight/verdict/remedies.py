@@ -17,6 +17,8 @@ DATA, LAUNCH, LINKS, LATE, BUBBLE, DISK, BUS, MEMORY, CONTENDED, THREADS = CAUSE
     "thread-bound",
 )
 COMPUTE_BOUND, NO_CAUSE = "compute-bound", "no single cause"
+# DeepSpeed's stages from 2 on average the gradients of each micro-batch, so that only fewer micro-batches exchange less.
+EXCHANGE_EACH = ("zero2", "zero3", "zero_offload", "zero_infinity")
 # A pipeline whose micro-batches are single sequences gets so many times as many.
 MORE_MICRO_BATCHES = 4
 WORDS = (*CAUSES, COMPUTE_BOUND, NO_CAUSE)
@@ -75,7 +77,9 @@ def options_against(word: str, facts: RunFacts) -> list[str]:
             return ["--no-sync-every-micro-batch"]
         if facts.recipe == "fsdp":
             return ["--no-reshard-after-forward"]
-        if facts.recipe in ("tensor_parallel", "hybrid_3d"):
+        if facts.recipe in EXCHANGE_EACH and facts.grad_accum_steps > 1:
+            return ["--micro-batch-size", str(sequences), "--grad-accum-steps", "1"]
+        if facts.recipe in ("tensor_parallel", "hybrid_3d", *EXCHANGE_EACH):
             return ["--micro-batch-size", str(2 * facts.micro_batch_size)]
         return [
             "--micro-batch-size",

@@ -19,6 +19,7 @@ class RecipeSizes:
     options: of a step. healthy: what makes it one that hardly does anything but compute, None where no step is. read_s: of a
     batch. link_s: that a rank waits longer for each exchange, of which recipes have different numbers. nproc: ranks. small:
     further options of a step of many small micro-batches, None if these are bound by their exchanges and not by the host.
+    few: options of a pipeline's step of few micro-batches, and of the one with enough of them.
     """
 
     options: str
@@ -27,32 +28,40 @@ class RecipeSizes:
     link_s: float
     nproc: int = 2
     small: str | None = None
+    few: tuple[str, str] | None = None
 
 
 # A step of some 100 ms.
 BATCH = "--n-layer 1 --seq-len 128 --global-batch-size 8"
-LARGER = "--global-batch-size 32"
+# Here exchanges of weights and gradients take less than a twentieth of the step, and so does the host.
+LARGER = "--global-batch-size 64"
+LARGEST = "--global-batch-size 128"
 # With many micro-batches of one size there is hardly a bubble, with few of them it is a third of the step.
 PIPELINE = "--n-layer 2 --seq-len 128 --micro-batch-size 1 --grad-accum-steps"
 MANY, SOME, FEW = 24, 8, 2
 # Each micro-batch costs the host of a stage some 3 ms, which are little beside 512 tokens.
-LONGER = f"--seq-len 512 --grad-accum-steps {MANY}"
+LONGER = "--seq-len 512 --grad-accum-steps"
 SMALL = "--n-layer 2 --seq-len 16 --n-embd 64 --global-batch-size 64"
 # Threads of a rank that should have one.
 THREADS_TOO_MANY = "32"
 SIZES = {
     "ddp": RecipeSizes(BATCH, LARGER, read_s=0.25, link_s=0.06, small=""),
     # Without these options each micro-batch exchanges weights and gradients.
-    "fsdp": RecipeSizes(BATCH, LARGER, 0.25, 0.012, small="--no-sync-every-micro-batch --no-reshard-after-forward"),
-    "zero2": RecipeSizes(BATCH, LARGER, read_s=0.3, link_s=0.012, small=""),
+    "fsdp": RecipeSizes(BATCH, LARGEST, 0.25, 0.012, small="--no-sync-every-micro-batch --no-reshard-after-forward"),
+    "zero2": RecipeSizes(BATCH, LARGEST, read_s=0.3, link_s=0.012),
     # On a CPU these sizes are bound by what tensor ranks exchange, so that no such run is healthy.
     "tensor_parallel": RecipeSizes(BATCH, None, read_s=0.3, link_s=0.012),
-    "pipeline": RecipeSizes(f"{PIPELINE} {SOME}", LONGER, read_s=0.4, link_s=0.01),
+    "pipeline": RecipeSizes(
+        f"{PIPELINE} {SOME}",
+        f"{LONGER} {MANY}",
+        read_s=0.4,
+        link_s=0.01,
+        few=(f"{LONGER} {FEW}", f"{LONGER} {SOME}"),
+    ),
     # Two pairs of tensor ranks are two stages.
     "hybrid_3d": RecipeSizes(f"{PIPELINE} 4 --pp-size 2 --tp-size 2", None, read_s=0.6, link_s=0.005, nproc=4),
 }
 RECIPES = tuple(SIZES)
-PIPELINES = ("pipeline",)
 # Its four ranks share two processors, which limit it: no rank has one of its own, and no stage costs time by waiting.
 CROWDED = ("hybrid_3d",)
 
@@ -105,8 +114,9 @@ def cases() -> Iterator[InjectedCase]:
             small = (*SHAPE, *SMALL.split(), *sizes.small.split())
             slow, cured = (RunSetting((*small, name, "1")) for name in ("--micro-batch-size", "--grad-accum-steps"))
             yield InjectedCase("small micro-batch", recipe, LAUNCH, slow, cured)
-        if recipe in PIPELINES:
-            yield InjectedCase("few micro-batches", recipe, BUBBLE, _setting(sizes, f"--grad-accum-steps {FEW}"), base)
+        if sizes.few is not None:
+            slow, cured = (_setting(sizes, options) for options in sizes.few)
+            yield InjectedCase("few micro-batches", recipe, BUBBLE, slow, cured)
     base = RunSetting((*SHAPE, *BATCH.split()))
     yield InjectedCase("slow disk", "zero_infinity", DISK, replace(base, injected={"disk_s": 0.15}), base)
 

@@ -1,6 +1,7 @@
 """The command `gptscale bench verdict`: causes put into runs on purpose, what verdicts say, and what a cure gives.
 
-Each case is two runs, with the cause and without. A row is written when it is measured; a later call with the same --csv goes on.
+Each case is a run with the cause between two without it. A row is written when it is measured. A later call with the same --csv
+goes on.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def main(argv: Sequence[str]) -> int:
             tell(f"... {len(left) - n} cases were left, call again with the same --csv")
             break
         tell(f"{case.name} {repeat + 1}/{options.repeats} ...")
-        slow = runs.run(case.recipe, case.slow, repeat, case.name)
-        cured = runs.run(case.recipe, case.cured, repeat) if case.cured else None
-        row = {"date": datetime.date.today().isoformat(), "repeat": repeat} | compared(case, slow, cured)
+        row = {"date": datetime.date.today().isoformat(), "repeat": repeat} | compared(
+            case, *runs.of_case(case, repeat)
+        )
         rows.append(row)
         write(options.csv, rows)
     shown = [row for row in rows if row["cause"] in chosen["cause"] and row["recipe"] in chosen["recipe"]]

@@ -15,6 +15,7 @@ from gptscale.results.record.files import replace_file
 
 RIGHT, WRONG, GAIN_MEDIAN, GAIN_P95 = 0.95, 0.01, 0.10, 0.20
 Row = Mapping[str, Any]
+CURE = ("promised_ms", "cured_ms", "promised_gain", "real_gain", "drift")
 COLUMNS = (
     *(
         "date",
@@ -30,26 +31,37 @@ COLUMNS = (
         "taken",
         "foreign",
     ),
-    *("promised_ms", "cured_ms", "promised_gain", "real_gain"),
+    *CURE,
 )
 
 
-def compared(case: Any, slow: Mapping[str, Any], cured: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the row of a case: what its verdict says, and what it promises beside what the cure gives."""
+def compared(case: Any, slow: Row, cured: Sequence[Row]) -> dict[str, Any]:
+    """Return the row of a case: what its verdict says, and what it promises beside the mean of its runs without the cause."""
     said, step_s = slow["bound_by"], float(slow["step_time_s_median"])
     row: dict[str, Any] = {"cause": case.cause, "recipe": case.recipe, "expected": case.word, "said": said}
     row |= {"right": said == case.word if case.word else said not in CAUSES, "late_rank": slow["late_rank"]}
     row |= {"step_ms": 1e3 * step_s, "spread": slow["spread"]}
     row |= {"taken": slow["taken_fraction"], "foreign": slow["foreign"]}
-    row |= dict.fromkeys(("promised_ms", "cured_ms", "promised_gain", "real_gain"), "")
+    row |= dict.fromkeys(CURE, "")
     cause = next((c for c in slow["causes"] if c["name"] == case.word), None)
-    if cured is not None and cause is not None:
+    if cured and cause is not None:
         promised_s = slow["remedied_s"] if slow["remedied_s"] is not None and said == case.word else cause["without_s"]
         # For as many tokens as a slow step has.
-        cured_s = float(cured["step_time_s_median"]) * tokens_of_step(slow) / tokens_of_step(cured)
-        row |= {"promised_ms": 1e3 * promised_s, "cured_ms": 1e3 * cured_s}
+        cured_s = statistics.fmean(token_time_s(run) for run in cured) * tokens_of_step(slow)
+        row |= {"promised_ms": 1e3 * promised_s, "cured_ms": 1e3 * cured_s, "drift": drift(cured)}
         row |= {"promised_gain": 1 - promised_s / step_s, "real_gain": 1 - cured_s / step_s}
     return row
+
+
+def token_time_s(row: Row) -> float:
+    """Return the median seconds of a run's steps for each token."""
+    return float(row["step_time_s_median"]) / tokens_of_step(row)
+
+
+def drift(cured: Sequence[Row]) -> float:
+    """Return how far apart the runs without the cause are, as a part of their mean: what the machine itself changed."""
+    times_s = [token_time_s(run) for run in cured]
+    return (max(times_s) - min(times_s)) / statistics.fmean(times_s)
 
 
 def tokens_of_step(row: Row) -> float:

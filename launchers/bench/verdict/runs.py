@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,22 @@ from gptscale.common.process.fork_server import die_with_parent
 from gptscale.foresight.verdict.files import NAME
 from gptscale.launchers.bench.measurement import tell
 from gptscale.launchers.bench.quiet import taken_since
-from gptscale.launchers.bench.verdict.cases import RunSetting
+from gptscale.launchers.bench.verdict.cases import InjectedCase, RunSetting
+from gptscale.launchers.bench.verdict.report import drift
 from gptscale.results.record.files import write_json
 
 RUN_LIMIT_S = 300.0
 BUSY = "while True: pass"
 # How often a run is started until nobody disturbs it.
 TRIES = 5
+# If the machine itself, whose clocks and memory others share, changes a step by more between the runs before and after a case,
+# the case is run again, so many times in all.
+DRIFT_MAX, CASE_TRIES = 0.10, 3
 
 
 @dataclass
 class RunsOfABench:
-    """Runs of settings. Those that cure several cases are run once in each repeat.
+    """Runs of settings. Between two cases with one cure its run is the one after the first and before the second.
 
     allow_busy: whether to keep a run of which other programs took a part. verdicts: the folder that gets the verdicts of runs
     with a name, None for none.
@@ -40,26 +44,39 @@ class RunsOfABench:
     steps: int
     allow_busy: bool = False
     verdicts: Path | None = None
-    _kept: dict[tuple[str, str, int], dict[str, Any]] = field(default_factory=dict)
+    _last_cure: tuple[str, RunSetting, dict[str, Any]] | None = None
 
-    def run(self, recipe: str, setting: RunSetting, repeat: int, name: str = "") -> dict[str, Any]:
+    def of_case(self, case: InjectedCase, repeat: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the run of a case, and those without its cause just before and after it, none for a healthy one."""
+        name = f"{case.name}-{repeat}"
+        if case.cured is None:
+            return self.run(case.recipe, case.slow, name), []
+        for _ in range(CASE_TRIES):
+            if self._last_cure and self._last_cure[:2] == (case.recipe, case.cured):
+                before = self._last_cure[2]
+            else:
+                before = self.run(case.recipe, case.cured)
+            slow, after = self.run(case.recipe, case.slow, name), self.run(case.recipe, case.cured)
+            self._last_cure = (case.recipe, case.cured, after)
+            if (apart := drift([before, after])) <= DRIFT_MAX:
+                break
+            tell(f"... steps without the cause were {apart:.0%} apart before and after {case.name}")
+        return slow, [before, after]
+
+    def run(self, recipe: str, setting: RunSetting, name: str = "") -> dict[str, Any]:
         """Return the row and the verdict of a run, and as `foreign` what other programs took of the machine meanwhile.
 
         Raises ConfigError if the machine stays busy.
         """
         from gptscale.common.measure.contention import TAKEN_MAX, MachineClock
 
-        key = recipe, repr(setting), repeat
-        if key in self._kept:
-            return self._kept[key]
         for _ in range(TRIES):
             clock = MachineClock(threads=len(os.sched_getaffinity(0)))
             ended = run_once(recipe, setting, self.steps)
             ended["foreign"] = foreign = taken_since(clock)
             if self.allow_busy or foreign <= TAKEN_MAX:
-                self._kept[key] = ended
                 if self.verdicts is not None and name:
-                    folder = self.verdicts / f"{name}-{repeat}"
+                    folder = self.verdicts / name
                     folder.mkdir(parents=True, exist_ok=True)
                     write_json(folder / NAME, ended["verdict"])
                 return ended

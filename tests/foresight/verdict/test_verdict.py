@@ -123,6 +123,20 @@ def test_a_rank_that_was_late_in_the_traced_steps_alone_is_none() -> None:
     assert verdict_on(*ranks, slowest=(1, 1.74)).bound_by == LATE
 
 
+@pytest.mark.parametrize(("host", "word"), [(0.02, COMPUTE_BOUND), (0.3, LAUNCH)])
+def test_what_short_steps_keep_is_the_hosts_only_where_the_host_takes_part(host: float, word: str) -> None:
+    """Short products are slow for their size, and so are exchanges, without any cost of a host."""
+    fixed = {"forward": 0.4, "backward": 0.4}
+    assert verdict_on(HEALTHY, HEALTHY, host=host, fixed=fixed).bound_by == word
+
+
+def test_what_is_exchanged_in_each_micro_batch_is_not_helped_by_more_of_them() -> None:
+    assert options_against(LINKS, replace(FACTS, recipe="zero2")) == "--micro-batch-size 8 --grad-accum-steps 1".split()
+    one = RunFacts("zero3", micro_batch_size=4)
+    assert options_against(LINKS, one) == ["--micro-batch-size", "8"]
+    assert options_against(LINKS, FACTS) == "--micro-batch-size 2 --grad-accum-steps 8".split()
+
+
 def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen() -> None:
     ranks, options, _ = INJECTED[LAUNCH]
     assert verdict_on(*ranks, **options, facts=replace(FACTS, compiled=True)).bound_by == COMPUTE_BOUND  # type: ignore[arg-type]

@@ -72,9 +72,9 @@ def test_rows_are_kept_counted_and_not_measured_again(
     assert "met     a word in 0 healthy runs" in out
     assert "promised gains beside real ones: median 2.0% off" in out
     assert "promised steps beside cured ones: median 10.0% off" in out
-    assert started == ["ddp", "ddp", "ddp", "fsdp", "fsdp", "fsdp"]
+    assert started == ["ddp"] * 4 + ["fsdp"] * 4
     assert command.main(words) == 1
-    assert len(started) == 6
+    assert len(started) == 8
     assert capsys.readouterr().out == out
 
 
@@ -104,15 +104,42 @@ def test_a_disturbed_run_is_run_again_and_refused_if_that_does_not_end(
     taken = iter([0.3, 0.01, *[0.2] * TRIES, 0.4])
     monkeypatch.setattr(runs, "taken_since", lambda clock: next(taken))
     bench = RunsOfABench(steps=20)
-    # A run that cures several cases is run once in a repeat.
-    for _ in range(2):
-        assert bench.run("ddp", RunSetting(()), 0)["foreign"] == 0.01
-        assert len(started) == 2
+    assert bench.run("ddp", RunSetting(()))["foreign"] == 0.01
+    assert len(started) == 2
     assert "again, since other programs took 30%" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"took 20%.*--allow-busy"):
-        bench.run("fsdp", RunSetting(()), 0)
+        bench.run("fsdp", RunSetting(()))
     assert len(started) == 2 + TRIES
-    assert RunsOfABench(steps=20, allow_busy=True).run("ddp", RunSetting(()), 0)["foreign"] == 0.4
+    assert RunsOfABench(steps=20, allow_busy=True).run("ddp", RunSetting(()))["foreign"] == 0.4
+
+
+def test_a_case_is_run_between_two_runs_without_its_cause_that_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run between two cases serves both. A case is run again if the machine changed meanwhile, but not for ever."""
+    in_use, slow_link = (
+        next(c for c in cases() if (c.cause, c.recipe) == (cause, "ddp")) for cause in ("machine in use", "slow link")
+    )
+    cured_s = iter([0.1, 0.105, 0.2, 0.21, 0.1, 0.2, 0.3])
+    order: list[str] = []
+
+    def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
+        order.append("cured" if setting == in_use.cured else "slow")
+        return as_run("", next(cured_s) if setting == in_use.cured else 0.6, 0.11)
+
+    monkeypatch.setattr(runs, "run_once", run_once)
+    monkeypatch.setattr(runs, "taken_since", lambda clock: 0.01)
+    bench = RunsOfABench(steps=20)
+    found = [bench.of_case(case, 0)[1] for case in (in_use, slow_link, in_use)]
+    assert [[run["step_time_s_median"] for run in pair] for pair in found] == [
+        ["0.1", "0.105"],
+        ["0.2", "0.21"],
+        ["0.2", "0.3"],
+    ]
+    assert order == ["cured", *["slow", "cured"] * 6]
+    err = capsys.readouterr().err
+    assert "steps without the cause were 62% apart before and after slow-link-ddp" in err
+    assert len(err.splitlines()) == 4
 
 
 def test_errors_are_of_the_gain_and_of_the_step() -> None:

@@ -43,7 +43,8 @@ class RankTrace:
     clock: its own clock when all ranks left a barrier, to compare clocks of several machines. ends: when each step by marks
     ended. work_s: of the profiled step, seconds of each kind of work in each computing part; the host's share is what remains
     of the part. n_operations, profiled, operations, profiled_exchanges: of that step, the operations kept for `--profile` only.
-    operation_s: what an operation costs that computes nothing.
+    operation_s: what an operation costs that computes nothing. processors: those of its machine that it may use, none if a
+    device computes.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class RankTrace:
     operations: list[TracedOperation] = field(default_factory=list)
     exchanges: list[TracedExchange] = field(default_factory=list)
     profiled_exchanges: list[TracedExchange] = field(default_factory=list)
+    processors: frozenset[int] = frozenset()
 
 
 def own_s(trace: RankTrace) -> float:
@@ -95,7 +97,8 @@ def trace_steps(rank: int, step: Callable[[int], object], device: torch.device, 
         # The host runs ahead there. What the device did is the step.
         trace.segments = device_segments(trace.profiled, operations)
         trace.ends, trace.began = [trace.profiled[-1].end], trace.profiled[0].begin
-    trace.operation_s = operation_s() if device.type == "cpu" else 0.0
+    else:
+        trace.operation_s, trace.processors = operation_s(), frozenset(os.sched_getaffinity(0))
     trace.work_s, trace.n_operations = work_of(trace.profiled, operations, trace.operation_s)
     if keep:
         trace.operations = operations
@@ -123,11 +126,14 @@ def _operations(profiler: Any, offset_s: float) -> list[TracedOperation]:
 def kind_of(name: str, part: str) -> str | None:
     """Return the kind of work that an operation or a kernel is in a part of the step, None for what is no computation."""
     lower = name.lower()
-    if any(word in lower for word in ("autograd::", "c10d", "gloo:", "nccl", "memcpy", "memset")):
+    # FSDP names ranges of its Python so, and its operations fsdp::copy and the like.
+    if name.startswith("FSDP::") or any(
+        word in lower for word in ("autograd::", "c10d", "gloo:", "nccl", "memcpy", "memset")
+    ):
         return None
     if part == "optimizer":
         return OPTIMIZER
-    if any(word in lower for word in ("attention", "flash", "fmha", "sdp")):
+    if any(word in lower for word in ("attention", "flash", "fmha", "sdpa")):
         return ATTENTION
     if any(
         word in lower

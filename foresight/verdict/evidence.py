@@ -67,7 +67,7 @@ def evidence_of(
         threads_s = _with_right_threads(step, n) if wrong_threads else None
         # Threads that wait for each other take time that does not shrink with the tokens either.
         if short_step and not wrong_threads and agree_any(host_share(trace, threads=True) >= HOST_MIN):
-            fixed = _fixed_shares(trace, short_step, n)
+            fixed = _fixed_shares(step, short_step, n)
         data_wait_s = statistics.fmean(data_waits_s) if data_waits_s else 0.0
         return RankEvidence(trace, data_wait_s, threads_s, fixed, retries)
     except Exception as error:
@@ -75,13 +75,20 @@ def evidence_of(
         return None
 
 
-def _fixed_shares(trace: RankTrace, short_step: Callable[[int], object], first: int) -> dict[str, float]:
-    """Return the share of each computing part and of transfers that does not shrink with the tokens of a step."""
+def _fixed_shares(step: Callable[[int], object], short_step: Callable[[int], object], first: int) -> dict[str, float]:
+    """Return the share of each computing part and of transfers that does not shrink with the tokens of a step.
+
+    Whole and short steps take turns, so that a machine whose speed changes changes both.
+    """
     short_step(first)
-    with progress.marking() as marks:
-        for i in range(STEPS):
-            short_step(first + 1 + i)
-    whole, short = _seconds(trace.segments), _seconds(marks)
+    whole_marks: list[StepMark] = []
+    short_marks: list[StepMark] = []
+    for i in range(first + 1, first + 1 + 2 * STEPS, 2):
+        for turn, (call, marks) in enumerate(((step, whole_marks), (short_step, short_marks))):
+            with progress.marking() as marked:
+                call(i + turn)
+            marks += marked
+    whole, short = _seconds(whole_marks), _seconds(short_marks)
     return {
         part: min(1.0, max(0.0, (SHORT * short[part] / whole[part] - 1) / (SHORT - 1))) for part in short if whole[part]
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,8 +136,8 @@ class Sizes:
         self.fixed = {**host, **figures.fixed} if shares["host"] >= HOST_MIN else host
 
     def cause(self, name: str, seconds: float, share: float) -> Cause:
-        """Return a cause without which a traced step takes `seconds`."""
-        return Cause(name, self.timed(seconds), share)
+        """Return a cause without which a traced step takes `seconds`, if its machine has the processors for that."""
+        return Cause(name, self.timed(max(seconds, 0.0 if name == LAUNCH else self.replay.processors_s())), share)
 
     def timed(self, seconds: float) -> float:
         """Return the timed step that belongs to a traced one."""
@@ -161,7 +162,11 @@ class Sizes:
             # The traced steps may have had the machine for themselves. What their threads had of a processor is all they need,
             # unless a rank's own threads took it from each other.
             as_taken = facts.cuda or figures.right_threads_s is not None
-            alone_s = figures.median_s * (1 - figures.taken) if as_taken else replay.step_s(with_processors(replay))
+            alone_s = (
+                figures.median_s * (1 - figures.taken)
+                if as_taken
+                else max(replay.step_s(with_processors(replay)), replay.processors_s())
+            )
             causes.append(Cause(CONTENDED, min(figures.median_s, alone_s), figures.taken))
         if (right_s := figures.right_threads_s) is not None:
             share = max(0.0, 1 - right_s / figures.median_s)
@@ -193,11 +198,13 @@ def named(causes: Sequence[Cause], step_s: float, spread: float) -> str | None:
     """Return the cause to name, None if none is worth it.
 
     Others on the machine, and threads that wait for each other, make steps differ, so that the spread says nothing against these.
-    If others slow one rank down, and that rank is all that they cost, it is named.
+    If others slow one rank down, and that rank is all that they cost, it is named. What the host costs is a difference of steps
+    that were measured apart, whose spread is larger.
     """
     gains = {c.name: 1 - c.without_s / step_s for c in causes}
     uneven = {CONTENDED, THREADS} | ({LATE} if CONTENDED in gains else set())
-    worth = {n: gain for n, gain in gains.items() if gain >= GAIN_MIN and (gain > spread or n in uneven)}
+    spreads = {LAUNCH: math.sqrt(2) * spread} | dict.fromkeys(uneven, 0.0)
+    worth = {n: gain for n, gain in gains.items() if gain >= GAIN_MIN and gain > spreads.get(n, spread)}
     if LATE in worth and worth[LATE] >= LATE_OF_TAKEN * worth.get(CONTENDED, 0.0):
         worth.pop(CONTENDED, None)
     return max(worth, key=lambda name: worth[name], default=None)

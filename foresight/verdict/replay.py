@@ -46,7 +46,7 @@ class Replay:
     def __init__(
         self, traces: Sequence[RankTrace], data_wait_s: Sequence[float] | None = None, *, threads: bool = False
     ) -> None:
-        self.n_steps, self.n_ranks = len(traces[0].ends), len(traces)
+        self.traces, self.n_steps, self.n_ranks = traces, len(traces[0].ends), len(traces)
         self.segments = [aligned(trace, traces[0]) for trace in traces]
         self.waits = {(wait.rank, wait.begin): wait for wait in find_waits(traces, self.segments)}
         self.step, self.traced = StepWork(), dict[Operation, TracedWork]()
@@ -102,6 +102,20 @@ class Replay:
     def step_s(self, factor: Factor = lambda operation: 1.0, *, ranks_wait: bool = True) -> float:
         """Return the mean seconds of a step that is played in this way."""
         return self.play(factor, ranks_wait=ranks_wait).seconds / self.n_steps
+
+    def processors_s(self) -> float:
+        """Return the seconds of a step in which the processors of the busiest machine do what its ranks compute.
+
+        Where ranks share processors, no step without a wait is shorter. 0 if that is not known.
+        """
+        busy_s: dict[str, float] = defaultdict(float)
+        processors: dict[str, frozenset[int]] = defaultdict(frozenset)
+        for trace in self.traces:
+            processors[trace.host] |= trace.processors
+            busy_s[trace.host] += sum(s.processor_s for s in trace.segments if not s.waits and s.part in COMPUTING)
+        return max(
+            (busy_s[host] / len(usable) / self.n_steps for host, usable in processors.items() if usable), default=0.0
+        )
 
     def last_step(self) -> list[list[tuple[str, float, float]]]:
         """Return what each rank did in the last step, as (what, begin, end) in seconds since it began."""

@@ -59,7 +59,7 @@ SIZES = {
         few=(f"{LONGER} {FEW}", f"{LONGER} {SOME}"),
     ),
     # Two pairs of tensor ranks are two stages.
-    "hybrid_3d": RecipeSizes(f"{PIPELINE} 4 --pp-size 2 --tp-size 2", None, read_s=0.6, link_s=0.005, nproc=4),
+    "hybrid_3d": RecipeSizes(f"{PIPELINE} 4 --pp-size 2 --tp-size 2", None, read_s=1.0, link_s=0.005, nproc=4),
 }
 RECIPES = tuple(SIZES)
 # Its four ranks share two processors, which limit it: no rank has one of its own, and no stage costs time by waiting.

@@ -117,7 +117,10 @@ def test_a_device_computes_waits_copies_or_idles_for_a_reason() -> None:
         ("void pytorch_flash::flash_fwd_kernel", ATTENTION),
         ("nvjet_tst_128x256", PRODUCTS),
         ("triton_poi_fused_gelu_0", ELEMENTWISE),
+        ("cudnn_generated_fort_native_sdpa_sm90", ATTENTION),
         ("ncclDevKernel_ReduceScatter", None),
+        ("FSDP::pre_forward (blocks.0)", None),  # a range of Python
+        ("fsdp::split_with_sizes_copy", ELEMENTWISE),
     ],
 )
 def test_kinds_of_kernels(name: str, kind: str | None) -> None:

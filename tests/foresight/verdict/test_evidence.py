@@ -80,8 +80,8 @@ def test_what_of_a_part_does_not_shrink_with_the_tokens(threads) -> None:
     own = evidence_of(0, lambda i: compute(0.04), CPU, [], short_step=short_step)
     assert own is not None
     assert own.fixed["forward"] == pytest.approx(0.4, abs=0.1)
-    # They go on behind the steps before.
-    assert taken == [STEPS + 1 + i for i in range(STEPS + 1)]
+    # They go on behind the steps before, in turn with whole ones.
+    assert taken == [STEPS + 1 + 2 * i for i in range(STEPS + 1)]
 
 
 def test_a_step_that_fails_leaves_no_evidence_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,6 +137,19 @@ def test_what_is_exchanged_in_each_micro_batch_is_not_helped_by_more_of_them() -
     assert options_against(LINKS, FACTS) == "--micro-batch-size 2 --grad-accum-steps 8".split()
 
 
+@pytest.mark.parametrize(("processors", "step_s"), [({0, 1}, 0.096), ({0}, 0.190), (set(), 0.096)])
+def test_ranks_that_share_processors_are_promised_no_more_than_these_can_do(
+    processors: set[int], step_s: float
+) -> None:
+    """Each of two ranks computes for 0.095 s. With one processor for both a step without transfers is twice as long."""
+    slow = [*HEALTHY, Part("optimizer", True, 0.2)]
+    traces = [replace(trace(rank, slow), processors=frozenset(processors)) for rank in range(2)]
+    verdict = judge(traces, FACTS, RunFigures([0.296] * 10))
+    assert verdict.bound_by == LINKS
+    assert verdict.cause
+    assert verdict.cause.without_s == pytest.approx(step_s)
+
+
 def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen() -> None:
     ranks, options, _ = INJECTED[LAUNCH]
     assert verdict_on(*ranks, **options, facts=replace(FACTS, compiled=True)).bound_by == COMPUTE_BOUND  # type: ignore[arg-type]
@@ -243,6 +256,8 @@ def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them(capsy
         ({LATE: 0.75}, 0.5, None),  # on a quiet machine the spread counts
         ({THREADS: 0.7, LINKS: 0.9}, 0.5, THREADS),
         ({LINKS: 0.96}, 0.0, None),
+        ({LAUNCH: 0.85, LINKS: 0.88}, 0.11, LINKS),  # the host is a difference of two steps, each with its spread
+        ({LAUNCH: 0.85, LINKS: 0.88}, 0.10, LAUNCH),
     ],
 )
 def test_the_cause_that_is_named(without_s, spread, word):

@@ -20,8 +20,6 @@ from gptscale.common.measure.devices import nvml_handle
 from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
 from gptscale.common.measure.writeback import Writeback, writeback
 
-# A row of which more was taken is marked, and a bench refuses it.
-TAKEN_MAX = 0.05
 # /proc/stat counts in ticks of 10 ms. In a shorter time a few of them would look like another program.
 SECONDS_MIN = 1.0
 # The columns of a line of /proc/stat, behind the processor's name, that are work. The eighth is steal.

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gptscale.common.measure.contention import TAKEN_MAX, MachineClock, taken_fraction
+from gptscale.common.measure.contention import MachineClock, taken_fraction
+from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores

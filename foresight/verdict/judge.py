@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gptscale.common.measure.contention import TAKEN_MAX
+from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.measure.step_trace import COMPUTING, KINDS, RankTrace
 from gptscale.foresight.verdict.calibrated import CalibratedRun
 from gptscale.foresight.verdict.remedies import (

@@ -48,7 +48,7 @@ def quiet_machine(options: QuietOptions, bench: str) -> Iterator[None]:
 
 
 def _refuse_taken(clock: MachineClock, where: str, fix: str) -> None:
-    from gptscale.common.measure.contention import TAKEN_MAX
+    from gptscale.common.measure.limits import TAKEN_MAX
 
     if (taken := taken_since(clock)) > TAKEN_MAX:
         raise ConfigError(f"other programs took {taken:.0%} of the machine's processors", where, fix)

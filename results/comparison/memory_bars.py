@@ -105,6 +105,6 @@ def _say(axis: Axes, group: Group, peak: str, x: float, y: int) -> None:
     parts, gib = state_gib(group), group.median(peak)
     size = as_size(sum(parts.values())) if parts else "-" if gib is None else as_size(gib)
     axis.annotate(size, (x, y), va="center", fontsize=9)
-    if parts and group.first.state_formula:
+    if parts and group.first["state_formula"]:
         place: dict[str, Any] = {"xytext": (len(size) * 6 + 6, 0), "textcoords": "offset points"}
-        axis.annotate(f"= {group.first.state_formula}", (x, y), va="center", fontsize=8, color="#555555", **place)
+        axis.annotate(f"= {group.first['state_formula']}", (x, y), va="center", fontsize=8, color="#555555", **place)

@@ -61,8 +61,9 @@ def page(comparison: Comparison, png: bytes) -> str:
 
     row = comparison.ranked[0].first
     about = (
-        f"{row.model}, {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, {row.steps} steps, "
-        f"{row.precision}, data {row.data}, seed {row.seed}; {row.device}; torch {row.torch_version}; workload {row.workload_hash}."
+        f"{row['model']}, {row['n_params']:,.0f} parameters, sequence {row['seq_len']}, global batch {row['global_batch_size']}, "
+        f"{row['steps']} steps, {row['precision']}, data {row['data']}, seed {row['seed']}; {row['device']}; "
+        f"torch {row['torch_version']}; workload {row['workload_hash']}."
     )
     rows = cells(comparison)
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(PAGE)

@@ -42,8 +42,7 @@ def steps_of(group: Group) -> pd.DataFrame | None:
 
 def shares_of(group: Group) -> dict[str, float]:
     """Return what the time of the group's newest run with a verdict went to, none without one."""
-    rows = group.rows[group.rows.has_files][::-1]
-    of_runs = (read_shares(folder, run_id) for folder, run_id in zip(rows.folder, rows.run_id, strict=True))
+    of_runs = (read_shares(folder, run_id) for folder, run_id in reversed(group.with_files))
     return next((shares for shares in of_runs if shares), {})
 
 
@@ -93,8 +92,8 @@ def _title(comparison: Comparison) -> str:
     row = comparison.ranked[0].first
     left_out = len(comparison.ranked) - GROUPS_MAX
     return (
-        f"{row.model}: {row.n_params:,.0f} parameters, sequence {row.seq_len}, global batch {row.global_batch_size}, "
-        f"{row.precision}, data {clip(row.data, 60)}\n{row.device}, torch {row.torch_version}"
+        f"{row['model']}: {row['n_params']:,.0f} parameters, sequence {row['seq_len']}, global batch {row['global_batch_size']}, "
+        f"{row['precision']}, data {clip(row['data'], 60)}\n{row['device']}, torch {row['torch_version']}"
         + (f"\n{left_out:,} slower groups are not drawn" if left_out > 0 else "")
     ).replace("$", r"\$")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gptscale.common.errors import ConfigError
 from gptscale.results.comparison.rows import SummaryRows
-from gptscale.results.comparison.run_files import RunStart, read_run_json, whole_lines
+from gptscale.results.comparison.run_files import read_run_json, whole_lines
 from gptscale.results.comparison.summary_file import Summary, cells_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
     status `damaged`. The column `folder` is the results folder that the run is in, `has_files` whether the run's own folder is
     still there, `damage` what of it cannot be read.
     """
+    import numpy as np
     import pandas as pd
 
     rows = SummaryRows()
@@ -35,14 +36,17 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
     if not len(rows):
         raise ConfigError("there are no rows", "in compare", "run `gptscale sweep` first")
     frame = rows.frame()
+    folders, run_ids = np.asarray(frame.folder, dtype=object), frame.run_id.to_numpy()
     # Most rows of a large summary have no folder any more.
     names = {folder: _names_in(Path(folder) / "runs") for folder in frame.folder.cat.categories}
-    has_files = [run_id in names[folder] for folder, run_id in zip(frame.folder, frame.run_id, strict=True)]
-    starts = [RunStart()] * len(frame)
-    for i in (i for i, has in enumerate(has_files) if has):
-        starts[i] = read_run_json(frame.folder[i], frame.run_id[i])
-    frame["recipe_options"] = pd.Series([start.recipe_options for start in starts], dtype="category")
-    frame["damage"] = pd.Series([start.damage for start in starts], dtype="category")
+    has_files = np.array([run_id in names[folder] for folder, run_id in zip(folders, run_ids, strict=True)])
+    options, damage = (np.full(len(frame), "", dtype=object) for _ in range(2))
+    for i in np.flatnonzero(has_files):
+        start = read_run_json(folders[i], run_ids[i])
+        options[i], damage[i] = start.recipe_options, start.damage
+    for name, texts in (("recipe_options", options), ("damage", damage)):
+        codes, categories = pd.factorize(texts)
+        frame[name] = pd.Categorical.from_codes(codes, pd.Index(categories, dtype=object))
     frame["has_files"] = has_files
     return frame
 

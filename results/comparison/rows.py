@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ FIGURES = (
 ).split()
 # Texts of which nearly every row has its own. Of the others there are few, and pandas keeps a number for each row.
 OWN_TEXTS = ("run_id", "timestamp", "error")
+SHARED_TEXTS = [column for column in (*TEXT, "folder") if column not in OWN_TEXTS]
 
 EQUAL_TEXTS_MAX = 10_000
 
@@ -50,9 +52,9 @@ class SummaryRows:
     def __init__(self) -> None:
         self.texts: dict[str, list[str]] = {column: [] for column in OWN_TEXTS}
         # A number for each row, and the texts that the numbers stand for.
-        shared = [column for column in (*TEXT, "folder") if column not in OWN_TEXTS]
-        self.codes = {column: array("i") for column in shared}
-        self.categories: dict[str, dict[str, int]] = {column: {} for column in shared}
+        self.codes = {column: array("i") for column in SHARED_TEXTS}
+        self.categories: dict[str, dict[str, int]] = {column: {} for column in SHARED_TEXTS}
+        # Empty as long as no row has a figure in the column. Of a summary about half of the columns stay so.
         self.numbers = {column: array("d") for column in (*INTEGERS, *FIGURES)}
         # What to show for each text that was met. Equal ones are kept once.
         self._shown: dict[str, str] = {"": ""}
@@ -69,16 +71,16 @@ class SummaryRows:
                 self._shown[text] = shown
         return shown
 
-    def add(self, columns: Mapping[str, NDArray[Any]]) -> None:
+    def add(self, columns: Mapping[str, NDArray[Any] | pd.Categorical]) -> None:
         """Append rows. Columns that no comparison shows are left out."""
         import numpy as np
         import pandas as pd
 
-        for name, texts in self.texts.items():
-            block = columns[name].tolist()
-            # Errors are often equal, and are kept once. Of the others nearly every row has its own.
-            is_plain = name != "error" and "".join(block).isprintable() and max(map(len, block), default=0) <= TEXT_MAX
-            texts.extend(block if is_plain else map(self.shown, block))
+        for name, numbers in self.numbers.items():
+            block = np.asarray(columns[name], dtype=float)
+            if numbers or not np.isnan(block).all():
+                numbers.frombytes(np.full(len(self) - len(numbers), math.nan).tobytes())
+                numbers.frombytes(block.tobytes())
         for name, categories in self.categories.items():
             codes, uniques = pd.factorize(columns[name])
             texts_met: list[Any] = list(uniques)
@@ -87,23 +89,47 @@ class SummaryRows:
                 texts_met = [text or "fp32" for text in texts_met]
             numbers_met = [categories.setdefault(self.shown(text), len(categories)) for text in texts_met]
             self.codes[name].frombytes(np.array(numbers_met, dtype=np.intc)[codes].tobytes())
-        for name, numbers in self.numbers.items():
-            numbers.frombytes(columns[name].astype(float).tobytes())
+        for name, texts in self.texts.items():
+            own = columns[name].tolist()
+            # Errors are often equal, and are kept once. Of the others nearly every row has its own.
+            is_plain = name != "error" and "".join(own).isprintable() and max(map(len, own), default=0) <= TEXT_MAX
+            texts.extend(own if is_plain else map(self.shown, own))
 
     def frame(self) -> pd.DataFrame:
         """Move the columns into a table and return it. Of a run with several rows only the last counts."""
         import numpy as np
         import pandas as pd
 
+        own = {name: np.array(self.texts.pop(name), dtype=object) for name in OWN_TEXTS}
+        names = pd.Series(own["run_id"], dtype=object)
+        pairs = pd.DataFrame(
+            {"folder": np.frombuffer(self.codes["folder"], dtype=np.intc), "run_id": names}, copy=False
+        )
+        is_last = ~pairs.duplicated(keep="last").to_numpy()
+
+        def kept(values: NDArray[Any]) -> NDArray[Any]:
+            return values if is_last.all() else values[is_last]
+
+        # Column by column, so that a million rows are not in memory twice.
         columns: dict[str, Any] = {}
         for name in OWN_TEXTS:
-            columns[name] = pd.Series(np.array(self.texts.pop(name), dtype=object), dtype=object)
+            columns[name] = pd.Series(kept(own.pop(name)), dtype=object)
         for name, categories in self.categories.items():
-            codes = np.frombuffer(self.codes.pop(name), dtype=np.intc)
-            columns[name] = pd.Categorical.from_codes(codes, pd.Index(list(categories)))
+            codes = kept(np.frombuffer(self.codes.pop(name), dtype=np.intc))
+            columns[name] = pd.Categorical.from_codes(codes, pd.Index(list(categories), dtype=object))
         for name in (*INTEGERS, *FIGURES):
-            numbers = np.frombuffer(self.numbers.pop(name))
-            columns[name] = np.nan_to_num(numbers).astype(np.int64) if name in INTEGERS else numbers
-        rows = pd.DataFrame(columns, copy=False)
-        earlier = rows.duplicated(["folder", "run_id"], keep="last")
-        return rows[~earlier].reset_index(drop=True) if earlier.any() else rows
+            numbers = self.numbers.pop(name)
+            values = kept(np.frombuffer(numbers)) if numbers else np.broadcast_to(math.nan, is_last.sum())
+            columns[name] = _as_integers(values) if name in INTEGERS else values
+        return pd.DataFrame(columns, copy=False)
+
+
+def _as_integers(numbers: NDArray[Any]) -> NDArray[Any]:
+    """Return integers of as few bytes as the largest needs, and 0 for an empty cell."""
+    import numpy as np
+
+    integers = np.nan_to_num(numbers).astype(np.int64)
+    largest = integers.max(initial=0)
+    return integers.astype(
+        next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if largest <= np.iinfo(kind).max)
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.settings.checks import RUN_NAME
-from gptscale.results.comparison.rows import DAMAGED, LOSSES, NUMBERS, TEXT
+from gptscale.results.comparison.rows import DAMAGED, LOSSES, NUMBERS, SHARED_TEXTS, TEXT
 from gptscale.results.comparison.run_files import NUMBER_MAX, DamagedFileError, clip
 from gptscale.results.record.columns import NEW_SINCE_1, STATUSES, SUMMARY_COLUMNS
 
@@ -45,41 +45,55 @@ class Summary:
         """Return the name of the run in a line, empty if the line is too short."""
         return cells[self.at["run_id"]] if len(cells) > self.at["run_id"] else ""
 
-    def columns_of(self, block: Sequence[tuple[int, bytes]]) -> dict[str, NDArray[Any]]:
-        """Return the rows in lines, each with its number. A damaged line is a row that says so, or is only counted."""
+    def columns_of(self, block: Sequence[tuple[int, bytes]]) -> dict[str, Any]:
+        """Return the rows in lines, each with its number. A damaged line is a row that says so, or is only counted.
+
+        Texts of which there are few are no objects, but numbers with the text of each number.
+        """
         import numpy as np
 
-        columns = self._empty(len(block))
-        present = np.zeros(len(block), dtype=bool)
-        plain = np.array([i for i, (_, line) in enumerate(block) if self._is_plain(line)], dtype=int)
+        plain = [i for i, (_, line) in enumerate(block) if self._is_plain(line)]
         table = self._parse([block[i][1] for i in plain]) if len(plain) > MANY_LINES else None
+        at = np.array([], dtype=int)
+        columns: dict[str, Any] = {}
         if table is not None:
             right = _right(table)
-            present[plain[right]] = True
-            for column in map(str, table):
-                columns[column][plain[right]] = table[column][right]
-        for i in np.flatnonzero(~present).tolist():
-            row = self._parse_one(*block[i])
-            present[i] = bool(row)
-            for column, value in row.items():
-                columns[column][i] = value
-        return {column: values[present] for column, values in columns.items()}
+            at, columns = np.array(plain)[right], {str(name): table[name].to_numpy()[right] for name in table}
+        is_parsed = np.zeros(len(block), dtype=bool)
+        is_parsed[at] = True
+        others = {i: row for i in np.flatnonzero(~is_parsed).tolist() if (row := self._parse_one(*block[i]))}
+        return self._joined(at, columns, others)
 
-    def columns_of_rest(self) -> dict[str, NDArray[Any]]:
+    def columns_of_rest(self) -> dict[str, Any]:
         """Return a row that counts the damaged lines which are no rows themselves, if there are such lines."""
-        others = max(0, self.n_damaged - DAMAGED_ROWS_MAX)
-        columns = self._empty(min(1, others))
-        row = _damaged_row(f"{others} more lines", f"{self.name} has {self.n_damaged} lines that are no rows")
-        for column, value in row.items():
-            columns[column][:] = value
-        return columns
-
-    def _empty(self, n: int) -> dict[str, NDArray[Any]]:
         import numpy as np
 
-        columns: dict[str, NDArray[Any]] = {column: np.full(n, math.nan) for column in NUMBERS}
-        columns |= {column: np.full(n, "", dtype=object) for column in TEXT}
-        return columns | {"folder": np.full(n, self.folder, dtype=object)}
+        others = max(0, self.n_damaged - DAMAGED_ROWS_MAX)
+        row = _damaged_row(f"{others} more lines", f"{self.name} has {self.n_damaged} lines that are no rows")
+        return self._joined(np.array([], dtype=int), {}, {0: row} if others else {})
+
+    def _joined(
+        self, at: NDArray[Any], columns: Mapping[str, Any], others: Mapping[int, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Return rows that were parsed at once, and those parsed one by one, in the order of their lines.
+
+        at: the lines of the former. Columns and cells that are missing are empty.
+        """
+        import numpy as np
+
+        order = np.argsort(np.concatenate([at, np.array(list(others), dtype=int)]))
+        result: dict[str, Any] = {"folder": _as_texts(np.full(len(order), self.folder, dtype=object))}
+        for name in TEXT + NUMBERS:
+            kind, empty = (object, "") if name in TEXT else (float, math.nan)
+            parsed = columns[name] if name in columns else np.full(len(at), empty, dtype=kind)
+            cells = [row.get(name, empty) for row in others.values()]
+            joined = (
+                _as_texts(parsed, cells)
+                if name in SHARED_TEXTS
+                else np.concatenate([parsed, np.array(cells, dtype=kind)])
+            )
+            result[name] = joined[order]
+        return result
 
     def _is_plain(self, line: bytes) -> bool:
         return (
@@ -95,10 +109,12 @@ class Summary:
                 io.BytesIO(b"".join(lines)),
                 header=None,
                 usecols=list(self.at.values()),
+                # As categories, words such as "false" and "2.10" would become booleans and numbers.
                 dtype={at: float if column in NUMBERS else object for column, at in self.at.items()},
                 keep_default_na=False,
                 na_values={at: [""] for column, at in self.at.items() if column in NUMBERS},
                 quoting=csv.QUOTE_NONE,
+                low_memory=False,
                 lineterminator="\n",
             )
         except ValueError:
@@ -141,12 +157,24 @@ def _right(table: pd.DataFrame) -> NDArray[Any]:
     """Return which rows of a table are beyond doubt, by the same rules as those for one line."""
     import numpy as np
 
-    right = (
-        np.array([bool(RUN_NAME.fullmatch(run_id)) for run_id in table.run_id]) & table.status.isin(STATUSES).to_numpy()
-    )
+    is_name = RUN_NAME.fullmatch
+    right = np.array([is_name(run_id) is not None for run_id in table.run_id.tolist()])
+    right &= table.status.isin(STATUSES).to_numpy()
     for column in table.columns.intersection(list(NUMBERS)).difference(list(LOSSES)):
-        right &= ~((table[column] < 0) | (table[column] > NUMBER_MAX)).to_numpy()
+        numbers = table[column].to_numpy()
+        right &= ~((numbers < 0) | (numbers > NUMBER_MAX))
     return right
+
+
+def _as_texts(texts: NDArray[Any], more: Sequence[str] = ()) -> pd.Categorical:
+    """Return texts and more of them as numbers with the text of each number."""
+    import numpy as np
+    import pandas as pd
+
+    codes, different = pd.factorize(texts)
+    number = {text: i for i, text in enumerate(different)}
+    codes = np.concatenate([codes, np.array([number.setdefault(text, len(number)) for text in more], dtype=int)])
+    return pd.Categorical.from_codes(codes, pd.Index(list(number), dtype=object))
 
 
 def _damaged_row(run_id: str, damage: str) -> dict[str, str]:

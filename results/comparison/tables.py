@@ -66,7 +66,7 @@ def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0
 
 def _bound_by(group: Group) -> str:
     """Return what most runs of a group are bound by, with the gain if it were removed, a dash without a verdict."""
-    words = Counter(word for word in group.rows.bound_by if word).most_common(1)
+    words = Counter(word for word in group.rows["bound_by"] if word).most_common(1)
     gain = group.median("gain_if_removed")
     return f"{words[0][0]}{f' -{gain:.0%}' if gain else ''}" if words else "-"
 
@@ -178,7 +178,7 @@ def as_csv(comparison: Comparison) -> bytes:
         ]
         words += [
             *(group.spread or (None, None)),
-            *group.first[IDENTITY],
+            *(group.first[column] for column in IDENTITY),
             *(group.median(column) for column in FIGURES),
             "; ".join(group.notes),
         ]

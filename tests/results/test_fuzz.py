@@ -1,6 +1,6 @@
 """Random damage in what runs leave: `compare` and a resumed run end in one line or go on, and never in a traceback.
 
-GPTSCALE_FUZZ=5000 tries that many files in place of the few of a usual run.
+GPTSCALE_FUZZ=5000 tries that many files in place of the few of a usual run, and GPTSCALE_FUZZ_FROM=1000 begins at that seed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from gptscale.results.record.recorder import _before
 from gptscale.results.record.step_log import StepLog
 
 N_FILES = int(os.environ.get("GPTSCALE_FUZZ", "60"))
+FIRST = int(os.environ.get("GPTSCALE_FUZZ_FROM", "0"))
 WORDS = [
     *(b"nan inf -inf 1e400 -1 1e18 99999999999999999999 0x10 1_0 true null {} [] $\\frac$ =1+1 ../../x ok oom".split()),
     *("\u202e \x1b[31m \u0663 é \U0001f600 <script> [bold] |".split()),
@@ -122,14 +123,19 @@ def resume_from(path: Path) -> None:
     assert all(len(row) == len(header) and int(row[0]) <= 11 for row in rows)
 
 
+def peak() -> float:
+    """Return the most MiB that this process has held at once."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.timeout(3600)
 def test_random_damage_is_never_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = made(tmp_path)
     whole = {file: file.read_bytes() for file in files}
-    slowest_s, refused = 0.0, 0
-    for seed in range(N_FILES):
+    slowest_s, refused, before_mib = 0.0, 0, peak()
+    for seed in range(FIRST, FIRST + N_FILES):
         rng = random.Random(seed)
         file = rng.choice(files)
         content = damaged(rng, whole[file])
@@ -157,6 +163,9 @@ def test_random_damage_is_never_a_traceback(tmp_path: Path, capsys: pytest.Captu
         slowest_s = max(slowest_s, time.monotonic() - began)
         file.write_bytes(whole[file])
     capsys.readouterr()
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    print(f"{N_FILES} files, {refused} summaries refused, slowest {slowest_s:.2f} s, peak {peak_mib:,.0f} MiB")
+    peak_mib = peak() - before_mib
+    print(
+        f"{N_FILES} files, {refused} summaries refused, slowest {slowest_s:.2f} s, {peak_mib:,.0f} MiB more than before"
+    )
     assert slowest_s < 5
+    assert peak_mib < 1024

@@ -68,7 +68,8 @@ class RunsOfABench:
 
         Raises ConfigError if the machine stays busy.
         """
-        from gptscale.common.measure.contention import TAKEN_MAX, MachineClock
+        from gptscale.common.measure.contention import MachineClock
+        from gptscale.common.measure.limits import TAKEN_MAX
 
         for _ in range(TRIES):
             clock = MachineClock(threads=len(os.sched_getaffinity(0)))

@@ -10,7 +10,7 @@ import pytest
 from made_traces import HEALTHY, Part, trace
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.contention import TAKEN_MAX
+from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.foresight.verdict.evidence import RANKS_MAX, RankEvidence, verdict_of
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge, named

@@ -8,6 +8,8 @@ import io
 import json
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -462,6 +464,38 @@ def test_the_time_of_a_comparison_grows_with_its_rows_and_no_faster(tmp_path: Pa
         calls.append(sum(entry.callcount for entry in profile.getstats()))
     assert notes(comparison) == ["single x1: failed: out of memory (1,112 runs)"]
     assert calls[1] < 10 * calls[0]
+
+
+COSTS = """
+import resource, sys, time
+from gptscale.launchers.cli import main
+status = main(["compare", sys.argv[1]])
+costs = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, "torch" in sys.modules
+print(status, *costs, file=sys.stderr)
+"""
+
+
+def test_a_large_summary_takes_little_time_and_memory(tmp_path: Path) -> None:
+    """A summary of 10^6 rows in 1,000 groups takes seconds and less than 1 GiB. Here 20,000 rows in 200 groups, or 100 in one."""
+    add_run(tmp_path, "single", steps=False)
+    path = tmp_path / "summary.csv"
+    header, line = path.read_text().splitlines()
+    row = dict(zip(header.split(","), line.split(","), strict=True))
+    costs = []
+    for n in (100, 20_000):
+        rows = [
+            row | {"run_id": f"r{i}", "micro_batch_size": str(1 + i // 100), "tokens_per_s": repr(1e5 / (i + 7))}
+            for i in range(n)
+        ]
+        path.write_text("\n".join([header, *(",".join(row.values()) for row in rows)]) + "\n")
+        command = [sys.executable, "-c", COSTS, str(path)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        status, seconds, mib, has_torch = ended.stderr.split()
+        assert (status, has_torch) == ("0", "False")
+        costs.append((float(seconds), float(mib)))
+    (seconds_before, mib_before), (seconds, mib) = costs
+    assert seconds - seconds_before < 2.0
+    assert mib - mib_before < 100
 
 
 def test_a_summary_of_damaged_rows_only(tmp_path: Path) -> None:

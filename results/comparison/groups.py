@@ -179,18 +179,17 @@ def compare(frame: pd.DataFrame, work: str | None = None) -> Comparison:
 
 def _work_of_most_recipes(frame: pd.DataFrame) -> str:
     """Return the workload_hash that most recipes have, and among equals the newest."""
-    works = frame.workload_hash.unique()
+    works = list(frame.workload_hash.unique())
     if len(works) > 1:
         of_work = frame.groupby("workload_hash", observed=True).agg(
             recipes=("recipe", "nunique"), newest=("timestamp", "max")
         )
-        works = of_work.sort_values(["recipes", "newest"], ascending=False).index
+        works = of_work.sort_values(["recipes", "newest"], ascending=False).index.tolist()
     return str(works[0])
 
 
 def _records(frame: pd.DataFrame, positions: NDArray[Any]) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = frame.iloc[positions].to_dict("records")
-    return records
+    return [{str(name): value for name, value in row.items()} for row in frame.iloc[positions].to_dict("records")]
 
 
 def _grouped(frame: pd.DataFrame, good: NDArray[Any], alone: NDArray[Any]) -> list[GroupRows]:

@@ -90,7 +90,7 @@ class SummaryRows:
             numbers_met = [categories.setdefault(self.shown(text), len(categories)) for text in texts_met]
             self.codes[name].frombytes(np.array(numbers_met, dtype=np.intc)[codes].tobytes())
         for name, texts in self.texts.items():
-            own = columns[name].tolist()
+            own: list[Any] = list(columns[name])
             # Errors are often equal, and are kept once. Of the others nearly every row has its own.
             is_plain = name != "error" and "".join(own).isprintable() and max(map(len, own), default=0) <= TEXT_MAX
             texts.extend(own if is_plain else map(self.shown, own))
@@ -130,6 +130,7 @@ def _as_integers(numbers: NDArray[Any]) -> NDArray[Any]:
 
     integers = np.nan_to_num(numbers).astype(np.int64)
     largest = integers.max(initial=0)
-    return integers.astype(
+    smallest: NDArray[Any] = integers.astype(
         next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if largest <= np.iinfo(kind).max)
     )
+    return smallest

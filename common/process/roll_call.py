@@ -178,9 +178,9 @@ class RollCall:
             error = Refusal.of(differing)
         except RuntimeError:
             missing = [rank for rank in numbers if not self._store.check([f"rank {rank}"])]
-            several, its = ("s", "their") if len(missing) > 1 else ("", "its")
+            several, pronoun = ("s", "their") if len(missing) > 1 else ("", "its")
             what = f"rank{several} {_listed(missing)} did not come within {timeout_s:g} s"
-            error = Refusal.of(PeerError(what, "in the rendezvous", f"look for {its} own messages"))
+            error = Refusal.of(PeerError(what, "in the rendezvous", f"look for {pronoun} own messages"))
         self._put_outcome(error)
 
     def _put_outcome(self, refusal: Refusal | None) -> None:

@@ -104,7 +104,7 @@ class WarmParent:
     @classmethod
     def fork(cls, imports: tuple[str, ...] = ()) -> WarmParent:
         """Fork one from this process, which must have no other thread and must not have used torch yet."""
-        connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -112,26 +112,31 @@ class WarmParent:
             try:
                 die_with_parent()
                 connection.close()
-                serve(its, [*COMMON_IMPORTS, *imports])
+                serve(child_end, [*COMMON_IMPORTS, *imports])
             finally:
                 os._exit(1)
-        its.close()
+        child_end.close()
         return cls(connection, os.environ, lambda: os.waitpid(pid, 0))
 
     @classmethod
     def start(cls, environment: str = "") -> WarmParent:
         """Start one afresh, with the interpreter of `environment`."""
-        connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [environments.python(environment), "-m", "gptscale.common.process.fork_server", str(its.fileno())]
-        process = subprocess.Popen([*command, *COMMON_IMPORTS], pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
-        its.close()
+        connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [
+            environments.python(environment),
+            "-m",
+            "gptscale.common.process.fork_server",
+            str(child_end.fileno()),
+        ]
+        process = subprocess.Popen([*command, *COMMON_IMPORTS], pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL)
+        child_end.close()
         return cls(connection, os.environ, process.wait)
 
     def with_imports(self, imports: tuple[str, ...]) -> WarmParent:
         """Fork a warm parent from this one that imports more modules, and do not wait for it."""
-        connection, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its:
-            self._send({"imports": imports}, [its.fileno()])
+        connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with child_end:
+            self._send({"imports": imports}, [child_end.fileno()])
         return WarmParent(connection, self._environ, lambda: None)
 
     def fits(self, environ: Mapping[str, str]) -> bool:

@@ -74,16 +74,16 @@ def check_output_file(file: Path | None, option: str, problem: str | None = None
         raise ConfigError(f"{file} {problem or reason}", f"in {option}", "name a file in a folder that exists")
 
 
-def parse_names(text: str, known: Collection[str], kind: str, option: str, fix: str | None = None) -> list[str]:
+def parse_names(text: str, valid: Collection[str], kind: str, option: str, fix: str | None = None) -> list[str]:
     """Return the names in `text`, which has commas between them, in their order.
 
-    ConfigError for the first that is not in `known`: "unknown {kind} 'x', in {option}, {fix}". The default fix is the
-    nearest known name.
+    ConfigError for the first that is not in `valid`: "unknown {kind} 'x', in {option}, {fix}". The default fix is the
+    nearest valid name.
     """
     names = text.split(",")
     for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown {kind} {name!r}", f"in {option}", fix or did_you_mean(name, known))
+        if name not in valid:
+            raise ConfigError(f"unknown {kind} {name!r}", f"in {option}", fix or did_you_mean(name, valid))
     return names
 
 

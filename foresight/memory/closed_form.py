@@ -98,10 +98,10 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
     straight line, because what blocks keep falls while gradients grow.
     """
     gpt, t, table = step.gpt, step.tokens, 4 * step.table
-    kept = kept_per_token(step, fixed, mode) * t
+    kept_by_block = kept_per_token(step, fixed, mode) * t
     between = step.ranks_of_sequence(fixed)
     stream = fixed.residual * gpt.n_embd * t / between
-    all_kept = layout.in_flight * layout.n_blocks * kept + layout.kept_outside * stream
+    all_kept = layout.in_flight * layout.n_blocks * kept_by_block + layout.kept_outside * stream
     # The last norm keeps its input, or a copy of another type, and its statistics.
     outside = (fixed.norm_input * gpt.n_embd + 8) * t / between if layout.has_head else 0.0
     all_kept += outside
@@ -123,12 +123,12 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
         second_block = block + at_work_gradients
     end = table + stream if layout.has_table else 0.0
     gathered = {"gathered shard": fixed.gathered}
-    found: list[Moment] = []
+    moments_in_loss: list[Moment] = []
     if layout.has_head:
         in_loss = loss_bytes(step, fixed)
         # Where the logits are all there, backward needs as many copies as the loss did.
         begins = in_loss if fixed.logits else 2 * (head + fixed.norm_input * gpt.n_embd * t)
-        found += [
+        moments_in_loss += [
             {
                 "gathered shard": fixed.gathered + fixed.last_gathered,
                 "gradient": held,
@@ -140,20 +140,24 @@ def moments(step: Step, fixed: RecipeBytes, mode: str, layout: Layout) -> list[M
     # The last norm is behind backward by then, and before the first block all casts are.
     before_last, before_first = (
         casts + all_kept - outside,
-        (layout.in_flight - 1) * layout.n_blocks * kept + kept,
+        (layout.in_flight - 1) * layout.n_blocks * kept_by_block + kept_by_block,
     )
 
     def moment(gradients: float, activations: float, under_way: float) -> Moment:
         return {**gathered, "gradient": gradients, "activation": activations, "under way in backward": under_way}
 
     return [
-        *found,
+        *moments_in_loss,
         moment(at_work_gradients, before_last, at_work),
-        moment(first_block, before_last - kept, stream + fixed.reduced),
-        *([moment(second_block, before_last - kept, at_work + fixed.lingering)] if layout.n_blocks > 1 else []),
-        moment(first_block, before_last - 2 * kept, 2 * stream + fixed.block_end),
+        moment(first_block, before_last - kept_by_block, stream + fixed.reduced),
+        *(
+            [moment(second_block, before_last - kept_by_block, at_work + fixed.lingering)]
+            if layout.n_blocks > 1
+            else []
+        ),
+        moment(first_block, before_last - 2 * kept_by_block, 2 * stream + fixed.block_end),
         moment(last_gradients, before_first, at_work + fixed.lingering * (layout.n_blocks > 1) + fixed.left_behind),
-        moment(fixed.gradients, before_first - kept, stream + fixed.reduced + fixed.left_behind),
+        moment(fixed.gradients, before_first - kept_by_block, stream + fixed.reduced + fixed.left_behind),
         moment(fixed.gradients, 0.0, end + fixed.reduced_at_end + fixed.left_behind),
         {"under way in the optimizer": fixed.stepping},
     ]

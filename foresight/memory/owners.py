@@ -194,8 +194,8 @@ def library_tensors() -> Iterator[tuple[Tensor, str]]:
 
     They lie in attributes whose names say what they are.
     """
-    things = gc.get_objects()
-    holders = [thing for thing in things if OPTIMIZERS.match(f"{type(thing).__module__} {type(thing).__name__}")]
+    objects = gc.get_objects()
+    holders = [thing for thing in objects if OPTIMIZERS.match(f"{type(thing).__module__} {type(thing).__name__}")]
     for holder in holders:
         for name, value in list(getattr(holder, "__dict__", {}).items()):
             label = next((label for pattern, label in NAMES if pattern.search(name.lower())), None)

@@ -101,11 +101,11 @@ class RankMemory:
 
 def merged(by_owner: dict[str, int]) -> dict[str, int]:
     """Return the bytes by owner with the activations of all modules in one, the largest first."""
-    found: dict[str, int] = {}
+    bytes_by_kind: dict[str, int] = {}
     for owner, nbytes in by_owner.items():
         kind = owner.partition(" of ")[0]
-        found[kind] = found.get(kind, 0) + nbytes
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        bytes_by_kind[kind] = bytes_by_kind.get(kind, 0) + nbytes
+    return dict(sorted(bytes_by_kind.items(), key=lambda item: -item[1]))
 
 
 def filled_by(memory: RankMemory, most: int = 3) -> str:

@@ -220,13 +220,13 @@ def kept_gradients(owned_sizes: list[list[int]], rank: int, room: int) -> int:
     They are its own, and of each other owner those that share a bucket with room for less than `room`, smallest first. A gradient
     that finds no room goes when it was sent (sharded_ddp.py, _setup_bucket_strategy).
     """
-    kept = 0
+    n_kept = 0
     for owner, sizes in enumerate(owned_sizes):
         fill = 0
         for size in sorted(sizes):
             fill += size if fill + size < room else 0
-        kept += sum(sizes) if owner == rank else fill
-    return kept
+        n_kept += sum(sizes) if owner == rank else fill
+    return n_kept
 
 
 def cut_by_owners(run: Run, config: RecipeConfig, rank: int, ranks: int) -> State:

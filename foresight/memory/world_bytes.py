@@ -212,12 +212,12 @@ def _owners(case: Case) -> Answer:
     n, room = state.parameters, case.config.reduce_buffer_size
     # Before the first step it makes a bucket for each rank as large as may be, and shrinks them one after another.
     buckets = place.dp_size * min(4 * room, n) + n // place.dp_size
-    kept = kept_gradients(owned(case.run, case.config, place.dp_size), place.dp_rank, room)
+    n_kept = kept_gradients(owned(case.run, case.config, place.dp_size), place.dp_rank, room)
     fixed = replace(case.lowered(), reduced_at_end=4.0 * case.step.table)
     # Gradients that are not sent yet are all there.
-    held = n - 4.0 * kept if case.step.micro_batches > 1 else 0.0
+    held = n - 4.0 * n_kept if case.step.micro_batches > 1 else 0.0
     fixed = replace(fixed, build=float(n + state.optimizer + buckets), gradients=held)
-    return fixed, case.layout(state, buckets=4.0 * kept)
+    return fixed, case.layout(state, buckets=4.0 * n_kept)
 
 
 def _matrices(case: Case) -> Answer:

@@ -61,7 +61,7 @@ def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], 
             listed.left_out[name] = f"{error.what}: {error.fix}"
             continue
         before, why = len(listed.groups), _no_mesh(row, cluster)
-        for request, options in _wanted(config, cluster, row, kind):
+        for request, options in _requests(config, cluster, row, kind):
             group = []
             for mode in CHECKPOINTING:
                 try:
@@ -77,7 +77,7 @@ def enumerate_runs(config: RunConfig, cluster: Cluster, recipes: Sequence[str], 
     return listed
 
 
-def _wanted(
+def _requests(
     config: RunConfig, cluster: Cluster, row: Recipe, kind: type[RecipeConfig]
 ) -> Iterator[tuple[RunConfig, RecipeConfig]]:
     """Yield options of the run and of the recipe, many of which the recipe will refuse."""

@@ -22,7 +22,7 @@ from gptscale.results import render
 
 MIB = 2**20
 MACHINES = ("a100", "h100", "gb200")
-HELD, LAYERS = "allocated_bytes", "transformer-impl"
+ALLOCATED, LAYERS = "allocated_bytes", "transformer-impl"
 # Columns of what the formula leaves out, beside those that the step's description does.
 ALSO_LEFT_OUT = ("data-parallel-sharding-strategy", "num-query-groups")
 # Megatron-LM pads the vocabulary to a multiple of this many rows for each tensor rank.
@@ -47,18 +47,18 @@ class HeldBytes(NamedTuple):
 def read_held(path: Path) -> list[HeldBytes]:
     """Return the rows of Megatron-LM's table that the formula describes."""
     table = read_table(path)
-    if not {HELD, LAYERS} <= set(table.titles):
-        missing = " or ".join(title for title in (HELD, LAYERS) if title not in table.titles)
+    if not {ALLOCATED, LAYERS} <= set(table.titles):
+        missing = " or ".join(title for title in (ALLOCATED, LAYERS) if title not in table.titles)
         what = f"{path} has no column {missing}"
         raise DataError(what, "in the table", "give Megatron-LM's golden values with their memory")
-    rows = (_held(CellsOfRow(cells, f"in {path}")) for cells in table.cells)
+    rows = (_held_bytes(CellsOfRow(cells, f"in {path}")) for cells in table.cells)
     return [row for row in rows if row]
 
 
-def _held(row: CellsOfRow) -> HeldBytes | None:
+def _held_bytes(row: CellsOfRow) -> HeldBytes | None:
     machine = next((name for name in MACHINES if name in row.text("machine")), "")
     left_out = any(row.text(title) not in UNUSED for title in (*LEFT_OUT[:-1], *ALSO_LEFT_OUT))
-    shape = ("num-layers", "hidden-size", "seq-length", "tensor-model-parallel-size", HELD)
+    shape = ("num-layers", "hidden-size", "seq-length", "tensor-model-parallel-size", ALLOCATED)
     case = row.text("case")
     # Tests of reinforcement learning (GRPO) generate text too, and keep what that needs.
     plain = case.startswith("gpt/") and "grpo" not in case
@@ -74,7 +74,7 @@ def _held(row: CellsOfRow) -> HeldBytes | None:
     state = parameters(row, tp, pp) * (STAYS + CAN_BE_CUT / (DEVICES / (tp * pp) if cut else 1))
     split = f"tp {tp}, pp {pp}" + f", cp {cp}" * (cp > 1) + ", interleaved" * virtual + ", distributed optimizer" * cut
     split += ", untied" * (row.text("untie-embeddings-and-output-weights") == "true")
-    return HeldBytes(split, row.text(LAYERS) or "not said", machine, state, row.number(HELD) - state)
+    return HeldBytes(split, row.text(LAYERS) or "not said", machine, state, row.number(ALLOCATED) - state)
 
 
 def parameters(row: CellsOfRow, tp: int, pp: int) -> float:
@@ -125,10 +125,10 @@ def between_machines(rows: Sequence[HeldBytes]) -> list[str]:
         if not both:
             continue
         more = [(statistics.median(of[machine]) - statistics.median(of["a100"])) / MIB for of in both]
-        known = (WORKSPACES[machine] - WORKSPACES["a100"]) / MIB
-        near = sum(abs(each - known) <= known / 4 for each in more)
+        workspace_mib = (WORKSPACES[machine] - WORKSPACES["a100"]) / MIB
+        near = sum(abs(each - workspace_mib) <= workspace_mib / 4 for each in more)
         lines.append(
             f"{machine.upper()} holds {statistics.median(more):,.1f} MiB more than A100 in the median of {len(more)} splits; "
-            f"Transformer Engine's workspace explains {known:,.0f}, and to a quarter {near} of the splits"
+            f"Transformer Engine's workspace explains {workspace_mib:,.0f}, and to a quarter {near} of the splits"
         )
     return lines

@@ -103,11 +103,13 @@ def calibrated_run(run: Run, traces: Sequence[RankTrace], file: Path | None = No
         if kind[0] in KINDS_OF_EXCHANGES.values() and kind[1]
     }
     products = products_of(run)
-    asked = {*products, *messages.values()}
-    costs = cost_table(asked, HERE, link, file, precision=run.config.precision, machine=machine)
-    known = {kind: s for kind, operation in messages.items() if (s := _seconds(costs, {operation: 1.0})) is not None}
+    operations = {*products, *messages.values()}
+    costs = cost_table(operations, HERE, link, file, precision=run.config.precision, machine=machine)
+    exchanges_s = {
+        kind: s for kind, operation in messages.items() if (s := _seconds(costs, {operation: 1.0})) is not None
+    }
     all_ranks_s = _seconds(costs, products)
-    return CalibratedRun(all_ranks_s / run.world.world_size if all_ranks_s else None, known)
+    return CalibratedRun(all_ranks_s / run.world.world_size if all_ranks_s else None, exchanges_s)
 
 
 def products_of(run: Run) -> dict[Operation, float]:

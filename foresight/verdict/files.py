@@ -61,8 +61,8 @@ def read_verdict(folder: Path) -> Verdict:
 
 def _verdict(content: dict[str, Any]) -> Verdict:
     """Return the verdict in the content of a file, or raise ValueError, TypeError or KeyError if it is none."""
-    known = {field.name for field in dataclasses.fields(Verdict)}
-    verdict = Verdict(**{name: value for name, value in content.items() if name in known})
+    fields_of_verdict = {field.name for field in dataclasses.fields(Verdict)}
+    verdict = Verdict(**{name: value for name, value in content.items() if name in fields_of_verdict})
     causes = [Cause(str(c["name"]), _number(c["without_s"]), _number(c["share"])) for c in verdict.causes]  # type: ignore[index]
     ranks = [[(str(what), _number(a), _number(b)) for what, a, b in pieces] for pieces in verdict.ranks]
     shares = {visible(str(name)): _number(share) for name, share in verdict.shares.items()}

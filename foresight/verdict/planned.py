@@ -48,9 +48,9 @@ def cluster_of(run: Run) -> Cluster | None:
     if world.device.type == "cpu":
         return cpu_cluster(world.world_size, 0)
     name = device_name(world.device)
-    known = next((key for key, device in DEVICES.items() if device.name == name and key in USUAL_LINKS), None)
+    preset = next((key for key, device in DEVICES.items() if device.name == name and key in USUAL_LINKS), None)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
-    return gpu_cluster(known, -(-world.world_size // per_node), per_node, None) if known else None
+    return gpu_cluster(preset, -(-world.world_size // per_node), per_node, None) if preset else None
 
 
 def tokens_per_s(
@@ -61,9 +61,9 @@ def tokens_per_s(
         return None
     machines = cluster.machines(candidate.run.config.precision)
     written = steps_of(candidate, machines)
-    asked = {operation for step in written[0] for operation in step.operations()}
+    operations = {operation for step in written[0] for operation in step.operations()}
     precision = candidate.run.config.precision
-    costs = cost_table(asked, machines.device, machines.link, file, precision=precision, machine=machine)
+    costs = cost_table(operations, machines.device, machines.link, file, precision=precision, machine=machine)
     if cluster.is_cpu and not costs.measured:
         return None
     timing = time_of(written, costs)

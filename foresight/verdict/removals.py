@@ -65,10 +65,10 @@ def with_rank_as_others(replay: Replay, rank: int, ratio_min: float) -> Factor:
     others = [other for other in range(replay.n_ranks) if other != rank]
     share = statistics.median(replay.processor_share(other) for other in others)
     processor = with_processors(replay, {rank: share})
-    own, theirs = replay.own_s(rank, processor), [replay.own_s(other) for other in others]
-    if sum(own.values()) < ratio_min * statistics.median(sum(seconds.values()) for seconds in theirs):
+    own, others_s = replay.own_s(rank, processor), [replay.own_s(other) for other in others]
+    if sum(own.values()) < ratio_min * statistics.median(sum(seconds.values()) for seconds in others_s):
         return processor
-    usual = {kind: statistics.median(seconds.get(kind, 0.0) for seconds in theirs) for kind in own}
+    usual = {kind: statistics.median(seconds.get(kind, 0.0) for seconds in others_s) for kind in own}
 
     def factor(operation: Operation) -> float:
         as_others = 1.0

@@ -61,9 +61,11 @@ def _shares_of_rank(
             continue
         shares["host"] += host[kind] * part
         work_s = trace.work_s.get(kind, {})
-        known = sum(work_s.values())
+        all_work_s = sum(work_s.values())
         for name in KINDS:
-            shares[name] += (1 - host[kind]) * part * (work_s[name] / known if known else float(name == ELEMENTWISE))
+            shares[name] += (
+                (1 - host[kind]) * part * (work_s[name] / all_work_s if all_work_s else float(name == ELEMENTWISE))
+            )
     shares[BUBBLE_SHARE if pipeline else LATE_RANK] += max(0.0, 1 - sum(shares.values()))
     return shares
 

@@ -48,8 +48,8 @@ def find_waits(traces: Sequence[RankTrace], segments: Sequence[Sequence[StepMark
     """
     begun: dict[object, dict[int, float]] = defaultdict(dict)
     for rank, trace in enumerate(traces):
-        for its in trace.exchanges:
-            begun[its.name][rank] = its.begun + shift_of(trace, traces[0])
+        for traced in trace.exchanges:
+            begun[traced.name][rank] = traced.begun + shift_of(trace, traces[0])
     unnamed = [[s for s in of_rank if s.waits and s.exchange < 0] for of_rank in segments]
     if len({len(waits) for waits in unnamed}) == 1:
         for n, together in enumerate(zip(*unnamed, strict=True)):
@@ -74,11 +74,11 @@ def find_waits(traces: Sequence[RankTrace], segments: Sequence[Sequence[StepMark
 
 def _with_hidden(waits: Sequence[Wait], kinds: Sequence[tuple[str, int]]) -> list[Wait]:
     """Return the waits with what of their transfers was over before they began, by other transfers of the same kind and size."""
-    whole: dict[tuple[str, int], list[float]] = defaultdict(list)
+    seconds_of: dict[tuple[str, int], list[float]] = defaultdict(list)
     for wait, kind in zip(waits, kinds, strict=True):
         if wait.begin - wait.arrival <= HIDDEN_MIN * (wait.end - wait.arrival):
-            whole[kind].append(wait.transfer_s)
-    typical = {kind: statistics.median(seconds) for kind, seconds in whole.items()}
+            seconds_of[kind].append(wait.transfer_s)
+    typical = {kind: statistics.median(seconds) for kind, seconds in seconds_of.items()}
     return [
         replace(wait, hidden_s=max(0.0, min(wait.begin - wait.arrival, typical.get(kind, 0.0) - wait.transfer_s)))
         for wait, kind in zip(waits, kinds, strict=True)

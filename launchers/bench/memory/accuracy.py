@@ -110,9 +110,9 @@ def main(argv: Sequence[str]) -> int:
 
 def check_table(path: Path) -> int:
     """Print what each split of a table holds beyond the formula of state, and what explains the machines' differences."""
-    held = read_held(path)
-    render.console(120, highlight=False).print(table_of(held))
-    for line in between_machines(held):
+    splits = read_held(path)
+    render.console(120, highlight=False).print(table_of(splits))
+    for line in between_machines(splits):
         print(line)
     return 0
 
@@ -123,14 +123,14 @@ def _on_mock(names: Sequence[str], options: AccuracyOptions) -> int:
 
     from gptscale.launchers.bench.memory.accuracy_cuda import REFUSED, compare_on_mock, rows_in
 
-    known = rows_in(options.csv)
+    rows_by_case = rows_in(options.csv)
     table = render.table(("recipe", "rows", "closed form (median / worst)"), left=("recipe",))
     rows: list[dict[str, Any]] = []
     for recipe in names:
         mine = []
-        for row in compare_on_mock(recipe, options.shapes, known):
+        for row in compare_on_mock(recipe, options.shapes, rows_by_case):
             mine.append(row)
-            write_csv(pd.DataFrame(list(known.values())), options.csv)
+            write_csv(pd.DataFrame(list(rows_by_case.values())), options.csv)
             if row["failure"]:
                 print(f"  {recipe} on {row['nproc']}, {row['options']}: {row['failure']}", flush=True)
         rows += mine

@@ -69,7 +69,7 @@ Rows = dict[tuple[str, ...], dict[str, Any]]
 
 def cases(recipe: str, which: str) -> list[dict[str, Any]]:
     """Return the recipe, processes, rank and options of each comparison of a recipe that makes sense for it."""
-    found = []
+    distinct = []
     for model, nproc, rank, words in SHAPES[which]:
         size = world_size(recipe, model, nproc, MOST_STAGES[which])
         if stages := STAGES.get(recipe, size if recipe == "pipeline" else 0):
@@ -82,9 +82,9 @@ def cases(recipe: str, which: str) -> list[dict[str, Any]]:
         # The last rank of a world stays the last of a smaller or larger one.
         rank = size - 1 if rank == nproc - 1 and nproc > 1 else min(rank, size - 1)
         case = {"recipe": recipe, "nproc": size, "rank": rank, "options": " ".join(line.split())}
-        if case not in found:
-            found.append(case)
-    return found
+        if case not in distinct:
+            distinct.append(case)
+    return distinct
 
 
 def world_size(recipe: str, model: str, nproc: int, most_stages: int) -> int:
@@ -102,18 +102,18 @@ def world_size(recipe: str, model: str, nproc: int, most_stages: int) -> int:
     return max(nproc, SMALLEST.get(recipe, 1))
 
 
-def compare_on_mock(recipe: str, which: str, known: Rows) -> Iterator[dict[str, Any]]:
-    """Yield a row for each shape, and keep it in `known`.
+def compare_on_mock(recipe: str, which: str, rows: Rows) -> Iterator[dict[str, Any]]:
+    """Yield a row for each shape, and keep it in `rows`.
 
     A shape that succeeded before is not simulated again. Its closed form is reckoned anew.
     """
     for case in cases(recipe, which):
         key = _key(case)
-        if key not in known or known[key]["failure"]:
-            known[key] = _simulated(case)
-        if known[key]["allocated"]:
-            known[key] |= _closed_form(case, int(float(known[key]["allocated"])))
-        yield known[key]
+        if key not in rows or rows[key]["failure"]:
+            rows[key] = _simulated(case)
+        if rows[key]["allocated"]:
+            rows[key] |= _closed_form(case, int(float(rows[key]["allocated"])))
+        yield rows[key]
 
 
 def rows_in(csv: Path | None) -> Rows:
@@ -145,7 +145,7 @@ def _simulated(case: dict[str, Any]) -> dict[str, Any]:
     row |= {"failure": "", "by_owner": "", "closed_form_by_owner": ""}
     try:
         config, recipe_config = parse_run(case["recipe"], case["options"].split())
-        found = simulate(
+        simulation = simulate(
             case["recipe"],
             config,
             recipe_config,
@@ -156,9 +156,9 @@ def _simulated(case: dict[str, Any]) -> dict[str, Any]:
         )
     except GptscaleError as error:
         return row | {"failure": f"{REFUSED if isinstance(error, ConfigError) else ''}{error}"}
-    facts = found.facts
-    if found.out_of_memory:
-        return row | {"failure": found.out_of_memory}
+    facts = simulation.facts
+    if simulation.out_of_memory:
+        return row | {"failure": simulation.out_of_memory}
     return row | {
         "allocated": facts["peak_allocated"],
         "reserved": facts["peak_reserved"],

@@ -22,8 +22,8 @@ from gptscale.launchers.bench.model.options import (
     CEILINGS,
     FP8,
     LOSS_TOLERANCE,
+    OF_THIS_PACKAGE,
     ON_CUDA,
-    OURS,
     OUT_OF_MEMORY,
     WORKER,
     Bench,
@@ -96,7 +96,7 @@ def measure(
             raise GptscaleError("the matrix products alone do not fit", "on this device", "use a smaller --batch-size")
         for result in (r for r in results if not r.failure):
             tell(f"round {turn} of {bench.rounds}: {result.name}")
-            profile = turn == bench.rounds and result.name in OURS + ON_CUDA and result.name != FP8
+            profile = turn == bench.rounds and result.name in OF_THIS_PACKAGE + ON_CUDA and result.name != FP8
             try:
                 result.add_turn(run_worker(WORKER, bench.task(result.name, profile)))
             except GptscaleError as error:

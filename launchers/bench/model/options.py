@@ -18,7 +18,7 @@ from gptscale.launchers.bench.shape_options import ShapeOptions, check_bf16
 CPU_SHAPE = GPTConfig(n_layer=6, n_head=6, n_embd=384, block_size=256, vocab_size=50257)
 WORKER = "gptscale.launchers.bench.model.worker"
 CEILINGS = "ceilings"
-OURS = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
+OF_THIS_PACKAGE = ("single", "single_gelu", "single_compiled", "single_gelu_compiled")
 # never the fastest of ours, whatever its time, because its products are of another precision
 FP8 = "single_fp8"
 IN_BF16 = ("single_epilogues", FP8)
@@ -69,7 +69,7 @@ class ModelBenchOptions(ShapeOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.contenders != "all":
-            parse_names(self.contenders, OURS + ON_CUDA + OTHERS, "contender", "--contenders")
+            parse_names(self.contenders, OF_THIS_PACKAGE + ON_CUDA + OTHERS, "contender", "--contenders")
         check_output_file(self.csv, "--csv", "cannot be written")
         check_output_file(self.png, "--png", "cannot be written")
 
@@ -82,7 +82,7 @@ class ModelBenchOptions(ShapeOptions):
             return list(dict.fromkeys(self.contenders.split(",")))
         on_cuda = ON_CUDA if bench is not None and bench.device == "cuda" else ()
         in_bf16 = bench is not None and bench.precision == "bf16"
-        return [name for name in OURS + on_cuda + OTHERS if in_bf16 or name not in IN_BF16]
+        return [name for name in OF_THIS_PACKAGE + on_cuda + OTHERS if in_bf16 or name not in IN_BF16]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from gptscale.launchers.bench.model.options import ON_CUDA, OURS
+from gptscale.launchers.bench.model.options import OF_THIS_PACKAGE, ON_CUDA
 from gptscale.launchers.bench.model.report import Report
 from gptscale.launchers.bench.model.scale import AXIS, ScalingLine
 from gptscale.results.render import DPI, subplots
@@ -35,7 +35,9 @@ def draw_contenders(axis: Axes, report: Report) -> None:
     rows = [report.row(result) for result in reversed(report.results)]
     tokens = report.bench.tokens
     for i, row in enumerate(rows):
-        axis.barh(i, row["tokens_per_s"], color=FLOOR if row["name"] in OURS + ON_CUDA else OTHER, height=0.6)
+        axis.barh(
+            i, row["tokens_per_s"], color=FLOOR if row["name"] in OF_THIS_PACKAGE + ON_CUDA else OTHER, height=0.6
+        )
         axis.plot([tokens / row["seconds_p90"], tokens / row["seconds_p10"]], [i, i], color="black", linewidth=1.5)
         axis.text(0, i + 0.33, f" {row['tokens_per_s']:,.0f}", va="bottom", fontsize=8)
     axis.axvline(tokens / report.gemm_s, color="black", linestyle="--", linewidth=1, label="matrix products alone")

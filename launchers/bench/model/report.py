@@ -24,8 +24,8 @@ from gptscale.launchers.bench.model.floors import SHARES
 from gptscale.launchers.bench.model.options import (
     FP8,
     LOSS_TOLERANCE,
+    OF_THIS_PACKAGE,
     ON_CUDA,
-    OURS,
     Bench,
     ContenderResult,
     differing,
@@ -50,7 +50,7 @@ class Report:
         if not candidates:
             what = "; ".join(f"{name}: {failure}" for name, failure in self.failures.items())
             raise GptscaleError(f"no contender ran ({what})", "in bench model", "use a smaller --batch-size")
-        of_ours = [r for r in candidates if r.name in OURS + ON_CUDA]
+        of_ours = [r for r in candidates if r.name in OF_THIS_PACKAGE + ON_CUDA]
         self.ours = min(of_ours or candidates, key=lambda r: r.median_s)
         self.products = median_products([c["products"] for c in ceilings])
         self.copy_bytes_per_s = statistics.median(c["copy_bytes_per_s"] for c in ceilings)

@@ -63,14 +63,14 @@ def main(argv: Sequence[str]) -> int:
         else {getattr(c, name) for c in every}
         for name in ("cause", "recipe")
     }
-    wanted: list[InjectedCase] = [c for c in every if c.cause in chosen["cause"] and c.recipe in chosen["recipe"]]
-    if not wanted:
+    cases_to_run: list[InjectedCase] = [c for c in every if c.cause in chosen["cause"] and c.recipe in chosen["recipe"]]
+    if not cases_to_run:
         raise ConfigError("no case has these causes and recipes", "in bench verdict", "leave --recipes out")
     rows = read(options.csv)
     done = {(row["cause"], row["recipe"], int(row["repeat"])) for row in rows}
     runs = RunsOfABench(options.steps, options.allow_busy, options.verdicts)
     began = time.monotonic()
-    left = [(r, c) for r in range(options.repeats) for c in wanted if (c.cause, c.recipe, r) not in done]
+    left = [(r, c) for r in range(options.repeats) for c in cases_to_run if (c.cause, c.recipe, r) not in done]
     for n, (repeat, case) in enumerate(left):
         if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
             tell(f"... {len(left) - n} cases were left, call again with the same --csv")

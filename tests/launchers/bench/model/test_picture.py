@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from gptscale.launchers.bench.model.options import OURS, ContenderResult
+from gptscale.launchers.bench.model.options import OF_THIS_PACKAGE, ContenderResult
 from gptscale.launchers.bench.model.picture import draw, draw_contenders, draw_scaling, draw_waterfall
 from gptscale.launchers.bench.model.scale import ScalingLine
 from gptscale.results.render import subplots
@@ -29,7 +29,7 @@ def report_of(parts=(), floors=(), speeds=()):
         results=list(range(len(rows))),
         row=lambda i: rows[i],
         gemm_s=0.01,
-        ours=ContenderResult(OURS[0], parts=dict(parts)),
+        ours=ContenderResult(OF_THIS_PACKAGE[0], parts=dict(parts)),
         parts=lambda result: dict(parts),
         floors=lambda: dict(floors),
         circumstances=dict.fromkeys(sizes, 1),
@@ -37,8 +37,8 @@ def report_of(parts=(), floors=(), speeds=()):
 
 
 def test_contenders_are_bars_from_the_top_with_the_spread_of_their_steps(axis):
-    draw_contenders(axis, report_of(speeds=[(OURS[0], 4000.0), ("minimal", 2000.0)]))
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["minimal", OURS[0]]
+    draw_contenders(axis, report_of(speeds=[(OF_THIS_PACKAGE[0], 4000.0), ("minimal", 2000.0)]))
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["minimal", OF_THIS_PACKAGE[0]]
     assert [bar.get_width() for bar in axis.patches] == [2000.0, 4000.0]
     assert axis.patches[0].get_facecolor() != axis.patches[1].get_facecolor()
     # p10 to p90 of the seconds are p90 to p10 of the tokens/s.

@@ -24,17 +24,17 @@ def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_proc
     assert main([*WORDS, *(word for name, file in files.items() for word in (f"--{name}", str(file)))]) == 0
     frame = pd.read_csv(files["csv"])
     contenders = frame[frame.kind == "contender"].set_index("name")
-    assert list(contenders.index) == [*model_options.OURS, *model_options.OTHERS]
+    assert list(contenders.index) == [*model_options.OF_THIS_PACKAGE, *model_options.OTHERS]
     assert (contenders.steps_timed == 6).all()
     assert contenders.loss_last.max() - contenders.loss_last.min() < 1e-5
     assert contenders.tokens_per_s.to_numpy() == pytest.approx((64 / contenders.seconds).to_numpy())
     ratios = frame[frame.kind == "ratio"].set_index("name").ratio
     assert contenders.over_ours.to_numpy() == pytest.approx([ratios[f"over_{name}"] for name in contenders.index])
-    our_rows = contenders.loc[list(model_options.OURS)]
+    our_rows = contenders.loc[list(model_options.OF_THIS_PACKAGE)]
     assert ratios[f"over_{our_rows.seconds.idxmin()}"] == 1
     assert (frame[frame.kind.isin(["product", "ceiling"]) & (frame.name != "copy")].seconds > 0).all()
     parts = frame[frame.kind == "part"].set_index("name")
-    for name in model_options.OURS:
+    for name in model_options.OF_THIS_PACKAGE:
         of_one = parts[parts.index.str.startswith(f"{name}: ")]
         assert of_one.us_per_token.sum() == pytest.approx(our_rows.seconds[name] / 64 * 1e6)
         assert (of_one.us_per_token[:5] > 0).all()  # every part but the gaps has work in it

@@ -46,8 +46,16 @@ def test_defaults_on_a_gpu(monkeypatch):
     assert bench.gpt == PRESETS["1.6b"]
     assert (bench.batch_size, bench.precision, bench.device) == (33, "bf16", "cuda")
     assert bench.steps * bench.rounds >= 50
-    assert set(ModelBenchOptions().names(bench)) == {*model_options.OF_THIS_PACKAGE, *model_options.ON_CUDA, *model_options.OTHERS}
-    assert set(model_contenders.CONTENDERS) == {*model_options.OF_THIS_PACKAGE, *model_options.ON_CUDA, *model_options.OTHERS}
+    assert set(ModelBenchOptions().names(bench)) == {
+        *model_options.OF_THIS_PACKAGE,
+        *model_options.ON_CUDA,
+        *model_options.OTHERS,
+    }
+    assert set(model_contenders.CONTENDERS) == {
+        *model_options.OF_THIS_PACKAGE,
+        *model_options.ON_CUDA,
+        *model_options.OTHERS,
+    }
     in_fp32 = resolve(ModelBenchOptions(dtype="fp32"))
     assert "single_fp8" not in ModelBenchOptions().names(in_fp32)
     with pytest.raises(GptscaleError, match="single_fp8: compared with bf16, not fp32, in --contenders"):

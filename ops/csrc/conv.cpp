@@ -111,10 +111,28 @@ Tensor weight_gradient_of_few(const Convolution& c, const Tensor& x, const Tenso
 
 // --- CPU
 
+// Whether the arguments fit together, by the rules that ops/conv.py has words for.
+bool fit(const Tensor& x, const Tensor& weight, const Tensor& bias, IntArrayRef stride, IntArrayRef padding,
+         IntArrayRef dilation, int64_t groups) {
+    at::ScalarType dtype = x.scalar_type();
+    if (!has_kernel(dtype) && dtype != at::kDouble) return false;
+    if (weight.scalar_type() != dtype || bias.scalar_type() != dtype) return false;
+    if (x.dim() != 4 || weight.dim() != 4 || bias.dim() != 1 || weight.numel() == 0) return false;
+    if (groups < 1 || weight.size(0) % groups != 0 || x.size(1) != weight.size(1) * groups) return false;
+    if (bias.size(0) != weight.size(0) || stride.size() != 2 || padding.size() != 2 || dilation.size() != 2) return false;
+    for (int axis : {0, 1}) {
+        if (stride[axis] < 1 || padding[axis] < 0 || dilation[axis] < 1) return false;
+        if (std::max(padding[axis], dilation[axis]) > std::numeric_limits<int32_t>::max()) return false;  // their products fit
+        if (x.size(2 + axis) + 2 * padding[axis] < dilation[axis] * (weight.size(2 + axis) - 1) + 1) return false;
+    }
+    return true;
+}
+
 Tensor conv_bias_relu_cpu(const Tensor& x, const Tensor& weight, const Tensor& bias, IntArrayRef stride, IntArrayRef padding,
                           IntArrayRef dilation, int64_t groups) {
-    bool fits = bias.scalar_type() == at::kFloat && bias.dim() == 1 && bias.size(0) == weight.size(0);
-    if (fits && few_channels(x, weight, groups)) {
+    TORCH_CHECK_VALUE(fit(x, weight, bias, stride, padding, dilation, groups),
+                      "conv_bias_relu: the arguments do not fit together");
+    if (few_channels(x, weight, groups)) {
         Convolution c = described(x, weight, stride, padding, dilation);
         if (c.out_width >= pick(lanes)() && c.out_height > 0) return convolve_few(c, x, weight, bias);
     }

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gptscale.ops import conv as c
-from gptscale.ops import registry  # noqa: F401, named in a string below
+from gptscale.ops import registry
 
 IMPLEMENTATIONS = ["python", "cpp"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -389,6 +389,13 @@ BACK = c.conv_bias_relu_backward
         (lambda i: c.conv_bias_relu(X, W, B, 1, -1, groups=2, implementation=i), ValueError, "padding: at least 0"),
         (lambda i: c.conv_bias_relu(X, W, B, 1, "same", groups=2, implementation=i), TypeError, "padding: one int or two"),
         (lambda i: c.conv_bias_relu(X, W, B, 1, 0, 4, 2, i), ValueError, r"x: \(2, 4, 8, 8\) is too small for weight"),
+        (lambda i: c.conv_bias_relu(X, W, B, True, groups=2, implementation=i), TypeError, "stride: one int or two"),
+        (lambda i: c.conv_bias_relu(X, W, B, (1, True), groups=2, implementation=i), TypeError, "stride: one int or two"),
+        (lambda i: c.conv_bias_relu(X, W, B, (1,), groups=2, implementation=i), ValueError, "stride: one int or two"),
+        (lambda i: c.conv_bias_relu(X, W, B, 1, 1.0, groups=2, implementation=i), TypeError, "padding: one int or two"),
+        (lambda i: c.conv_bias_relu(X, W.to_sparse(), B, groups=2, implementation=i), TypeError, "weight: a dense tensor"),
+        (lambda i: c.conv_bias_relu(X, W.cfloat(), B, groups=2, implementation=i), TypeError, "weight: fp32, fp64, bf16"),
+        (lambda i: c.conv_bias_relu(X, W[:0], B[:0], implementation=i), ValueError, "none of them 0, expected"),
         (lambda i: BACK(Y[:1], Y, X, W, groups=2, implementation=i), ValueError, r"grad: shape \(2, 6, 6, 6\) expected"),
         (lambda i: BACK(Y, Y[..., :5], X, W, groups=2, implementation=i), ValueError, r"y: shape \(2, 6, 6, 6\) expected"),
         (lambda i: BACK(Y, Y, X, W, groups=2, needs=(1, 1), implementation=i), TypeError, "needs: three bools expected"),
@@ -397,6 +404,58 @@ BACK = c.conv_bias_relu_backward
 def test_bad_input_is_named(call, error, message, implementation):
     with pytest.raises(error, match=message):
         call(implementation)
+
+
+@needs_cpp
+@pytest.mark.parametrize("implementation", ["auto", "cpp"])
+def test_what_fits_is_not_checked_in_python(implementation, monkeypatch):
+    monkeypatch.setattr(c, "_check", lambda *_: pytest.fail("the checks in Python ran"))
+    for x_shape, w_shape, geometry in SHAPES:
+        tensors_of_call = tensors(x_shape, w_shape, torch.float32)
+        for leaves in (tensors_of_call, [torch.nn.Parameter(t) for t in tensors_of_call]):
+            y = c.conv_bias_relu(tensors_of_call[0], *leaves[1:], *geometry, implementation=implementation)
+            torch.testing.assert_close(y, eager(*tensors_of_call, geometry), rtol=1e-4, atol=1e-4)
+            assert y.requires_grad == leaves[1].requires_grad
+
+
+FITTING = {"x": torch.ones(1, 2, 20, 30), "weight": torch.ones(4, 2, 3, 3), "bias": torch.ones(4), "stride": [1, 1]}
+FITTING |= {"padding": [0, 0], "dilation": [1, 1], "groups": 1}
+
+
+@needs_cpp
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": torch.ones(2, 20, 30)},
+        {"x": torch.ones(1, 3, 20, 30)},
+        {"x": torch.ones(1, 2, 20, 2)},
+        {"x": torch.ones(1, 2, 20, 30).int()},
+        {"x": torch.ones(1, 2, 20, 30).double()},
+        {"weight": torch.ones(4, 2, 3)},
+        {"weight": torch.ones(4, 2, 0, 3)},
+        {"weight": torch.ones(4, 2, 3, 3).bfloat16()},
+        {"bias": torch.ones(3)},
+        {"bias": torch.ones(4, 1)},
+        {"bias": torch.ones(4).half()},
+        {"stride": [0, 1]},
+        {"stride": [1]},
+        {"stride": [1, 1, 1]},
+        {"padding": [0, -1]},
+        {"padding": [0, 2**62]},
+        {"dilation": [0, 1]},
+        {"dilation": [2**62, 1]},
+        {"dilation": [10, 1]},
+        {"groups": 0},
+        {"groups": 3},
+        {"groups": -1},
+    ],
+)  # fmt: skip
+def test_the_kernel_refuses_what_does_not_fit(change):
+    """By itself: `conv_bias_relu` calls it before it checks anything."""
+    registry.ready()
+    assert torch.ops.gptscale.conv_bias_relu(*FITTING.values()).shape == (1, 4, 18, 28)
+    with pytest.raises(ValueError, match="the arguments do not fit together"):
+        torch.ops.gptscale.conv_bias_relu(*(FITTING | change).values())
 
 
 def test_an_implementation_that_is_not_there_is_refused():

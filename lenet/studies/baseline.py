@@ -13,8 +13,20 @@ from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, parse_whole_numbers, refuse_changed
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
+from gptscale.lenet.comparison import figures
 from gptscale.lenet.comparison.reference_figures import EXERCISE_ACCURACY, LENET_WITH_ADAM, LENET_WITH_AFFINE
-from gptscale.lenet.comparison.tables import class_medians, class_table, show, with_references
+from gptscale.lenet.comparison.tables import (
+    ACCURACY,
+    Column,
+    accuracy_table,
+    class_medians,
+    class_table,
+    loss_table,
+    of,
+    show,
+    with_references,
+)
+from gptscale.lenet.comparison.tables import table as table_of_groups
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.run.presets import preset
@@ -24,6 +36,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gptscale.lenet.comparison.rows import MeasuredRows
+
+# Of several presets.
+PRESET_COLUMNS = (
+    Column("epochs", of("epochs"), ".0f"),
+    Column("batch", of("batch_size"), ".0f"),
+    Column("highest rate", of("lr"), "g"),
+    ACCURACY,
+)
+# Report A's loss of an epoch is the mean of its four.
+LOSSES_BY_EPOCH = (
+    {"name": LENET_WITH_ADAM["name"], "losses": [statistics.mean(losses) for losses in LENET_WITH_ADAM["losses"]]},
+    LENET_WITH_AFFINE,
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +121,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(BaselineOptions, argv, prog="gptscale lenet baseline", about="LeNet-5 beside the reports' figures.")
     # pandas, not before the options are read
     from gptscale.lenet.comparison.rows import beside, read_rows, write_rows
-    from gptscale.lenet.comparison.windows import earlier_windows, losses_by_window
+    from gptscale.lenet.comparison.windows import earlier_windows
 
     if options.rows:
         measured, windows = read_rows(options.rows, "baseline"), earlier_windows(options.rows)
@@ -105,11 +130,7 @@ def main(argv: Sequence[str]) -> int:
         if isinstance(runs, int):
             return runs
         measured, windows = runs
-    tables = [table(measured)]
-    if not windows.empty:
-        tables.append(losses_by_window(windows))
-    rows = measured.runs.to_dict("records")
-    tables.append(class_table({f"seed {row['seed']}": [row] for row in rows} | {"median": rows}, [LENET_WITH_AFFINE]))
+    tables = seed_tables(measured, windows) if measured.runs.variant.nunique() == 1 else preset_tables(measured)
     for lines in tables:
         show(lines)
     written = write_rows(options.csv, measured) if options.csv else []
@@ -146,6 +167,38 @@ def train_seeds(options: BaselineOptions) -> tuple[MeasuredRows, pd.DataFrame] |
             windows.append(window_losses(pd.read_csv(outcome.folder / "steps.csv")).assign(seed=config.seed))
     runs = read_summary(options.out / SUMMARY_NAME).set_index("run_id").loc[names].reset_index()
     return rows_of_runs(options.out, runs), pd.concat(windows, ignore_index=True)
+
+
+def seed_tables(measured: MeasuredRows, windows: pd.DataFrame) -> list[list[dict[str, str]]]:
+    """Return the tables of one preset: a line for each seed, losses of each 200 batches where there are any, and classes."""
+    from gptscale.lenet.comparison.windows import losses_by_window
+
+    rows = measured.runs.to_dict("records")
+    groups = {f"seed {row['seed']}": [row] for row in rows} | {"median": rows}
+    tables = [table(measured), losses_by_window(windows)] if not windows.empty else [table(measured)]
+    return [*tables, class_table(groups, [LENET_WITH_AFFINE])]
+
+
+def preset_tables(measured: MeasuredRows) -> list[list[dict[str, str]]]:
+    """Return the tables of several presets, a line for each: medians over its seeds with lowest and highest, and the reports'."""
+    groups, curves = _by_preset(measured)
+    references = [
+        {"run": line["run"], ACCURACY.title: line["accuracy"].removesuffix(" %")} for line in _reference_lines()
+    ]
+    tables = [with_references(table_of_groups(groups, PRESET_COLUMNS), references)]
+    if curves:
+        tables += [accuracy_table(curves), loss_table(curves, LOSSES_BY_EPOCH)]
+    return [*tables, class_table(groups, [LENET_WITH_AFFINE])]
+
+
+def _by_preset(measured: MeasuredRows) -> tuple[dict[str, list[Any]], dict[str, list[pd.DataFrame]]]:
+    """Return the runs of each preset, and the epochs of each of its runs, for those that have any."""
+    from gptscale.lenet.comparison.rows import by_variant
+
+    groups: dict[str, list[Any]] = {}
+    for row in measured.runs.to_dict("records"):
+        groups.setdefault(row["variant"], []).append(row)
+    return groups, by_variant(measured.epochs, list(groups))
 
 
 def table(measured: MeasuredRows) -> list[dict[str, str]]:
@@ -204,9 +257,10 @@ def write(
     """Write the tables and the figure, and name all files that are written."""
     if options.md:
         options.md.write_text("\n".join(markdown(lines, left=["run", "epoch"]) for lines in tables))
-    picture = options.png or options.out / f"baseline-{measured.runs.variant.iloc[0]}.png"
+    one_preset = measured.runs.variant.nunique() == 1
+    picture = options.png or options.out / f"baseline-{measured.runs.variant.iloc[0] if one_preset else 'presets'}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
-    draw(measured, picture)
+    (draw if one_preset else draw_presets)(measured, picture)
     for path in (*written, options.md, picture):
         if path:
             print(f"wrote {path}")
@@ -245,6 +299,23 @@ def draw(measured: MeasuredRows, path: Path) -> None:
     for panel in axes[0]:
         panel.legend(fontsize=8)
         panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=DPI)
+
+
+def draw_presets(measured: MeasuredRows, path: Path) -> None:
+    """Write a figure of several presets: training loss and test accuracy by epoch, and accuracy by class."""
+    groups, curves = _by_preset(measured)
+    first = measured.runs.iloc[0]
+    title = f"LeNet-5 on {first['data']}, thin lines are seeds, on {first.device}"
+    figure, (panels,) = figures.grid([3] if curves else [1], [4.6], 16.0, title)
+    if curves:
+        figures.curves(panels[0], curves, "train_loss", "training loss", reports=LOSSES_BY_EPOCH)
+        panels[0].set_yscale("log")
+        figures.curves(panels[1], curves, "test_accuracy", "test accuracy (%)", 100)
+    figures.classes(panels[-1], groups, [LENET_WITH_AFFINE])
+    # Room for the legend above the dots.
+    low, high = panels[-1].get_ylim()
+    panels[-1].set_ylim(low, high + 0.3 * (high - low))
     figure.savefig(path, dpi=DPI)
 
 

@@ -65,8 +65,8 @@ def conv_bias_relu(
     ):
         try:
             if x.is_cpu and weight.is_cpu and bias.is_cpu:
-                geometry = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
-                y = torch.ops.gptscale.conv_bias_relu(x, weight, bias, *geometry, groups)
+                pairs = pair("stride", stride, 1), pair("padding", padding, 0), pair("dilation", dilation, 1)
+                y = torch.ops.gptscale.conv_bias_relu(x, weight, bias, *pairs, groups)
                 return y
         except (AttributeError, RuntimeError, TypeError, ValueError):
             pass

@@ -7,11 +7,15 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
 
 REACH_S = 30.0  # for rank 0 to open the rendezvous, while others wait
+# What torch's TCPStore is asked first: a magic number behind the query 0, then behind the query 13 a number that it sends back.
+NUMBER = (0x67707473).to_bytes(4, "little")
+HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little") + b"\x0d" + NUMBER
 START = "start with `gptscale run` or torchrun"
 
 
@@ -82,14 +86,24 @@ def _check_free(port: int) -> None:
 
 
 def reach(address: str, port: int, limit_s: float | None = None) -> None:
-    """Raise RendezvousError unless somebody listens at a port within `limit_s` seconds, by default REACH_S."""
+    """Raise RendezvousError unless somebody listens at a port within `limit_s` seconds, by default REACH_S.
+
+    Something that answers, but not as a store does, such as a web server, is refused at once.
+    """
     limit_s = REACH_S if limit_s is None else limit_s
     deadline = time.monotonic() + limit_s
     while True:
         left_s = deadline - time.monotonic()
         try:
-            socket.create_connection((address, port), timeout=max(1.0, left_s)).close()
-            return
+            with socket.create_connection((address, port), timeout=max(1.0, left_s)) as connection:
+                answer = _answer(connection)
+            if answer in (b"", NUMBER):
+                return
+            raise RendezvousError(
+                f"{address}:{port} answers {answer!r}, which is not what a rank 0 says",
+                "in MASTER_ADDR and MASTER_PORT",
+                "give the address at which rank 0 listens",
+            )
         except OSError as error:  # rank 0 may be starting still, and its name may not be known yet
             if left_s < 1:
                 reason = error.strerror or str(error)
@@ -99,6 +113,17 @@ def reach(address: str, port: int, limit_s: float | None = None) -> None:
                     "see that rank 0 runs there, and that nothing blocks the port",
                 ) from None
         time.sleep(0.1)
+
+
+def _answer(connection: socket.socket) -> bytes:
+    """Return the first four bytes that answer a store's first questions, none if there is no answer within two seconds."""
+    answer = b""
+    connection.settimeout(2.0)
+    with suppress(OSError):
+        connection.sendall(HELLO)
+        while len(answer) < len(NUMBER) and (more := connection.recv(len(NUMBER) - len(answer))):
+            answer += more
+    return answer if len(answer) == len(NUMBER) else b""
 
 
 def listener(port: int) -> str:

@@ -1,10 +1,13 @@
 """A rank with a broken environment, or a rendezvous that is not there: one line, soon, before torch tries for minutes."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -66,6 +69,42 @@ def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypa
     with pytest.raises(ConfigError, match=r"nowhere.invalid:\d+ did not answer for 1.5 s"):
         check_rendezvous(1)
     assert time.monotonic() - began < 60
+
+
+def test_a_server_that_is_no_store_is_refused_at_once(address):
+    """torch would ask it again and again, with a page of C++ frames each time."""
+
+    def serve(listening, answer):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(answer)
+
+    began = time.monotonic()
+    for answer, is_refused in ((b"HTTP/1.1 400 Bad Request\r\n\r\n", True), (b"", False)):
+        with socket.create_server(address) as listening:
+            thread = threading.Thread(target=serve, args=(listening, answer), daemon=True)
+            thread.start()
+            with (
+                pytest.raises(ConfigError, match="answers b'HTTP', which is not what") if is_refused else nullcontext()
+            ):
+                check_rendezvous(1)
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(5)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_is_known_by_its_answer(address, use_libuv):
+    store = dist.TCPStore(*address, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
+    for _ in range(3):
+        with socket.create_connection(address) as connection:
+            assert rendezvous._answer(connection) == rendezvous.NUMBER
+    check_rendezvous(1)
+    store.set("a", "b")
+    assert store.get("a") == b"b"
 
 
 def test_a_port_that_is_taken_names_its_process(address, capsys):

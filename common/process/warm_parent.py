@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Protocol
 
 from gptscale.common.process import environments
@@ -203,6 +203,27 @@ def _end_warm_parents() -> None:
         _parents.popitem()[1].close()
 
 
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Act on Ctrl-C and SIGTERM at the end of the block.
+
+    Within the import of torch their exception may be swallowed, and leaves a numpy that is imported by half.
+    """
+    came: list[int] = []
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):
+                previous[number] = signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(signal.Signals(came[0]))
+
+
 def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tuple[str, ...] = ()) -> None:
     """Import torch and the modules `imports`, and fork this process's warm parent before anything has used them.
 
@@ -217,7 +238,8 @@ def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tupl
     import_without_collection(["torch"])
     if device != "cpu" and sys.modules["torch"].cuda.is_available():
         return
-    import_without_collection(imports)
+    with _signals_wait():
+        import_without_collection(imports)
     _parents["", program_imports] = WarmParent.fork(program_imports)
     atexit.register(_end_warm_parents)
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from worlds import Started, gptscale, ok
 
+from gptscale.common.process import warm_parent
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import WarmParent, run_captured, start_process
@@ -182,3 +183,13 @@ def test_the_tenth_run_of_a_parent_has_the_bits_of_the_first(tmp_path):
             assert gptscale(*RUN, "--out", tmp_path, "--run-name", "r4").returncode == 2
     assert len(losses) == 1
     assert losses.pop().count("\n") == 4
+
+
+def test_ctrl_c_within_the_imports_waits_for_their_end():
+    """Before, torch swallowed it, and the ranks had half of numpy."""
+    ended = []
+    with pytest.raises(KeyboardInterrupt), warm_parent._signals_wait():
+        signal.raise_signal(signal.SIGINT)
+        ended.append("the imports")
+    assert ended == ["the imports"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -44,6 +44,10 @@ if [[ $dry_run ]]; then
     echo
     exit
 fi
+if [[ -z $(command -v torchrun) ]]; then
+    echo "gptscale: error: there is no torchrun, in PATH, activate the environment of gptscale" >&2
+    exit 2
+fi
 if [[ -n $nodes ]]; then
     # Ranks that start again open a store of their own. torchrun's would still have the addresses of the dead.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
@@ -52,14 +56,21 @@ if [[ -n $nodes ]]; then
         echo "gptscale: error: nobody knows the machine $host, in --endpoint, give one that this node can reach" >&2
         exit 2
     fi
-    # The machine of the endpoint opens the port itself, and may start later than this one.
     own=" localhost 127.0.0.1 127.0.1.1 $(hostname) $(hostname -I 2>/dev/null) "
-    while [[ $own != *" $host "* && $own != *" $address "* ]] && ! (exec 3<>"/dev/tcp/$host/$port") 2>/dev/null; do
-        if ((SECONDS >= 30)); then
-            echo "gptscale: error: $host:$port did not answer for 30 s, in --endpoint, start the same line on $host" >&2
+    # A machine that drops what it is sent would hold a single attempt for minutes.
+    answers() { timeout 4 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$host" "$port" 2>/dev/null; }
+    until answers; do
+        # The machine of the endpoint opens the port itself, and may start later than this one.
+        [[ $own != *" $host "* && $own != *" $address "* ]] || exec "${command[@]}"
+        if ((SECONDS >= 25)); then
+            echo "gptscale: error: $host:$port did not answer for 25 s, in --endpoint, start the same line on $host" >&2
             exit 2
         fi
         sleep 0.2
     done
+    python=$(dirname "$(command -v torchrun)")/python
+    [[ -x $python ]] || python=python
+    # torchrun, once it is known that another torchrun has the port.
+    command=("$python" -m gptscale.launchers.endpoint "$host" "$port" "${command[@]:1}")
 fi
 exec "${command[@]}"

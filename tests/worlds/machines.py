@@ -125,18 +125,25 @@ class Machine:
 
 
 @contextmanager
-def standing_still(*machines: Machine) -> Iterator[None]:
-    """Stop the ranks on some machines while the body runs, and until each has been sent SIGTERM, which waits for it."""
+def paused(*machines: Machine) -> Iterator[list[psutil.Process]]:
+    """Stop the ranks on some machines while the body runs."""
     ranks = [rank for machine in machines for rank in machine.ranks()]
     assert len(ranks) >= len(machines)
     for rank in ranks:
         rank.suspend()
     try:
-        yield
-        wait_for(lambda: all(map(_has_sigterm, ranks)), "SIGTERM to the ranks")
+        yield ranks
     finally:
         for rank in ranks:
             rank.resume()
+
+
+@contextmanager
+def standing_still(*machines: Machine) -> Iterator[None]:
+    """Stop the ranks on some machines while the body runs, and until each has been sent SIGTERM, which waits for it."""
+    with paused(*machines) as ranks:
+        yield
+        wait_for(lambda: all(map(_has_sigterm, ranks)), "SIGTERM to the ranks")
 
 
 def _has_sigterm(process: psutil.Process) -> bool:
@@ -189,9 +196,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=15
+SlurmdTimeout=10
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1,bf_interval=1
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from machines import wait_for
 from slurm_jobs import TINY, log_of, steps, submit
 from worlds import ok
 
@@ -14,33 +15,61 @@ from gptscale.launchers.cli import main
 
 pytestmark = pytest.mark.slow
 
-RECIPES = {
-    "ddp": [],
-    "fsdp": [],
-    "zero2": [],
-    "pipeline": [],
-    "hybrid_3d": ["--tp-size", 2],
-}
+WORK = [*TINY, "--steps", 50, "--out"]
+# A sweep hands no option of a single recipe on.
+SUBMITTED = {"ddp": [], "hybrid_3d": ["--tp-size", 2]}
+SWEPT = ["fsdp", "zero2", "pipeline"]
+
+
+def submit_sweep(capsys, *words):
+    """Submit a sweep, and return the number of its array and of the job that compares its runs."""
+    assert main([str(word) for word in ("sweep", "--submit", *words)]) == 0, capsys.readouterr().err
+    return re.search(r"follow +squeue --jobs (\d+),(\d+)", capsys.readouterr().out).groups()
+
+
+def kill_rank_0(slurm, name):
+    """Kill rank 0 of a run as soon as the run has begun, and so before its 50 steps are over."""
+
+    def ranks_0():
+        of_nodes = [rank for node in slurm.nodes for rank in slurm.machines[node].ranks()]
+        return [r for r in of_nodes if r.environ()["RANK"] == "0" and any(name in word for word in r.cmdline())]
+
+    (rank,) = wait_for(ranks_0, f"rank 0 of {name}")
+    wait_for(Path("out/runs", name, "run.json").exists, f"the start of {name}")
+    rank.kill()
 
 
 def test_two_nodes_compute_what_one_machine_computes(slurm, capsys):
-    jobs = {}
-    for recipe, words in RECIPES.items():
-        work = [*TINY, "--steps", 3, *words, "--out", "out"]
-        jobs[recipe] = submit(capsys, recipe, "--nodes", 2, *work, "--run-name", recipe, "--time", 10)
-    for recipe, words in RECIPES.items():
-        ok("run", recipe, "--nproc", 2, *TINY, "--steps", 3, *words, "--out", "one")
-    for recipe, job in jobs.items():
-        ended = slurm.wait_for_end(job)
-        assert ended["JobState"] == "COMPLETED", log_of(job)
-        (own,) = Path("one", "runs").glob(f"{recipe}-*")
-        for ours, theirs in zip(steps(recipe), steps(own.name, "one"), strict=True):
+    """Two recipes by jobs of their own, the others by a sweep, of which one task fails and leaves its row all the same."""
+    recipes = ",".join(["ddp", "single", *SWEPT])
+    words = ["--nodes", 2, *WORK, "out", "--time", 10]
+    array, comparison = submit_sweep(capsys, "--recipes", recipes, *words, "--run-name", "s")
+    jobs = {
+        recipe: submit(capsys, recipe, *words, *own, "--run-name", f"own-{recipe}")
+        for recipe, own in SUBMITTED.items()
+    }
+    kill_rank_0(slurm, "s-ddp-0")
+    for recipe in (*SUBMITTED, *SWEPT):
+        ok("run", recipe, "--nproc", 2, *WORK, "one", *SUBMITTED.get(recipe, []))
+    assert slurm.wait_for_end(comparison)["JobState"] == "COMPLETED"
+    for job in jobs.values():
+        assert slurm.wait_for_end(job)["JobState"] == "COMPLETED", log_of(job)
+    assert slurm.job(f"{array}_0")["JobState"] == "FAILED"
+
+    runs = {recipe: f"own-{recipe}" for recipe in SUBMITTED} | {recipe: f"s-{recipe}-0" for recipe in SWEPT}
+    for recipe, run in runs.items():
+        (alone,) = Path("one", "runs").glob(f"{recipe}-*")
+        for ours, theirs in zip(steps(run), steps(alone.name, "one"), strict=True):
             assert ours == pytest.approx(theirs, rel=1e-5)
-        nodes = json.loads(Path("out", "runs", recipe, "run.json").read_text())["nodes"]
+        nodes = json.loads(Path("out", "runs", run, "run.json").read_text())["nodes"]
         assert [node["ranks"] for node in nodes] == [[0], [1]]
         assert {node["host"] for node in nodes} < set(slurm.nodes)
-    with Path("out", "summary.csv").open() as file:
-        assert sorted(row["recipe"] for row in csv.DictReader(file)) == sorted(RECIPES)
+    with Path("out/summary.csv").open() as file:
+        rows = sorted((row["run_id"], row["recipe"], row["status"], row["world_size"]) for row in csv.DictReader(file))
+    ended = [(run, recipe, "ok", "2") for recipe, run in runs.items()]
+    assert rows == sorted([*ended, ("s-single-0", "single", "ok", "1"), ("s-ddp-0", "ddp", "failed", "2")])
+    text = Path("out/comparison.md").read_text()
+    assert all(recipe in text for recipe in (*SWEPT, "single", "failed"))
 
 
 def test_doctor_compares_the_nodes_of_an_allocation(slurm):
@@ -50,29 +79,3 @@ def test_doctor_compares_the_nodes_of_an_allocation(slurm):
     assert len(re.findall(r"n\d .*torch.*eth0", said)) == 2
     assert "all-reduce of 16 MiB over 2 nodes" in said
     assert list(Path("out").iterdir()) == []
-
-
-def test_a_sweep_is_an_array_whose_rows_all_arrive_and_are_compared(slurm, capsys):
-    words = [
-        "--nodes",
-        2,
-        "--recipes",
-        "single,ddp,fsdp",
-        *TINY,
-        "--steps",
-        3,
-        "--out",
-        "out",
-        "--run-name",
-        "s",
-        "--time",
-        9,
-    ]
-    assert main([str(word) for word in ("sweep", "--submit", *words)]) == 0
-    said = capsys.readouterr().out
-    _, after = re.search(r"follow +squeue --jobs (\d+),(\d+)", said).groups()
-    assert slurm.wait_for_end(after)["JobState"] == "COMPLETED", said
-    with Path("out/summary.csv").open() as file:
-        rows = {row["run_id"]: (row["status"], row["world_size"]) for row in csv.DictReader(file)}
-    assert rows == {"s-single-0": ("ok", "1"), "s-ddp-0": ("ok", "2"), "s-fsdp-0": ("ok", "2")}
-    assert "fsdp" in Path("out/comparison.md").read_text()

@@ -1,37 +1,48 @@
 """On a real Slurm cluster nothing is lost when a job is preempted or out of time, or when a node goes."""
 
+import functools
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from machines import standing_still, wait_for
+from machines import paused, standing_still, wait_for
 from slurm_jobs import TINY, log_of, rows, steps, submit
-from worlds import ok
+from worlds import Started, command
 
 from gptscale.common.checkpoint.reader import Reader
 
 pytestmark = pytest.mark.slow
-LONG = [*TINY, "--steps", 600, "--save-every", 100, "--out", "out"]
-# Two jobs run at a time, because most of a fault's time is Slurm's waiting.
+STEPS = 300
+LONG = [*TINY, "--steps", STEPS, "--save-every", 50, "--out", "out"]
+# Several jobs run at a time, because most of a fault's time is Slurm's waiting.
 LEFT, RIGHT = ("n1", "n2"), ("n3", "n4")
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """The folder of a run of 600 steps on two processes that nobody stopped."""
+    """Start a run on two processes that nobody stops, beside the jobs, and return a function that waits for its folder."""
     out = tmp_path_factory.mktemp("unbroken")
-    ok("run", "ddp", "--nproc", 2, *LONG[:-1], out, "--run-name", "r")
-    return out
+    run = Started(command("run", "ddp", "--nproc", 2, *LONG[:-1], out, "--run-name", "r"))
+
+    @functools.cache
+    def folder():
+        status, _, said = run.ended()
+        assert status == 0, said
+        return out
+
+    return folder
 
 
-def started(slurm, capsys, name, nodes, *words):
-    """Submit the run of 600 steps on two nodes, wait until it has saved a hundred, and return the number of its job."""
+def submitted(slurm, capsys, name, nodes, *words):
+    """Submit the run on two nodes, and return the number of its job."""
     wait_for(lambda: slurm.is_idle(*nodes), "the nodes")
     others = ",".join(set(slurm.nodes) - set(nodes))
-    job = submit(capsys, "ddp", "--nodes", 2, f"--exclude={others}", *LONG, "--run-name", name, *words)
-    wait_for(Path("out/runs", name, "checkpoints/step-100").exists, "the first checkpoint")
-    return job
+    return submit(capsys, "ddp", "--nodes", 2, f"--exclude={others}", *LONG, "--run-name", name, *words)
+
+
+def wait_for_checkpoint(name):
+    wait_for(Path("out/runs", name, "checkpoints/step-50").exists, f"the first checkpoint of {name}")
 
 
 def start_again(slurm, job, *changes):
@@ -43,7 +54,7 @@ def start_again(slurm, job, *changes):
 def assert_same_bits(name, unbroken):
     assert steps(name) == steps("r", unbroken)
     runs = (Path("out/runs", name), unbroken / "runs/r")
-    ours, theirs = (Reader(run / "checkpoints/step-600") for run in runs)
+    ours, theirs = (Reader(run / f"checkpoints/step-{STEPS}") for run in runs)
     assert sorted(ours.names()) == sorted(theirs.names())
     assert all(torch.equal(ours.read(name), theirs.read(name)) for name in ours.names())
 
@@ -51,10 +62,12 @@ def assert_same_bits(name, unbroken):
 def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbroken):
     """One is warned because it is preempted, the other, which saves behind its steps, because its time is nearly up."""
     # Slurm looks at time limits every 30 s. A warning long before the end leaves a slow machine time.
-    late = started(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", "--save-async")
+    late = submitted(slurm, capsys, "late", RIGHT, "--time", 60, "--signal=B:TERM@600", "--save-async")
+    wait_for_checkpoint("late")
     with standing_still(*(slurm.machines[name] for name in RIGHT)):
         slurm.ok("scontrol", "update", f"JobId={late}", "TimeLimit=10")
-        preempted = started(slurm, capsys, "preempted", LEFT)
+        preempted = submitted(slurm, capsys, "preempted", LEFT)
+        wait_for_checkpoint("preempted")
         slurm.ok("scancel", "--batch", "--signal=TERM", preempted)
         start_again(slurm, preempted)
     start_again(slurm, late, "TimeLimit=60")
@@ -63,11 +76,12 @@ def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbrok
         assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log_of(job)
         assert "status 75: back into the queue" in log_of(job)
         assert rows(name) == [("interrupted", 2, 1), ("ok", 2, 1)]
-        assert_same_bits(name, unbroken)
+        assert_same_bits(name, unbroken())
 
 
 def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, capsys):
-    job = started(slurm, capsys, "r", LEFT)
+    job = submitted(slurm, capsys, "r", LEFT)
+    wait_for_checkpoint("r")
     slurm.ok("scancel", job)
     assert slurm.wait_for_end(job)["JobState"] == "CANCELLED", log_of(job)
     assert "back into the queue" not in log_of(job)
@@ -76,23 +90,26 @@ def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, capsys):
 
 def test_a_node_that_dies_is_done_without(slurm, capsys, unbroken):
     """One job loses its second node, the other its first, which has rank 0 and the script that sbatch was given."""
-    jobs = {"second": started(slurm, capsys, "second", LEFT, "--min-nodes", 1)}
+    both = {"second": LEFT, "first": RIGHT}
+    jobs = {name: submitted(slurm, capsys, name, nodes, "--min-nodes", 1) for name, nodes in both.items()}
+    wait_for_checkpoint("second")
+    with paused(*(slurm.machines[name] for name in LEFT)):
+        wait_for_checkpoint("first")
+        slurm.machines["n3"].die()
+        began = time.monotonic()
+        wait_for(lambda: not slurm.machines["n4"].ranks(), "the end of the other rank")
+        assert time.monotonic() - began < 10
     slurm.machines["n2"].die()
     began = time.monotonic()
     wait_for(lambda: Path("out/summary.csv").exists(), "the end of the other rank")
     assert time.monotonic() - began < 10
-    jobs["first"] = started(slurm, capsys, "first", RIGHT, "--min-nodes", 1)
-    slurm.machines["n3"].die()
-    began = time.monotonic()
-    wait_for(lambda: not slurm.machines["n4"].ranks(), "the end of the other rank")
-    assert time.monotonic() - began < 10
-    for job in jobs.values():
-        start_again(slurm, job)
+    for name in ("first", "second"):
+        start_again(slurm, jobs[name])
     for name, job in jobs.items():
         ended = slurm.wait_for_end(job)
         assert ended["JobState"] == "COMPLETED", log_of(job)
         assert rows(name) == [("failed", 2, 1)] * (name == "second") + [("ok", 1, 2)]
-        for ours, theirs in zip(steps(name), steps("r", unbroken), strict=True):
+        for ours, theirs in zip(steps(name), steps("r", unbroken()), strict=True):
             assert ours == pytest.approx(theirs, rel=1e-5)
     for name in ("n2", "n3"):
         slurm.machines[name].start()

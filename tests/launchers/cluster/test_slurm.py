@@ -45,8 +45,7 @@ def test_two_nodes_compute_what_one_machine_computes(slurm, capsys):
     words = ["--nodes", 2, *WORK, "out", "--time", 10]
     array, comparison = submit_sweep(capsys, "--recipes", recipes, *words, "--run-name", "s")
     jobs = {
-        recipe: submit(capsys, recipe, *words, *own, "--run-name", f"own-{recipe}")
-        for recipe, own in SUBMITTED.items()
+        recipe: submit(capsys, recipe, *words, *own, "--run-name", f"own-{recipe}") for recipe, own in SUBMITTED.items()
     }
     kill_rank_0(slurm, "s-ddp-0")
     for recipe in (*SUBMITTED, *SWEPT):

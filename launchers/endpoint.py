@@ -13,12 +13,13 @@ from contextlib import suppress
 from datetime import timedelta
 
 ANSWERS_S = 10.0
+LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def has_store(host: str, port: int, limit_s: float) -> bool:
     """Return whether a store of torch answers at a port within `limit_s` seconds.
 
-    torch itself waits without end for a program that takes the connection and says nothing, whatever timeout it is given.
+    torch itself waits for minutes for a program that takes the connection and says nothing.
     """
     from torch.distributed import TCPStore
 
@@ -38,7 +39,13 @@ def has_store(host: str, port: int, limit_s: float) -> bool:
 
 def main(host: str, port: int, words: Sequence[str]) -> None:
     """Run torchrun with these words, or say that another program has the port and end with 2."""
-    if not has_store(host, port, ANSWERS_S):
+    # torch would write a page of frames for each attempt. It reads this when it is loaded. The ranks get it as it was.
+    level = os.environ.get(LEVEL)
+    os.environ.setdefault(LEVEL, "ERROR")
+    is_there = has_store(host, port, ANSWERS_S)
+    if level is None:
+        del os.environ[LEVEL]
+    if not is_there:
         error = f"another program than torchrun has {host}:{port}, in --endpoint, name a port that is free on {host}"
         print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
         # The thread that asked may still wait.

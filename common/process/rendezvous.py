@@ -12,7 +12,8 @@ from pathlib import Path
 
 from gptscale.common.errors import ConfigError
 
-REACH_S = 30.0  # for rank 0 to open the rendezvous, while others wait
+# For rank 0 to open the rendezvous, while others wait. With the start of Python a wrong address is told within 30 seconds.
+REACH_S = 25.0
 # What torch's TCPStore is asked first: a magic number behind the query 0, then behind the query 13 a number that it sends back.
 NUMBER = (0x67707473).to_bytes(4, "little")
 HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little") + b"\x0d" + NUMBER

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 class Batch(NamedTuple):
     """This process's share of the global batch of one optimizer step."""
 
-    step: int  # 0-based; with the seed it fixes the order of the data, and dropout
-    inputs: torch.Tensor  # int64 token ids, (sequences, seq_len)
-    targets: torch.Tensor  # the same type and shape; a target of -100 does not count in the loss
-    sequences: tuple[int, ...] = ()  # indices of the sequences in the data source; an error names the batch by them
+    # Counts from 0. With the seed it fixes the order of the data, and dropout.
+    step: int
+    # int64 token ids, (sequences, seq_len)
+    inputs: torch.Tensor
+    # the same type and shape. A target of -100 does not count in the loss.
+    targets: torch.Tensor
+    # indices of the sequences in the data source. An error names the batch by them.
+    sequences: tuple[int, ...] = ()
 
     def to(self, device: torch.device) -> Batch:
         """Copy the batch to `device` without blocking the host."""
@@ -31,9 +35,12 @@ class Batch(NamedTuple):
 class StepResult(NamedTuple):
     """The figures of one optimizer step, as tensors, so that the loop decides when to read them and wait."""
 
-    loss: torch.Tensor  # (), mean over the target tokens of the GLOBAL batch, detached; the same on every rank
-    grad_norm: torch.Tensor  # (), 2-norm of the whole gradient before clipping; the same on every rank
-    rank_losses: torch.Tensor  # (data_size,), each data rank's share of `loss`; shows which rank a NaN came from
+    # (), mean over the target tokens of the GLOBAL batch, detached. It is the same on every rank.
+    loss: torch.Tensor
+    # (), 2-norm of the whole gradient before clipping. It is the same on every rank.
+    grad_norm: torch.Tensor
+    # (data_size,), each data rank's share of `loss`. It shows which rank a NaN came from.
+    rank_losses: torch.Tensor
 
 
 class Engine(ABC):

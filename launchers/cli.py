@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import sys
@@ -164,7 +163,8 @@ class Stopped(KeyboardInterrupt):
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # the end of the command takes what it has begun with it
+    # The end of the command takes what it has begun with it.
+    signal.signal(number, signal.SIG_IGN)
     raise Stopped
 
 
@@ -177,7 +177,10 @@ def _carry_out(words: Sequence[str]) -> int:
         print("\nEvery command has --help. A first try: gptscale sweep --recipes single,ddp,fsdp --nproc 2")
         return 0
     if words[0] == "--version":
-        print(f"gptscale {importlib.metadata.version('gptscale')}")
+        # A third of the start of a command.
+        from importlib.metadata import version
+
+        print(f"gptscale {version('gptscale')}")
         return 0
     refuse_mock(f"carry out {words[0][:20]}")
     return _start(COMMANDS, words, "gptscale COMMAND")

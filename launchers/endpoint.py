@@ -5,15 +5,14 @@ python -m gptscale.launchers.endpoint HOST PORT [words of torchrun]
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
+
+from gptscale.common.process.rendezvous import NUMBER, answer_of
 
 ANSWERS_S = 10.0
-LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def has_store(host: str, port: int, limit_s: float) -> bool:
@@ -21,35 +20,21 @@ def has_store(host: str, port: int, limit_s: float) -> bool:
 
     torch itself waits for minutes for a program that takes the connection and says nothing.
     """
-    from torch.distributed import TCPStore
-
-    answered = threading.Event()
-
-    def ask() -> None:
-        # All errors of torch's stores are RuntimeErrors.
-        with suppress(RuntimeError):
-            TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
-            answered.set()
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return answered.is_set()
+    deadline = time.monotonic() + limit_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        with suppress(OSError):
+            if answer_of(host, port, left_s) == NUMBER:
+                return True
+        time.sleep(0.1)
+    return False
 
 
 def main(host: str, port: int, words: Sequence[str]) -> None:
     """Run torchrun with these words, or say that another program has the port and end with 2."""
-    # torch would write a page of frames for each attempt. It reads this when it is loaded. The ranks get it as it was.
-    level = os.environ.get(LEVEL)
-    os.environ.setdefault(LEVEL, "ERROR")
-    is_there = has_store(host, port, ANSWERS_S)
-    if level is None:
-        del os.environ[LEVEL]
-    if not is_there:
+    if not has_store(host, port, ANSWERS_S):
         error = f"another program than torchrun has {host}:{port}, in --endpoint, name a port that is free on {host}"
-        print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
-        # The thread that asked may still wait.
-        os._exit(2)
+        print(f"gptscale: error: {error}", file=sys.stderr)
+        sys.exit(2)
     from torch.distributed.run import main as torchrun
 
     torchrun(list(words))

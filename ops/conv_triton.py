@@ -92,7 +92,8 @@ def _forward_kernel(
         total = tl.dot(x, weight, total, input_precision=PRECISION)
     bias = tl.load(b_ptr + group * out_channels + o, mask=o < out_channels, other=0.0).to(tl.float32)
     total += bias[None, :]
-    y = tl.where(total <= 0.0, 0.0, total)  # NaN stays NaN
+    # NaN stays NaN.
+    y = tl.where(total <= 0.0, 0.0, total)
     pixel = y_ptr + image * y_image + oh * y_row + ow * y_column
     y_at = pixel[:, None] + ((group * out_channels + o) * y_channel)[None, :]
     tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=(m[:, None] < pixels) & (o[None, :] < out_channels))

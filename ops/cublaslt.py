@@ -23,14 +23,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-COMPUTE_32F, R_32F, OP_T = 68, 0, 1  # cublasComputeType_t, cudaDataType_t, cublasOperation_t
-TYPES = {torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
-TRANSA, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LD = 3, 7, 8, 11, 12  # cublasLtMatmulDescAttributes_t
-GELU_AUX_BIAS, DGELU_BGRAD = 164, 208  # cublasLtEpilogue_t
-MAX_WORKSPACE_BYTES = 1  # cublasLtMatmulPreferenceAttributes_t
-WORKSPACE = 32 * 2**20  # bytes, as NVIDIA advises for Hopper
-ALIGNMENT = 256  # bytes; the choice of a kernel assumes this alignment of pointers by default
-MULTIPLE = 8  # the leading dimension of `pre` must be a multiple of it, in elements
+# cublasComputeType_t, cudaDataType_t, cublasOperation_t
+COMPUTE_32F, R_32F, OP_T = 68, 0, 1
+# cudaDataType_t
+TYPES = {torch.float16: 2, torch.bfloat16: 14}
+# cublasLtMatmulDescAttributes_t
+TRANSA, EPILOGUE, BIAS_POINTER, AUX_POINTER, AUX_LD = 3, 7, 8, 11, 12
+# cublasLtEpilogue_t
+GELU_AUX_BIAS, DGELU_BGRAD = 164, 208
+# cublasLtMatmulPreferenceAttributes_t
+MAX_WORKSPACE_BYTES = 1
+# bytes, as NVIDIA advises for Hopper
+WORKSPACE = 32 * 2**20
+# bytes. By default the choice of a kernel assumes this alignment of pointers.
+ALIGNMENT = 256
+# the leading dimension of `pre` must be a multiple of it, in elements
+MULTIPLE = 8
 
 
 class Heuristic(ctypes.Structure):

@@ -29,7 +29,8 @@ from gptscale.ops.max_pool_python import (
 from gptscale.ops.windows import Pair, pair, windows_over
 
 IN_PYTHON = ("loop", "windows", "python")
-MAX_WINDOW = 127  # elements, because offsets are int8
+# elements, because offsets are int8
+MAX_WINDOW = 127
 
 
 def max_pool2d(

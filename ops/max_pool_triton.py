@@ -17,7 +17,8 @@ from torch import Tensor
 
 from gptscale.ops.windows import Pair, memory_format, windows_along
 
-BLOCK = 1024  # elements of one program
+# elements of one program
+BLOCK = 1024
 
 
 @triton.jit

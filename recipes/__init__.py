@@ -111,7 +111,8 @@ class Recipe(NamedTuple):
             return
         try:
             import_module(self.engine.replace("-", "_"))
-        except Exception as error:  # whatever a broken installation raises when it is imported
+        except Exception as error:
+            # A broken installation raises whatever it likes when it is imported.
             raise ConfigError(
                 f"{self.engine} is installed but does not import ({type(error).__name__}: {error})",
                 "in this environment",

@@ -108,7 +108,8 @@ def build(run: Run, config: ColossalZeroConfig | ColossalGeminiConfig) -> TorchE
 
     from gptscale.common.engines.colossal import start as colossal_start
 
-    colossal_start.start(run.world)  # before anything imports colossalai
+    # This comes before anything imports colossalai.
+    colossal_start.start(run.world)
     from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
     from gptscale.common.engines.colossal.zero import gemini_engine, hybrid_adam, zero_engine
     from gptscale.common.optim.library import make_torch_optimizer

@@ -110,7 +110,8 @@ def build(run: Run, config: ColossalTensorConfig) -> ColossalTensorEngine | Colo
     """Build a model without memory, which Colossal-AI then fills and cuts module by module, each on its stage."""
     from gptscale.common.engines.colossal import start as colossal_start
 
-    colossal_start.start(run.world)  # before anything imports colossalai
+    # This comes before anything imports colossalai.
+    colossal_start.start(run.world)
     from gptscale.common.engines.colossal.gpt2 import lazy_gpt2, policy
     from gptscale.common.engines.colossal.hybrid import ColossalPipelineEngine, ColossalTensorEngine
     from gptscale.common.optim.library import make_torch_optimizer
@@ -129,7 +130,8 @@ def build(run: Run, config: ColossalTensorConfig) -> ColossalTensorEngine | Colo
         policy(run.gpt),
         tp_size=tp_size,
         pp_size=pp_size,
-        make_vocab_size_divisible_by=1,  # the table is padded already
+        # The table is padded already.
+        make_vocab_size_divisible_by=1,
         **options,
     )
     return (ColossalPipelineEngine if pp_size > 1 else ColossalTensorEngine)(run, plugin, boosted, optimizer)

@@ -64,7 +64,8 @@ def build(run: Run, config: DDPConfig) -> TorchEngine:
     replica = shard(model, config)
 
     def set_grad_sync(on: bool) -> None:
-        replica.require_backward_grad_sync = on  # what the context manager `no_sync` sets, without nested contexts
+        # The context manager `no_sync` sets this, too. Contexts would be nested.
+        replica.require_backward_grad_sync = on
 
     optimizer = FusedOptimizer(dict(model.named_parameters()), run.config)
     return TorchEngine(run, replica, optimizer, group=dist.group.WORLD, set_grad_sync=set_grad_sync)

@@ -56,7 +56,8 @@ def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_siz
         return model
 
     strategy = (
-        DDPStrategy(broadcast_buffers=False)  # as in recipes/ddp.py
+        # This is as in recipes/ddp.py.
+        DDPStrategy(broadcast_buffers=False)
         if config.strategy == "ddp"
         else ModelParallelStrategy(cut, data_parallel_size=world_size, tensor_parallel_size=1)
     )

@@ -82,7 +82,8 @@ def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
     model = materialise(meta_gpt(run), run, run.world.device)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     parameters = dict(model.named_parameters())
-    groups = decay_groups(parameters.values(), run.config.weight_decay)  # before a matrix turns into a flat shard
+    # Groups are made before a matrix turns into a flat shard.
+    groups = decay_groups(parameters.values(), run.config.weight_decay)
     sharded = shard(model, Block, config, DTYPES[run.config.precision])
     kind, options = torch_optimizer(run.config)
     optimizer = kind(groups, **options)
@@ -91,7 +92,8 @@ def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
         shape = shapes[name.split("/", 1)[1]]
         chunk, n = tensor.numel(), torch.Size(shape).numel()
         begin = chunk * dist.get_rank()
-        return shards_of_range(name, tensor.flatten()[: max(0, n - begin)], shape, begin)  # the last shard is padded
+        # The last shard is padded.
+        return shards_of_range(name, tensor.flatten()[: max(0, n - begin)], shape, begin)
 
     stepper = LibraryOptimizer(
         optimizer,

@@ -190,7 +190,8 @@ UNSUPPORTED = (
         "use tensor_parallel, pipeline or fsdp",
     ),
     Pair(
-        lambda row: not (row.cuda_graphs or has_transformers_model(row)),  # which do not compile at all
+        # These do not compile at all.
+        lambda row: not (row.cuda_graphs or has_transformers_model(row)),
         "compile_mode",
         ("max-autotune", "reduce-overhead"),
         "CUDA graphs replay at fixed addresses, and these engines gather, exchange or free what lies there between replays",

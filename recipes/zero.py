@@ -72,7 +72,8 @@ def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
             "data_types": {"grad_accum_dtype": "fp32"},
             "communication_data_type": "fp32",
             "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,  # plain SGD, for parity of weights
+            # It lets plain SGD in, for parity of weights.
+            "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 2**31 - 1,
         }
@@ -119,7 +120,8 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     if kind is torch.optim.AdamW and config.offload != "none":
         kind = deepspeed.ops.adam.DeepSpeedCPUAdam
         del options["fused"]
-    with redirect_stdout(None):  # DeepSpeed prints its memory
+    with redirect_stdout(None):
+        # DeepSpeed prints its memory.
         ds = shard(model, kind(groups, **options), json)
     stepper = ZeroOptimizer(ds, names, adamw=run.config.optimizer == "adamw", swap=swap)
     stepper.initialise(run.gpt, run.config.seed)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tokenize
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -26,6 +27,8 @@ launchers
 """
 LEVEL = {room: level for level, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
 COMMANDS = re.compile(r"gptscale\.launchers\.(commands|bench\.\w+\.command$)")
+# What tools read stands behind a line.
+FOR_TOOLS = re.compile(r"# *(noqa|type:|fmt:)")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 PATHS = [path for room in {room.split(".")[0] for room in LEVEL} for path in (ROOT / room).rglob("*.py")]
@@ -84,7 +87,8 @@ def test_no_imports_go_in_a_circle():
             first, second, *_ = circle = error.args[1][::-1]
             line = next(line for line, other in IMPORTS[first] if other == second)
             offences.append((first, line, "a circle: " + " -> ".join(circle)))
-            graph[first].remove(second)  # and look for the next circle
+            # Look for the next circle.
+            graph[first].remove(second)
 
 
 def test_commands_are_imported_by_the_command_line_alone():
@@ -123,4 +127,16 @@ def test_docstrings_begin_with_one_plain_sentence():
             elif ";" in first or first[-1] not in ".:?" or len(first) > 120:
                 what = "has a semicolon, no end on the line, or more than 120 columns"
                 offences.append((module, node.body[0].lineno, f"the first line of {name} {what}"))
+    report(offences)
+
+
+def test_comments_stand_above_what_they_explain():
+    offences = []
+    for module, path in FILES.items():
+        with path.open("rb") as file:
+            tokens = [token for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
+        behind = (token for token in tokens if token.line[: token.start[1]].strip())
+        offences += [
+            (module, t.start[0], f"{t.string} stands behind code") for t in behind if not FOR_TOOLS.match(t.string)
+        ]
     report(offences)

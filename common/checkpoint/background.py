@@ -55,7 +55,8 @@ class BackgroundSave:
         _let_others_first()
         try:
             write(draft, shards, manifest, keep=keep, gather=lambda value: gather_objects(value, self._group))
-        except BaseException as error:  # told by `finish`, in the thread that can act on it
+        except BaseException as error:
+            # Told by `finish`, in the thread that can act on it.
             self._failure = error
 
     def is_done(self) -> bool:

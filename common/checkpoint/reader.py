@@ -107,7 +107,8 @@ class Reader:
         The box begins at `offset` and has `shape`; by default it is the whole tensor. Raises CheckpointError if the saved
         boxes do not cover it.
         """
-        import safetensors  # here, because a run without checkpoints never needs it
+        # A run without checkpoints never needs it.
+        import safetensors
 
         if name not in self._boxes:
             raise self._damaged("the saved state", f"has no {name!r}")

@@ -20,7 +20,8 @@ from gptscale.common.state import Shard
 PIECE = 2**16
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # tensor name, offset, shape
+# tensor name, offset, shape
+Box = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 def bits_hash(tensor: Tensor) -> Tensor:

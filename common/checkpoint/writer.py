@@ -28,7 +28,8 @@ from gptscale.common.state import Shard
 # All tensors of a file are in host memory while it is written, so this bounds the memory that a save needs.
 FILE_BYTES = 2**31
 
-Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # tensor name, offset, shape
+# tensor name, offset, shape
+Box = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 class Draft(NamedTuple):

@@ -77,7 +77,8 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
     split, _, column = rest.partition(":")
     split, column = split or "train", column or "text"
     local = Path(path).is_dir()
-    if not local and (path.startswith((".", "/")) or path.count("/") > 1):  # the hub's names are NAME or OWNER/NAME
+    if not local and (path.startswith((".", "/")) or path.count("/") > 1):
+        # The hub's names are NAME or OWNER/NAME.
         raise DataError(f"folder {path} does not exist", where, HOW)
     if not local:
         fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
@@ -161,7 +162,8 @@ def load_ids(data: str, tokenizer: Tokenizer) -> np.ndarray:
         digest.update("".join(text).encode("utf-8", errors="surrogatepass"))
     cached = folder / f"{digest.hexdigest()[:32]}.bin"
     if not cached.exists():
-        write_bin(cached, encode(texts, tokenizer), "llmc")  # the length of this layout can be verified
+        # The length of this layout can be verified.
+        write_bin(cached, encode(texts, tokenizer), "llmc")
     return map_ids(cached)
 
 
@@ -188,6 +190,7 @@ def cache_folder() -> Path | None:
         return None
     try:
         folder = build_cache.private(build_cache.root())
-    except build_cache.CacheFolderError:  # a cache only saves time, so that a user without one can train all the same
+    except build_cache.CacheFolderError:
+        # A cache only saves time, so that a user without one can train all the same.
         return None
     return folder if os.access(folder, os.W_OK | os.X_OK) else None

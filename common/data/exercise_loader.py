@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,6 +21,17 @@ from gptscale.common.settings.run import Run
 
 # Left by an epoch that is not begun.
 NO_STEP = -1
+
+
+def _begin_worker(worker: int) -> None:
+    """Keep a worker silent when its rank was killed while it took a tensor. The other ranks name that rank."""
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, ConnectionError):
+            show(kind, error, trace)
+
+    sys.excepthook = hook
 
 
 class ExerciseBatches(Batches):
@@ -55,6 +68,7 @@ class ExerciseBatches(Batches):
             pin_memory=run.world.device.type == "cuda",
             persistent_workers=workers > 0,
             drop_last=True,
+            worker_init_fn=_begin_worker,
             # Without a generator of its own the DataLoader draws from the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )

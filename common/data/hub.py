@@ -22,6 +22,7 @@ def check_hub(what: str, where: str, fix: str) -> None:
     try:
         urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=WAIT_S_MAX).close()
     except urllib.error.HTTPError:
-        return  # a refusal is an answer
+        # A refusal is an answer.
+        return
     except OSError as error:
         raise DataError(f"{what} is not on this machine, and the hub cannot be reached ({error})", where, fix) from None

@@ -16,7 +16,8 @@ from gptscale.common.data.sources import SourceSpan, TokenSource
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError, DataError
 
-WAIT_S_MAX = 120.0  # a read that takes longer means a dead disk, and an error is better than a hang
+# A read that takes longer means a dead disk, and an error is better than a hang.
+WAIT_S_MAX = 120.0
 
 
 def split(source: TokenSource, *, seq_len: int, eval_fraction: float = 0.05) -> tuple[TokenSource, TokenSource]:
@@ -115,7 +116,8 @@ class Prefetcher:
         try:
             batch = future.result(timeout=WAIT_S_MAX)
         except TimeoutError:
-            if future.done():  # the source's own TimeoutError, not ours
+            if future.done():
+                # The source's own TimeoutError, not ours.
                 raise
             what = f"step {step + 1} waited {WAIT_S_MAX:g} s for its batch"
             raise DataError(what, f"in {self.batches.source.name}", "check the disk it lies on") from None
@@ -151,7 +153,8 @@ class Prefetcher:
                 continue
             try:
                 future.set_result(self._read(step))
-            except BaseException as error:  # get() raises it, where it can be acted on
+            except BaseException as error:
+                # get() raises it, where it can be acted on.
                 future.set_exception(error)
         self.batches.close()
 
@@ -159,7 +162,8 @@ class Prefetcher:
         batch = self.batches.batch(step)
         if self.device.type != "cuda":
             return batch
-        with torch.cuda.device(self.device):  # a new thread's current device is GPU 0 on every rank
+        with torch.cuda.device(self.device):
+            # A new thread's current device is GPU 0 on every rank.
             return Batch(step, batch.inputs.pin_memory(), batch.targets.pin_memory(), batch.sequences)
 
     def __enter__(self) -> Prefetcher:

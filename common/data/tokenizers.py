@@ -12,8 +12,10 @@ from gptscale.common.data.hub import check_hub
 from gptscale.common.errors import ConfigError, DataError
 
 BPE_FILES = ("vocab.json", "merges.txt")
-FILE_BYTES_MAX = 2**25  # GPT-2's largest has 1 MB
-IDS_MAX = 2**16  # ids are kept in 16 bits, in memory and in files
+# GPT-2's largest file has 1 MB.
+FILE_BYTES_MAX = 2**25
+# Ids are kept in 16 bits, in memory and in files.
+IDS_MAX = 2**16
 WHERE, FIX = "in --tokenizer", "give a folder with vocab.json and merges.txt, or use --tokenizer bytes"
 
 
@@ -69,7 +71,8 @@ class GPT2Tokenizer:
             ids = set(self._bpe.get_vocab().values())
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the Rust library has no narrower class for a file that it cannot read
+        except BaseException as error:
+            # The Rust library has no narrower class for a file that it cannot read.
             raise DataError(f"{folder} holds no byte-pair encoding ({_first_line(error)})", WHERE, FIX) from None
         if self.vocab_size > IDS_MAX:
             raise ConfigError(
@@ -85,7 +88,8 @@ class GPT2Tokenizer:
         try:
             ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
             return np.asarray(ids, dtype=np.uint16)
-        except Exception as error:  # of what the folder's other files say
+        except Exception as error:
+            # What the folder's other files say can raise anything.
             raise DataError(f"the tokenizer cannot encode text ({_first_line(error)})", WHERE, FIX) from None
 
     def decode(self, ids: np.ndarray) -> str:
@@ -118,7 +122,8 @@ def _hub_folder(repository: str) -> Path:
 
     try:
         files = [hub.hf_hub_download(repository, name, local_files_only=True) for name in BPE_FILES]
-    except OSError:  # not in the cache
+    except OSError:
+        # The file is not in the cache.
         check_hub(f"tokenizer {repository!r}", WHERE, FIX)
         try:
             files = [hub.hf_hub_download(repository, name) for name in BPE_FILES]

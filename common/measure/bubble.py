@@ -45,7 +45,8 @@ class Bubble:
     began_at: float = 0.0
 
 
-Computation = tuple[str, int, int]  # kind, stage, micro-batch
+# kind, stage, micro-batch
+Computation = tuple[str, int, int]
 
 
 def simulate(order: Mapping[int, Sequence[Computation]], n_stages: int) -> dict[int, list[StageSpan]]:

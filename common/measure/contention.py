@@ -131,7 +131,8 @@ def own_time_s() -> float:
     total, this = 0.0, psutil.Process()
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.Error):
-            total += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+            # Processor time in user and system mode, and both of children that ended.
+            total += sum(process.cpu_times()[:4])
     return total
 
 

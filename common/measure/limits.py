@@ -1,4 +1,4 @@
-"""The bound beyond which a measurement says little. It stands alone, so that those who only read rows need no torch."""
+"""How much others may take of a machine that measures. Whoever only reads rows imports this without torch."""
 
 # The share of a machine that others may take. A row of which more was taken is marked, and a bench refuses it.
 TAKEN_MAX = 0.05

@@ -59,7 +59,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 def peak_memory(device: torch.device) -> Memory:
     """Return the peaks so far: what tensors took, what the allocator reserved, and the resident set of the host."""
-    rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux
+    # Linux counts it in KiB.
+    rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rss_gib = rss_kib / 2**20
     if device.type != "cuda":
         return Memory(None, None, rss_gib)

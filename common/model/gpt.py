@@ -37,7 +37,8 @@ def causal_attention(qkv: Tensor, dropout: float = 0.0, multiple: int = 1) -> Te
     head_dim = qkv.shape[-1]
     if head_dim % multiple:
         qkv = F.pad(qkv, (0, -head_dim % multiple))
-    q, k, v = qkv.permute(3, 0, 2, 1, 4)  # (batch, n_head, seq, head_dim) each
+    # (batch, n_head, seq, head_dim) each
+    q, k, v = qkv.permute(3, 0, 2, 1, 4)
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=1 / math.sqrt(head_dim))
     return y[..., :head_dim].transpose(1, 2).flatten(2)
 
@@ -61,7 +62,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, n_embd) to the same shape."""
-        qkv = self.qkv(x).unflatten(2, (-1, 3, self.head_dim))  # (batch, seq, n_head, 3, head_dim)
+        # (batch, seq, n_head, 3, head_dim)
+        qkv = self.qkv(x).unflatten(2, (-1, 3, self.head_dim))
         dropout = self.dropout if self.training else 0.0
         with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
             y = causal_attention(qkv, dropout, HEAD_DIM_MULTIPLE.get(x.device.type, 1))

@@ -16,7 +16,8 @@ from torch import Tensor
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.state import Shard
 
-INIT_BLOCK = 2**20  # elements drawn at once
+# elements that are drawn at once
+INIT_BLOCK = 2**20
 
 
 def init_tensor(name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int) -> Tensor:

@@ -127,7 +127,8 @@ def rows_at_once(rows: int, table_rows: int, logit_bytes: int, device_type: str)
 def bytes_of_a_logit(dtype: torch.dtype, softmax: SoftmaxAndLoss, device_type: str) -> int:
     """Return the bytes in memory for each logit: its own, and those of an fp32 copy if `softmax` makes one."""
     if device_type == "cpu":
-        return 4  # LOGITS_BYTES was measured in fp32
+        # LOGITS_BYTES was measured in fp32.
+        return 4
     if dtype == torch.float32 or (softmax is softmax_and_loss and in_own_type(device_type)):
         return dtype.itemsize
     return dtype.itemsize + 4

@@ -13,7 +13,8 @@ import platform
 import signal
 import sys
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
+# malloc.h of glibc
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def begin_process() -> None:
@@ -30,7 +31,8 @@ def whole_lines() -> None:
     where a killed process loses them. A write of up to PIPE_BUF (4096) bytes is never mixed with another (POSIX).
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a notebook and a test put others in its place
+        if isinstance(stream, io.TextIOWrapper):
+            # A notebook and a test put others in its place.
             stream.reconfigure(line_buffering=True, write_through=False)
 
 

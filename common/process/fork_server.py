@@ -114,8 +114,10 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
 
 def _end(reports: dict[int, int], servers: list[int]) -> NoReturn:
     """End this server: programs that still run are killed by its end, and servers forked from it end by themselves."""
-    for pid in [] if reports else servers:  # waits, so that their processor time counts as this process's children's
-        with contextlib.suppress(ChildProcessError):  # ended long ago
+    for pid in [] if reports else servers:
+        # Wait for it, so that its processor time counts as that of this process's children.
+        with contextlib.suppress(ChildProcessError):
+            # It may have ended long ago.
             os.waitpid(pid, 0)
     os._exit(0)
 
@@ -129,9 +131,11 @@ def _report_ended(reports: dict[int, int]) -> None:
             return
         if pid == 0:
             return
-        if pid in reports:  # not a server forked from here
+        if pid in reports:
+            # This is a program, and not a server that was forked here.
             report = reports.pop(pid)
-            with contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+            with contextlib.suppress(BrokenPipeError):
+                # Nobody may wait for it any more.
                 os.write(report, json.dumps(os.waitstatus_to_exitcode(status)).encode())
             os.close(report)
 
@@ -149,7 +153,8 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
     try:
         die_with_parent()
         if os.getppid() != parent:
-            os._exit(1)  # the parent ended before the kernel knew that this process dies with it
+            # The parent ended before the kernel knew that this process dies with it.
+            os._exit(1)
         signal.set_wakeup_fd(-1)
         for descriptor in close:
             os.close(descriptor)
@@ -165,7 +170,8 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
             os.dup2(descriptor, number)
             os.close(descriptor)
         status = run_program(request)
-    except KeyboardInterrupt:  # ends as a process that the signal has killed, whenever it comes
+    except KeyboardInterrupt:
+        # The process ends as one that the signal has killed, whenever the signal comes.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
@@ -196,8 +202,9 @@ def run_program(request: dict[str, Any]) -> int:
         if is_file:
             runpy.run_path(target, run_name="__main__")
         else:
-            if not hasattr(sys.modules.get(target), "__path__"):  # a package's __main__ is no module yet
-                sys.modules.pop(target, None)  # it runs under the name __main__, as after python -m
+            if not hasattr(sys.modules.get(target), "__path__"):
+                # It is no module yet, but the __main__ of a package. It runs under that name, as after python -m.
+                sys.modules.pop(target, None)
             runpy.run_module(target, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code

@@ -103,7 +103,8 @@ class Heartbeat:
             before = self._others()
             time.sleep(SILENT_S)
             after = self._others()
-        except RuntimeError:  # the store is gone
+        except RuntimeError:
+            # The store is gone.
             is_of_rank_0 = before is None and self.rank and not has_launchers_store()
             return ("rank 0", f"with the rendezvous that it served, {own}") if is_of_rank_0 else None
         finally:
@@ -132,7 +133,8 @@ class Heartbeat:
             self._number += 1
             try:
                 self.store.set(_key(self.rank), json.dumps(self.here()))
-            except RuntimeError:  # the store is gone, and the run with it
+            except RuntimeError:
+                # The store is gone, and the run with it.
                 return
             if self._closed.wait(INTERVAL_S):
                 return

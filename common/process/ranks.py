@@ -23,8 +23,10 @@ from gptscale.common.process.warm_parent import Process, start_process
 if TYPE_CHECKING:
     from gptscale.common.process.heartbeat import Store
 
-GRACE_S = 5.0  # between SIGTERM and SIGKILL for peers of a dead rank
-PREEMPTION_GRACE_S = 30.0  # for a run that was asked to stop: time to save
+# seconds between SIGTERM and SIGKILL for peers of a dead rank
+GRACE_S = 5.0
+# seconds that a run has to save after it was asked to stop
+PREEMPTION_GRACE_S = 30.0
 POLL_S = 0.02
 PEER_EXIT_STATUS = 7
 
@@ -51,8 +53,10 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
             variables |= {
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(listener.getsockname()[1]),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",  # ranks connect to that store instead of starting one
-                "TORCHELASTIC_RESTART_COUNT": "0",  # asked for by torch 2.5
+                # Ranks connect to the launcher's store instead of starting one.
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+                # torch 2.5 asks for it.
+                "TORCHELASTIC_RESTART_COUNT": "0",
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),
                 "GLOO_SOCKET_IFNAME": variables.get("GLOO_SOCKET_IFNAME", "lo"),
@@ -61,7 +65,8 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
                 ranks.append(
                     start_process(program, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}, fork=fork)
                 )
-            if requests:  # the rank that was being started has not heard of it
+            if requests:
+                # The rank that was being started has not heard of it.
                 _signal(ranks, requests[0][0])
             return _watch(ranks, listener, requests)
     finally:
@@ -107,7 +112,8 @@ def _store(listener: socket.socket) -> Store:
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
-        use_libuv=False,  # torch 2.5's libuv backend takes no socket
+        # The libuv backend of torch 2.5 takes no socket.
+        use_libuv=False,
     )
     return store
 

@@ -96,16 +96,15 @@ def reach(address: str, port: int, limit_s: float | None = None) -> None:
     while True:
         left_s = deadline - time.monotonic()
         try:
-            with socket.create_connection((address, port), timeout=max(1.0, left_s)) as connection:
-                answer = _answer(connection)
-            if answer in (b"", NUMBER):
+            if (answer := answer_of(address, port, max(1.0, left_s))) in (b"", NUMBER):
                 return
             raise RendezvousError(
-                f"{address}:{port} answers {answer!r}, which is not what a rank 0 says",
+                f"{address}:{port} is no rendezvous (it answers {answer!r})",
                 "in MASTER_ADDR and MASTER_PORT",
                 "give the address at which rank 0 listens",
             )
-        except OSError as error:  # rank 0 may be starting still, and its name may not be known yet
+        except OSError as error:
+            # Rank 0 may be starting still, and its name may not be known yet.
             if left_s < 1:
                 reason = error.strerror or str(error)
                 raise RendezvousError(
@@ -116,11 +115,14 @@ def reach(address: str, port: int, limit_s: float | None = None) -> None:
         time.sleep(0.1)
 
 
-def _answer(connection: socket.socket) -> bytes:
-    """Return the first four bytes that answer a store's first questions, none if there is no answer within two seconds."""
+def answer_of(address: str, port: int, limit_s: float) -> bytes:
+    """Return what a port answers to HELLO: NUMBER if it is torch's store, and nothing if no answer comes within two seconds.
+
+    Raises OSError unless somebody listens there within `limit_s` seconds.
+    """
     answer = b""
-    connection.settimeout(2.0)
-    with suppress(OSError):
+    with socket.create_connection((address, port), timeout=limit_s) as connection, suppress(OSError):
+        connection.settimeout(2.0)
         connection.sendall(HELLO)
         while len(answer) < len(NUMBER) and (more := connection.recv(len(NUMBER) - len(answer))):
             answer += more
@@ -141,6 +143,7 @@ def listener(port: int) -> str:
             if os.readlink(descriptor) in sockets:
                 process = descriptor.parents[1]
                 return f"process {process.name} ({(process / 'comm').read_text().strip()})"
-        except OSError:  # it has ended, or belongs to another user
+        except OSError:
+            # It has ended, or belongs to another user.
             continue
     return "a process of another user"

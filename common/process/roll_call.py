@@ -128,7 +128,8 @@ class RollCall:
             self._store.wait([OUTCOME], timedelta(seconds=timeout_s + LONGER_S))
             content = json.loads(self._store.get(OUTCOME))
             self._has_read()
-        except RuntimeError as error:  # torch's errors of stores are such
+        except RuntimeError as error:
+            # torch raises it for every error of a store.
             reason = str(error).splitlines()[0][:160]
             raise PeerError(
                 f"rank 0 ended or fell silent before the start ({reason})", "in the rendezvous", "see its own message"

@@ -18,7 +18,8 @@ from gptscale.common.process.warm_parent import run_captured
 LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
 # How the last line of a traceback begins: a class of Python's, a class with its module (triton...OutOfResources), our own line.
 LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")
-PASSED_ON = 100  # lines
+# lines of output that are passed on
+PASSED_ON = 100
 
 
 def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +33,8 @@ def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
     try:
         ended = run_captured(program, timeout=LIMIT_S, fork=not torch.cuda.is_available())
     except subprocess.TimeoutExpired as error:
-        pass_on((error.stderr or b"").decode(errors="replace"))  # bytes, whatever `text` says
+        # It is bytes here, whatever `text` says.
+        pass_on((error.stderr or b"").decode(errors="replace"))
         what = f"{task['contender']} took more than {LIMIT_S:g} s"
         raise GptscaleError(what, "in bench", "measure a smaller model or fewer steps") from None
     if ended.returncode:

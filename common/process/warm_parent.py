@@ -87,9 +87,8 @@ class ForkedProcess:
         if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
             status = os.read(self._report, 64)
             os.close(self._report)
-            self.returncode = (
-                json.loads(status) if status else -signal.SIGKILL
-            )  # the parent died, and its children with it
+            # Without a status the parent has died, and its children with it.
+            self.returncode = json.loads(status) if status else -signal.SIGKILL
         return self.returncode
 
 
@@ -235,7 +234,8 @@ def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tupl
     """
     if ("torch" in sys.modules and not is_fresh()) or _parents:
         return
-    import_without_collection(["torch"])
+    with _signals_wait():
+        import_without_collection(["torch"])
     if device != "cpu" and sys.modules["torch"].cuda.is_available():
         return
     with _signals_wait():

@@ -39,7 +39,8 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
     tyro does the work. Its boxes of explanation are cut down to their first sentence, which a ConfigError carries. An option
     that would be ignored is refused.
     """
-    import tyro  # here, because it takes 0.2 s to import and most of `common` never parses anything
+    # Its import takes 0.2 s, and most of `common` never parses anything.
+    import tyro
 
     messages = io.StringIO()
     try:
@@ -53,7 +54,8 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
                 return_unknown_args=True,
             )
     except SystemExit as end:
-        if end.code in (0, None):  # --help
+        if end.code in (0, None):
+            # The user asked for --help.
             raise
         raise ConfigError(_first_sentence(messages.getvalue()), "on the command line", f"see {prog} --help") from None
     if unknown:

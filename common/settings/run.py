@@ -13,7 +13,8 @@ from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
 
-if TYPE_CHECKING:  # torch is not imported before options are parsed
+if TYPE_CHECKING:
+    # torch is not imported before the options are parsed.
     from gptscale.common.process.world import World
 
 

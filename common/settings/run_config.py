@@ -186,7 +186,8 @@ class RunConfig:
                 "in --optimizer-state",
                 "leave it out, or use --optimizer adamw",
             )
-        self.gpt()  # which checks heads and sizes
+        # This checks heads and sizes.
+        self.gpt()
 
     def _check_ranges(self) -> None:
         # field: (lowest, highest). The highest values are far beyond any use and catch typing errors.

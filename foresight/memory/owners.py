@@ -174,7 +174,8 @@ def address(tensor: Tensor) -> int:
         return 0
     try:
         return int(own.untyped_storage().data_ptr())
-    except RuntimeError:  # a library's stand-in for a tensor
+    except RuntimeError:
+        # It is a library's stand-in for a tensor.
         return 0
 
 

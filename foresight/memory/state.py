@@ -119,7 +119,8 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
     if run.pp_size == 1:
         return {"wte", "wpe", "ln_f"}, run.gpt.n_layer
     options: Any = config
-    if not hasattr(options, "stages_per_rank"):  # Colossal-AI's, whose stages are even
+    if not hasattr(options, "stages_per_rank"):
+        # Colossal-AI's stages are even.
         first, last = place_of(run).pp_rank == 0, place_of(run).pp_rank == run.pp_size - 1
         even, more = divmod(run.gpt.n_layer, run.pp_size)
         blocks = even + (run.pp_size - more - 1 <= place_of(run).pp_rank - 0 < run.pp_size - 1 if more else False)
@@ -166,7 +167,8 @@ def moments(run: Run, numels: Iterable[int]) -> int:
     if run.config.optimizer == "sgd":
         return 0
     if form == "fp32":
-        return sum(8 * n + 4 for n in sizes)  # a count of steps for each
+        # Each has a count of steps.
+        return sum(8 * n + 4 for n in sizes)
     packed = [n - n % BLOCK if n >= SMALL else 0 for n in sizes]
     each = {"bf16": 2 * BLOCK, "8bit": BLOCK + 4}[form]
     blocks = sum(2 * each * (n // BLOCK) for n in packed)

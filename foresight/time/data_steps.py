@@ -57,7 +57,8 @@ class DataStep:
         self.write, self.how, self.step = write, how, StepWork()
         self.computed: list[int] = []
         self.reduced: list[int] = []
-        self.waiting = 0.0  # bytes of gradients that no bucket has taken yet
+        # Bytes of gradients that no bucket has taken yet.
+        self.waiting = 0.0
         model, split = write.model, write.split
         self.block = max(1, model.block_parameters // split.tp)
         self.table = max(1, model.table_parameters // split.tp)

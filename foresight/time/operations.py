@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from gptscale.foresight.time.work import LAUNCHES, Operation
 
-BYTES = 2  # of a number in 16 bits
+# bytes of a number in 16 bits
+BYTES = 2
 # Rates by name.
 FLOP, ATTENTION, MEMORY, LAUNCH, OPTIMIZER = "flop", "attention", "memory", "launch", "optimizer"
 # What a host does once a step, and what torch's schedule does for a micro-batch in one direction.

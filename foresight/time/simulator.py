@@ -145,7 +145,8 @@ def _play_apart(step: StepWork, durations: Sequence[float]) -> PlayedStep:
 def _play_together(step: StepWork, durations: Sequence[float], contention: Contention) -> PlayedStep:
     """Play items that slow each other down: from one event to the next, each running item has a rate."""
     before = step.before()
-    step.order()  # raises for a step that never ends
+    # This raises for a step that never ends.
+    step.order()
     n_waiting = [len(others) for others in before]
     followers: list[list[int]] = [[] for _ in before]
     for place, others in enumerate(before):

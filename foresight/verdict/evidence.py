@@ -25,7 +25,7 @@ from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.results.record.files import warn
 
 RANKS_MAX = 64
-# What of the work does not shrink with the tokens is seen in a few steps with so many times fewer of them.
+# A few short steps have so many times fewer tokens. They show what of the work does not shrink with the tokens.
 SHORT = 4
 
 

@@ -104,9 +104,9 @@ class Replay:
         return self.play(factor, ranks_wait=ranks_wait).seconds / self.n_steps
 
     def processors_s(self) -> float:
-        """Return the seconds of a step in which the processors of the busiest machine do what its ranks compute.
+        """Return the seconds that the processors of the busiest machine need for what its ranks compute in a step.
 
-        Where ranks share processors, no step without a wait is shorter. 0 if that is not known.
+        Where ranks share processors, no step is shorter, whatever it waits for. 0 if the processors are not known.
         """
         busy_s: dict[str, float] = defaultdict(float)
         processors: dict[str, frozenset[int]] = defaultdict(frozenset)

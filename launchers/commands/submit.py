@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     job = submit(script, log.with_name(f"{name}.sbatch"))
     log_of_job = str(log).replace("%j", job)
-    print(f"job     {job}: {name} on {options.nodes} nodes, {per_node} ranks on each")
+    print(f"job     {job}: {name} on {options.nodes} nodes, {per_node} rank{'s' if per_node > 1 else ''} on each")
     print(f"script  {log.with_name(f'{name}.sbatch')}")
     print(f"log     {log_of_job}")
     print(f"follow  squeue --jobs {job}; tail -F {shlex.quote(log_of_job)}")

@@ -47,7 +47,8 @@ def plan_for(options: PlanOptions, cluster: Cluster, names: Sequence[str]) -> Wo
     def resolved(recipe: str, config: RunConfig, own: RecipeConfig) -> Run:
         run = resolve(recipe, config, own, world)
         unsupported.check(recipe, run.config, own)
-        if own.offload != "nvme":  # which looks at this machine's disk
+        if own.offload != "nvme":
+            # A check of nvme would look at this machine's disk.
             own.check(run)
         return run
 

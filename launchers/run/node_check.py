@@ -29,7 +29,8 @@ from gptscale.results.render import console, table
 # What must be the same on all nodes.
 SAME = ("python", "torch", "gptscale", "nccl", "driver", "device", "gpus")
 CLOCKS_APART_S = 1.0
-SLOW = 0.8  # of the median of the nodes
+# A node is slow below this share of the median of all nodes.
+SLOW = 0.8
 ALL_REDUCE_BYTES, LINK_BYTES = 2**24, 2**22
 
 

@@ -104,7 +104,8 @@ class BrokenRun:
             fault.damage(self.checkpoints, random)
         attempt = self._start(short_timeout=fault.short_timeout)
         struck = moment.wait(attempt)
-        attempt.ranks()  # which remembers the processes whose end is judged later
+        # This remembers the processes whose end is judged later.
+        attempt.ranks()
         before = {} if fault.damage else bytes_of(self.run)
         if struck:
             with contextlib.suppress(psutil.NoSuchProcess):

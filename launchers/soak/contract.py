@@ -21,7 +21,8 @@ def bytes_of(run: Path) -> Bytes:
         try:
             for path in sorted(folder.iterdir()):
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        except OSError:  # rotation has just deleted it
+        except OSError:
+            # Rotation may have just deleted it.
             continue
         hashes[folder.name] = digest.hexdigest()
     return hashes

@@ -11,6 +11,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words
 from gptscale.launchers.run.start import plan_run
 from gptscale.recipes import get
+from gptscale.recipes.handout import OWN
 
 STEPS, SAVE_EVERY, EVAL_EVERY = 96, 4, 3
 # In the runs in which a rank is frozen; all others have a run's default.
@@ -29,7 +30,7 @@ class SoakWork:
 
     def config(self, out: Path, *, short_timeout: bool = False) -> RunConfig:
         """Return the run's options. Dropout is on, so that a random state that is not restored shows."""
-        return RunConfig(
+        config = RunConfig(
             n_layer=2,
             n_embd=32,
             n_head=4,
@@ -49,6 +50,10 @@ class SoakWork:
             out=out,
             run_name=RUN_NAME,
         )
+        if get(self.recipe).own_work:
+            # Data and dropout are the recipe's own, and it evaluates nothing.
+            return dataclasses.replace(config, **{name: getattr(RunConfig, name) for name in OWN})
+        return config
 
     def check(self, out: Path) -> None:
         """Raise ConfigError if the run cannot start here."""

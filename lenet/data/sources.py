@@ -217,13 +217,15 @@ def _image(path: Path, side: int) -> NDArray[np.uint8]:
         raise DataError(f"{path.name} is no file", where, fix)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a large picture, or of one with damaged metadata
+            # PIL warns of a large picture, and of one with damaged metadata.
+            warnings.simplefilter("ignore")
             with Image.open(path, formats=IMAGE_FORMATS) as image:
                 width, height = image.size
                 if width * height <= IMAGE_PIXELS_MAX:
                     rgb = image.convert("RGB")
                     return np.asarray(rgb if rgb.size == (side, side) else rgb.resize((side, side)))
-    except Exception as error:  # decoders raise what they like about a file that they cannot read
+    except Exception as error:
+        # Decoders raise what they like about a file that they cannot read.
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise DataError(f"{path.name} is no whole image ({reason})", where, fix) from None
     raise DataError(f"{path.name} has {width} x {height} pixels, at most {IMAGE_PIXELS_MAX:,} are read", where, fix)

@@ -42,7 +42,8 @@ def trainer_epochs(
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     trainer = pytorch_lightning.Trainer(
         **local_machine(plan.world),
-        strategy=DDPStrategy(broadcast_buffers=False),  # as in recipes/ddp.py
+        # This is as in recipes/ddp.py.
+        strategy=DDPStrategy(broadcast_buffers=False),
         plugins=[TorchElasticEnvironment()],
         max_epochs=plan.config.epochs - first_epoch,
         max_steps=plan.steps - start,

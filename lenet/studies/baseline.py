@@ -148,7 +148,9 @@ def train_seeds(options: BaselineOptions) -> tuple[MeasuredRows, pd.DataFrame] |
     from gptscale.lenet.comparison.rows import rows_of_runs
     from gptscale.lenet.comparison.windows import window_losses
     from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
-    from gptscale.lenet.run.preflight import world_from_environment  # torch, not before the options are read
+
+    # It imports torch, so not before the options are read.
+    from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.worker import train
 
     configs = [options.config(seed) for seed in options.seed_numbers]

@@ -78,7 +78,8 @@ class LenetContender:
 def main(argv: Sequence[str]) -> int:
     """Measure all contenders, print the table, write the file."""
     options = parse(LenetBenchOptions, argv, prog="gptscale lenet bench", about="Beside a plain PyTorch script.")
-    from gptscale.lenet.run.preflight import make_plan, world_from_environment  # torch, not before the options are read
+    # It imports torch, so not before the options are read.
+    from gptscale.lenet.run.preflight import make_plan, world_from_environment
 
     config = VisionConfig(data=options.data, data_dir=options.data_dir, download=options.download, device="cpu")
     # A mistake in the data is one line of this process, before any contender starts.

@@ -126,7 +126,7 @@ def draw(comparison: VisionComparison, path: Path) -> None:
     axes[0, 0].legend(fontsize=7)
     bars(axes[1, 0], groups, [ACCURACY], "test accuracy (%), line: spread over repeats")
     lowest = min(min(values) for values in values_of(groups, ACCURACY).values() if values)
-    axes[1, 0].set_xlim(left=max(0.0, lowest - (100 - lowest) / 2))
+    axes[1, 0].set_xlim(max(0.0, lowest - (100 - lowest) / 2), 100)
     bars(axes[1, 1], groups, [SPEED], "images/s, line: spread over repeats")
     figure.savefig(path, dpi=DPI)
 

@@ -47,7 +47,8 @@ class FusedOptions(StudyOptions):
 def main(argv: Sequence[str]) -> int:
     """Train all nets in all variants, print the table, write the files."""
     options = parse(FusedOptions, argv, prog="gptscale lenet fused", about="Fused convolution, bias and ReLU in nets.")
-    import pandas as pd  # not before the options are read
+    # After the options are read, because it takes long.
+    import pandas as pd
 
     files = options.rows.split(",") if options.rows else []
     frame = pd.concat(map(pd.read_csv, files), ignore_index=True) if files else measured(options)

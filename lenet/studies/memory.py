@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 # Most entries of the allocator's history. A step of resnet18 has some thousand.
 HISTORY_ENTRIES = 100_000
-COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#CCCCCC")  # of the categories, in their order
+# colours of the categories, in their order
+COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#CCCCCC")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class VisionMemoryOptions:
 def main(argv: Sequence[str]) -> int:
     """Take the steps, print the table, write the files."""
     options = parse(VisionMemoryOptions, argv, prog="gptscale lenet memory", about="What fills the memory in a step.")
-    from gptscale.lenet.run.preflight import make_plan, world_from_environment  # torch, not before the options are read
+    # It imports torch, so not before the options are read.
+    from gptscale.lenet.run.preflight import make_plan, world_from_environment
     from gptscale.lenet.studies.memory_account import CATEGORIES, StorageAccount
 
     config = options.config()

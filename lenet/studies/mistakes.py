@@ -84,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
 
 def plan_of(folder: Path, options: MistakesOptions) -> VisionPlan:
     """Return the plan of the run in `folder` as one process, or raise ConfigError if its images are not these."""
-    from gptscale.lenet.run.preflight import make_plan, world_from_environment  # torch, not before the options are read
+    # It imports torch, so not before the options are read.
+    from gptscale.lenet.run.preflight import make_plan, world_from_environment
     from gptscale.results.record.run_folder import read_json
 
     record = read_json(folder / "run.json")

@@ -19,9 +19,8 @@ from typing import NoReturn
 from filelock import FileLock, Timeout
 
 OWN_CACHE = "set XDG_CACHE_HOME to a folder of your own"
-LOCK_WAIT_S = (
-    300.0  # without a sign of life from the process that compiles; one file of DeepSpeed takes 150 s on a busy machine
-)
+# seconds without a sign of life from the process that compiles. One file of DeepSpeed takes 150 s on a busy machine.
+LOCK_WAIT_S = 300.0
 
 
 class BuildError(Exception):
@@ -149,7 +148,8 @@ def _last_written(folder: Path) -> float:
     """Return when a file of a build in `folder` was written last, or 0 if no build is under way."""
     times = [0.0]
     for path in folder.glob(".building-*/**/*"):
-        with contextlib.suppress(OSError):  # it is gone by now
+        with contextlib.suppress(OSError):
+            # It may be gone by now.
             times.append(path.lstat().st_mtime)
     return max(times)
 

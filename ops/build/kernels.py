@@ -17,7 +17,8 @@ from gptscale.ops.build import cache as build_cache
 from gptscale.ops.build.cache import BuildError
 from gptscale.ops.build.sources import FLAGS, fingerprint, sources
 
-ABOUT_S = 60  # measured on 2 cores, see docs/measurements/LOG.md
+# seconds, measured on 2 cores
+ABOUT_S = 60
 BUILD_TIMEOUT_S = 1800.0
 
 

@@ -28,7 +28,8 @@ def pure_linear(random: torch.Generator) -> Module:
 def simple_conv(random: torch.Generator, *, convolution: Convolution = "kernel") -> Module:
     """Build one convolution, with a single filter of 5 x 5, and two linear layers: 79,536 parameters."""
     return Sequential(
-        ConvReLU(1, 1, 5, random, padding=2, convolution=convolution),  # 28 x 28
+        # 28 x 28
+        ConvReLU(1, 1, 5, random, padding=2, convolution=convolution),
         Flatten(),
         Linear(28 * 28, 100, random),
         ReLULayer(),
@@ -39,10 +40,14 @@ def simple_conv(random: torch.Generator, *, convolution: Convolution = "kernel")
 def lenet(random: torch.Generator, *, convolution: Convolution = "kernel", pool_backward: str = "auto") -> Module:
     """Build LeNet-5 (LeCun et al. 1998) with max pooling and ReLU, as is usual today: 61,706 parameters."""
     return Sequential(
-        ConvReLU(1, 6, 5, random, padding=2, convolution=convolution),  # 28 x 28
-        MaxPool(2, backward=pool_backward),  # 14 x 14
-        ConvReLU(6, 16, 5, random, convolution=convolution),  # 10 x 10
-        MaxPool(2, backward=pool_backward),  # 5 x 5
+        # 28 x 28
+        ConvReLU(1, 6, 5, random, padding=2, convolution=convolution),
+        # 14 x 14
+        MaxPool(2, backward=pool_backward),
+        # 10 x 10
+        ConvReLU(6, 16, 5, random, convolution=convolution),
+        # 5 x 5
+        MaxPool(2, backward=pool_backward),
         Flatten(),
         Linear(16 * 5 * 5, 120, random),
         ReLULayer(),

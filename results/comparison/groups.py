@@ -193,7 +193,7 @@ def _records(frame: pd.DataFrame, positions: NDArray[Any]) -> list[dict[str, Any
 
 
 def _grouped(frame: pd.DataFrame, good: NDArray[Any], alone: NDArray[Any]) -> list[GroupRows]:
-    """Move the columns out of `frame`, in the order of their groups: rows of equal configuration and work, then those alone.
+    """Take the columns out of `frame` and cut them into groups: rows of equal configuration and work, then those `alone`.
 
     The columns are moved one by one, so that a million rows are not in memory twice.
     """

@@ -48,7 +48,7 @@ class Summary:
     def columns_of(self, block: Sequence[tuple[int, bytes]]) -> dict[str, Any]:
         """Return the rows in lines, each with its number. A damaged line is a row that says so, or is only counted.
 
-        Texts of which there are few are no objects, but numbers with the text of each number.
+        Columns with few different texts are categoricals, which take less memory.
         """
         import numpy as np
 
@@ -167,7 +167,7 @@ def _right(table: pd.DataFrame) -> NDArray[Any]:
 
 
 def _as_texts(texts: NDArray[Any], more: Sequence[str] = ()) -> pd.Categorical:
-    """Return texts and more of them as numbers with the text of each number."""
+    """Return texts, and `more` of them behind, as a categorical."""
     import numpy as np
     import pandas as pd
 

@@ -18,11 +18,13 @@ TABLES = (
     ("backend", "backend", "2026-11-21-cpu-lenet-backend", ALL),
     ("baseline", "baseline", PRESETS, ALL),
     ("batch", "batch", "2026-11-21-cpu-lenet-batch", ALL),
+    ("batch", "batch", "2026-11-23-cpu-lenet-batch-curves", ALL),
     ("fused", "fused", "2026-11-21-cpu-lenet-fused", ALL),
     ("precision", "precision", "2026-11-21-cpu-lenet-precision", ALL),
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-digits", ALL),
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-vgg19-quarter", ALL),
     ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies", ("| run | processes |", "| run | median step")),
+    ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies-curves", ("| run | epoch 1", "| run | 0 |")),
     ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies-sampled", ("| part of a step",)),
     ("workers", "workers", "2026-11-21-cpu-lenet-workers", ALL),
 )
@@ -60,7 +62,7 @@ def test_every_page_lays_a_reports_figures_beside_ours(page: str) -> None:
 
 
 def test_the_rate_alone_tells_onecycle_from_text() -> None:
-    """baseline.md says so, and that every seed of the one is above every seed of the other."""
+    """The page says this, and that every seed of onecycle is above every seed of text."""
     folder = ROOT / "results" / "measured"
     onecycle = pd.read_csv(folder / "2026-11-21-lenet-baseline-mnist.csv")
     text = pd.read_csv(folder / "2026-11-23-lenet-baseline-text.csv")

@@ -170,6 +170,7 @@ def test_views_and_empty_batches(implementation):
     assert [g.shape for g in gradients(y, leaves, torch.ones_like(y))] == [t.shape for t in leaves]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", implementations())
 def test_first_and_second_derivatives(implementation):
     torch.manual_seed(0)
@@ -201,6 +202,7 @@ def test_torch_library_accepts_the_operators():
         torch.library.opcheck(ops.conv_bias_relu_backward.default, arguments)
 
 
+@pytest.mark.slow
 def test_compile_and_export_take_it_whole():
     x, weight, bias = (t.requires_grad_() for t in tensors((2, 3, 20, 20), (8, 3, 3, 3), torch.float32))
 
@@ -451,7 +453,7 @@ FITTING |= {"padding": [0, 0], "dilation": [1, 1], "groups": 1}
     ],
 )  # fmt: skip
 def test_the_kernel_refuses_what_does_not_fit(change):
-    """By itself: `conv_bias_relu` calls it before it checks anything."""
+    """`conv_bias_relu` calls the operator first, and checks in Python only what it refuses."""
     registry.ready()
     assert torch.ops.gptscale.conv_bias_relu(*FITTING.values()).shape == (1, 4, 18, 28)
     with pytest.raises(ValueError, match="the arguments do not fit together"):

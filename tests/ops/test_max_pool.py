@@ -343,6 +343,7 @@ def test_nothing_is_touched_outside_the_tensors(tmp_path):
         assert ended.returncode == 0, f"{isa}: {ended.returncode} {ended.stderr[:2000]}"
 
 
+@pytest.mark.slow
 @needs_cpp
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 def test_lesser_instruction_sets_compute_the_same(isa):

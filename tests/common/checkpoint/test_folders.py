@@ -155,6 +155,7 @@ def save_behind(engine, folder, step, facts):
     background.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [save, save_behind])
 def test_a_kill_at_every_call_of_a_save_leaves_the_checkpoint_before_or_the_new_one(saved, tmp_path_factory, way):
     """Rotation is part of the save: it removes step-2."""

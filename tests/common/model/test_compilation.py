@@ -137,6 +137,7 @@ def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_instruction_sets_are_tried_with_one_library_of_torch(monkeypatch):
     """As torch does, in a new Python; where the library does not load, by what torch itself does."""
     cpu_vec_isa = pytest.importorskip("torch._inductor.cpu_vec_isa")

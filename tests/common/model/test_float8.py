@@ -245,6 +245,7 @@ def test_kept_for_backward_are_a_byte_an_activation_and_no_copy_of_a_weight():
     assert [t.data_ptr() for t in kept if t.dtype != E4M3 and t.numel() > 1] == [layer.weight.data_ptr()]
 
 
+@pytest.mark.slow
 @not_in_25
 @pytest.mark.timeout(300)
 def test_a_compiled_block_is_one_graph_and_as_near_to_fp32_as_eager():

@@ -88,7 +88,9 @@ def test_a_server_that_is_no_store_is_refused_at_once(address):
             thread = threading.Thread(target=serve, args=(listening, answer), daemon=True)
             thread.start()
             with (
-                pytest.raises(ConfigError, match="answers b'HTTP', which is not what") if is_refused else nullcontext()
+                pytest.raises(ConfigError, match=r"is no rendezvous \(it answers b'HTTP'\)")
+                if is_refused
+                else nullcontext()
             ):
                 check_rendezvous(1)
             listening.shutdown(socket.SHUT_RDWR)
@@ -100,8 +102,7 @@ def test_a_server_that_is_no_store_is_refused_at_once(address):
 def test_a_store_is_known_by_its_answer(address, use_libuv):
     store = dist.TCPStore(*address, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
     for _ in range(3):
-        with socket.create_connection(address) as connection:
-            assert rendezvous._answer(connection) == rendezvous.NUMBER
+        assert rendezvous.answer_of(*address, 5.0) == rendezvous.NUMBER
     check_rendezvous(1)
     store.set("a", "b")
     assert store.get("a") == b"b"
@@ -117,6 +118,7 @@ def test_a_port_that_is_taken_names_its_process(address, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_a_rendezvous_on_all_interfaces_is_told_in_one_line(address, capsys, monkeypatch):
     check_rendezvous(0)
     assert capsys.readouterr().err.startswith(
@@ -134,6 +136,7 @@ def test_a_rendezvous_on_all_interfaces_is_told_in_one_line(address, capsys, mon
     assert line.startswith("gptscale: warning: torchrun lets every machine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", [["gptscale.recipes", "ddp", "--data", "synthetic"], ["gptscale.lenet.run.worker", "--strategy", "ddp"]]
 )

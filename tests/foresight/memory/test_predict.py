@@ -13,6 +13,8 @@ from gptscale.launchers.cli import main
 from gptscale.launchers.run.simulated_cpu import planned_words, simulate
 from gptscale.recipes import RECIPES
 
+pytestmark = pytest.mark.slow
+
 SHAPE = "--n-layer 4 --n-head 4 --n-embd 64 --seq-len 64 --global-batch-size 16".split()
 # Of tiny models, where a block's buffers are a large part of all. Both are far less for models that people train.
 TOLERANCE = 0.06

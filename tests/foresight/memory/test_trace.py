@@ -21,6 +21,8 @@ from gptscale.launchers.bench.memory.counted import count, facts_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 
+pytestmark = pytest.mark.slow
+
 SHAPE = "--n-layer 2 --n-head 4 --n-embd 64 --seq-len 64 --global-batch-size 8".split()
 
 

@@ -32,7 +32,7 @@ def test_runs_to_its_end(path):
     command = [sys.executable, *plain, "-m", "pytest", "--assert=plain", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     command += ["--tb=short", "--show-capture=stderr", str(path), "-k", LEFT_OUT.get(path.name, "")]
     environ = {**os.environ, **mock_variables("", "h100-80", 1), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
     assert "passed" in ended.stdout or "xfailed" in ended.stdout
     assert "skipped" not in ended.stdout

@@ -9,6 +9,8 @@ import pytest
 
 from gptscale.launchers.run.simulation import mock_variables
 
+pytestmark = pytest.mark.slow
+
 GPU_SH = Path(__file__).parents[3] / "launchers" / "bench" / "gpu.sh"
 COMMANDS = [
     "run single",

@@ -20,6 +20,7 @@ from gptscale.launchers.run.preflight import check_without_device
 OURS = "single,ddp,fsdp,fsdp_offload,zero1,zero2,zero3,zero_offload,zero_infinity,tensor_parallel,pipeline,hybrid_3d"
 
 
+@pytest.mark.slow
 def test_every_listed_run_is_one_that_its_own_command_line_makes_and_preflight_accepts(resolver):
     cluster = gpu_cluster("h100-80", 2, 4, None)
     config = RunConfig(model="gpt2", global_batch_size=32, precision="bf16", device="cuda")

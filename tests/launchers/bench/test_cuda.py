@@ -1,12 +1,19 @@
 """The benches on a GPU: all that they measure is asked for once. Under the mock of CUDA no figure is looked at."""
 
 import pytest
+from worlds import ENVIRONMENT, WORLDS, imports_of
 
+from gptscale.common.process.program import Program
+from gptscale.common.process.ranks import launch
+from gptscale.launchers.bench.engines.minimal_splits import SETUPS
 from gptscale.launchers.bench.model import worker as model
 from gptscale.launchers.bench.model.options import CEILINGS, ModelBenchOptions, resolve
+from gptscale.launchers.bench.ops.cases import OPERATORS
+from gptscale.launchers.bench.ops.command import OpsOptions, figures
 from gptscale.launchers.bench.parts import command as parts
 from gptscale.launchers.bench.parts.cases import PARTS
 from gptscale.launchers.bench.parts.measure import measure_part
+from gptscale.ops import registry
 
 pytestmark = pytest.mark.gpu
 SHAPE = {"device": "cuda", "layers": 2, "hidden": 128, "heads": 4, "seq_len": 64, "vocab_size": 512, "batch_size": 2}
@@ -29,3 +36,20 @@ def test_each_way_of_a_part_is_tried(part):
     failures = {row["way"]: row["failure"] for row in rows if row["failure"] and "differs" not in row["failure"]}
     if not rows or failures:
         raise RuntimeError(f"{part}: {failures}")
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_each_case_of_an_operator_is_timed(operator):
+    registry.ready()
+    rows = list(figures(OpsOptions(operators=operator, device="cuda", dtypes="bf16", largest_kib=64, rounds=1)))
+    if not rows or any(row["device"] == "cpu" for row in rows):
+        raise RuntimeError(f"{operator}: {rows}")
+
+
+# hybrid_3d needs two ranks.
+@pytest.mark.parametrize("recipe", [name for name in SETUPS if name != "hybrid_3d"])
+def test_an_engine_takes_its_steps_beside_its_librarys_own_loop(recipe):
+    program = Program(str(WORLDS / "world_engines.py"), (recipe,), imports=imports_of((recipe,), ""))
+    # The import of DeepSpeed asks CUDA what is there, and CUDA does not survive a fork.
+    if launch(program, 1, environment=ENVIRONMENT, fork=not recipe.startswith("zero")):
+        raise RuntimeError(recipe)

@@ -25,14 +25,14 @@ pytestmark = pytest.mark.slow
 
 
 def begin(machine, log, *words, **variables):
-    """Start multinode.sh on a machine, and return its process; what it says is added to the file `log`."""
+    """Start multinode.sh on a machine, add its output to the file `log`, and return its process."""
     with open(log, "ab") as file:
         return machine.begin("bash", MULTINODE, *words, log=file, PATH=PATH, PET_RDZV_CONF=QUICK, **variables)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def wrong_endpoints(tmp_path_factory):
-    """Ask at endpoints where no torchrun is, before the other tests, which need not wait for the answers."""
+    """Start multinode.sh at wrong endpoints, so that the other tests run while it waits."""
     folder, silent = tmp_path_factory.mktemp("wrong"), "10.77.0.9"
     answers = {
         f"n1:{OTHERS_PORT}": f"another program than torchrun has n1:{OTHERS_PORT}, in --endpoint",

@@ -42,6 +42,7 @@ def test_a_preset_is_the_default_and_fixed():
         parse_run("fsdp_offload", ["--no-cpu-offload"])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     steps=st.integers(1, 10**9), lr=st.none() | st.floats(0, 100), compile=st.booleans(), resume=st.sampled_from([None, "a b/c", "x;y"]),

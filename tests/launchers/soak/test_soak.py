@@ -14,7 +14,10 @@ from worlds import gptscale
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard
+from gptscale.launchers.run.preflight import why_not_here
+from gptscale.launchers.run.start import nproc_of
 from gptscale.launchers.soak import damage, report
 from gptscale.launchers.soak.broken_run import FINISHED, Outcome
 from gptscale.launchers.soak.contract import broken_promises, bytes_of, torn_lines
@@ -22,6 +25,7 @@ from gptscale.launchers.soak.faults import FAULTS
 from gptscale.launchers.soak.lost_bits import bits, cells
 from gptscale.launchers.soak.rounds import FAULTS_PER_RUN, drawn
 from gptscale.launchers.soak.work import SoakWork
+from gptscale.recipes import RECIPES
 
 FACTS = {"recipe": "single", "world_size": 1, "dp_size": 1, "tokens": 8, "workload": {}}
 
@@ -167,3 +171,10 @@ def test_where_no_disk_can_be_mounted_a_limit_on_file_sizes_fills_it(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "a limit on the size of files stands for a full one" in ended.stderr
     assert "status 5" in ended.stdout
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_that_runs_here_can_be_soaked(recipe, tmp_path):
+    if reason := why_not_here(recipe, cuda=False):
+        pytest.skip(reason)
+    SoakWork(recipe, nproc_of(recipe, RunConfig(device="cpu"), 2), seed=1).check(tmp_path)

@@ -111,6 +111,7 @@ def test_a_loss_that_is_no_number_ends_it(stripes: Samples) -> None:
         next(run)
 
 
+@pytest.mark.slow
 def test_pure_linear_on_mnist(mnist: Path) -> None:
     """Train two epochs, after which report B's test error was 6.67 and 4.40 % (of twenty epochs)."""
     digits = open_digits(str(mnist))
@@ -120,6 +121,7 @@ def test_pure_linear_on_mnist(mnist: Path) -> None:
     assert row.test_err < 0.06
 
 
+@pytest.mark.slow
 def test_lenet_on_a_part_of_mnist(mnist: Path) -> None:
     digits = open_digits(str(mnist), 6400)
     assert len(digits.train) == 6400

@@ -90,6 +90,7 @@ def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "summary.csv").exists()
 
 
+@pytest.mark.slow
 def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     writers = [

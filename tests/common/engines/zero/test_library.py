@@ -19,6 +19,7 @@ print("deepspeed.runtime.zero.muon.muon_optimizer" in sys.modules, "torch._induc
 """
 
 
+@pytest.mark.slow
 def test_muon_is_imported_without_torchs_compiler_and_numactl_starts_once():
     pytest.importorskip("deepspeed")
     ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=400, check=True)

@@ -38,6 +38,7 @@ def test_the_closed_form_is_near_what_a_rank_of_the_mock_allocates(recipe, nproc
     assert abs(accuracy_cuda._closed_form(case, allocated * MIB)["closed_form_error"]) <= 0.03
 
 
+@pytest.mark.slow
 def test_the_closed_forms_reach_their_goals_on_the_committed_rows():
     """What 250 ranks allocated under the mock: 2 % in the median of each recipe, 5 % at worst. One row misses it."""
     errors = {}

@@ -18,6 +18,7 @@ from gptscale.launchers.bench.verdict.runs import TRIES, RunsOfABench
 from gptscale.launchers.run.options import parse_run
 
 
+@pytest.mark.slow
 def test_every_case_has_options_that_its_recipe_takes() -> None:
     every = list(cases())
     assert {case.recipe for case in every} == {*RECIPES, "zero_infinity"}

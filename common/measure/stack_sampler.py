@@ -5,6 +5,7 @@ A profiler that hooks every call makes code of many small calls look slower than
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import Counter
@@ -45,7 +46,7 @@ class StackSampler:
 
     def _watch(self) -> None:
         while not self._ended.wait(INTERVAL_S):
-            part = self.part_of(places(sys._current_frames().get(self._watched)))
+            part = self.part_of(places_of_thread(self._watched))
             if part is not None:
                 self.counts[part] += 1
 
@@ -53,6 +54,19 @@ class StackSampler:
         """Return the share of the samples in each part, the largest first."""
         total = self.counts.total()
         return {part: n / total for part, n in self.counts.most_common()}
+
+
+def places_of_thread(thread: int) -> list[Place]:
+    """Return the places of the stack of another thread, innermost first."""
+    # A frame that is read becomes an object. If that began a garbage collection, the thread could go on within it,
+    # and Python 3.11 would read frames that are no more: a crash, or a deadlock (python/cpython#106883).
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return places(sys._current_frames().get(thread))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def places(frame: FrameType | None) -> list[Place]:

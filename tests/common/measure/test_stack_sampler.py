@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 import torch
 
-from gptscale.common.measure.stack_sampler import Place, StackSampler
+from gptscale.common.measure.stack_sampler import Place, StackSampler, places, places_of_thread
 
 
 def multiplies(seconds: float) -> None:
@@ -56,3 +58,24 @@ def test_no_samples_are_no_shares() -> None:
     with StackSampler(lambda stack: None) as sampler:
         pass
     assert sampler.shares() == {}
+
+
+def test_no_garbage_is_collected_while_a_stack_is_read() -> None:
+    """Finalizers could let the thread run on, and frames be read that are gone: Python 3.11 crashed after seconds to minutes."""
+    during: Counter[str] = Counter()
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        during[next((name for _, name in places(sys._getframe()) if name == "places_of_thread"), "elsewhere")] += 1
+
+    before = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(5)
+    try:
+        for _ in range(100):
+            assert places_of_thread(threading.get_ident())[0][1] == "places_of_thread"
+            _ = [[] for _ in range(10)]
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(note)
+    assert set(during) == {"elsewhere"}
+    assert gc.isenabled()

@@ -26,8 +26,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SlurmCluster:
+def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SlurmCluster]:
     """The cluster, whose sbatch is also this process's, in an empty working folder."""
     monkeypatch.setenv("PATH", f"{cluster.folder}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    return cluster
+    yield cluster
+    # Shown with a test that failed.
+    for log in (*tmp_path.rglob("jobs/*.log"), *cluster.folder.glob("slurm*.log")):
+        print(f"{log.name}:", *log.read_text(errors="replace").splitlines()[-40:], sep="\n")

@@ -1,9 +1,12 @@
 """The script for sbatch: what its words are once bash has read them, for one run and for each task of an array."""
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+from machines import wait_for
 
 from gptscale.launchers.run.batch_script import JobTask, batch_script
 
@@ -47,3 +50,34 @@ def test_the_script_is_bash_and_ends_with_the_status_of_the_ranks(requeue):
     # What Python's format leaves behind where a brace was not doubled.
     assert "{{" not in script
     assert "}}" not in script
+
+
+PROGRAMS = {
+    "squeue": "echo RUNNING",
+    "scancel": 'kill -TERM "$(cat ranks)"',
+    "scontrol": '[[ $1 == show ]] && echo node || echo "$@" >> requeued',
+    "srun": 'trap "exit 75" TERM; echo $$ > ranks; while :; do sleep 0.1; done',
+}
+
+
+@pytest.mark.parametrize("refused", ["squeue", "scontrol"])
+def test_a_controller_that_does_not_answer_is_asked_again(refused, tmp_path):
+    """Otherwise the ranks would never hear of a warning, or the job would not go back into the queue."""
+    for name, does in PROGRAMS.items():
+        once = f"[[ -e ranks ]] && ! [[ -e {name}.asked ]] && touch {name}.asked && exit 1\n" if name == refused else ""
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{once}{does}\n")
+        (tmp_path / name).chmod(0o755)
+    script = batch_script([], [JobTask(Path("f"), ["c"], 1)], "about", "false", requeue=True)
+    job = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"},
+    )
+    try:
+        wait_for((tmp_path / "ranks").exists, "the ranks")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=60) == 75
+    finally:
+        job.kill()
+    assert (tmp_path / f"{refused}.asked").exists()
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"

@@ -69,9 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
-        if "worlds" in (
-            getattr(value, "__module__", "") for value in vars(item.module).values()
-        ):  # tests/worlds/worlds.py
+        # The file uses something of tests/worlds/worlds.py.
+        if "worlds" in (getattr(value, "__module__", "") for value in vars(item.module).values()):
             item.add_marker("world")
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

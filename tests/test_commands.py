@@ -127,7 +127,8 @@ def options_of_all_commands():
                 continue
             try:
                 module = importlib.import_module(name)
-            except ModuleNotFoundError:  # an engine that is not installed
+            except ModuleNotFoundError:
+                # It needs an engine that is not installed.
                 continue
             for kind in vars(module).values():
                 if isinstance(kind, type) and dataclasses.is_dataclass(kind):

@@ -38,8 +38,8 @@ TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
 
 
 def report(offences):
-    """Fail with every offence, given as (module, line, what)."""
-    places = sorted((str(FILES[module].relative_to(ROOT)), line, what) for module, line, what in set(offences))
+    """Fail with every offence, given as (module or its path, line, what)."""
+    places = sorted((str(FILES.get(m, m).relative_to(ROOT)), line, what) for m, line, what in set(offences))
     if places:
         lines = [f"{path}:{line}: {what}" for path, line, what in places]
         pytest.fail("\n".join([f"{len(lines)} offences", *lines]), pytrace=False)
@@ -131,12 +131,13 @@ def test_docstrings_begin_with_one_plain_sentence():
 
 
 def test_comments_stand_above_what_they_explain():
+    """The tests keep to it too."""
     offences = []
-    for module, path in FILES.items():
+    for path in [*PATHS, *(ROOT / "tests").rglob("*.py")]:
         with path.open("rb") as file:
             tokens = [token for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
         behind = (token for token in tokens if token.line[: token.start[1]].strip())
         offences += [
-            (module, t.start[0], f"{t.string} stands behind code") for t in behind if not FOR_TOOLS.match(t.string)
+            (path, t.start[0], f"{t.string} stands behind code") for t in behind if not FOR_TOOLS.match(t.string)
         ]
     report(offences)

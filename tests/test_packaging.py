@@ -15,7 +15,8 @@ import torch
 from gptscale.ops.build import cache as build_cache
 from gptscale.ops.build.sources import fingerprint
 
-pytestmark = pytest.mark.slow  # a wheel is built, and the operators are compiled
+# A wheel is built, and the operators are compiled.
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 ROOMS = ("common", "foresight", "launchers", "lenet", "ops", "recipes", "results")
 
@@ -76,7 +77,8 @@ def test_operators_are_compiled_ahead_of_time_where_there_is_a_compiler(wheel, n
         "assert e.__file__.startswith(sys.argv[1]), e.__file__\n"
         "print(e.implementation(), gelu(torch.ones(1), implementation='cpp').item())"
     )
-    command = [sys.executable, "-S", "-c", code, str(tmp_path)]  # -S: without the editable install's finder
+    # With -S it runs without the editable install's finder.
+    command = [sys.executable, "-S", "-c", code, str(tmp_path)]
     path = os.pathsep.join(p for p in sys.path if p.endswith("site-packages"))
     environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=environment)
@@ -86,7 +88,8 @@ def test_operators_are_compiled_ahead_of_time_where_there_is_a_compiler(wheel, n
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.timeout(400)  # whichever test comes first waits for the compiler
+# Whichever test comes first waits for the compiler.
+@pytest.mark.timeout(400)
 def test_the_wheel_holds_gptscale_and_nothing_generic(names):
     tops = {name.split("/")[0] for name in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"gptscale"}

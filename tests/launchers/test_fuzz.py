@@ -48,7 +48,8 @@ def kinds(words: list[str]) -> list[Any]:
     if words[0] == "run" and words[1] in RECIPES:
         try:
             return [RunConfig, type(default_recipe_config(words[1])), run.LaunchOptions]
-        except GptscaleError:  # its engine is not installed
+        except GptscaleError:
+            # The engine of this recipe is not installed.
             return [run.LaunchOptions]
     return {
         "sweep": [sweep.SweepOptions, RunConfig],

@@ -123,7 +123,8 @@ def test_the_gpu_script_carries_on(tmp_path):
         (tmp_path / "asked").write_text("")
         ended = shell(LAUNCHERS / "bench" / "gpu.sh", *words, **environment)
         lines = (tmp_path / "asked").read_text().splitlines()
-        assert all(line.endswith(" 480") for line in lines)  # of ten minutes: what hangs is told within the call
+        # Each has 480 s of the call's ten minutes: what hangs is told within the call.
+        assert all(line.endswith(" 480") for line in lines)
         return ended, [line.split()[:2] for line in lines]
 
     out.mkdir()

@@ -23,7 +23,8 @@ def test_it_is_committed_as_it_ran() -> None:
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
     assert {output.output_type for output in outputs} == {"stream", "display_data", "execute_result"}
-    assert all(output.name == "stdout" for output in outputs if output.output_type == "stream")  # no warnings
+    # There are no warnings.
+    assert all(output.name == "stdout" for output in outputs if output.output_type == "stream")
     text = [str(output.get("text") or output.data.get("text/plain")) for output in outputs]
     assert not [line for line in text if "/home/" in line or "/root/" in line or "/tmp/" in line]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 5
@@ -40,7 +41,8 @@ def test_it_runs_and_ends_with_its_accuracies(tmp_path: Path, monkeypatch: pytes
     environment = {**os.environ, "TMPDIR": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3")
-    client.execute(env=environment, cwd=str(tmp_path))  # an assertion that fails in a cell fails here
+    # An assertion that fails in a cell fails here.
+    client.execute(env=environment, cwd=str(tmp_path))
     (summary,) = tmp_path.glob("lenet-*/lenet.csv")
     rows = read_summary(summary).set_index("run_id")
     accuracy = rows.test_accuracy
@@ -50,7 +52,8 @@ def test_it_runs_and_ends_with_its_accuracies(tmp_path: Path, monkeypatch: pytes
     assert (rows.status == "ok").all()
     assert accuracy["baseline"] >= 0.985
     assert accuracy[["fp32", "bf16"]].min() >= 0.96
-    assert abs(accuracy["one-process"] - accuracy["two-processes"]) <= 0.02  # the notebook says why not the same
+    # The notebook says why the two are not the same.
+    assert abs(accuracy["one-process"] - accuracy["two-processes"]) <= 0.02
     assert rows.world_size["two-processes"] == 2
     assert abs(accuracy["gelu-erf"] - accuracy["gelu-custom-erf"]) <= 0.02
     assert rows.images_per_s["fast"] > rows.images_per_s["dataloader"]

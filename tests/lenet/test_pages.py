@@ -54,11 +54,10 @@ def test_every_page_lays_a_reports_figures_beside_ours(page: str) -> None:
         if line.startswith("| report ")
     ]
     assert rows
+    # Report C, on precision, gave curves without figures.
     assert any(
         any(cell.strip(" |-").replace(".", "").replace(",", "").isdigit() for cell in row.split("|")) for row in rows
-    ) == (
-        page != "precision"  # report C gave curves without figures
-    )
+    ) == (page != "precision")
 
 
 def test_the_rate_alone_tells_onecycle_from_text() -> None:

@@ -184,7 +184,8 @@ def test_first_and_second_derivatives(implementation):
         assert torch.autograd.gradcheck(f, leaves)
         assert torch.autograd.gradgradcheck(f, leaves)
     x, _, bias = (leaf.detach() for leaf in leaves)
-    assert torch.autograd.gradgradcheck(lambda w: f(x, w, bias), (leaves[1],))  # as in a first layer: x needs none
+    # This is as in a first layer, where x needs no gradient.
+    assert torch.autograd.gradgradcheck(lambda w: f(x, w, bias), (leaves[1],))
 
 
 @pytest.mark.slow

@@ -89,13 +89,15 @@ def test_it_compiles_for_a_gpu_that_is_not_here(logits):
         fn=t._cross_entropy_kernel,
         signature={**types, **dict.fromkeys(constants, "constexpr")},
         constexprs=constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(types))},  # as torch allocates
+        # Addresses and the stride are multiples of 16, as torch allocates.
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(types))},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": t.WARPS})
     assert compiled.asm["cubin"]
     loads = [line for line in compiled.asm["ptx"].splitlines() if "ld.global" in line]
     vectors = [line for line in loads if ".v4.b32" in line]
-    assert len(loads) - len(vectors) == 2  # the target and its logit
+    # The other two are the target and its logit.
+    assert len(loads) - len(vectors) == 2
 
 
 @pytest.mark.gpu

@@ -70,7 +70,8 @@ def test_error_is_no_larger_than_torchs_own(variant, dtype, record_property):
     own_error, torch_error = ulp(g.gelu(x, variant), exact, dtype), ulp(torchs_own(x, variant), exact, dtype)
     own_slope_error = ulp(derivative(lambda v: g.gelu(v, variant, "cpp"), x), slope, dtype)
     torch_slopes = derivative(lambda v: torchs_own(v, variant), x)
-    finite = torch.isfinite(torch_slopes)  # PyTorch's derivative is NaN at some x where it is not here
+    # PyTorch's derivative is NaN at some x where ours is not.
+    finite = torch.isfinite(torch_slopes)
     torch_slope_error = ulp(torch_slopes[finite], slope[finite], dtype)
     for name, value in {
         "ulp": own_error,
@@ -99,7 +100,8 @@ def test_float64_against_forty_digits(variant, implementation):
             p = p if p is not None else 1 / (1 + mpmath.exp(-(z if variant == "tanh" else mpmath.mpf("1.702") * v)))
             exact.append(float(v * p))
     result, exact = g.gelu(x, variant, implementation), torch.tensor(exact, dtype=torch.float64)
-    assert ((result - exact).abs() <= 4e-16 * exact.abs() * (1 + x * x)).all()  # rounding of z, times z
+    # The term with x * x allows for the rounding of z, times z.
+    assert ((result - exact).abs() <= 4e-16 * exact.abs() * (1 + x * x)).all()
 
 
 @pytest.mark.parametrize("implementation", implementations())
@@ -160,7 +162,8 @@ def test_bias_gelu_is_gelu_of_the_sum_and_sums_its_gradient(implementation):
                 eps = torch.finfo(dtype).eps
                 torch.testing.assert_close(y.double(), g.python_gelu(wide, variant), rtol=4 * eps, atol=4 * eps)
                 exact = g.python_gelu_backward(grad.double(), wide, variant)
-                loose = 64 if dtype is torch.float32 else 4  # exp(-x^2/2) of a rounded x^2, in Python
+                # The reference in Python takes exp(-x^2/2) of a rounded x^2.
+                loose = 64 if dtype is torch.float32 else 4
                 torch.testing.assert_close(to_x.double(), exact, rtol=loose * eps, atol=8 * eps)
                 summed = exact.reshape(-1, shape[-1]).sum(0)
                 size = float(exact.abs().reshape(-1, shape[-1]).sum(0).max())

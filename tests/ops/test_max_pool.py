@@ -149,7 +149,8 @@ def test_nan_infinities_and_ties(implementation):
     x = torch.tensor([[[1.0, 1.0, -inf, -inf, nan, 2.0], [1.0, 1.0, -inf, -inf, nan, inf]]])
     y, offsets = m.max_pool2d_with_offsets(x, 2, implementation=implementation)
     assert same(y, torch.tensor([[[1.0, -inf, nan]]]))
-    assert offsets.tolist() == [[[0, 0, 2]]]  # the first of equal elements, and the last NaN
+    # These are the first of equal elements, and the last NaN.
+    assert offsets.tolist() == [[[0, 0, 2]]]
     tiny = torch.tensor([[[1e-45, 0.0], [-0.0, -1e-45]]])
     y, offsets = m.max_pool2d_with_offsets(tiny, 2, implementation=implementation)
     assert y.item() == tiny[0, 0, 0].item() > 0

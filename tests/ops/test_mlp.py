@@ -136,7 +136,8 @@ class Described:
         rows, columns, stride = (
             attribute_of_layout(a, kind) for a, kind in ((2, c_uint64), (3, c_uint64), (4, c_int64))
         )
-        assert attribute_of_layout(0, c_uint32) == 14  # bf16
+        # The number 14 stands for bf16.
+        assert attribute_of_layout(0, c_uint32) == 14
         return at(pointer.value, columns * stride).as_strided((rows, columns), (1, stride))
 
     def cublasLtMatmul(self, handle, desc, *rest):  # noqa: N802

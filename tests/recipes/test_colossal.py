@@ -154,9 +154,11 @@ def test_state_comes_in_and_goes_out_without_a_changed_bit(split, saved, tmp_pat
     for rank, f in enumerate(found):
         for other, g in enumerate(found):
             same_stage_and_data = rank // tp == other // tp
-            assert (f["rest"] == g["rest"]) == same_stage_and_data  # tensor ranks hold the same residual stream
+            # Tensor ranks hold the same residual stream.
+            assert (f["rest"] == g["rest"]) == same_stage_and_data
             if rank != other and tp > 1:
-                assert f["attention"] != g["attention"]  # and heads of their own
+                # They have heads of their own.
+                assert f["attention"] != g["attention"]
 
 
 def parameters_of(gpt, tp, pp, stage):

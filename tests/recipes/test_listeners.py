@@ -39,7 +39,8 @@ def test_nothing_listens_off_the_loopback(run, tmp_path):
         pytest.skip(reason)
     words = RUNS[run] if run == "bench" else [*RUNS[run], "--out", tmp_path]
     started = Started(command(*words))
-    if run == "bench":  # says nothing before its end
+    if run == "bench":
+        # The bench says nothing before its end.
         started.wait_for(lambda: len(listening(started)) >= 3)
     else:
         line = started.stdout.readline()
@@ -57,7 +58,8 @@ def test_nothing_listens_off_the_loopback(run, tmp_path):
 def test_no_command_serves_anything():
     """The only sockets of the package are the ranks' rendezvous and a server of programs, which has a file for an address."""
     package = Path(__file__).parents[2]
-    binds = r"(?<!signature\(call\))\.bind\("  # but for that of a call's arguments
+    # This finds every `bind` but that of a call's arguments.
+    binds = r"(?<!signature\(call\))\.bind\("
     opens = re.compile(rf"create_server|{binds}|\.listen\(|serve_forever|HTTPServer|bind_all|tensorboard\.program")
     rooms = "common foresight launchers lenet ops recipes results".split()
     files = [path for room in rooms for path in (package / room).rglob("*.py")]

@@ -20,7 +20,8 @@ def steps(run):
     return pd.read_csv(run / "steps.csv", float_precision="round_trip").set_index("step")
 
 
-ELSEWHERE = ("tensor_parallel", "pipeline", "hybrid_3d")  # test_split.py: many ways of splitting in one world
+# These are in test_split.py, which tries many ways of splitting in one world.
+ELSEWHERE = ("tensor_parallel", "pipeline", "hybrid_3d")
 HERE_TOO = [name for name, recipe in RECIPES.items() if name not in ELSEWHERE and not recipe.environment]
 
 

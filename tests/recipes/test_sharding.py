@@ -15,10 +15,14 @@ from gptscale.launchers.run.preflight import why_not_here
 
 WORLDS = Path(__file__).parents[1] / "worlds"
 D = 2
-WIDTH = 512  # wide enough that no matrix is kept whole for being small (DeepSpeed's stage3_param_persistence_threshold)
-N = 4 * (12 * WIDTH**2 + 13 * WIDTH) + (384 + 128 + 2) * WIDTH  # tiny's layers, table (padded) and positions, this wide
-BUCKET = 0.5  # x N: DeepSpeed's reduce bucket, 4 bytes x N / 8
-LARGEST = 0.33  # x N: the largest parameter in fp32, 4 x 1,048,576 bytes of N = 12.9 million
+# This is wide enough that no matrix is kept whole for being small (DeepSpeed's stage3_param_persistence_threshold).
+WIDTH = 512
+# The layers of tiny, its table (padded) and its positions, at this width.
+N = 4 * (12 * WIDTH**2 + 13 * WIDTH) + (384 + 128 + 2) * WIDTH
+# DeepSpeed's reduce bucket is this x N: 4 bytes x N / 8.
+BUCKET = 0.5
+# The largest parameter in fp32 is this x N: 4 x 1,048,576 bytes, and N is 12.9 million.
+LARGEST = 0.33
 
 # recipe, options, precision: bytes per parameter before the optimizer's step, and the constant that may come on top.
 FORMULAS = [
@@ -71,11 +75,13 @@ def test_a_stage_holds_its_layers_and_both_ends_the_table(schedule, tmp_path):
     found = measured("pipeline", ["--schedule", schedule, "--grad-accum-steps", "8"], "fp32", tmp_path)
     block, table, positions, norm = 12 * WIDTH**2 + 13 * WIDTH, 384 * WIDTH, 128 * WIDTH, 2 * WIDTH
     held = [2 * block + table + positions, 2 * block + table + norm]
-    if schedule == "ZBVZeroBubble":  # the first rank has both ends, and the table once
+    if schedule == "ZBVZeroBubble":
+        # The first rank has both ends, and the table once.
         held = [2 * block + table + positions + norm, 2 * block]
     for rank, parameters in zip(found, held, strict=True):
         assert rank["state"] == 12 * parameters
-        buffers = (1 if schedule == "1F1B" else 2) * 3 * 8 * 4 * 128 * WIDTH  # a stage has up to three per micro-batch
+        # A stage has up to three buffers for each micro-batch.
+        buffers = (1 if schedule == "1F1B" else 2) * 3 * 8 * 4 * 128 * WIDTH
         assert 0 <= rank["with_gradients"] - 16 * parameters <= buffers + 2**16
 
 
@@ -98,7 +104,8 @@ def test_zero_infinity_keeps_on_disk_what_it_says_and_deletes_it(tmp_path):
         pytest.skip(reason)
     found = measured("zero_infinity", [], "fp32", tmp_path)[0]
     matrices = [3 * WIDTH**2, WIDTH**2, 4 * WIDTH**2, 4 * WIDTH**2]
-    swapped = 4 * sum(n for n in matrices if 4 * n / D >= 2**20)  # of 4 layers
+    # Each of the 4 layers has these.
+    swapped = 4 * sum(n for n in matrices if 4 * n / D >= 2**20)
     in_matrices = 4 * sum(matrices) + 256 * WIDTH + 128 * WIDTH
     assert found["disk"] == pytest.approx(12 * in_matrices + (4 + 4) * swapped, rel=0.02)
     assert {p.name for p in tmp_path.iterdir()} == {"rank0.json", "rank1.json"}
@@ -134,7 +141,8 @@ def test_a_swap_folder_is_deleted_by_sigterm_and_after_sigkill_by_the_next_run(t
         if number == signal.SIGTERM:
             assert status == 75
             assert list(nvme.iterdir()) == []
-    deadline = time.monotonic() + 120  # the kernel ends the ranks of a launcher that was killed outright
+    # The kernel ends the ranks of a launcher that was killed outright.
+    deadline = time.monotonic() + 120
     while not abandoned(nvme):
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -37,5 +37,6 @@ def test_no_rank_ever_has_the_whole_model(recipe, tmp_path):
     ranks("world_rss.py", 2, recipe, tmp_path, *options)
     for rank in range(2):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert found["held"] < 0.8 * 4 * found["n"]  # of a pipeline both ends hold the table, 0.3 of gpt2
+        # In a pipeline both ends hold the table, which is 0.3 of gpt2.
+        assert found["held"] < 0.8 * 4 * found["n"]
         assert found["grown"] < found["held"] + 64 * 2**20 < 4 * found["n"]

@@ -44,7 +44,8 @@ def assert_same_state(ours, theirs):
 SAVED = {"single": 1, "ddp": 2, "fsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2, "zero_offload": 2, "zero_infinity": 2}
 SAVED |= {"fairscale_sdp": 2, "accelerate_fsdp": 2, "lightning_fabric": 2}
 SAVED |= {"tensor_parallel": 2, "pipeline": 2, "hybrid_3d": 4}
-MESH = {"hybrid_3d": ["--tp-size", "2"]}  # dp 2 x tp 2
+# Its four ranks are dp 2 x tp 2.
+MESH = {"hybrid_3d": ["--tp-size", "2"]}
 LONG = ["--steps", "8", "--save-every", "4", "--dropout", "0.1", "--data", "synthetic", "--seq-len", "32"]
 
 
@@ -62,7 +63,8 @@ def saved(tmp_path_factory):
     return out / "runs"
 
 
-@pytest.mark.timeout(1200)  # the first one to ask makes the saved runs of all recipes
+# The first test to ask makes the saved runs of all recipes.
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("recipe", SAVED)
 def test_resume_is_bit_identical(recipe, saved, tmp_path):
     """Compare losses, norms, final weights and optimizer state of a resumed run with one that never stopped."""
@@ -305,7 +307,8 @@ def test_offload_is_in_the_row(tmp_path):
         if not why_not_here(recipe):
             ok("run", recipe, *work)
     rows = {row["recipe"]: row for row in summary(tmp_path)}
-    n = 4 * 12 * 256**2 / 2**30  # parameters of the matrices, in GiB
+    # The parameters of the matrices, in GiB.
+    n = 4 * 12 * 256**2 / 2**30
     assert not any(rows["ddp"][column] for column in rows["ddp"] if column.startswith("offload_"))
     assert float(rows["fsdp_offload"]["offload_cpu_gib"]) == pytest.approx(12 * n / 2, rel=0.08)
     for recipe in ("zero_offload", "zero_infinity"):

@@ -44,7 +44,8 @@ def main(recipe: str, out: Path, checkpoint: Path, options: list[str]) -> None:
     plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     found: dict[str, object] = {"tp": plan.run.config.tp_size, "pp": plan.run.config.pp_size}
     with process_group(plan.run.world):
-        engine = get(recipe).load().build(plan.run, recipe_config)  # seed 99: not the weights that were saved
+        # With seed 99 these are not the weights that were saved.
+        engine = get(recipe).load().build(plan.run, recipe_config)
         found["bytes"] = sum(s.tensor.nbytes for s in engine.state())
         found["parameters"] = sum(s.tensor.numel() for s in engine.state() if s.name.startswith("model/"))
         reader = Reader(checkpoint)
@@ -66,7 +67,8 @@ def main(recipe: str, out: Path, checkpoint: Path, options: list[str]) -> None:
         sick = engine.train_step(batch, 1e-3)
         assert not torch.isfinite(sick.loss)
         colossal_gpt2.cross_entropy = healthy
-        assert torch.isfinite(engine.train_step(batch, 1e-3).loss)  # too late: after a sick step nothing may move
+        # This healthy step comes too late: after a sick step nothing may move.
+        assert torch.isfinite(engine.train_step(batch, 1e-3).loss)
         found["moved by sick steps"] = moved(engine, reader)
         found["bubble"] = engine.bubble().theory if engine.bubble() else None
         folder = out / f"rank{dist.get_rank()}"

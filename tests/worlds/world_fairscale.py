@@ -64,4 +64,5 @@ if __name__ == "__main__":
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # torch's threads can abort the interpreter's own teardown
+    # The threads of torch can abort the interpreter's own teardown.
+    os._exit(0)

@@ -22,7 +22,8 @@ from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder
 
-SICK_STEP = 2  # 0-based
+# Steps are counted from 0.
+SICK_STEP = 2
 
 
 class InfiniteGradient(torch.autograd.Function):

@@ -24,7 +24,8 @@ def main(recipe: str, out: Path, checkpoints: list[Path], options: list[str]) ->
     config, recipe_config = parse_run(recipe, words)
     plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     with process_group(plan.run.world) if get(recipe).axes else nullcontext():
-        engine = get(recipe).load().build(plan.run, recipe_config)  # seed 99: not the weights that were saved
+        # With seed 99 these are not the weights that were saved.
+        engine = get(recipe).load().build(plan.run, recipe_config)
         for checkpoint in checkpoints:
             reader = Reader(checkpoint)
             reader.load_into(engine)

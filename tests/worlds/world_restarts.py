@@ -22,4 +22,5 @@ with process_group(world):
     if world.is_main:
         with file.open("a") as lines:
             lines.write(f"{start}\n")
-os._exit(0)  # torch's threads can abort the interpreter's own teardown
+# The threads of torch can abort the interpreter's own teardown.
+os._exit(0)

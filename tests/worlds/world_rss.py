@@ -26,7 +26,8 @@ def main(recipe, out, options):
     plan = preflight(recipe, *parse_run(recipe, ["--out", str(out), *options]), World.from_environment("auto"))
     with process_group(plan.run.world):
         small = preflight(recipe, *parse_run(recipe, ["--out", str(out), "--data", "synthetic"]), plan.run.world)
-        get(recipe).load().build(small.run, small.recipe_config)  # imports and first allocations are not the model's
+        # This makes the imports and first allocations, which are not the model's.
+        get(recipe).load().build(small.run, small.recipe_config)
         before = peak()
         engine = get(recipe).load().build(plan.run, plan.recipe_config)
         held = sum(shard.tensor.nbytes for shard in engine.state())

@@ -96,7 +96,8 @@ def main(out, adamw_steps):
                 words = [*common, "--grad-accum-steps", "2"]
                 references[n_layer] = of_one_process(words, n_steps, alone, world)
             ours = references[n_layer]
-            assert max(ours["adamw"][1]) > 1  # clipping was at work
+            # Clipping was at work.
+            assert max(ours["adamw"][1]) > 1
             for way in ways(recipe, n):
                 split = {}
                 staged = recipe == "pipeline" or "--pp-size" in way
@@ -118,7 +119,8 @@ def main(out, adamw_steps):
         assert first == again != second
         everybodys = [None] * n
         dist.all_gather_object(everybodys, first)
-        assert len(set(everybodys)) == n  # no two ranks drop alike: they hold different sequences, or parts of one
+        # No two ranks drop alike: they hold different sequences, or parts of one.
+        assert len(set(everybodys)) == n
     (out / f"rank{world.rank}.json").write_text(json.dumps(found))
 
 

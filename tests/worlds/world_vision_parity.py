@@ -91,7 +91,8 @@ def check_models(world: World) -> None:
         assert torch.allclose(buffers[name], buffer, rtol=1e-4, atol=1e-5), name
     local, engine = train_on_ranks(normed, world)
     assert largest_difference(local, halves) <= TOLERANCE, (local, halves)
-    assert largest_difference(local, one) > 1e-3  # and is another computation than one process's
+    # This is another computation than that of one process.
+    assert largest_difference(local, one) > 1e-3
     assert largest_weight_difference(engine.module, split) <= 1e-4
     before = gather_objects({n: b.clone() for n, b in engine.module.named_buffers()})
     engine.settle()

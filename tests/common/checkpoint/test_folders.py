@@ -38,7 +38,8 @@ def test_what_lies_beyond_a_resume_is_set_aside_and_the_new_branch_is_kept(saved
     for step in (5, 6):
         save(Holder(), saved, step, FACTS, keep=2)
     assert [path.name for path in step_folders(saved)] == ["step-6", "step-5"]
-    set_aside_beyond(saved, 5)  # the branch of the branch: step-6 was discarded once before
+    # This is a branch of the branch: step-6 was discarded once before.
+    set_aside_beyond(saved, 5)
     assert [path.name for path in step_folders(saved)] == ["step-5"]
     assert len([name for name in names(saved) if name.startswith("step-6.discarded")]) == 2
     set_aside_beyond(saved, 5)
@@ -88,7 +89,8 @@ def test_leftovers_of_killed_saves_are_named_and_removed(saved, capsys):
 
 
 def test_rotation_renames_before_it_deletes(saved, monkeypatch):
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **options: os.unlink(next(path.iterdir())))  # killed midway
+    # Only one file is deleted, as when the process is killed midway.
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **options: os.unlink(next(path.iterdir())))
     save(Holder(), saved, 6, FACTS)
     monkeypatch.undo()
     assert [path.name for path in step_folders(saved)] == ["step-6", "step-4"]

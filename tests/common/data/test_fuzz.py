@@ -77,7 +77,8 @@ def try_all(kind, attempts):
     """Make each attempt, which may end well or in one of our errors; check what it took, and print the most of it."""
     refused, lines, longest_s, largest, began = 0, 0, 0.0, 0, time.monotonic()
     for attempt in attempts:
-        Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
+        # The peak of memory counts from here.
+        Path("/proc/self/clear_refs").write_text("5")
         before, start = memory("VmRSS"), time.monotonic()
         try:
             attempt()
@@ -257,7 +258,8 @@ BOMBS = {
 }
 
 
-@pytest.mark.timeout(60)  # a hang fails here
+# A reader that hangs fails here.
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", BOMBS)
 def test_bombs_and_pipes(tmp_path, case):
     use, message = BOMBS[case]

@@ -56,7 +56,8 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert len(set(orders)) == 16
     for order in orders:
         assert abs(np.corrcoef(index, order)[0, 1]) < 0.15
-        assert (index == order).sum() < 10  # a random permutation keeps about one in place
+        # A random permutation keeps about one number in its place.
+        assert (index == order).sum() < 10
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 37])
@@ -64,7 +65,8 @@ def test_every_sequence_comes_first_about_equally_often(n: int) -> None:
     first = [int(permuted(np.array([0]), n, 7, epoch)[0]) for epoch in range(1500)]
     counts = np.bincount(first, minlength=n)
     expected = 1500 / n
-    assert ((counts - expected) ** 2 / expected).sum() < n - 1 + 5 * np.sqrt(2 * (n - 1))  # chi-square, five sigma
+    # This is a chi-square test, with a limit of five sigma.
+    assert ((counts - expected) ** 2 / expected).sum() < n - 1 + 5 * np.sqrt(2 * (n - 1))
 
 
 def test_the_order_is_a_function_of_its_arguments_alone() -> None:

@@ -53,7 +53,8 @@ def test_synthetic_ids_are_a_function_of_seed_and_position(start: int, seed: int
 def test_synthetic_ids_are_uniform_and_seeds_differ() -> None:
     ids = Synthetic(257, 1).read(10**9, 257 * 400)
     counts = np.bincount(ids, minlength=257)
-    assert ((counts - 400) ** 2 / 400).sum() < 256 + 5 * np.sqrt(2 * 256)  # chi-square, five sigma
+    # This is a chi-square test, with a limit of five sigma.
+    assert ((counts - 400) ** 2 / 400).sum() < 256 + 5 * np.sqrt(2 * 256)
     assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
     assert (Synthetic(257, 2).read(10**9, 1000) == ids[:1000]).mean() < 0.02
     assert Synthetic(257, 1).fingerprint != Synthetic(257, 2).fingerprint

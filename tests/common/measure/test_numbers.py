@@ -33,7 +33,8 @@ def test_schedule_at_its_corners():
         return learning_rate(step, **{"peak": 1.0, "total_steps": 101, "warmup_steps": 10, **changes})
 
     assert [rate(s) for s in (0, 4, 9, 10)] == [0.1, 0.5, 1.0, 1.0]
-    assert rate(55) == pytest.approx(0.1 + 0.9 * 0.5)  # half way down
+    # Step 55 is half way down.
+    assert rate(55) == pytest.approx(0.1 + 0.9 * 0.5)
     assert rate(100) == rate(5000) == pytest.approx(0.1)
     assert rate(100, min_ratio=0.0) == pytest.approx(0.0)
     assert rate(100, schedule="constant") == 1.0

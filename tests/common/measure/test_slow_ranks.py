@@ -48,7 +48,8 @@ def test_a_pause_of_the_whole_process_in_a_wait_is_its_own():
     progress.stood_still(2.0)
     progress.at("forward")
     clock.now += 3.0
-    progress.stood_still(2.0)  # counted in forward already
+    # This pause is counted in forward already.
+    progress.stood_still(2.0)
     assert dict(zip(OWN_PARTS, progress.lap(), strict=True))["stopped"] == 2.0
 
 

@@ -119,7 +119,8 @@ def test_a_device_computes_waits_copies_or_idles_for_a_reason() -> None:
         ("triton_poi_fused_gelu_0", ELEMENTWISE),
         ("cudnn_generated_fort_native_sdpa_sm90", ATTENTION),
         ("ncclDevKernel_ReduceScatter", None),
-        ("FSDP::pre_forward (blocks.0)", None),  # a range of Python
+        # This is a range of Python, not a kernel.
+        ("FSDP::pre_forward (blocks.0)", None),
         ("fsdp::split_with_sizes_copy", ELEMENTWISE),
     ],
 )

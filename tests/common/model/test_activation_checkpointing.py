@@ -42,4 +42,5 @@ def test_selective_checkpointing_keeps_what_every_kernel_returns():
     kept = {str(operator) for operator in KEPT_OPERATORS}
     for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"):
         assert f"aten._scaled_dot_product_{name}.default" in kept
-    assert {"aten.bmm.default", "aten.mm.default"} <= kept  # of which math is made
+    # The kernel called math is made of these.
+    assert {"aten.bmm.default", "aten.mm.default"} <= kept

@@ -22,9 +22,11 @@ from gptscale.common.model.gpt import GPT, causal_attention
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig
 
-SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=20, block_size=16, vocab_size=101)  # heads of 10
+# The heads of this model are 10 wide.
+SMALL = GPTConfig(n_layer=2, n_head=2, n_embd=20, block_size=16, vocab_size=101)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-OLD_TORCH = importlib.util.find_spec("torch.nn.attention._fa3") is None  # Colossal-AI's, 2.5
+# The torch of Colossal-AI's environment is 2.5.
+OLD_TORCH = importlib.util.find_spec("torch.nn.attention._fa3") is None
 NO_FLASH3 = "cannot take FlashAttention-3's kernels" if OLD_TORCH else "module flash_attn_interface is not installed"
 FLASH_FOR_CPU = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 

@@ -82,7 +82,8 @@ def test_a_cast_is_as_exact_as_the_format_whatever_the_size(dtype, size):
     back = cast(x, scale, dtype).double() / scale.double()
     assert ((back - x.double()).abs() <= 1.001 * error(x.double(), dtype)).all()
     largest = cast(x, scale, dtype).float().abs().max()
-    assert largest == torch.finfo(dtype).max  # the whole range is in use
+    # The whole range is in use.
+    assert largest == torch.finfo(dtype).max
 
 
 @pytest.mark.parametrize("x_size", [1.0, 1e-12, 1e12])
@@ -144,7 +145,8 @@ def test_what_is_no_number_stays_none(bad, where):
     y = layer(x)
     y.backward(grad)
     found = y if where != "gradient" else x.grad
-    assert not found.isfinite().any()  # one scale for the whole tensor: none of it can be trusted
+    # There is one scale for the whole tensor, so none of it can be trusted.
+    assert not found.isfinite().any()
     assert not layer.weight.grad.isfinite().any() or where == "weight"
 
 
@@ -157,7 +159,8 @@ def test_gradients_that_are_spread_over_memory_are_read_right():
     layer(x).backward(grad.contiguous())
     assert torch.equal(first[0], layer.weight.grad)
     assert torch.equal(first[1], x.grad)
-    layer(x).sum().backward()  # an expanded scalar
+    # Here the gradient is an expanded scalar.
+    layer(x).sum().backward()
 
 
 @pytest.mark.slow
@@ -231,9 +234,8 @@ def scaled_products(mode):
 
 def test_full_recomputes_products_and_selective_keeps_them():
     none, selective, full = (scaled_products(mode) for mode in ("none", "selective", "full"))
-    assert (
-        none == selective == 3 * 2 * 12 * 3 * 64**2 * 64
-    )  # three products of 2 operations, 12 h^2, 3 layers, 64 tokens
+    # There are three products of 2 operations, 12 h^2, 3 layers and 64 tokens.
+    assert none == selective == 3 * 2 * 12 * 3 * 64**2 * 64
     assert none < full <= none * 4 / 3
 
 
@@ -327,7 +329,8 @@ def test_which_devices_may(monkeypatch, run_on):
         check_precision(run_on(gpu, precision="fp8"))
     check_precision(run_on(CPU, precision="fp8"))
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert not supports_fp8((9, 4))  # whose e4m3 is another
+    # The e4m3 of this AMD GPU is another format.
+    assert not supports_fp8((9, 4))
 
 
 def test_everything_else_computes_in_bf16_and_no_loss_is_scaled():
@@ -433,5 +436,6 @@ def test_a_gpu_multiplies_as_the_emulation_does():
         y = layer(mine)
         y.backward(torch.ones_like(y) / 64)
         found.append([t.detach().cpu().float() for t in (y, mine.grad, layer.weight.grad, layer.bias.grad)])
-    for ours, theirs in zip(*found, strict=True):  # fast accumulation keeps at least 14 bits
+    # Fast accumulation keeps at least 14 bits.
+    for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(theirs, ours, rtol=2**-7, atol=2**-10 * ours.abs().max().item())

@@ -31,9 +31,11 @@ def test_matmul_parameters_against_torch_flop_counter(ids, random_model):
     """2 operations per matmul parameter and token forward; the counter also sees attention, taken away by its formula."""
     model = random_model(GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=384))
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused CPU kernel is not in the counter's table
+    # The kernel is MATH, because the fused CPU kernel is not in the counter's table.
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         model(ids[:, :32])
-    attention = 4 * 3 * 64 * 32 * 32 * 2  # 2 products x 2 operations x L h T per token, full square, 64 tokens
+    # 2 products x 2 operations x L h T per token, over the full square, for 64 tokens.
+    attention = 4 * 3 * 64 * 32 * 32 * 2
     assert counter.get_total_flops() - attention == 2 * model.config.n_matmul_params * 64
 
 

@@ -40,7 +40,8 @@ def test_equals_torch_cross_entropy(problem):
 
 def test_padding_rows_of_the_table_get_no_gradient_and_no_probability(problem):
     x, weight, targets = problem
-    weight[120:] = 100.0 * x[0]  # would win by far
+    # The padding rows would win by far.
+    weight[120:] = 100.0 * x[0]
     _, _, grad = value_and_grads(linear_cross_entropy, x.float(), weight.float(), targets, vocab_size=120)
     assert torch.equal(grad[120:], torch.zeros_like(grad[120:]))
     ours = linear_cross_entropy(x.float(), weight.float(), targets, 120)
@@ -67,7 +68,8 @@ def test_bf16_autocast_runs_products_in_bf16_and_keeps_fp32_gradients(problem):
         ours = value_and_grads(linear_cross_entropy, x.float(), weight.float(), targets, vocab_size=120)
     theirs = value_and_grads(reference, x, weight, targets)
     assert [t.dtype for t in ours] == [torch.float32] * 3
-    for a, b in zip(ours, theirs, strict=True):  # bf16 has 8 bits: 2**-8 of the largest entry
+    # Numbers of bf16 have 8 bits, so an error is a few times 2**-8 of the largest entry.
+    for a, b in zip(ours, theirs, strict=True):
         assert (a.double() - b).abs().max() < 0.03 * b.abs().max()
 
 

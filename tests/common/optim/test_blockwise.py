@@ -40,9 +40,11 @@ def test_takes_the_nearest_value_but_never_zero_for_a_second_moment(signed):
     far = chosen[: len(least)] > least + 1e-8
     if not signed:
         assert torch.equal(codes == 0, unit == 0)
-        far &= codes[: len(least)] != 1  # what is rounded up from below half of the smallest value
+        # Code 1 also takes what is rounded up from below half of the smallest value.
+        far &= codes[: len(least)] != 1
     assert not far.any()
-    assert chosen.max() <= (0.01056 if signed else 0.00353)  # half the widest gap, that next to -1 or 1
+    # The limit is half of the widest gap, the one next to -1 or 1.
+    assert chosen.max() <= (0.01056 if signed else 0.00353)
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -57,7 +59,8 @@ def test_what_was_dequantised_gives_the_same_bytes_and_scales(signed, exponent):
     assert torch.equal(values, dequantise(again, absmax_again, code))
     largest = x.abs().amax(1, keepdim=True)
     assert torch.equal(absmax, largest.where(largest >= SMALLEST, 0.0))
-    assert torch.equal(values.abs().amax(1, keepdim=True), absmax)  # the number that gave the scale is exact
+    # The number that gave the scale is exact.
+    assert torch.equal(values.abs().amax(1, keepdim=True), absmax)
 
 
 def test_every_value_comes_back_at_every_scale():

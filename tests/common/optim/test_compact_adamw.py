@@ -91,7 +91,8 @@ def test_each_step_is_adamws_from_the_moments_that_were_stored(form):
             torch.testing.assert_close(p.detach().double(), weight, rtol=3e-7, atol=3e-9)
             for key, exact, worst in (("exp_avg", m, 0.0106), ("exp_avg_sq", v, 0.0036)):
                 kept = optimizer.torch.moment(p, key).double()
-                tiny = 1e-7 * exact.abs().max()  # a mean may cancel
+                # A mean may cancel to almost nothing: then only its absolute error is small.
+                tiny = 1e-7 * exact.abs().max()
                 if name not in PACKED:
                     torch.testing.assert_close(kept, exact, rtol=1e-6, atol=tiny)
                 elif form == "bf16":
@@ -146,7 +147,8 @@ def test_a_step_that_is_skipped_leaves_every_bit(form, steps, bad):
         give_gradients(params, seed=step)
         optimizer.step(LR, torch.tensor(1.0))
     weights, state = {n: p.detach().clone() for n, p in params.items()}, stored(optimizer)
-    for poison in (bad, 0.0):  # and none after it
+    # Neither the step with the bad number nor a clean one after it changes anything.
+    for poison in (bad, 0.0):
         give_gradients(params, seed=7)
         params["a"].grad[3, 5] += poison
         optimizer.step(LR, torch.tensor(1.0))
@@ -235,7 +237,8 @@ def test_a_run_that_was_saved_and_resumed_is_bit_identical(form, tmp_path):
     run_steps(whole, plan, 0, 3)
     before = stored(whole.optimizer)
     path = save(whole, tmp_path, 3, {"workload": {}})
-    assert same(stored(whole.optimizer), before)  # saving stores again what it has shown
+    # Saving stores again what it has shown.
+    assert same(stored(whole.optimizer), before)
     resumed, _ = engine_and_plan(tmp_path, form)
     Reader(path).verify().load_into(resumed)
     assert same(stored(resumed.optimizer), before)
@@ -262,7 +265,8 @@ def test_a_checkpoint_moves_between_forms_and_is_rounded(tmp_path):
                 torch.testing.assert_close(loaded[name], tensor, rtol=2**-8, atol=0)
             else:
                 assert (loaded[name] - tensor).abs().max() <= 0.0106 * tensor.abs().max()
-        back, _ = engine_and_plan(tmp_path, "fp32")  # and what is rounded is read by fp32 as it is
+        # A run with fp32 moments reads the rounded ones as they are.
+        back, _ = engine_and_plan(tmp_path, "fp32")
         Reader(save(target, tmp_path / form, 3, {"workload": {}})).load_into(back)
         assert same({s.name: s.tensor for s in back.state()}, loaded)
 
@@ -328,7 +332,8 @@ def test_compiled_it_is_one_graph_for_all_sizes_and_equal(monkeypatch):
             give_gradients(params, seed=step)
             optimizer.step(LR, torch.tensor(1.0))
     assert counter.frame_count == 1
-    for name, p in eager.items():  # another order of the same operations may put a moment into the next code
+    # Another order of the same operations may put a moment into the next code.
+    for name, p in eager.items():
         torch.testing.assert_close(p, fused[name], rtol=1e-4, atol=0.02 * LR)
 
 

@@ -126,7 +126,8 @@ def test_a_rendezvous_on_all_interfaces_is_told_in_one_line(address, capsys, mon
     )
     with socket.create_server(address):
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-        check_rendezvous(0)  # as under `gptscale run`
+        # Under `gptscale run` it is like this.
+        check_rendezvous(0)
         assert capsys.readouterr().err == ""
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
         check_rendezvous(1)

@@ -26,7 +26,8 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get
 
-TOLERANCE = 0.05  # of the whole peak, state and activations
+# A fraction of the whole peak, of state and activations together.
+TOLERANCE = 0.05
 GPT = PRESETS["1.6b"]
 
 
@@ -112,9 +113,11 @@ def test_planning_needs_no_torch():
 
 
 def test_sixteen_bits_throughout_is_korthikantis_count_without_masks_and_the_attention_square():
-    step = Step(PRESETS["gpt3-6.7b"], 1, "bf16", "cuda")  # heads of 128: nothing is padded
+    # The heads of this model are 128 wide, so that nothing is padded.
+    step = Step(PRESETS["gpt3-6.7b"], 1, "bf16", "cuda")
     kept = kept_per_token(step, RECIPES["zero_offload"](step, 8.0), "none")
-    few = 4 * 32 + 16  # attention's sums of 32 heads, means and deviations of two norms
+    # For a token, attention keeps the sums of 32 heads, and two norms keep their means and deviations.
+    few = 4 * 32 + 16
     assert kept == (34 - 2) * 4096 + few
     assert kept_per_token(step, RECIPES["zero_offload"](step, 8.0), "full") == 2 * 4096
 
@@ -125,7 +128,8 @@ def test_state_is_sixteen_bytes_per_parameter_and_smaller_moments_take_less():
         m: need(Step(GPT, 0, "fp32", "cuda"), WayToFit("single", "full", m)).device / n
         for m in ("fp32", "bf16", "8bit")
     }
-    extra = 16 * init_tensor("wte.weight", (1, 1), GPT, 0).itemsize / 4  # of the table's second gradient, and a block's
+    # This leaves room for the table's second gradient and for a block's gradients.
+    extra = 16 * init_tensor("wte.weight", (1, 1), GPT, 0).itemsize / 4
     assert 16 <= state["fp32"] <= 16 + extra / 16
     assert state["fp32"] - state["bf16"] == pytest.approx(4)
     assert state["fp32"] - state["8bit"] == pytest.approx(6 - 8 / 256)
@@ -154,7 +158,8 @@ def test_what_is_offloaded_lies_on_the_host_and_pinned_memory_is_rounded():
     assert offload.device < 0.6 * need(step, WayToFit("single")).device
     sharded = need(step, WayToFit("fsdp_offload"))
     fc = 4 * 4 * h * h
-    assert 2 ** (fc - 1).bit_length() > fc  # else this shape would show nothing
+    # Rounding makes this matrix larger, else this shape would show nothing.
+    assert 2 ** (fc - 1).bit_length() > fc
     assert 16 * n < sharded.host < 24 * n
     assert need(on_cpu, WayToFit("fsdp_offload")).host == pytest.approx(16 * n)
     assert need(step, WayToFit("zero_infinity")).disk == (12 + 4 + 2) * n

@@ -22,7 +22,8 @@ CASES = [
     ("ddp", 2, 0, []),
     ("ddp", 4, 3, ["--activation-checkpointing", "full"]),
     ("fsdp", 4, 3, []),
-    ("fsdp", 3, 2, ["--n-embd", "96", "--global-batch-size", "15"]),  # rows that 3 does not divide are padded
+    # Rows that 3 does not divide are padded.
+    ("fsdp", 3, 2, ["--n-embd", "96", "--global-batch-size", "15"]),
     ("fairscale_sdp", 2, 1, []),
     ("tensor_parallel", 4, 1, []),
     ("pipeline", 4, 0, ["--grad-accum-steps", "8"]),

@@ -76,7 +76,8 @@ def test_the_state_of_one_process_is_counted_by_owner(tmp_path):
     n = layers * (12 * h * h + 13 * h) + (384 + 128 + 2) * h
     facts, parameters = facts_of(timeline), 12 * layers + 4
     assert facts["parameters"] == facts["gradients"] == 4 * n
-    assert facts["optimizer_state"] == 8 * n + 4 * parameters  # and a count of steps for each
+    # Beside the moments, the optimizer keeps a count of steps for each parameter.
+    assert facts["optimizer_state"] == 8 * n + 4 * parameters
     assert sum(timeline.by_owner(timeline.peak_at).values()) == timeline.peak
     curves = timeline.curves(0, timeline.times)
     assert (sum(curves.values()) == timeline.total).all()
@@ -101,7 +102,8 @@ def test_a_lone_rank_allocates_what_it_would_among_its_peers(recipe, tmp_path):
         assert [alone[k] for k in ("parameters", "optimizer_state")] == [
             real[k] for k in ("parameters", "optimizer_state")
         ]
-        assert alone["peak"] == pytest.approx(real["peak"], rel=0.03)  # a thread of gloo frees when it comes to it
+        # A thread of gloo frees its memory when it comes to it, so the peaks differ a little.
+        assert alone["peak"] == pytest.approx(real["peak"], rel=0.03)
 
 
 def test_the_first_and_the_last_stage_of_a_pipeline_differ(tmp_path):

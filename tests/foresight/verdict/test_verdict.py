@@ -251,12 +251,16 @@ def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them(capsy
 @pytest.mark.parametrize(
     ("without_s", "spread", "word"),
     [
-        ({CONTENDED: 0.7, LATE: 0.75}, 0.5, LATE),  # others slow one rank down, and nothing else
-        ({CONTENDED: 0.5, LATE: 0.9}, 0.1, CONTENDED),  # all ranks, one a little more
-        ({LATE: 0.75}, 0.5, None),  # on a quiet machine the spread counts
+        # Others on the machine slow one rank down, and nothing else.
+        ({CONTENDED: 0.7, LATE: 0.75}, 0.5, LATE),
+        # Others slow all ranks down, one of them a little more.
+        ({CONTENDED: 0.5, LATE: 0.9}, 0.1, CONTENDED),
+        # On a quiet machine the spread counts.
+        ({LATE: 0.75}, 0.5, None),
         ({THREADS: 0.7, LINKS: 0.9}, 0.5, THREADS),
         ({LINKS: 0.96}, 0.0, None),
-        ({LAUNCH: 0.85, LINKS: 0.88}, 0.11, LINKS),  # the host is a difference of two steps, each with its spread
+        # What the host costs is a difference of two steps, each with its spread.
+        ({LAUNCH: 0.85, LINKS: 0.88}, 0.11, LINKS),
         ({LAUNCH: 0.85, LINKS: 0.88}, 0.10, LAUNCH),
     ],
 )

@@ -45,7 +45,8 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, quick_compi
     monkeypatch.setenv("CXX", quick_compiler)
     killed = subprocess.Popen(PREPARE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 300
-    while not list(cache.glob(".building-*/pin_memory/lock")):  # torch's own, which nothing but its holder removes
+    # This lock is torch's own, which nothing but its holder removes.
+    while not list(cache.glob(".building-*/pin_memory/lock")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.killpg(killed.pid, signal.SIGKILL)
@@ -77,14 +78,16 @@ def test_planted_code_is_neither_loaded_nor_called_compiled(tmp_path, monkeypatc
         pytest.skip("no compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loaded = pytest.importorskip("deepspeed.ops.op_builder.builder").OpBuilder._loaded_ops
-    monkeypatch.delitem(loaded, "cpu_adam", raising=False)  # an earlier test may have loaded the real one
+    # An earlier test may have loaded the real one.
+    monkeypatch.delitem(loaded, "cpu_adam", raising=False)
     library = deepspeed_ops.library("cpu_adam")
     build_cache.private(library.parent)
     code = f'#include <cstdio>\n__attribute__((constructor)) void run() {{ fclose(fopen("{tmp_path}/canary", "w")); }}'
     command = ["c++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
     subprocess.run(command, input=code.encode(), check=True, timeout=400)
     plants = [lambda: library.chmod(0o666), lambda: os.chown(library.parent, 65534, 65534)]
-    for plant in plants[: 1 if os.getuid() else 2]:  # only root gives a file away
+    # Only root can give a file away.
+    for plant in plants[: 1 if os.getuid() else 2]:
         plant()
         assert "in the operator cache, whose files are executed, rm -r" in str(deepspeed_ops.lack(["cpu_adam"]))
         for use in (lambda: deepspeed_ops.load(["cpu_adam"]), lambda: deepspeed_ops.prepare("cpu_adam")):
@@ -93,6 +96,7 @@ def test_planted_code_is_neither_loaded_nor_called_compiled(tmp_path, monkeypatc
     assert not (tmp_path / "canary").exists()
     os.chown(library.parent, os.getuid(), os.getgid())
     library.chmod(0o755)
-    with contextlib.suppress(ImportError):  # it is no module of Python
+    # The library is no module of Python.
+    with contextlib.suppress(ImportError):
         deepspeed_ops.load(["cpu_adam"])
     assert (tmp_path / "canary").exists()

@@ -23,7 +23,8 @@ def test_every_schedule_asked_for_is_drawn_from_real_steps(tmp_path):
         for of_rank in spans.values():
             assert all(a.end <= b.begin for a, b in pairwise(of_rank))
         by = {(s.kind, s.stage, s.micro_batch): s for of_rank in spans.values() for s in of_rank}
-        assert all(by["F", 1, m].begin >= by["F", 0, m].end - 1e-3 for m in range(8))  # one clock for all ranks
+        # All ranks have one clock.
+        assert all(by["F", 1, m].begin >= by["F", 0, m].end - 1e-3 for m in range(8))
         idle = sum(end - begin for of_rank in gaps(spans, stages).values() for _, begin, end in of_rank)
         assert 0 < bubble_fraction(spans) < 1
         assert idle > 0

@@ -44,7 +44,8 @@ def refused(capsys, folder, words):
     lines = said.err.splitlines()
     assert len(lines) == 1, said.err
     assert lines[0].startswith("gptscale: error: ")
-    assert sorted(folder.rglob("*")) == before  # nothing created
+    # Nothing was created.
+    assert sorted(folder.rglob("*")) == before
     return lines[0]
 
 
@@ -432,7 +433,8 @@ def test_a_disk_that_is_too_small_or_cannot_be_written(capsys, folder, monkeypat
     usage = swap_folder.shutil.disk_usage(folder)
     monkeypatch.setattr(swap_folder.shutil, "disk_usage", lambda path: usage._replace(free=10**6))
     said = refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
-    assert ". has 1,000,000 bytes free, 17,177,600 are needed, in --nvme-path" in said  # 20 bytes x 858,880 parameters
+    # The run needs 20 bytes for each of 858,880 parameters.
+    assert ". has 1,000,000 bytes free, 17,177,600 are needed, in --nvme-path" in said
     (folder / "disk").mkdir()
     monkeypatch.setattr(swap_folder.os, "access", lambda path, mode: path.name != "disk")
     assert "disk cannot be written" in refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "disk"])

@@ -162,7 +162,8 @@ def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
 def test_auto_begins_when_nothing_is_saved_yet_and_resumes_else(tmp_path):
     words = ["run", "single", *SHORT, "--out", tmp_path, "--run-name", "r", "--resume", "auto"]
     folder = tmp_path / "runs" / "r" / "checkpoints"
-    (folder / ".tmp-step-2-0123").mkdir(parents=True)  # killed in its first save
+    # The run was killed in its first save.
+    (folder / ".tmp-step-2-0123").mkdir(parents=True)
     (folder.parent / "run.json").write_text("{}")
     said = ok(*words, "--steps", 4)
     assert f"nothing to resume in {folder}, the run begins at step 0" in said.stdout

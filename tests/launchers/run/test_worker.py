@@ -83,7 +83,8 @@ def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
     found, folder = row(tmp_path), tmp_path / "runs" / "r"
     assert (found["status"], found["recipe"], found["steps"], found["world_size"]) == ("ok", "single", "4", "1")
     assert float(found["tokens_per_s"]) > 0
-    assert found["mfu"] == found["device_peak_tflops"] == ""  # a CPU's peak is not in the table, and is not guessed
+    # The peak of a CPU is not in the table, and it is not guessed.
+    assert found["mfu"] == found["device_peak_tflops"] == ""
     noted = json.loads((folder / "run.json").read_text())
     assert noted["config"]["steps"] == 4
     assert noted["workload_hash"] == found["workload_hash"]
@@ -132,7 +133,8 @@ def test_whatever_ends_a_run_leaves_its_row(plan, tmp_path, monkeypatch, capsys,
     assert str(error).split("[")[0][:20].strip() in found["error"]
     assert found["loss_last"] == ""
     said = capsys.readouterr().err
-    assert ("Traceback" in said) == isinstance(error, ZeroDivisionError)  # only a defect deserves one
+    # Only a defect deserves a traceback.
+    assert ("Traceback" in said) == isinstance(error, ZeroDivisionError)
 
 
 def test_what_a_resumed_run_computes_otherwise_is_said(plan, capsys):
@@ -228,7 +230,8 @@ def test_a_disk_with_too_little_space_refuses_the_run(plan, small_disk, capsys):
     needed = 3 * 12 * plan().run.gpt.n_params_in_memory + 2**16 + 9 * (128 + 256)
     assert f"the run needs {needed:,} bytes on the disk (3 checkpoints of " in error
     assert " are free, in " in error
-    assert entry.work(plan(*words)) == 5  # as a rank of torchrun
+    # A rank of torchrun refuses too.
+    assert entry.work(plan(*words)) == 5
     assert not list(small_disk.iterdir())
 
 

@@ -109,7 +109,8 @@ def test_nothing_drawn_changes_nothing_and_a_mirror_mirrors() -> None:
     assert torch.equal(mirrored[:5], images[:5].flip(3))
     assert torch.equal(mirrored[5:], images[5:])
     draws[:, 1] = 1.0
-    shifted = augment(images, AugmentationRanges(translate=0.125), draws)  # 3.5 pixels, which round to 4: to the right
+    # The images move by 3.5 pixels, which round to 4, to the right.
+    shifted = augment(images, AugmentationRanges(translate=0.125), draws)
     assert torch.equal(shifted[:, :, :, 4:], images[:, :, :, :-4])
     assert int(shifted[:, :, :, :4].max()) == 0
 
@@ -124,7 +125,8 @@ def test_jitter_is_torchvisions() -> None:
         b, c, s = (0.8 + 0.4 * value for value in row)
         theirs = functional.adjust_brightness(image / 255, b)
         theirs = functional.adjust_saturation(functional.adjust_contrast(theirs, c), s)
-        assert float((theirs * 255 - result).abs().max()) <= 0.51  # their weights of luma have four digits, ours three
+        # Their weights of luma have four digits, ours three.
+        assert float((theirs * 255 - result).abs().max()) <= 0.51
 
 
 def test_draws_are_uniform_and_differ_between_epochs() -> None:
@@ -147,4 +149,5 @@ def test_pil_and_batched_affine_have_the_same_mean_image() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         theirs = torch.stack([transform(pil) for _ in range(n)]).mean(0)
-    assert float((ours - theirs).abs().max()) < 0.15  # the spread of one pixel's mean is at most 1 / sqrt(n) = 0.022
+    # The spread of one pixel's mean is at most 1 / sqrt(n) = 0.022.
+    assert float((ours - theirs).abs().max()) < 0.15

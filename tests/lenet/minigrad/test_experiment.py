@@ -125,7 +125,8 @@ def test_pure_linear_on_mnist(mnist: Path) -> None:
 def test_lenet_on_a_part_of_mnist(mnist: Path) -> None:
     digits = open_digits(str(mnist), 6400)
     assert len(digits.train) == 6400
-    assert not digits.is_whole_mnist  # the old figures are not of a part
+    # The old figures are not of a part.
+    assert not digits.is_whole_mnist
     net = build("LeNet")
     *_, row = train(net, Adam(net.parameters(), 2e-3), digits.train, digits.test, epochs=2, batch_size=64, seed=0)
     assert row.test_err < 0.05
@@ -158,7 +159,8 @@ def test_the_reports_figures_are_complete() -> None:
 
 def test_the_tables_lay_theirs_beside_ours() -> None:
     old = report.report_run("pure_linear", "auto")
-    ours = pd.concat([old.head(2) * 1, old.tail(1).assign(epoch=20)])  # one epoch more than they had
+    # Ours have one epoch more than theirs.
+    ours = pd.concat([old.head(2) * 1, old.tail(1).assign(epoch=20)])
     console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(report.epochs_table(ours, old))
     header, first, _, beyond = console.export_text().splitlines()

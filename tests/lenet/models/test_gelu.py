@@ -17,7 +17,8 @@ from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
 
 FORMULAS = ("erf", "tanh", "sigmoid")
-STEPS, LAST = 210, 42  # five epochs of the embedded digits; the last of them is judged
+# These are five epochs of the embedded digits. The last of them is judged.
+STEPS, LAST = 210, 42
 SEEDS = (1, 2, 3)
 
 
@@ -72,7 +73,8 @@ def test_trained_with_it_the_difference_is_smaller_than_that_of_seeds(formula: s
     """The last epoch's loss differs less between the two operators than between three seeds of torch's operator."""
     ours, theirs = last_epoch_loss(f"custom-{formula}", SEEDS[0]), last_epoch_loss(formula, SEEDS[0])
     over_seeds = [last_epoch_loss(formula, seed) for seed in SEEDS]
-    assert theirs < 0.3 < losses(formula, SEEDS[0])[0]  # it has learned
+    # The model has learned.
+    assert theirs < 0.3 < losses(formula, SEEDS[0])[0]
     assert abs(ours - theirs) < max(over_seeds) - min(over_seeds)
 
 

@@ -56,7 +56,8 @@ def test_shared_convolutions_are_one() -> None:
     assert sum(isinstance(m, nn.Conv2d) for m in own.modules()) == 10
     two = [build_model(f"conv2_{kind}", MNIST, seed=3) for kind in ("shared", "independent")]
     x = torch.randn(2, 1, 28, 28)
-    assert torch.equal(two[0](x), two[1](x))  # with one to repeat, there is nothing to share
+    # With only one convolution to repeat, there is nothing to share.
+    assert torch.equal(two[0](x), two[1](x))
 
 
 def test_the_partial_connections_are_the_papers() -> None:
@@ -66,7 +67,8 @@ def test_the_partial_connections_are_the_papers() -> None:
     assert len(set(C3_SEES)) == 16
     x = torch.randn(1, 6, 14, 14)
     blind = x.clone()
-    blind[:, [3, 4, 5]] = 0  # the first map sees 0, 1 and 2 only
+    # The first map sees 0, 1 and 2 only.
+    blind[:, [3, 4, 5]] = 0
     assert torch.equal(layer(x)[:, 0], layer(blind)[:, 0])
 
 

@@ -35,7 +35,8 @@ def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:
     """Return the losses of STEPS steps on the same first images of every class."""
     config = VisionConfig(device="cpu", **options)
     engine = VisionEngine(config, ImageShape(3, 32, 10), world_from_environment(config))
-    chosen = torch.arange(n_images) * (len(sample.train) // n_images)  # they lie class by class
+    # The images lie class by class.
+    chosen = torch.arange(n_images) * (len(sample.train) // n_images)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision, torch.float32)
     images = Normalise(torch.device("cpu"), torch.float32 if config.amp else dtype)(sample.train.images[chosen])
     labels = sample.train.labels[chosen]

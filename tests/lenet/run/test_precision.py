@@ -45,7 +45,8 @@ def test_every_mode_of_a_processor(
     assert [mode for mode in rows.index if scales[mode] == "dynamic"] == ["fp16", "fp16-pure"]
     assert (scales["fp16-fixed"], scales["fp16-unscaled"], scales["bf16"]) == ("1024", "none", "")
     assert rows.skipped_steps.notna().to_dict() == {m: m in ("fp16", "fp16-fixed", "fp16-pure") for m in rows.index}
-    assert (rows.avg_mem_gib < rows.peak_rss_gib + 0.02).all()  # the kernel counts pages in batches, by thread
+    # The kernel counts pages in batches, by thread, so the two may differ a little.
+    assert (rows.avg_mem_gib < rows.peak_rss_gib + 0.02).all()
     assert (rows.avg_mem_gib > 0.1).all()
     assert (rows.cpu_util_percent > 0).all()
     said = capsys.readouterr().out

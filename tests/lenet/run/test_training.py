@@ -84,7 +84,8 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, 
     rows = read_summary(tmp_path / "lenet.csv").set_index("run_id")
     assert rows.strategy.to_dict() == {"one": "single", "two": "ddp"}
     assert rows.test_accuracy["two"] == rows.test_accuracy["one"]
-    assert round(rows.test_accuracy["two"] * 41, 6).is_integer()  # 41 images, 20 and 21 of them on a rank
+    # There are 41 images, 20 and 21 of them on a rank.
+    assert round(rows.test_accuracy["two"] * 41, 6).is_integer()
     assert rows.class_accuracy["two"] == rows.class_accuracy["one"]
 
 

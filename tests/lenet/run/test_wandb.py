@@ -56,13 +56,15 @@ def records(file: Path) -> Iterator[tuple[str, Any]]:
 
     data, place, whole = file.read_bytes(), 7, b""
     while place + 7 <= len(data):
-        if (left := 2**15 - place % 2**15) < 7:  # too little for a piece's head: padding
+        # What is too short for a piece's head is padding.
+        if (left := 2**15 - place % 2**15) < 7:
             place += left
             continue
         _, length, kind = struct.unpack("<IHB", data[place : place + 7])
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
+        # The record is whole, or this was its last piece.
+        if kind in (1, 4):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(whole)
             yield record.WhichOneof("record_type"), getattr(record, record.WhichOneof("record_type"))
@@ -85,7 +87,8 @@ def history(file: Path) -> dict[str, list[tuple[int, float]]]:
 @needs_wandb
 def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
     train(tmp_path, offline, "--data", str(idx_folder), "--save-every", "1")
-    assert {p.name for p in tmp_path.iterdir()} <= {"out", "raw", "home"}  # no ./wandb
+    # There is no ./wandb.
+    assert {p.name for p in tmp_path.iterdir()} <= {"out", "raw", "home"}
     run = tmp_path / "out" / "runs" / "r"
     (file,) = run.glob("wandb/offline-run-*/*.wandb")
     ours, events = history(file), EventAccumulator(str(run)).Reload()
@@ -103,7 +106,8 @@ def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, o
     train(tmp_path, offline, "--data", str(idx_folder), "--resume", "--epochs", "3", "--save-every", "1")
     files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
-    assert len({dict(records(f))["run"].run_id for f in files}) == 1  # one run there, as here
+    # The two files are one run there, as here.
+    assert len({dict(records(f))["run"].run_id for f in files}) == 1
     steps = sorted(step for f in files for step, _ in history(f)["epoch/test_accuracy"])
     assert steps == [3, 6, 9]
 
@@ -127,7 +131,8 @@ def test_without_the_package_or_an_account_nothing_starts(
     line = "gptscale: error: Weights & Biases is not installed, in --wandb, pip install 'gptscale[wandb]'\n"
     assert main(["lenet", "train", "--wandb"]) == 2
     assert capsys.readouterr().err == line
-    (tmp_path / "empty" / "wandb").mkdir(parents=True)  # imports as a namespace, and is not it
+    # This folder is imported as a namespace, and is not the library.
+    (tmp_path / "empty" / "wandb").mkdir(parents=True)
     monkeypatch.delitem(sys.modules, "wandb")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "empty")])
     assert main(["lenet", "train", "--wandb"]) == 2
@@ -173,7 +178,8 @@ def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(
     WandbBoard(tmp_path, 7, {})
     assert given["id"] == continued
     WandbBoard(tmp_path, 0, {})
-    assert given["id"] != continued  # begun anew, it is another run
+    # A run that is begun anew is another run.
+    assert given["id"] != continued
 
     def unreachable(**options: Any) -> None:
         raise wandb.Error("no route to host")

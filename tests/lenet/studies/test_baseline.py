@@ -65,7 +65,8 @@ def test_losses_are_means_of_200_batches_beside_the_report() -> None:
     runs = []
     for loss in (1.0, 2.0, 9.0):
         steps = pd.DataFrame({"epoch": [1] * 938 + [2] * 938, "loss": [loss] * 938 + [loss / 2] * 938})
-        steps.loc[900:937, "loss"] = 1e6  # behind the last whole window of the epoch
+        # These steps are behind the last whole window of the epoch.
+        steps.loc[900:937, "loss"] = 1e6
         runs.append(window_losses(steps).assign(seed=loss))
     lines = losses_by_window(pd.concat(runs))
     assert [line["epoch"] for line in lines] == ["1", "2"]
@@ -82,7 +83,8 @@ def test_presets_are_valid(name: str) -> None:
 def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run one round on the digits, with every contender in a process of its own, and check the ratios."""
     pytest.importorskip("sklearn")
-    names = ["plain, 0 workers", "plain, 2 workers", "fast loader"]  # the last two ratios are to these
+    # The ratios are to the first two.
+    names = ["plain, 0 workers", "plain, 2 workers", "fast loader"]
     monkeypatch.setattr(bench, "CONTENDERS", {name: bench.CONTENDERS[name] for name in names})
     words = ["lenet", "bench", "--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "b.csv")]
     assert main(words) == 0

@@ -26,7 +26,8 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
         plain, fused = rows.loc[net, "CPU"], rows.loc[net, "CPU, fused"]
         assert fused.loss_first == pytest.approx(plain.loss_first, rel=1e-6)
         assert fused.loss_last == pytest.approx(plain.loss_last, rel=1e-3)
-        assert fused.loss_last < fused.loss_first or "10" in net  # a deep plain net needs more steps
+        # A deep plain net needs more steps.
+        assert fused.loss_last < fused.loss_first or "10" in net
     assert rows.loc["conv2_shared", "CPU"].accuracy == rows.loc["conv2_independent", "CPU"].accuracy
     said = capsys.readouterr().out
     assert "report D: 10 layers" in said

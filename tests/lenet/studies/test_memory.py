@@ -19,7 +19,8 @@ from gptscale.lenet.studies.memory import StepView, VisionMemoryOptions, allocat
 from gptscale.lenet.studies.memory_account import CATEGORIES, StorageAccount
 
 BATCH, STEPS = 32, 2
-WRAPPED_BYTES = 200  # numbers that torch wraps as tensors of 8 bytes, which no operator returns
+# Numbers that torch wraps are tensors of 8 bytes, which no operator returns.
+WRAPPED_BYTES = 200
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,8 @@ def test_categories_are_what_arithmetic_says(model: str, optimizer: str) -> None
     at = ends(taken(plan))
     parameters = list(VisionEngine(plan.config, plan.shape, plan.world).module.parameters())
     n = sum(p.numel() for p in parameters)
-    state = 4 * n if optimizer == "sgd" else 8 * n + 4 * len(parameters)  # each with its count of steps
+    # Adam also keeps a count of steps for each parameter.
+    state = 4 * n if optimizer == "sgd" else 8 * n + 4 * len(parameters)
     assert list(at) == ["loading", "forward", "backward", "optimizer", "peak"]
     for row in at.values():
         assert row.weights == 4 * n
@@ -64,18 +66,25 @@ def test_categories_are_what_arithmetic_says(model: str, optimizer: str) -> None
 
 def test_activations_of_lenet_by_hand() -> None:
     """Add up every tensor that backward needs. torch keeps the places of the maxima as int64, twice the size of the maxima."""
-    per_image = 4 * 6 * 28 * 28  # the first convolution's result, which pooling keeps only for its shape
-    per_image += (4 + 8) * 6 * 14 * 14  # ReLU's result and the places of the maxima
+    # Pooling keeps the first convolution's result, only for its shape.
+    per_image = 4 * 6 * 28 * 28
+    # ReLU's result and the places of the maxima.
+    per_image += (4 + 8) * 6 * 14 * 14
+    # The same of the second convolution.
     per_image += 4 * 16 * 10 * 10 + (4 + 8) * 16 * 5 * 5
-    per_image += 4 * 400  # flattened: a copy, since channels lie together
-    per_image += 4 * 120 + 4 * 84 + 4 * 10  # ReLU, ReLU, log-softmax
-    assert ends(taken(planned()))["forward"].activations == BATCH * per_image + 4  # and the sum of the loss's weights
+    # The flattened result is a copy, since channels lie together.
+    per_image += 4 * 400
+    # ReLU, ReLU and log-softmax.
+    per_image += 4 * 120 + 4 * 84 + 4 * 10
+    # The 4 bytes are the sum of the loss's weights.
+    assert ends(taken(planned()))["forward"].activations == BATCH * per_image + 4
 
 
 def test_inputs_are_the_data_set_and_the_batches_made_ready() -> None:
     plan = planned()
     images = plan.data.train.images.numel() + 8 * len(plan.data.train)
-    chunk = 1024 * (28 * 28 * 4 + 8)  # the fast loader normalises so many at once
+    # The fast loader normalises so many images at once.
+    chunk = 1024 * (28 * 28 * 4 + 8)
     inputs = ends(taken(plan))["forward"].inputs
     assert images + chunk <= inputs <= images + chunk + 1024 * (28 * 28 + 24) + 8 * len(plan.data.train)
 
@@ -102,7 +111,8 @@ def test_the_sum_is_what_the_cpu_allocator_counts(options: dict[str, Any]) -> No
             allocator += event.nbytes()
         elif event.name().startswith("counted"):
             apart.append(int(event.name().split()[1]) - allocator)
-    steps = apart[apart.index(apart[-1]) :]  # the data set was there before the profiler
+    # The data set was there before the profiler.
+    steps = apart[apart.index(apart[-1]) :]
     assert len(steps) > 0.6 * len(apart) > 60
     assert max(steps) - min(steps) <= WRAPPED_BYTES < account.live_bytes / 1000
 
@@ -132,7 +142,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert said[1].split()[:1] == ["MiB"]
     by_name = {line.split("  ")[0]: line.split()[-5:] for line in said[2:9]}
     assert list(by_name) == [*CATEGORIES, "all"]
-    assert by_name["weights"] == ["0.24"] * 5  # 246,824 bytes
+    # The weights have 246,824 bytes.
+    assert by_name["weights"] == ["0.24"] * 5
     assert by_name["gradients"][2] == "0.24"
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     events = pd.read_csv(files["csv"])
@@ -141,7 +152,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert events.time_s.is_monotonic_increasing
     assert set(events.category) == set(CATEGORIES)
     assert sorted(set(events.step)) == [0, 1, 2]
-    assert events.op[events.change_bytes > 0].notna().mean() > 0.9  # what `hold` found was made before
+    # What `hold` found was made before, and has no operator.
+    assert events.op[events.change_bytes > 0].notna().mean() > 0.9
 
 
 def test_the_count_of_cudas_allocator_stands_below_the_sum() -> None:

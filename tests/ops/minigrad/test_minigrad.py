@@ -33,7 +33,8 @@ class Case:
     torchs: Callable[..., torch.Tensor]
     shapes: tuple[tuple[int, ...], ...]
     positive: bool = False
-    twice: bool = True  # whether it may be differentiated a second time
+    # Whether it may be differentiated a second time.
+    twice: bool = True
 
 
 CASES = {
@@ -146,7 +147,8 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     assert len(gradients) == len(arrays)
     for array, gradient in zip(arrays, gradients, strict=True):
         flat, slopes = array.view(-1), gradient.array.reshape(-1)
-        for i in range(0, len(flat), max(1, len(flat) // 12)):  # a dozen elements of each
+        # About a dozen elements of each are enough.
+        for i in range(0, len(flat), max(1, len(flat) // 12)):
             value = float(flat[i])
             flat[i] = value + h
             above = total()
@@ -180,14 +182,16 @@ def test_a_second_derivative_through_a_kernel_is_refused() -> None:
     x = Tensor(torch.randn(1, 1, 4, 4), needs_grad=True)
     with pytest.raises(NotImplementedError, match="MaxPooling has no second derivative"):
         backward(MaxPooling(2)(x).sum(), record=True)
-    backward(MaxPooling(2)(x).sum())  # the first derivative still works, and recording is on again
+    # The first derivative still works, and recording is on again.
+    backward(MaxPooling(2)(x).sum())
     assert (x * x).op is not None
 
 
 def test_a_gradient_adds_up_over_uses_and_over_calls() -> None:
     x = Tensor(torch.tensor([3.0]), needs_grad=True)
     left, right = x * 2, x * 5
-    backward((left * right).sum())  # 10 x^2
+    # This is 10 x^2.
+    backward((left * right).sum())
     assert x.grad is not None
     assert x.grad.array.item() == 60.0
     backward((x * 4).sum())
@@ -228,7 +232,8 @@ def test_nothing_is_remembered_without_need() -> None:
     backward(y.sum())
     assert x.grad is None
     assert w.grad is not None
-    assert w.grad.op is None  # backward leaves no graph unless asked to
+    # Backward leaves no graph unless it is asked to.
+    assert w.grad.op is None
     assert repr(y) == "Tensor(MatMul, shape (2, 2), float32)"
 
 
@@ -319,7 +324,8 @@ def test_optimizers_do_what_torchs_do(name: str) -> None:
         F.cross_entropy(x @ torch_weight, labels).backward()
         reference.step()
     torch.testing.assert_close(weight.array, torch_weight.detach())
-    assert torch.equal(unused.array, torch.ones(2))  # no gradient, no change
+    # Without a gradient nothing changes.
+    assert torch.equal(unused.array, torch.ones(2))
 
 
 def test_the_operator_and_the_lessons_convolution_agree() -> None:

@@ -77,7 +77,8 @@ def test_every_step_has_its_row_and_its_events(tmp_path: Path) -> None:
     rows = pd.read_csv(tmp_path / "steps.csv", float_precision="round_trip")
     assert list(rows.step) == list(range(1, 11))
     assert list(rows.tokens) == [64 * step for step in range(1, 11)]
-    assert list(rows.loss) == [torch.tensor(10 / step).item() for step in range(1, 11)]  # every digit of a float32
+    # Every digit of a float32 is there.
+    assert list(rows.loss) == [torch.tensor(10 / step).item() for step in range(1, 11)]
     assert rows.step_time_s.tolist() == pytest.approx([0.5] * 10)
     assert rows.data_wait_s.tolist() == pytest.approx([0.1] * 10)
     assert set(EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]) == TAGS
@@ -90,7 +91,8 @@ def test_a_window_is_read_once_and_shared_equally(tmp_path: Path) -> None:
     clock = Clock()
     with Recorder(make_run(log_every=4), tmp_path, clock=clock) as recorder:
         assert record(recorder, clock, range(1, 4)) == [False] * 3
-        clock.passes(2.0)  # the device is still at it when the host has sent the last step
+        # The device is still at it when the host has sent the last step.
+        clock.passes(2.0)
         assert record(recorder, clock, range(4, 5)) == [True]
         assert record(recorder, clock, range(5, 11)) == [False, False, False, True, False, True]
     times_s = pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist()
@@ -108,7 +110,8 @@ def test_warm_up_is_logged_but_not_timed(tmp_path: Path) -> None:
     assert speed.tokens_per_s == pytest.approx(128)
     assert speed.tokens_per_s_per_device == pytest.approx(64)
     assert speed.data_wait_fraction == pytest.approx(0.2)
-    assert speed.mfu is None  # a CPU has no peak in the table
+    # A CPU has no peak in the table.
+    assert speed.mfu is None
     assert len(pd.read_csv(tmp_path / "steps.csv")) == 8
 
 
@@ -170,7 +173,8 @@ def test_evaluating_and_saving_are_not_timed(tmp_path: Path) -> None:
     with Recorder(make_run(log_every=10, eval_every=3, save_every=4), tmp_path, clock=clock) as recorder:
         for step in range(1, 11):
             (read,) = record(recorder, clock, range(step, step + 1))
-            assert read == (step in (3, 4, 6, 8, 9, 10))  # so that no pause waits for steps under way
+            # The steps before a pause are read, so that no pause waits for steps under way.
+            assert read == (step in (3, 4, 6, 8, 9, 10))
             with recorder.paused():
                 if step % 3 == 0:
                     clock.passes(7.0)
@@ -232,7 +236,8 @@ def test_fp16_may_overflow_now_and_then_but_not_for_ever(tmp_path: Path) -> None
     with Recorder(make_run(precision="fp16", steps=100), tmp_path) as recorder:
         for step in range(1, 30):
             recorder.step(step, 1e-3, result(1.0, math.inf))
-        recorder.step(30, 1e-3, result(1.0, 1.0))  # a good step: counting begins anew
+        # After a good step, counting begins anew.
+        recorder.step(30, 1e-3, result(1.0, 1.0))
         for step in range(31, 60):
             recorder.step(step, 1e-3, result(1.0, math.inf))
         with pytest.raises(NumericError, match="30 fp16 steps overflowed in a row, at step 60"):
@@ -259,8 +264,10 @@ def test_resume_leaves_each_step_once(tmp_path: Path) -> None:
     assert points(tmp_path, "eval/loss") == {2: 1.0, 4: 1.0, 6: 2.0, 8: 2.0, 10: 2.0}
     for tag in TAGS:
         assert list(points(tmp_path, tag)) == list(range(1, 11)), tag
-    assert points(tmp_path, "train/tokens_per_s")[8] == pytest.approx(32)  # of the second process
-    assert (resumed.loss_first, resumed.loss_last) == (10.0, 1.0)  # of the whole run
+    # This is the speed of the second process.
+    assert points(tmp_path, "train/tokens_per_s")[8] == pytest.approx(32)
+    # These are the losses of the whole run.
+    assert (resumed.loss_first, resumed.loss_last) == (10.0, 1.0)
     assert len((tmp_path / "steps.discarded.csv").read_text().splitlines()) == 3
 
 

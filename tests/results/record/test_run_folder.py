@@ -37,7 +37,8 @@ def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=10)
-    with run_directory(tmp_path, "a"):  # what a dead process held is free
+    # What a dead process held is free.
+    with run_directory(tmp_path, "a"):
         pass
 
 

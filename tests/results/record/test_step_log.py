@@ -55,7 +55,8 @@ def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path: Path) -> None:
     for step in range(1, 8):
         log.append(step_row(step))
     log.close()
-    path.write_bytes(path.read_bytes()[:-3])  # step 7 is torn
+    # The row of step 7 is torn.
+    path.write_bytes(path.read_bytes()[:-3])
     resumed = StepLog(path, after_step=4)
     for step in (5, 6):
         resumed.append(step_row(step))
@@ -131,7 +132,8 @@ def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pyte
     log = StepLog(path)
     log.append(step_row(1))
     log.flush()
-    with room_for(path.stat().st_size + 10):  # for half a row
+    # There is room for half a row.
+    with room_for(path.stat().st_size + 10):
         for step in range(2, 400):
             log.append(step_row(step))
             log.flush()
@@ -141,7 +143,8 @@ def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pyte
     assert held.count(b"\n") == 2
     log.append(step_row(400))
     log.flush()
-    full, space = capsys.readouterr().err.splitlines()  # one warning each
+    # One warning is for the full disk, the other for the space.
+    full, space = capsys.readouterr().err.splitlines()
     assert "no space" in full
     assert "rows are held in memory" in full
     assert "there is space again" in space

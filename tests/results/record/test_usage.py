@@ -21,7 +21,8 @@ CUDA = torch.device("cuda", 1)
 def test_a_process_on_a_processor() -> None:
     before = psutil.Process().memory_info().rss / GIB
     with (
-        mmap.mmap(-1, GIB // 4) as held,  # not by malloc, which may have it still from an earlier test
+        # This is not by malloc, which may still have the memory from an earlier test.
+        mmap.mmap(-1, GIB // 4) as held,
         UsageSampler(torch.device("cpu"), interval_s=0.002) as sampler,
     ):
         for _ in range(256):

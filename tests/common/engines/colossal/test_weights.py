@@ -33,7 +33,8 @@ def put_together(shards, shape):
     for shard in shards:
         assert shard.shape == shape
         assert shard.tensor.shape == full[shard.box].shape
-        assert full[shard.box].isnan().all()  # no element twice
+        # No element is there twice.
+        assert full[shard.box].isnan().all()
         full[shard.box] = shard.tensor
     return full
 
@@ -45,7 +46,8 @@ def test_tensor_ranks_boxes_make_the_whole(name, size):
     hf_tensor, shards = as_in_transformers(name, value), []
     for rank in range(size):
         local, dim = hf_tensor, cut_dim(name)
-        if "qkv" in name:  # Colossal-AI's split_fused_qkv_in_gpt2_style
+        # Colossal-AI cuts it like this, in split_fused_qkv_in_gpt2_style.
+        if "qkv" in name:
             local = torch.cat([part.chunk(size, -1)[rank] for part in hf_tensor.chunk(3, -1)], -1)
         elif dim is not None and (rank or size > 1):
             local = hf_tensor.chunk(size, dim if hf_tensor.shape == value.shape and "wte" in name else 1 - dim)[rank]

@@ -63,7 +63,8 @@ def test_running_out_of_memory_is_an_answer_and_failing_is_not(runs, tmp_path, c
     runs["fail"] = range(1, 10**6)
     assert main([*WORDS, "--ways", "single/none/fp32,single/full/fp32", "--csv", str(tmp_path / "f.csv")]) == 1
     frame = pd.read_csv(tmp_path / "f.csv")
-    assert frame.status.tolist() == ["failed", "failed"]  # one each: the search of a way ends there, the next goes on
+    # There is one row for each way: its search ends there, and the next way goes on.
+    assert frame.status.tolist() == ["failed", "failed"]
     assert frame.why.tolist() == ["made to be failed"] * 2
     assert "note: tiny single/none/fp32: made to be failed" in capsys.readouterr().out
 

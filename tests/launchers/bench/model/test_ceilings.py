@@ -19,7 +19,8 @@ def test_products_are_the_operations_of_a_step():
     for p in model_ceilings.products(gpt, rows):
         calls = model_ceilings.routes(p, torch.float32, torch.device("cpu"))
         assert calls["mm"]().shape == (p.m, p.n)
-        if "onednn" in calls:  # it computes the same, for a weight's gradient the transpose
+        # What oneDNN computes is the same, for a weight's gradient the transpose.
+        if "onednn" in calls:
             result = calls["onednn"]()
             torch.testing.assert_close(
                 result.t() if p.how == "grad-weight" else result, calls["mm"](), rtol=1e-4, atol=1e-4

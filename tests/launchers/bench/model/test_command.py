@@ -37,7 +37,8 @@ def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_proc
     for name in model_options.OF_THIS_PACKAGE:
         of_one = parts[parts.index.str.startswith(f"{name}: ")]
         assert of_one.us_per_token.sum() == pytest.approx(our_rows.seconds[name] / 64 * 1e6)
-        assert (of_one.us_per_token[:5] > 0).all()  # every part but the gaps has work in it
+        # Every part but the gaps has work in it.
+        assert (of_one.us_per_token[:5] > 0).all()
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     for word in ("all products of a step", "handout_best", "of GEMM rate", "matrix products", "gaps"):
@@ -125,7 +126,8 @@ def test_a_contender_that_fails_is_a_row(error, status, failure, in_process, mon
     def fail(task):
         raise error
 
-    def run_worker(module, task):  # as bench.run_worker tells a worker's end
+    # It tells of a worker's end as bench.run_worker does.
+    def run_worker(module, task):
         try:
             return in_process(module, task)
         except ValueError as error:

@@ -25,7 +25,8 @@ def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypat
     bench = dataclasses.replace(resolve(options), gpt=TINY)
 
     def run(name):
-        torch._dynamo.reset()  # as in a process of its own
+        # Each run begins as in a process of its own.
+        torch._dynamo.reset()
         result = ContenderResult(name)
         result.add_turn(in_process("gptscale.launchers.bench.model.worker", bench.task(name, profile=True)))
         assert result.parts["matrix products"] > 0

@@ -21,7 +21,8 @@ def test_ratios_are_medians_over_rounds():
     ours = ContenderResult("single", times_s=[[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]], losses=[1.0])
     other = ContenderResult("handout", times_s=[[1.5, 1.5], [2.0, 2.0], [1.4, 1.4]], losses=[1.0])
     names = [f"{p.name} {p.how}" for p in model_ceilings.products(bench.gpt, bench.tokens)]
-    ceilings = [  # 12 products in each of 6 layers, and 3 of the head
+    # There are 12 products in each of 6 layers, and 3 of the head.
+    ceilings = [
         {"products": dict.fromkeys(names, {"mm": 0.9 / 75 * f, "onednn": 0.8 / 75 * f}), "copy_bytes_per_s": 1e9}
         for f in (1, 2, 3)
     ]

@@ -43,7 +43,8 @@ def test_ranges_decide_where_names_do_not():
         assert part_of(["aten::mul_"], [name]) == part
         assert part_of(["vectorized", "vectorized_elementwise_kernel"], [name]) == part
         assert part_of(["aten::mm"], [name]) == "matrix products"
-        assert part_of([name], []) is None  # what the host does between its operators
+        # This is what the host does between its operators.
+        assert part_of([name], []) is None
 
 
 def test_time_of_a_step_is_told_apart_and_adds_up():

@@ -40,7 +40,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert set(rows.operator) == set(ops_cases.OPERATORS)
     convolutions = rows[rows.operator == "conv_bias_relu"]
     assert (convolutions.flops > 0).all()
-    first = convolutions.iloc[0]  # 2 images x 8 channels x 12 x 12 outputs of 25 products each
+    first = convolutions.iloc[0]
+    # There are 2 operations for each product, and 2 images x 8 channels x 12 x 12 outputs of 25 products each.
     assert first.flops == 2 * 2 * 8 * 12 * 12 * 25
     assert (rows.matmul_gflop_per_s > 0).all()
     assert sorted(p.name for p in (tmp_path / "p").iterdir()) == ["conv_bias_relu.png", "gelu.png", "max_pool.png"]

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from types import FrameType
 from typing import NoReturn
@@ -137,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         declare_fresh()
         signal.signal(signal.SIGTERM, _stop)
+        sys.unraisablehook = partial(_raise_later, os.getpid())
     try:
         status = _carry_out(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -155,7 +157,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if argv is None:
             # All is done. A traceback at the interpreter's end would help nobody.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGALRM):
+                signal.signal(number, signal.SIG_IGN)
 
 
 class Stopped(KeyboardInterrupt):
@@ -166,6 +169,23 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     # The end of the command takes what it has begun with it.
     signal.signal(number, signal.SIG_IGN)
     raise Stopped
+
+
+def _raise_later(command: int, swallowed: sys.UnraisableHookArgs) -> None:
+    """Raise the exception of a signal again a moment later, if it came where Python prints exceptions and goes on.
+
+    This happens in finalizers, and in callbacks of a fork, such as logging's. command: the process that must end, and not a fork.
+    """
+    if not isinstance(swallowed.exc_value, KeyboardInterrupt) or os.getpid() != command:
+        sys.__unraisablehook__(swallowed)
+        return
+    error = type(swallowed.exc_value)
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise error
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
 
 
 def _carry_out(words: Sequence[str]) -> int:

@@ -117,13 +117,23 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwante
     assert not imported & unwanted
 
 
+WITHIN = {
+    "its work": "strike()",
+    "a finalizer": "Struck = type('Struck', (), {'__del__': lambda self: strike()}); Struck()",
+    "a callback of fork": "os.register_at_fork(after_in_parent=strike); os.fork() or os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("within", WITHIN)
 @pytest.mark.parametrize(("number", "status"), [("SIGTERM", 75), ("SIGINT", 130)])
-def test_a_command_that_a_signal_ends_says_so_in_one_line(number, status):
+def test_a_command_that_a_signal_ends_says_so_in_one_line(number, status, within):
     code = (
         "import os, signal, sys; from gptscale.launchers import cli\n"
         # What a shell starts in the background ignores SIGINT, and so do its children.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"cli._carry_out = lambda words: os.kill(os.getpid(), signal.{number})\n"
+        f"def strike(): os.kill(os.getpid(), signal.{number})\n"
+        f"def carry_out(words): {WITHIN[within]}; signal.pause()\n"
+        "cli._carry_out = carry_out\n"
         "sys.exit(cli.main())"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False)

@@ -172,9 +172,10 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _raise_later(command: int, swallowed: sys.UnraisableHookArgs) -> None:
-    """Raise the exception of a signal again a moment later, if it came where Python prints exceptions and goes on.
+    """Raise a signal's exception again a moment later, if Python printed it and went on.
 
-    This happens in finalizers, and in callbacks of a fork, such as logging's. command: the process that must end, and not a fork.
+    Python does so in finalizers, and in callbacks of a fork, such as logging's. command: the id of the command's own process. A
+    fork of it prints the exception, as usual.
     """
     if not isinstance(swallowed.exc_value, KeyboardInterrupt) or os.getpid() != command:
         sys.__unraisablehook__(swallowed)

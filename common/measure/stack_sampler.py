@@ -58,8 +58,8 @@ class StackSampler:
 
 def places_of_thread(thread: int) -> list[Place]:
     """Return the places of the stack of another thread, innermost first."""
-    # A frame that is read becomes an object. If that began a garbage collection, the thread could go on within it,
-    # and Python 3.11 would read frames that are no more: a crash, or a deadlock (python/cpython#106883).
+    # Python makes an object of each frame that is read, which may begin a garbage collection. Within it the other thread
+    # may go on, and Python 3.11 then reads frames that are gone: it crashes or hangs (python/cpython#106883).
     collects = gc.isenabled()
     gc.disable()
     try:

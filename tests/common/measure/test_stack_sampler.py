@@ -61,7 +61,7 @@ def test_no_samples_are_no_shares() -> None:
 
 
 def test_no_garbage_is_collected_while_a_stack_is_read() -> None:
-    """Finalizers could let the thread run on, and frames be read that are gone: Python 3.11 crashed after seconds to minutes."""
+    """A collection lets the other thread go on while its frames are read. Python 3.11 crashed after seconds to minutes."""
     during: Counter[str] = Counter()
 
     def note(phase: str, info: dict[str, int]) -> None:

@@ -89,7 +89,7 @@ class VisionConfig:
     (ddp by Lightning Fabric) | trainer (ddp by Lightning's Trainer, as it comes) | trainer_bare (without its bar, logger and
     checkpoints)."""
     precision: Precision = "fp32"
-    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16. A CPU without such instructions computes in fp32 and rounds."""
+    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16. A CPU without fast products of bf16 or fp16 computes in fp32 and rounds."""
     amp: bool = True
     """With bf16 and fp16: autocast, weights in fp32. --no-amp casts weights and images instead."""
     loss_scale: str | None = None

@@ -1,4 +1,4 @@
-"""Products in short types on a processor without instructions for them: computed in fp32, rounded once."""
+"""Products in short types where torch has no fast ones: computed in fp32, rounded once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptscale.common.measure import devices
-from gptscale.lenet.models.half_products import RoundedProducts, rounded_products, rounding_note
+from gptscale.lenet.models import half_products
+from gptscale.lenet.models.half_products import (
+    RoundedProducts,
+    gradient_seconds,
+    has_slow_gradients,
+    rounded_products,
+    rounding_note,
+)
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
@@ -57,11 +64,36 @@ def test_a_product_beyond_the_range_of_fp16_is_infinite() -> None:
 
 def test_only_a_processor_without_the_instructions_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx512bw", "avx512_bf16"})
+    monkeypatch.setattr(half_products, "has_slow_gradients", lambda dtype: False)
     assert not isinstance(rounded_products("bf16", torch.bfloat16, CPU), RoundedProducts)
     assert isinstance(rounded_products("fp16", torch.float16, CPU), RoundedProducts)
     assert not isinstance(rounded_products("fp16", torch.float16, torch.device("cuda")), RoundedProducts)
     assert rounding_note("fp32", CPU) == rounding_note("bf16", CPU) == []
     assert "no instructions for fp16" in rounding_note("fp16", CPU)[0]
+
+
+def test_where_torch_is_slow_a_processor_with_the_instructions_rounds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cpu_flags", lambda: {"avx512bw", "avx512_bf16", "avx512_fp16"})
+    seconds = {torch.float32: 1e-4, torch.bfloat16: 2e-4, torch.float16: 6e-3}
+    monkeypatch.setattr(half_products, "gradient_seconds", seconds.__getitem__)
+    monkeypatch.setattr(half_products, "has_slow_gradients", has_slow_gradients.__wrapped__)
+    assert isinstance(rounded_products("fp16", torch.float16, CPU), RoundedProducts)
+    assert "torch has no fast gradients of convolutions in fp16" in rounding_note("fp16", CPU)[0]
+    assert not isinstance(rounded_products("bf16", torch.bfloat16, CPU), RoundedProducts)
+    assert rounding_note("fp32", CPU) == rounding_note("fp16", torch.device("cuda")) == []
+
+
+def test_the_choice_is_measured_and_is_the_faster_one() -> None:
+    """A short type that does not round is not slow here, and fp32 is never slow."""
+    n_threads = torch.get_num_threads()
+    exact = gradient_seconds(torch.float32)
+    assert exact > 0
+    assert not has_slow_gradients(torch.float32)
+    assert torch.get_num_threads() == n_threads
+    for precision, dtype in half_products.SHORT_TYPES.items():
+        with rounded_products(precision, dtype, CPU):
+            # Without its own products this is what a step does. A busy machine may double it.
+            assert gradient_seconds(dtype) < 20 * exact
 
 
 @pytest.mark.parametrize("amp", [True, False])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from types import ModuleType
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
     logging.getLogger(_logger).addFilter(lambda record: record.levelno >= logging.ERROR)
 # It logs an exception that it also raises, with a page of the whole schedule.
 logging.getLogger("torch.distributed.pipelining.schedules").addFilter(lambda record: False)
+
+# What each rank of a run imports, whatever its recipe: the worker, and what parses its options.
+WORKER_IMPORTS = ("gptscale.launchers.run.worker", "tyro")
 
 
 class Recipe(NamedTuple):
@@ -64,15 +68,18 @@ class Recipe(NamedTuple):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Return the modules that each rank of a run imports: the worker, the recipe and its engine."""
+        """Return the modules that each rank of a run imports: the worker, its options, the recipe and its engine."""
+        model = ("gptscale.common.model.build", "gptscale.common.optim.fused")
         engines = {
-            "torch": (),
-            "deepspeed": ("deepspeed", "gptscale.common.engines.zero.library"),
+            "torch": model,
+            "deepspeed": ("deepspeed", "gptscale.common.engines.zero.library", "gptscale.common.engines.zero.optimizer"),
             "colossalai": ("gptscale.common.engines.colossal.library",),
             "transformers": ("transformers.models.gpt2.modeling_gpt2",),
+            # It imports DeepSpeed too, where that is installed.
+            "accelerate": ("accelerate", *(("deepspeed",) if find_spec("deepspeed") else ()), *model),
         }
-        engine = engines.get(self.engine, (self.engine.replace("-", "_"),))
-        return ("gptscale.launchers.run.worker", self.module, *engine)
+        engine = engines.get(self.engine, (self.engine.replace("-", "_"), *model))
+        return (*WORKER_IMPORTS, self.module, *engine)
 
     def load(self) -> ModuleType:
         """Import the module, which imports no engine, once the engine is known to be installed."""

@@ -10,14 +10,13 @@ from gptscale.common.process.program import Program
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words
 from gptscale.launchers.run.start import plan_run
-from gptscale.recipes import get
+from gptscale.recipes import WORKER_IMPORTS, get
 from gptscale.recipes.handout import OWN
 
 STEPS, SAVE_EVERY, EVAL_EVERY = 96, 4, 3
 # In the runs in which a rank is frozen; all others have a run's default.
 SHORT_TIMEOUT_S = 5.0
 RUN_NAME = "run"
-LAUNCHER_IMPORTS = ("gptscale.launchers.run.start", "gptscale.launchers.run.worker")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class SoakWork:
             self.recipe, self.config(out, short_timeout=short_timeout), default_recipe_config(self.recipe)
         )
         # The launcher forks the ranks from itself, so it begins with what they import.
-        imports = LAUNCHER_IMPORTS + (() if row.environment else row.imports[1:])
+        imports = ("gptscale.launchers.run.start", *(WORKER_IMPORTS if row.environment else row.imports))
         return Program(
             "gptscale.launchers.cli", ("run", self.recipe, "--nproc", str(self.nproc), *words), imports=imports
         )

@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,20 @@ import psutil
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import Process, run_captured, start_process
-from gptscale.recipes import RECIPES, get
+from gptscale.recipes import RECIPES, WORKER_IMPORTS, get
 
 WORLDS = Path(__file__).parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-IMPORTS = ("gptscale.launchers.run.worker", "gptscale.launchers.run.start", "tyro")
+IMPORTS = (*WORKER_IMPORTS, "gptscale.launchers.run.start")
 
 
 def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
-    """Return what the warm parent imports once for all programs like this one: also the engine of the first recipe named."""
+    """Return what the warm parent imports once for all programs like this one: also the engines of the recipes named."""
     if environment:
         return (*IMPORTS, *get("colossal_tensor").imports)
-    rows = [RECIPES[word] for word in map(str, words) if word in RECIPES]
-    return IMPORTS + (rows[0].imports[2:] if rows and not rows[0].environment else ())
+    rows = [RECIPES[name] for word in map(str, words) for name in word.split(",") if name in RECIPES]
+    engines = (row.imports[len(WORKER_IMPORTS) + 1 :] for row in rows if not row.environment)
+    return tuple(dict.fromkeys([*IMPORTS, *chain(*engines)]))
 
 
 def command(*words: Any, environment: str = "") -> Program:

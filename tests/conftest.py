@@ -139,6 +139,23 @@ def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(compiler)
 
 
+@pytest.fixture(scope="session")
+def pretending_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a C++ compiler that makes an empty module `pin_memory` of any sources, for tests of what is kept of a build."""
+    folder = tmp_path_factory.mktemp("pretending")
+    # Weak, because each of several sources defines it.
+    (folder / "module.cpp").write_text(
+        '#include <Python.h>\nstatic PyModuleDef module = {PyModuleDef_HEAD_INIT, "pin_memory"};\n'
+        "PyMODINIT_FUNC __attribute__((weak)) PyInit_pin_memory() { return PyModule_Create(&module); }\n"
+    )
+    compiler = folder / "c++"
+    # A word that ends in .cpp is the source. All others, such as the name of the object file, stay.
+    words = f"${{@/%*.cpp/{folder}/module.cpp}}"
+    compiler.write_text(f'#!/bin/bash\nexec {os.environ.get("CXX", "c++")} "{words}"\n')
+    compiler.chmod(0o755)
+    return str(compiler)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """`tmp_path` as a disk of its own, of 2 MiB."""

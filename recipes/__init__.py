@@ -72,7 +72,11 @@ class Recipe(NamedTuple):
         model = ("gptscale.common.model.build", "gptscale.common.optim.fused")
         engines = {
             "torch": model,
-            "deepspeed": ("deepspeed", "gptscale.common.engines.zero.library", "gptscale.common.engines.zero.optimizer"),
+            "deepspeed": (
+                "deepspeed",
+                "gptscale.common.engines.zero.library",
+                "gptscale.common.engines.zero.optimizer",
+            ),
             "colossalai": ("gptscale.common.engines.colossal.library",),
             "transformers": ("transformers.models.gpt2.modeling_gpt2",),
             # It imports DeepSpeed too, where that is installed.

@@ -116,7 +116,7 @@ class Owners:
         self._is_parameter |= parameters
         self._label(parameters, PARAMETER)
         states: set[int] = set()
-        for optimizer in (o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)):
+        for optimizer in living(lambda kind: issubclass(kind, torch.optim.Optimizer)):
             for group in optimizer.param_groups:
                 states |= {address(p) for p in group["params"]}
             states |= {address(t) for state in optimizer.state.values() for t in tensors_in(state)}
@@ -190,14 +190,21 @@ def _parameters(engine: Engine) -> Iterable[Tensor]:
     yield from model.parameters() if model is not None else ()
 
 
+def living(wanted: Callable[[type], object]) -> list[Any]:
+    """Return the objects whose type is wanted."""
+    # There are half a million objects of some thousand types: each type is asked once.
+    objects = gc.get_objects()
+    kinds = {id(type(thing)): type(thing) for thing in objects}
+    chosen = {number for number, kind in kinds.items() if wanted(kind)}
+    return [thing for thing in objects if id(type(thing)) in chosen]
+
+
 def library_tensors() -> Iterator[tuple[Tensor, str]]:
     """Yield what libraries' optimizers hold beside torch's: flat gradients, buckets, weights in half precision.
 
     They lie in attributes whose names say what they are.
     """
-    objects = gc.get_objects()
-    holders = [thing for thing in objects if OPTIMIZERS.match(f"{type(thing).__module__} {type(thing).__name__}")]
-    for holder in holders:
+    for holder in living(lambda kind: OPTIMIZERS.match(f"{kind.__module__} {kind.__name__}")):
         for name, value in list(getattr(holder, "__dict__", {}).items()):
             label = next((label for pattern, label in NAMES if pattern.search(name.lower())), None)
             if label is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.lenet.data import idx
+from gptscale.lenet.data.digits import read_digits
 
 NAMED = ("digits", "mnist", "cifar10")
 IMAGE_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -102,18 +103,10 @@ def _digits(side: int) -> tuple[str, LabelledImages, LabelledImages, tuple[str, 
     These are 1,797 digits written by 43 people, as 8x8 counts of 0 to 16 (Alpaydin & Kaynak 1998, UCI). The digits of one writer
     lie near each other, so this is a split of images, not of writers.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise ConfigError(
-            "scikit-learn, which brings the digits, is not installed",
-            "in --data digits",
-            "pip install 'gptscale[lenet]', or name other data",
-        ) from None
-    bunch: Any = load_digits()
-    images = torch.from_numpy(bunch.images).float().mul_(255 / 16)[:, None]
+    counts, targets = read_digits()
+    images = torch.from_numpy(counts).float().mul_(255 / 16)[:, None]
     larger = F.interpolate(images, (side, side), mode="bilinear", align_corners=False).round().to(torch.uint8)
-    labels = torch.from_numpy(bunch.target).long()
+    labels = torch.from_numpy(targets)
     held_out = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     name = f"scikit-learn's handwritten digits (8x8, upsampled to {side}x{side})"
     train, test = (

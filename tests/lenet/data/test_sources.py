@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import builtins
 import shutil
 from pathlib import Path
 
@@ -10,6 +9,8 @@ import torch
 from PIL import Image
 
 from gptscale.common.errors import ConfigError, DataError
+from gptscale.lenet.data import digits
+from gptscale.lenet.data.digits import read_digits
 from gptscale.lenet.data.sources import open_data
 
 
@@ -24,6 +25,13 @@ def test_digits_say_what_they_are_and_hold_a_quarter_out(tmp_path: Path) -> None
     assert sorted(set(data.test.labels.tolist())) == list(range(10))
     assert open_data("digits", root=tmp_path, image_size=32).side == 32
     assert not list(tmp_path.iterdir())
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    images, labels = read_digits()
+    assert np.array_equal(images, datasets.load_digits().images)
+    assert np.array_equal(labels, datasets.load_digits().target)
 
 
 def test_idx_folder(idx_folder: Path) -> None:
@@ -94,13 +102,6 @@ def test_bad_folders(tmp_path: Path) -> None:
 
 
 def test_without_scikit_learn_the_pip_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def lacking(name: str, *rest: object) -> object:
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", lacking)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'gptscale\[lenet\]'"):
         open_data("digits", root=tmp_path)

@@ -23,11 +23,12 @@ export OMP_NUM_THREADS=${{SLURM_CPUS_PER_TASK:-1}}
 export GPTSCALE_START=$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
 rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$per_node; exec "$@"'
 
-# A controller that is too busy to answer is asked again, but not for SIGTERM: a second one would end the ranks at once.
-ask() {{ for _ in {{1..10}}; do "$@" && return; sleep 1; done; }}
+# A controller that is too busy to answer is asked again, but not for SIGTERM: a second one would end the ranks at once. Without
+# a limit the programs of Slurm try to reach it for two minutes and say nothing.
+ask() {{ for _ in {{1..10}}; do timeout 5 "$@" && return; sleep 1; done; }}
 # Slurm warns this script, which hands SIGTERM on to every rank: they save and end with 75. srun itself would kill them.
 running() {{ [[ $(ask squeue --noheader --format %T --jobs "$SLURM_JOB_ID") == RUNNING ]]; }}
-trap 'warned=yes; running && scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap 'warned=yes; echo "warned by SIGTERM: the ranks save and end"; running && scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 # srun starts a task for each rank, and ends with the highest status of them.
 srun --nodes="$nodes" --ntasks=$((nodes * per_node)) --ntasks-per-node="$per_node" \\
     --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=0 --wait={wait_s} \\

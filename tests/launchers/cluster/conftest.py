@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from machines import SlurmCluster, slurm_cluster
+from machines import Machine, SlurmCluster, slurm_cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,6 +31,8 @@ def slurm(cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("PATH", f"{cluster.folder}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     yield cluster
-    # Shown with a test that failed.
+    # Shown with a test that failed, with what waits on each node.
+    for machine in filter(Machine.is_on, cluster.machines.values()):
+        print(machine.name, machine.run("ps", "-eo", "pid,stat,wchan:20,etimes,args").stdout, sep="\n")
     for log in (*tmp_path.rglob("jobs/*.log"), *cluster.folder.glob("slurm*.log")):
         print(f"{log.name}:", *log.read_text(errors="replace").splitlines()[-40:], sep="\n")

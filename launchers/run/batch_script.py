@@ -28,16 +28,17 @@ rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTAS
 ask() {{ for _ in {{1..10}}; do timeout 5 "$@" && return; sleep 1; done; }}
 # Slurm warns this script, which hands SIGTERM on to every rank: they save and end with 75. srun itself would kill them.
 running() {{ [[ $(ask squeue --noheader --format %T --jobs "$SLURM_JOB_ID") == RUNNING ]]; }}
-trap 'warned=yes; echo "warned by SIGTERM: the ranks save and end"; running && scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+trap 'warned=yes interrupted=yes; echo "warned by SIGTERM: the ranks save and end"
+    running && scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 # srun starts a task for each rank, and ends with the highest status of them.
 srun --nodes="$nodes" --ntasks=$((nodes * per_node)) --ntasks-per-node="$per_node" \\
     --cpus-per-task="${{SLURM_CPUS_PER_TASK:-1}}" --kill-on-bad-exit=0 --wait={wait_s} \\
     bash -c "$rank" rank "${{command[@]}}" &
 ranks=$!
-wait "$ranks"
-status=$?
-# The trap ends a wait before its time.
-while kill -0 "$ranks" 2>/dev/null; do
+# The trap ends a wait before its time. The ranks may end while it runs, and bash keeps their status for the next wait.
+interrupted=yes
+while [[ $interrupted ]]; do
+    interrupted=
     wait "$ranks"
     status=$?
 done

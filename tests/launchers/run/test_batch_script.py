@@ -54,17 +54,22 @@ def test_the_script_is_bash_and_ends_with_the_status_of_the_ranks(requeue):
 
 PROGRAMS = {
     "squeue": "echo RUNNING",
-    "scancel": 'kill -TERM "$(cat ranks)"',
+    # The ranks end before it does: their status must not be lost.
+    "scancel": 'kill -TERM "$(cat ranks)"; sleep 0.5',
     "scontrol": '[[ $1 == show ]] && echo node || echo "$@" >> requeued',
     "srun": 'trap "exit 75" TERM; echo $$ > ranks; while :; do sleep 0.1; done',
 }
 
 
-@pytest.mark.parametrize("refused", ["squeue", "scontrol"])
-def test_a_controller_that_does_not_answer_is_asked_again(refused, tmp_path):
+@pytest.mark.parametrize(
+    ("refused", "answer"), [("squeue", "exit 1"), ("scontrol", "exit 1"), ("squeue", "exec sleep 600")]
+)
+def test_a_controller_that_does_not_answer_is_asked_again(refused, answer, tmp_path):
     """Otherwise the ranks would never hear of a warning, or the job would not go back into the queue."""
     for name, does in PROGRAMS.items():
-        once = f"[[ -e ranks ]] && ! [[ -e {name}.asked ]] && touch {name}.asked && exit 1\n" if name == refused else ""
+        once = (
+            f"[[ -e ranks ]] && ! [[ -e {name}.asked ]] && touch {name}.asked && {answer}\n" if name == refused else ""
+        )
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{once}{does}\n")
         (tmp_path / name).chmod(0o755)
     script = batch_script([], [JobTask(Path("f"), ["c"], 1)], "about", "false", requeue=True)

@@ -18,7 +18,7 @@ from gptscale.ops.build.cache import BuildError
 from gptscale.ops.build.sources import FLAGS, fingerprint, sources
 
 # seconds, measured on 2 cores
-ABOUT_S = 60
+ABOUT_S = 30
 BUILD_TIMEOUT_S = 1800.0
 
 

@@ -55,6 +55,7 @@ class Owners:
         self._names: dict[int, str] = {}
         self._modules: list[str] = []
         self._part = BUILD
+        self._resting = False
         self._is_parameter: set[int] = set()
         self._tell()
 
@@ -79,9 +80,16 @@ class Owners:
             for hook in hooks:
                 hook.remove()
 
+    def rest(self) -> None:
+        """Note nothing from now on. Hooks may stay: code that was compiled beside them would be compiled again without them."""
+        self._resting = True
+
     @contextmanager
     def part(self, part: str) -> Iterator[None]:
         """Note that `part` of the step is at work."""
+        if self._resting:
+            yield
+            return
         before, modules = self._part, self._modules
         self._part, self._modules = part, []
         self.marks.append((self.counter.now(), part))
@@ -127,6 +135,8 @@ class Owners:
 
     def label_gradients(self, engine: Engine) -> None:
         """Recognise the gradients that the parameters have now."""
+        if self._resting:
+            return
         self._label({address(p.grad) for p in _parameters(engine) if p.grad is not None} - {0}, GRADIENT)
 
     def seen_by_group(self, what: str, tensor: Tensor) -> None:
@@ -139,7 +149,7 @@ class Owners:
 
     def _enter(self, module: nn.Module, inputs: object) -> None:
         # A compiled block is one piece: this would be compiled into it.
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._resting:
             return
         self._modules.append(self._names.get(id(module), type(module).__name__))
         # What a strategy has gathered for this module stands in the place of its shards.
@@ -148,7 +158,7 @@ class Owners:
         self._tell()
 
     def _leave(self, module: nn.Module, inputs: object, output: object) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self._resting:
             return
         if self._modules:
             self._modules.pop()

@@ -109,8 +109,10 @@ def _simulate(plan: Plan, folder: Path) -> int:
         torch.cuda.init()
         capability, _ = torch.cuda.get_device_capability(run.world.device)
         facts["closed_form_bytes"] = predict(run, plan.recipe_config, capability)
+        watching = stack.enter_context(ExitStack())
         try:
-            with counter.counting(), owners.watching(), library.listing(folder / "calls.tsv"):
+            watching.enter_context(owners.watching())
+            with counter.counting(), library.listing(folder / "calls.tsv"):
                 engine = get(run.recipe).load().build(run, plan.recipe_config)
                 stack.callback(engine.close)
                 if hasattr(engine, "plugin"):
@@ -121,6 +123,10 @@ def _simulate(plan: Plan, folder: Path) -> int:
                 with owners.part(FORWARD):
                     train(engine, data, marks, lr_at=run.lr_at, start=0, steps=STEPS)
                 owners.label_state(engine)
+            owners.rest()
+            # Compiled code depends on the hooks. Without them it would be compiled again within the steps that are timed.
+            if not run.config.compile:
+                watching.close()
             # Before the steps that nobody waits for, whose collectives' tensors live on until NCCL's watchdog comes by.
             facts |= _peaks(run.world.device)
             if isinstance(engine, SteppedEngine) and (state := engine.live_state()):

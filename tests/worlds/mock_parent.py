@@ -74,8 +74,8 @@ def import_engines():
     else:
         # The worker and the recipe, which come first, are imported behind `leave_out`.
         engines = [name for row in RECIPES.values() if not row.environment for name in row.imports[2:]]
-        # DeepSpeed imports it where an engine of stage 1 or 2 is made.
-        engines += ["deepspeed.compile.backend"]
+        # DeepSpeed imports the first where an engine of stage 1 or 2 is made, and --compile the second.
+        engines += ["deepspeed.compile.backend", "torch._inductor.compile_fx"]
     # Some count the devices or ask for their age at import. If CUDA were asked, torch would refuse to use it in a fork, which the
     # mock survives.
     devices = len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))

@@ -16,7 +16,8 @@ PARENT = Path(__file__).parents[2] / "worlds" / "mock_parent.py"
 BATCH = ["--micro-batch-size", "2", "--global-batch-size", "32", "--precision", "bf16"]
 WORDS = ["--device", "cuda", "--data", "synthetic", "--no-tensorboard", *BATCH]
 # One thread, and kernels are compiled in the process that asks for them: a pool would import torch once more for a few kernels.
-ONE_PROCESS = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+# What is compiled again is logged, with the reason.
+VARIABLES = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_LOGS": "recompiles"}
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +29,7 @@ def parents():
         if environment not in started:
             if not Path(environments.python(environment)).exists():
                 pytest.skip(f"needs the environment of {environment}")
-            variables = {**os.environ, **mock_variables(environment, "h100-80", 8), **ONE_PROCESS}
+            variables = {**os.environ, **mock_variables(environment, "h100-80", 8), **VARIABLES}
             command = [environments.python(environment), "-W", "ignore", str(PARENT)]
             started[environment] = subprocess.Popen(
                 command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

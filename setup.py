@@ -36,7 +36,9 @@ def kernels():
     build = runpy.run_path("ops/build/sources.py")
     files = [f"ops/csrc/{path.name}" for path in build["sources"]()]
     name = f"gptscale.ops._kernels_{build['fingerprint'](torch.__version__)}"
-    extension = CppExtension(name, files, extra_compile_args=build["FLAGS"], extra_link_args=["-fopenmp"])
+    # Python's own flags ask for debug information, which would take longer to write than the code.
+    flags = [*build["FLAGS"], "-g0"]
+    extension = CppExtension(name, files, extra_compile_args=flags, extra_link_args=["-fopenmp"])
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 

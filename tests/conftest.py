@@ -151,7 +151,10 @@ def pretending_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
     compiler = folder / "c++"
     # A word that ends in .cpp is the source. All others, such as the name of the object file, stay.
     words = f"${{@/%*.cpp/{folder}/module.cpp}}"
-    compiler.write_text(f'#!/bin/bash\nexec {os.environ.get("CXX", "c++")} "{words}"\n')
+    # While there is a file `hold` beside it, a build stays under way, and it fails in the end.
+    held = f"[ -e {folder}/hold ]"
+    hold = f"if {held}; then while {held} && [ $SECONDS -lt 300 ]; do sleep 0.05; done; exit 1; fi"
+    compiler.write_text(f'#!/bin/bash\n{hold}\nexec {os.environ.get("CXX", "c++")} "{words}"\n')
     compiler.chmod(0o755)
     return str(compiler)
 

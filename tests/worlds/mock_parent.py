@@ -10,17 +10,14 @@ import os
 import sys
 import traceback
 from contextlib import nullcontext
-from unittest.mock import patch
 
-import torch
+import mock_engines  # noqa: F401
 from triton.compiler import compiler
 from triton.runtime import cache
 
 from gptscale.common.checkpoint import reader
 from gptscale.common.model import initial_weights
-from gptscale.common.process import environments
 from gptscale.common.process.begin import begin_process
-from gptscale.common.process.fork_server import import_without_collection
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
@@ -29,10 +26,7 @@ from gptscale.foresight.mock_cuda.world import lone_group
 from gptscale.launchers.run import simulated, worker
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
-from gptscale.recipes import RECIPES, get
-
-# What the first step of any simulation imports.
-AT_THE_FIRST_STEP = ("tyro._cli", "typeguard", "torch._dynamo", "torch.distributed.pipelining")
+from gptscale.recipes import get
 
 
 def run(recipe, *words):
@@ -66,30 +60,9 @@ def run(recipe, *words):
         return worker.work(plan)
 
 
-def import_engines():
-    """Import the engines of this environment, which no child has to import again."""
-    if environments.is_inside("colossalai"):
-        # What it imports. Itself it asks at import for the current device, which is another one in each rank.
-        engines = ["peft", "bitsandbytes"]
-    else:
-        # The worker and the recipe, which come first, are imported behind `leave_out`.
-        engines = [name for row in RECIPES.values() if not row.environment for name in row.imports[2:]]
-        # DeepSpeed imports the first where an engine of stage 1 or 2 is made, and --compile the second.
-        engines += ["deepspeed.compile.backend", "torch._inductor.compile_fx"]
-    # Some count the devices or ask for their age at import. If CUDA were asked, torch would refuse to use it in a fork, which the
-    # mock survives.
-    devices = len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
-    capability = tuple(int(os.environ[f"GPTSCALE_MOCK_{name}"]) for name in ("MAJOR", "MINOR"))
-    with (
-        patch.object(torch._C, "_cuda_getDeviceCount", lambda: devices),
-        patch.object(torch.cuda, "get_device_capability", lambda device=None: capability),
-    ):
-        import_without_collection(dict.fromkeys([*AT_THE_FIRST_STEP, *engines]))
-    # To know its version Triton reads all of itself. It keeps the answer.
-    getattr(cache, "triton_key", getattr(compiler, "triton_key", None))()
+# To know its version Triton reads all of itself. It keeps the answer.
+getattr(cache, "triton_key", getattr(compiler, "triton_key", None))()
 
-
-import_engines()
 for line in sys.stdin:
     what, folder, environment, words = json.loads(line)
     if not (pid := os.fork()):

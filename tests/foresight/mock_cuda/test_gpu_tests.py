@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,25 +15,88 @@ MARK = "mark." + "gpu"
 FILES = sorted(path for path in TESTS.rglob("test_*.py") if MARK in path.read_text())
 # A run does not start under the mock. test_recipes.py does what its ranks do.
 REFUSED = {"test_gpu.py"}
-# Cases that compile the same code once more, a minute each.
-LEFT_OUT = {"test_conv.py": "dtype0", "test_max_pool.py": "dtype0", "test_compilation.py": "selective"}
+# Of these files, only the cases whose names hold the word. The others compile the same code once more, a minute each.
+ONLY = {"test_conv.py": "dtype0", "test_max_pool.py": "dtype0", "test_compilation.py": "selective"}
 # The compiler reads the code of assert statements of torch, which python -O leaves out.
 WITH_ASSERTS = {"test_compilation.py"}
+TRIED = [path for path in FILES if path.name not in REFUSED]
+LIMIT_S = 850
+
+
+class Session:
+    """One pytest under the mock over several files, which imports torch once for all of them."""
+
+    def __init__(self, paths, options, report):
+        words = " and ".join(f"(not {name} or {word})" for name, word in ONLY.items())
+        command = [
+            sys.executable,
+            *options,
+            "-m",
+            "pytest",
+            "--assert=plain",
+            "-q",
+            "-m",
+            "gpu",
+            "-p",
+            "no:cacheprovider",
+        ]
+        command += ["--tb=short", "--show-capture=stderr", "-k", words, *map(str, paths)]
+        command += [f"--junit-xml={report}", "-o", "junit_family=xunit1"]
+        # tests/worlds/mock_engines.py is imported by the parent of the engines' processes.
+        environ = {**os.environ, **mock_variables("", "h100-80", 1), "PYTHONPATH": str(TESTS / "worlds")}
+        environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        self.status = ended.returncode
+        self.output = ended.stdout[-8000:] + ended.stderr[-2000:]
+        self.cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+
+    def of_file(self, path):
+        """Return how each case of a file ended: passed, or the tag that the report gives it."""
+        cases = [case for case in self.cases if TESTS.parent / case.get("file") == path]
+        return [_outcome(case) for case in cases]
+
+
+def _outcome(case):
+    for ending in case:
+        if ending.tag in ("failure", "error", "skipped"):
+            return "xfailed" if ending.get("type") == "pytest.xfail" else ending.tag
+    return "passed"
+
+
+@pytest.fixture(scope="module")
+def sessions(tmp_path_factory):
+    """Return the session that a file's name belongs to, which is run when it is first asked for."""
+    started = {}
+
+    def session(path):
+        # Without assert statements in the tests, and with shapes and types compared only (tests/conftest.py).
+        options = () if path.name in WITH_ASSERTS else ("-O",)
+        if options not in started:
+            paths = [other for other in TRIED if (other.name in WITH_ASSERTS) == (path.name in WITH_ASSERTS)]
+            started[options] = Session(paths, options, tmp_path_factory.mktemp("session") / "report.xml")
+        return started[options]
+
+    return session
 
 
 def test_every_gpu_test_is_found():
-    assert REFUSED | set(LEFT_OUT) < {path.name for path in FILES}
+    assert REFUSED | set(ONLY) < {path.name for path in FILES}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [path for path in FILES if path.name not in REFUSED], ids=lambda path: path.stem)
-def test_runs_to_its_end(path):
-    """Without assert statements in the tests, and with shapes and types compared only (tests/conftest.py)."""
-    plain = [] if path.name in WITH_ASSERTS else ["-O"]
-    command = [sys.executable, *plain, "-m", "pytest", "--assert=plain", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    command += ["--tb=short", "--show-capture=stderr", str(path), "-k", LEFT_OUT.get(path.name, "")]
-    environ = {**os.environ, **mock_variables("", "h100-80", 1), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
-    assert "passed" in ended.stdout or "xfailed" in ended.stdout
-    assert "skipped" not in ended.stdout
+@pytest.mark.parametrize("path", TRIED, ids=lambda path: path.stem)
+def test_runs_to_its_end(path, sessions):
+    session = sessions(path)
+    outcomes = session.of_file(path)
+    # A session ends with 0, or with 1 if a case of some file has failed.
+    assert session.status in (0, 1), session.output
+    assert outcomes, session.output
+    assert set(outcomes) <= {"passed", "xfailed"}, session.output
+
+
+@pytest.mark.slow
+def test_a_session_fails_only_with_a_case(sessions):
+    for path in TRIED:
+        session = sessions(path)
+        outcomes = [_outcome(case) for case in session.cases]
+        assert session.status == int("failure" in outcomes or "error" in outcomes), session.output

@@ -13,6 +13,8 @@ Gelu = Literal[
 GELUS: tuple[str, ...] = get_args(Gelu)
 # Sides of the square images that every model takes, in pixels.
 SIDES = (28, 32)
+# ResNet-18 ends in a mean over whatever pixels are left, so it takes small images too, and half the time.
+SMALL_SIDES = {"resnet18": (16,)}
 MODEL_NAMES = (
     "lenet", "lenet_classic", "pure_linear", "simple_conv", "cnn", "conv2_shared", "conv2_independent", "conv10_shared",
     "conv10_independent", "vgg11", "vgg13", "vgg16", "vgg19", "vgg19_quarter", "resnet18",
@@ -26,3 +28,10 @@ def check_model(name: str) -> None:
     """Raise ConfigError for a name that is none of MODEL_NAMES."""
     if name not in MODEL_NAMES:
         raise ConfigError(f"unknown model {name!r}", "in --model", did_you_mean(name, MODEL_NAMES))
+
+
+def check_side(name: str, side: int, what: str) -> None:
+    """Raise ConfigError, which says `what` is wrong, unless the model takes images of `side` pixels."""
+    small = SMALL_SIDES.get(name, ())
+    if side not in (*small, *SIDES):
+        raise ConfigError(what, "in --image-size", "use 16, 28 or 32" if small else "use 28 or 32")

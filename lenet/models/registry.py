@@ -1,8 +1,8 @@
 """The vision models by name, and the small ones themselves: LeNet-5, the reports' networks, and repeated convolutions.
 
 vgg.py and resnet.py hold the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
-images (batch, channels, side, side), with a side of 28 or 32, and returns logits (batch, n_classes). docs/lenet/README.md says
-which reports are meant.
+images (batch, channels, side, side), with a side of 28 or 32 (resnet18: also 16), and returns logits (batch, n_classes).
+docs/lenet/README.md says which reports are meant.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gptscale.common.errors import ConfigError
-from gptscale.lenet.models import SIDES, check_model
+from gptscale.lenet.models import check_model, check_side
 from gptscale.lenet.models.activations import Activation, activation
 from gptscale.lenet.models.resnet import resnet18
 from gptscale.lenet.models.vgg import vgg
@@ -250,11 +249,10 @@ def build_model(
     """Build a model with torch's own initial weights, which depend on `seed` alone.
 
     The state of the caller's random generator does not change. custom: use this package's operators where they fit.
-    Raises ConfigError for an unknown name, and for a side that is not 28 or 32.
+    Raises ConfigError for an unknown name, and for a side that the model does not take.
     """
     check_model(name)
-    if shape.side not in SIDES:
-        raise ConfigError(f"images of {shape.side} pixels", "in --image-size", "use 28 or 32")
+    check_side(name, shape.side, f"images of {shape.side} pixels")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = MODELS[name](shape, gelu)

@@ -1,4 +1,4 @@
-"""ResNet-18 for images of 28 or 32 pixels: a 3x3 convolution without pooling, then the eight blocks of the original.
+"""ResNet-18 for images of 16, 28 or 32 pixels: a 3x3 convolution without pooling, then the eight blocks of the original.
 
 He et al. 2015 (arXiv 1512.03385): the blocks of table 1, the small-image stem of section 4.2.
 """

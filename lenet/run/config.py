@@ -11,7 +11,7 @@ from gptscale.common.settings.checks import check_ranges, check_run_name
 from gptscale.common.settings.command_line import changed_options
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.data import Augmentation
-from gptscale.lenet.models import SIDES, WITH_BATCH_NORM, WITHOUT_CUSTOM_OPERATORS, Gelu, check_model
+from gptscale.lenet.models import WITH_BATCH_NORM, WITHOUT_CUSTOM_OPERATORS, Gelu, check_model, check_side
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.results.record.wandb_board import check_wandb
 
@@ -54,7 +54,8 @@ class VisionConfig:
     download: bool = False
     """Download mnist or cifar10 to --data-dir if it is not there."""
     image_size: int | None = None
-    """Side that images are resampled to, 28 or 32; default theirs, 28 for digits, 32 for folders of images."""
+    """Side that images are resampled to, 28 or 32, with resnet18 also 16; default theirs, 28 for digits, 32 for folders of
+    images."""
     augment: Augmentation = "affine"
     """none | affine (RandomAffine(15, .1, .8-1.2)) | mild (RandomAffine(8, .06, .92-1.08)) | flip (random crop and mirror) |
     jitter (flip, rotation and colour)."""
@@ -156,8 +157,8 @@ class VisionConfig:
             "log_every": (1, 10**6), "save_every": (0, 10**6), "keep_checkpoints": (2, 10**6),
         }  # fmt: skip
         check_ranges(self, ranges)
-        if self.image_size is not None and self.image_size not in SIDES:
-            raise ConfigError(f"image_size {self.image_size} is out of range", "in --image-size", "use 28 or 32")
+        if self.image_size is not None:
+            check_side(self.model, self.image_size, f"image_size {self.image_size} is out of range")
 
     def _check_combinations(self) -> None:
         if self.num_workers and self.loader == "fast":

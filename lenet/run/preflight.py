@@ -18,7 +18,7 @@ from gptscale.common.process.world import World, world_of
 from gptscale.common.settings.run import workload_hash
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Loader, Normalise, PilLoader, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
-from gptscale.lenet.models import SIDES
+from gptscale.lenet.models import SIDES, SMALL_SIDES
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.columns import SUMMARY_NAME, header
 from gptscale.lenet.run.config import VisionConfig, work_of
@@ -96,7 +96,7 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     if config.loader == "dataloader":
         pil_transform(config.augment, SIDES[0])
     data = open_data(config.data, root=config.data_dir, image_size=config.image_size, download=config.download)
-    if data.side not in SIDES:
+    if data.side not in (*SMALL_SIDES.get(config.model, ()), *SIDES):
         raise ConfigError(f"{data.name} has images of {data.side} pixels", "in --data", "add --image-size 32")
     batch_order = BatchOrder(len(data.train), config.batch_size, config.seed, world.rank, world.world_size)
     check_shared_memory(config, batch_order, data)

@@ -29,6 +29,14 @@ def test_every_model_takes_every_shape_and_every_weight_learns(name: str, shape:
     assert without == []
 
 
+def test_resnet18_takes_small_images_and_others_say_what_they_take() -> None:
+    assert build_model("resnet18", ImageShape(3, 16, 10))(torch.randn(2, 3, 16, 16)).shape == (2, 10)
+    with pytest.raises(ConfigError, match="use 16, 28 or 32"):
+        build_model("resnet18", ImageShape(3, 20, 10))
+    with pytest.raises(ConfigError, match="16 pixels, in --image-size, use 28 or 32"):
+        build_model("vgg11", ImageShape(3, 16, 10))
+
+
 SIZES = {
     ("lenet", MNIST): 156 + 2416 + 48120 + 10164 + 850,
     # The layers of 1998: C1, S2, C3 (with all 2400 weights, of which the mask leaves 1500), S4, C5, F6, output.

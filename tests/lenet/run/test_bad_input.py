@@ -21,6 +21,7 @@ CASES = {
     "rate": ([*TRAIN, "--lr", "nan"], "lr nan is out of range"),
     "workers": ([*TRAIN, "--num-workers", "2"], "the fast loader has no worker processes, in --num-workers"),
     "size": ([*TRAIN, "--image-size", "64"], "image_size 64 is out of range, in --image-size, use 28 or 32"),
+    "small": ([*TRAIN, "--image-size", "16"], "image_size 16 is out of range, in --image-size, use 28 or 32"),
     "tf32 on a CPU": ([*TRAIN, "--precision", "tf32"], "tf32 needs a GPU of Ampere (8.0) or newer"),
     "no autocast": ([*TRAIN, "--no-amp"], "fp32 has no autocast to leave out, in --no-amp"),
     "adam in fp16": ([*TRAIN, "--precision", "fp16", "--no-amp"], "the second moments of adam underflow in fp16, in --no-amp"),

@@ -62,15 +62,17 @@ def test_every_precision_learns(sample: VisionData, precision: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_resnet18_passes_40_percent(cifar_sample: Path, tmp_path: Path) -> None:
-    """Train one epoch on images of 28 pixels, which reached 43.0 % in fp32. It is in bf16 where the processor multiplies that.
+    """Train one epoch on images of 16 pixels, which reached 43.1 % and more with three seeds in fp32 and two in bf16.
 
-    Two epochs on images of 32 pixels reached 46.4 % in bf16 and took twice the time.
+    Images of 28 pixels took twice the time in bf16, and reached 39.4 to 43.7 % in fp32 without label smoothing.
     """
     precision = "fp32" if is_emulated("bf16") else "bf16"
     words = (
-        f"--data {cifar_sample} --image-size 28 --model resnet18 --epochs 1 --batch-size 8 --lr 5e-4 --seed 1".split()
+        f"--data {cifar_sample} --image-size 16 --model resnet18 --epochs 1 --batch-size 8 --lr 5e-4 --seed 1".split()
     )
-    words += f"--precision {precision} --augment none --optimizer adamw --lr-schedule onecycle".split()
+    words += (
+        f"--precision {precision} --augment none --optimizer adamw --lr-schedule onecycle --label-smoothing 0.1".split()
+    )
     words += f"--device cpu --no-tensorboard --out {tmp_path}".split()
     command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)

@@ -69,6 +69,11 @@ class Recipe(NamedTuple):
     @property
     def imports(self) -> tuple[str, ...]:
         """Return the modules that each rank of a run imports: the worker, its options, the recipe and its engine."""
+        return (*WORKER_IMPORTS, self.module, *self.engine_imports)
+
+    @property
+    def engine_imports(self) -> tuple[str, ...]:
+        """Return the modules of the engine, and what it trains with."""
         model = ("gptscale.common.model.build", "gptscale.common.optim.fused")
         engines = {
             "torch": model,
@@ -82,8 +87,7 @@ class Recipe(NamedTuple):
             # It imports DeepSpeed too, where that is installed.
             "accelerate": ("accelerate", *(("deepspeed",) if find_spec("deepspeed") else ()), *model),
         }
-        engine = engines.get(self.engine, (self.engine.replace("-", "_"), *model))
-        return (*WORKER_IMPORTS, self.module, *engine)
+        return engines.get(self.engine, (self.engine.replace("-", "_"), *model))
 
     def load(self) -> ModuleType:
         """Import the module, which imports no engine, once the engine is known to be installed."""

@@ -141,7 +141,7 @@ def quick_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def pretending_compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a C++ compiler that makes an empty module `pin_memory` of any sources, for tests of what is kept of a build."""
+    """Return a C++ compiler that makes an empty module, whatever its sources are, for tests of a build's files."""
     folder = tmp_path_factory.mktemp("pretending")
     # Weak, because each of several sources defines it.
     (folder / "module.cpp").write_text(

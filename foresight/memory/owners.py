@@ -81,7 +81,10 @@ class Owners:
                 hook.remove()
 
     def rest(self) -> None:
-        """Note nothing from now on. Hooks may stay: code that was compiled beside them would be compiled again without them."""
+        """Note nothing from now on.
+
+        The hooks may stay: code that was compiled beside them would be compiled again without them.
+        """
         self._resting = True
 
     @contextmanager
@@ -201,7 +204,7 @@ def _parameters(engine: Engine) -> Iterable[Tensor]:
 
 
 def living(wanted: Callable[[type], object]) -> list[Any]:
-    """Return the objects whose type is wanted."""
+    """Return all living objects of the types for which `wanted` returns true."""
     # There are half a million objects of some thousand types: each type is asked once.
     objects = gc.get_objects()
     kinds = {id(type(thing)): type(thing) for thing in objects}

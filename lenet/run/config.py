@@ -54,8 +54,7 @@ class VisionConfig:
     download: bool = False
     """Download mnist or cifar10 to --data-dir if it is not there."""
     image_size: int | None = None
-    """Side that images are resampled to, 28 or 32, with resnet18 also 16; default theirs, 28 for digits, 32 for folders of
-    images."""
+    """Side that images are resampled to: 28 or 32, with resnet18 also 16. Default theirs, 28 for digits, 32 for folders."""
     augment: Augmentation = "affine"
     """none | affine (RandomAffine(15, .1, .8-1.2)) | mild (RandomAffine(8, .06, .92-1.08)) | flip (random crop and mirror) |
     jitter (flip, rotation and colour)."""

@@ -22,7 +22,7 @@ def engines():
     if environments.is_inside("colossalai"):
         # What it imports. Itself it asks at import for the current device, which is another one in each rank.
         return ["peft", "bitsandbytes"]
-    names = [name for row in RECIPES.values() if not row.environment for name in row.imports[2:]]
+    names = [name for row in RECIPES.values() if not row.environment for name in row.engine_imports]
     # DeepSpeed imports the first where an engine of stage 1 or 2 is made, and --compile the second.
     return [*names, "deepspeed.compile.backend", "torch._inductor.compile_fx"]
 

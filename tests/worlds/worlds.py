@@ -28,7 +28,7 @@ def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
     if environment:
         return (*IMPORTS, *get("colossal_tensor").imports)
     rows = [RECIPES[name] for word in map(str, words) for name in word.split(",") if name in RECIPES]
-    engines = (row.imports[len(WORKER_IMPORTS) + 1 :] for row in rows if not row.environment)
+    engines = (row.engine_imports for row in rows if not row.environment)
     return tuple(dict.fromkeys([*IMPORTS, *chain(*engines)]))
 
 

@@ -45,11 +45,11 @@ JSON_READERS = ["--ds-config", "a calibration", "a plan", "--plan on the command
 
 
 def refused(read, path):
-    """Return the one line that refuses a file, within two seconds."""
-    began = time.monotonic()
+    """Return the one line that refuses a file, in two seconds of the processor."""
+    began = time.process_time()
     with pytest.raises(GptscaleError) as error:
         read(path)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
     assert len(str(error.value).splitlines()) == 1
     assert len(str(error.value)) < 500
     return str(error.value)

@@ -78,9 +78,9 @@ def test_more_text_than_should_be_encoded_at_every_start_is_refused(
 
 
 def test_the_standard_library_is_the_same_every_time_and_needs_no_cache(tmp_path: Path) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     ids = load_ids("stdlib", ByteTokenizer())
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3
     assert len(ids) > 5_000_000
     assert np.array_equal(ids, load_ids("stdlib", ByteTokenizer()))
     assert list(tmp_path.iterdir()) == []

@@ -167,12 +167,12 @@ def test_a_read_that_hangs_is_an_error_and_holds_up_neither_the_next_steps_nor_t
 ) -> None:
     monkeypatch.setattr(loader, "WAIT_S_MAX", 0.05)
     release = threading.Event()
-    data = Prefetcher(Scripted(lambda step: release.wait(20) and None), CPU)
+    data = Prefetcher(Scripted(lambda step: release.wait(200) and None), CPU)
     begin = time.perf_counter()
     with pytest.raises(DataError, match=r"step 1 waited 0.05 s for its batch, in counting"):
         data.get(0)
     data.close()
-    assert time.perf_counter() - begin < 5
+    assert time.perf_counter() - begin < 60
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "gptscale-data")
     release.set()
 

@@ -42,10 +42,10 @@ def test_marks_are_kept_only_while_a_step_is_traced() -> None:
 
 def test_a_mark_costs_a_timed_step_nothing_to_speak_of() -> None:
     own = Progress()
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(1000):
         own.at("forward")
-    assert (time.perf_counter() - began) / 1000 < 100e-6
+    assert (time.thread_time() - began) / 1000 < 100e-6
 
 
 def test_a_traced_step_of_this_process() -> None:

@@ -350,14 +350,14 @@ def test_under_five_seconds_by_the_real_command(folder):
     """Start of Python and torch included: of the processor's time, since the tests beside this one take theirs, and no waiting."""
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "gptscale.launchers.cli", "run", "fsdp", "--nproc", "2", "--model", "gpt3"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     took_s, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     computed_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert ended.returncode == 2
     assert ended.stderr.startswith("gptscale: error: unknown model 'gpt3'")
     assert len(ended.stderr.splitlines()) == 1
     assert computed_s < 5
-    assert took_s < 20
+    assert took_s < 60
     assert not list(folder.iterdir())
 
 

@@ -26,8 +26,9 @@ rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTAS
 # A controller that is too busy to answer is asked again, but not for SIGTERM: a second one would end the ranks at once. Without
 # a limit the programs of Slurm try to reach it for two minutes and say nothing.
 ask() {{ for _ in {{1..10}}; do timeout 5 "$@" && return; sleep 1; done; }}
-# Slurm warns this script, which hands SIGTERM on to every rank: they save and end with 75. srun itself would kill them.
-running() {{ [[ $(ask squeue --noheader --format %T --jobs "$SLURM_JOB_ID") == RUNNING ]]; }}
+# Slurm warns this script, which hands SIGTERM on to every rank: they save and end with 75. srun itself would kill them. Before a
+# warning Slurm sends SIGCONT, and calls the job SIGNALING until a node has answered, which may be later than the warning itself.
+running() {{ [[ $(ask squeue --noheader --format %T --jobs "$SLURM_JOB_ID") == @(RUNNING|SIGNALING) ]]; }}
 trap 'warned=yes interrupted=yes; echo "warned by SIGTERM: the ranks save and end"
     running && scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 # srun starts a task for each rank, and ends with the highest status of them.

@@ -62,9 +62,16 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize(
-    ("refused", "answer"), [("squeue", "exit 1"), ("scontrol", "exit 1"), ("squeue", "exec sleep 600")]
+    ("refused", "answer"),
+    [
+        ("squeue", "exit 1"),
+        ("scontrol", "exit 1"),
+        ("squeue", "exec sleep 600"),
+        # Slurm has not yet heard that the job has its SIGCONT, which comes before a warning.
+        ("squeue", "echo SIGNALING && exit"),
+    ],
 )
-def test_a_controller_that_does_not_answer_is_asked_again(refused, answer, tmp_path):
+def test_a_warning_is_handed_on_whatever_the_controller_answers_first(refused, answer, tmp_path):
     """Otherwise the ranks would never hear of a warning, or the job would not go back into the queue."""
     for name, does in PROGRAMS.items():
         once = (

@@ -22,8 +22,8 @@ for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
 # It logs an exception that it also raises, with a page of the whole schedule.
 logging.getLogger("torch.distributed.pipelining.schedules").addFilter(lambda record: False)
 
-# What each rank of a run imports, whatever its recipe: the worker, and what parses its options.
-WORKER_IMPORTS = ("gptscale.launchers.run.worker", "tyro")
+# What the ranks of a run import, whatever its recipe: the worker, what parses its options, and what rank 0 records with.
+WORKER_IMPORTS = ("gptscale.launchers.run.worker", "tyro", "tensorboard.compat.proto.event_pb2", "numpy.ma")
 
 
 class Recipe(NamedTuple):
@@ -75,12 +75,15 @@ class Recipe(NamedTuple):
     def engine_imports(self) -> tuple[str, ...]:
         """Return the modules of the engine, and what it trains with."""
         model = ("gptscale.common.model.build", "gptscale.common.optim.fused")
+        stages = ("gptscale.common.engines.pipeline.build",) if "pp" in self.axes else ()
         engines = {
-            "torch": model,
+            "torch": (*model, *stages),
             "deepspeed": (
                 "deepspeed",
                 "gptscale.common.engines.zero.library",
+                "gptscale.common.engines.zero.operators",
                 "gptscale.common.engines.zero.optimizer",
+                *model,
             ),
             "colossalai": ("gptscale.common.engines.colossal.library",),
             "transformers": ("transformers.models.gpt2.modeling_gpt2",),

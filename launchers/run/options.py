@@ -30,7 +30,8 @@ def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tu
     ]
     if launch is not None:
         fields.append(("launch", launch, dataclasses.field(default_factory=launch)))
-    options = dataclasses.make_dataclass("options", fields, frozen=True)
+    # Python 3.11 calls its module `types`, in whose source tyro would look for help, a third of the time that it takes.
+    options = dataclasses.make_dataclass("options", fields, frozen=True, namespace={"__module__": __name__})
     parsed: Any = parse(options, bare_resume(argv), prog=f"gptscale run {recipe}", about=row.what)
     for field, fixed in row.preset.items():
         if getattr(parsed.recipe, field) != fixed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -39,6 +40,7 @@ def state_columns(states: Sequence[LiveState | None], formula: tuple[str, float]
     return columns
 
 
+@functools.cache
 def version(distribution: str) -> str | None:
     """Return the version of an installed distribution, None if it is not installed."""
     try:

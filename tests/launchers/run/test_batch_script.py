@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,12 +85,16 @@ def test_a_warning_is_handed_on_whatever_the_controller_answers_first(refused, a
         ["bash", "-c", script],
         cwd=tmp_path,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"},
+        start_new_session=True,
     )
     try:
         wait_for((tmp_path / "ranks").exists, "the ranks")
         job.send_signal(signal.SIGTERM)
         assert job.wait(timeout=60) == 75
     finally:
-        job.kill()
+        # With the ranks, which would stand in for ever where the warning does not reach them.
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
     assert (tmp_path / f"{refused}.asked").exists()
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"

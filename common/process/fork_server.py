@@ -232,5 +232,8 @@ def _set_threads(before: str | None) -> None:
 
 
 if __name__ == "__main__":
-    die_with_parent()
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    # Under the module's own name, so that a program which imports it finds that it is fresh.
+    from gptscale.common.process import fork_server
+
+    fork_server.die_with_parent()
+    fork_server.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -4,12 +4,15 @@ import csv
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from worlds import gptscale, ok, ranks
+from worlds import gptscale, imports_of, ok, ranks
 
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
 from gptscale.launchers.run.preflight import why_not_here
 
 pytest.importorskip("deepspeed")
@@ -19,8 +22,9 @@ WORK = ["--model", "tiny", "--data", "synthetic", "--no-tensorboard"]
 
 
 def deepspeed(*words):
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", *map(str, words)]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Run DeepSpeed's launcher, which is forked and starts all that it starts afresh."""
+    program = Program("deepspeed.launcher.runner", tuple(map(str, words)), imports=imports_of(("zero3",), ""))
+    return run_captured(program, timeout=400, environ=ENVIRONMENT)
 
 
 def rows(out):
@@ -29,7 +33,7 @@ def rows(out):
 
 
 def test_one_node(tmp_path, free_port):
-    run = deepspeed(
+    ended = deepspeed(
         "--num_gpus",
         2,
         "--master_port",
@@ -45,9 +49,8 @@ def test_one_node(tmp_path, free_port):
         tmp_path,
         *WORK,
     )
-    said, _ = run.communicate(timeout=400)
-    assert run.returncode == 0, said[-3000:]
-    assert "step 3/3  loss" in said
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert "step 3/3  loss" in ended.stdout
     assert [(row["recipe"], row["world_size"], row["status"]) for row in rows(tmp_path)] == [("zero3", "2", "ok")]
 
 
@@ -56,31 +59,11 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)
     (tmp_path / "hostfile").write_text("localhost slots=1\n127.0.0.1 slots=1\n")
-    nodes = [
-        deepspeed(
-            "--hostfile",
-            tmp_path / "hostfile",
-            "--no_ssh",
-            "--node_rank",
-            node,
-            "--master_addr",
-            "127.0.0.1",
-            "--master_port",
-            free_port,
-            "--no_local_rank",
-            "--module",
-            "gptscale.recipes",
-            "zero_infinity",
-            "--steps",
-            3,
-            "--out",
-            tmp_path,
-            *WORK,
-        )
-        for node in (0, 1)
-    ]
-    said = [node.communicate(timeout=400)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said[0][-3000:]
+    common = ["--hostfile", tmp_path / "hostfile", "--no_ssh", "--master_addr", "127.0.0.1", "--master_port", free_port]
+    run = ["--no_local_rank", "--module", "gptscale.recipes", "zero_infinity", "--steps", 3, "--out", tmp_path, *WORK]
+    with ThreadPoolExecutor() as pool:
+        nodes = list(pool.map(lambda node: deepspeed(*common, "--node_rank", node, *run), (0, 1)))
+    assert [node.returncode for node in nodes] == [0, 0], nodes[0].stdout[-3000:] + nodes[0].stderr[-3000:]
     assert [(row["world_size"], row["status"]) for row in rows(tmp_path)] == [("2", "ok")]
     assert not list(tmp_path.glob("gptscale-swap-*"))
 

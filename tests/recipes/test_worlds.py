@@ -7,8 +7,6 @@ import csv
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,8 @@ import torch
 from worlds import ENVIRONMENT, Started, command, ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
 from gptscale.launchers.run.preflight import why_not_here
 
 WORLDS = Path(__file__).parents[1] / "worlds"
@@ -279,19 +279,11 @@ def test_a_corrupt_checkpoint_falls_back_to_the_one_before(saved, tmp_path):
 @pytest.mark.parametrize("module", [["ddp"], ["zero", "--stage", "3"], ["fabric"]])
 def test_torchrun_by_hand(module, tmp_path):
     name, *options = module
-    torchrun = [
-        *"-m torch.distributed.run --standalone --nproc-per-node 2 -m".split(),
-        f"gptscale.recipes.{name}",
-        *options,
-    ]
     words = ["--model", "tiny", "--steps", "3", "--out", str(tmp_path)]
-    ended = subprocess.run(
-        [sys.executable, *torchrun, *words],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+    torchrun = ["--standalone", "--nproc-per-node", "2", "-m", f"gptscale.recipes.{name}", *options, *words]
+    # torchrun itself is forked, and starts its ranks afresh.
+    ended = run_captured(
+        Program("torch.distributed.run", tuple(torchrun)), timeout=600, environ={**os.environ, **ENVIRONMENT}
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout

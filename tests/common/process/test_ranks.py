@@ -64,11 +64,11 @@ def test_ranks_that_fail_are_started_once(start, tmp_path):
 def test_lines_of_ranks_that_print_at_once_stay_whole(start, unbuffered):
     """The ranks wait for each other by the clock, so that they do print at once."""
     at = "time.sleep(-time.time() % 1)\n"
-    for name in ("stdout", "stderr"):
-        lines = f"for _ in range(200): print(rank, {'x' * 50!r}, rank, file=sys.{name})"
-        status, *streams = start(at + lines, 3, PYTHONUNBUFFERED=unbuffered).ended()
-        assert status == 0
-        assert sorted(streams[name == "stderr"].splitlines()) == sorted([f"{r} {'x' * 50} {r}" for r in range(3)] * 200)
+    lines = f"for _ in range(200): print(rank, {'x' * 50!r}, rank, file=sys."
+    status, *streams = start(f"{at}{lines}stdout)\n{at}{lines}stderr)", 3, PYTHONUNBUFFERED=unbuffered).ended()
+    assert status == 0
+    for stream in streams:
+        assert sorted(stream.splitlines()) == sorted([f"{r} {'x' * 50} {r}" for r in range(3)] * 200)
 
 
 def test_the_rendezvous_listens_on_the_loopback_alone(start):

@@ -17,7 +17,9 @@ import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import rendezvous
+from gptscale.common.process.program import Program
 from gptscale.common.process.rendezvous import check_rendezvous
+from gptscale.common.process.warm_parent import run_captured
 from gptscale.common.process.world import World, process_group
 
 WORLDS = Path(__file__).parents[2] / "worlds"
@@ -158,9 +160,9 @@ def test_a_rank_says_one_line_and_ends_with_2(module, variables, tmp_path):
 def test_ranks_that_torchrun_restarts_meet_again(tmp_path):
     """torchrun keeps one store for all starts. GPTSCALE_RESTARTS=20 has them meet that often."""
     last = os.environ.get("GPTSCALE_RESTARTS", "2")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", last]
-    command = [sys.executable, *torchrun, str(WORLDS / "world_restarts.py"), last, str(tmp_path / "met")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    torchrun = ("--standalone", "--nproc-per-node", "2", "--max-restarts", last)
+    words = (*torchrun, str(WORLDS / "world_restarts.py"), last, str(tmp_path / "met"))
+    ended = run_captured(Program("torch.distributed.run", words), timeout=880)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert (tmp_path / "met").read_text() == f"{last}\n"
 

@@ -12,12 +12,17 @@ from worlds import Started, gptscale, ok
 from gptscale.common.process import warm_parent
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import WarmParent, run_captured, start_process
+from gptscale.common.process.warm_parent import WarmParent, run_captured, start_process, warm_parent_of
 
 
 def program(folder, code, *words):
     (folder / "program.py").write_text(code)
     return Program(str(folder / "program.py"), words)
+
+
+def own_parent():
+    """Return a warm parent for one test, forked from the one of all tests, which spares it the import of torch."""
+    return warm_parent_of(Program(""), os.environ).with_imports(())
 
 
 def outcome(folder, code, *words, timeout=400, **variables):
@@ -118,7 +123,7 @@ def test_a_signal_reaches_the_program_and_comes_late_to_one_that_has_ended(tmp_p
 
 
 def test_forked_programs_die_with_their_parent(tmp_path):
-    parent = WarmParent.start()
+    parent = own_parent()
     process = parent.run(program(tmp_path, "import time; time.sleep(600)"), os.environ)
     child = psutil.Process(process.pid)
     parent.close()
@@ -145,7 +150,7 @@ def test_a_parent_with_more_imports_is_made_at_once_and_can_be_waited_for(tmp_pa
 
 def test_ctrl_c_of_a_terminal_ends_the_program_and_not_its_parent(tmp_path):
     """The signal may come as soon as the program has a process."""
-    parent = WarmParent.start()
+    parent = own_parent()
     process = parent.run(program(tmp_path, "import time; time.sleep(600)"), os.environ)
     os.kill(psutil.Process(process.pid).ppid(), signal.SIGINT)
     os.kill(process.pid, signal.SIGINT)

@@ -12,7 +12,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range, did_you_mean
 from gptscale.common.settings.command_line import bare_resume, parse
-from gptscale.lenet.run.config import OF_PROCESSES, VisionConfig, option_words
+from gptscale.lenet.run.config import OF_PROCESSES, RUN_IMPORTS, VisionConfig, imports_of, option_words
 
 # Every word but `train` is a module of lenet/studies with a `main`.
 USAGE = {
@@ -84,7 +84,7 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
 
     A run whose rank 0 is killed gets its row from here.
     """
-    begin_warm_parent(config.device, imports=["gptscale.lenet.run.worker"])
+    begin_warm_parent(config.device, RUN_IMPORTS, imports_of(config))
     from gptscale.common.process.world import runs_on_cuda
     from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
     from gptscale.lenet.run.preflight import local_world, make_plan
@@ -95,6 +95,6 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     make_plan(config, local_world(config, nproc))
     name = config.run_name or new_run_id(config.model)
     words = option_words(dataclasses.replace(config, run_name=name))
-    program = Program("gptscale.lenet.run.worker", tuple(words))
+    program = Program("gptscale.lenet.run.worker", tuple(words), imports=imports_of(config))
     folder, summary = config.out / "runs" / name, config.out / SUMMARY_NAME
     return launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))

@@ -20,6 +20,8 @@ MAX_LOSS_SCALE = 2.0**24
 # Strategies whose processes exchange gradients, also if there is only one, and those that have a loop of their own.
 OF_PROCESSES = ("ddp", "fabric", "trainer", "trainer_bare")
 BY_TRAINER = ("trainer", "trainer_bare")
+# What each process of a run imports, whatever its strategy: the worker, and what parses its options.
+RUN_IMPORTS = ("gptscale.lenet.run.worker", "tyro")
 # Of every command that trains on images.
 TORCHVISION_NEED = OptionNeed(
     "data_dir,download",
@@ -220,6 +222,13 @@ def work_of(config: VisionConfig, fingerprint: str) -> dict[str, Any]:
     """Return the options that decide what is computed, with the data's fingerprint in place of its name."""
     resolved = {"loss_scale": config.resolved_loss_scale, "seed": config.seed, "data_fingerprint": fingerprint}
     return {name: getattr(config, name) for name in WORK} | resolved
+
+
+def imports_of(config: VisionConfig) -> tuple[str, ...]:
+    """Return the modules that each process of a run imports."""
+    if config.strategy in BY_TRAINER:
+        return (*RUN_IMPORTS, "gptscale.lenet.run.trainer")
+    return (*RUN_IMPORTS, "lightning_fabric") if config.strategy == "fabric" else RUN_IMPORTS
 
 
 def option_words(config: VisionConfig) -> list[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import begin_warm_parent, run_captured
-from gptscale.lenet.run.config import VisionConfig, option_words
+from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, imports_of, option_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ def run_grid(
     process's. As many runs as there are places go on at once.
     """
     # Before the first import of torch, which the warm parent and its runs then share.
-    begin_warm_parent(base.device, imports=["gptscale.lenet.run.worker"])
+    begin_warm_parent(base.device, RUN_IMPORTS)
     from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
 
     configs = [dataclasses.replace(base, variant=cell.variant, **cell.options) for cell in cells]
@@ -106,7 +106,7 @@ def run_cell(config: VisionConfig, cell: Cell, place: Mapping[str, str]) -> None
     from gptscale.common.process.world import runs_on_cuda
 
     words = ("lenet", "train", "--nproc", str(cell.nproc), *option_words(config))
-    program = Program("gptscale.launchers.cli", words)
+    program = Program("gptscale.launchers.cli", words, imports=imports_of(config))
     on_cuda = runs_on_cuda(config.device)
     ended = run_captured(program, timeout=RUN_TIMEOUT_S, environ={**os.environ, **place}, fork=not on_cuda)
     if ended.returncode not in (0, *cell.accepts):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from worlds import ok
 
-from gptscale.common.measure.devices import is_emulated
 from gptscale.lenet.data.loader import Normalise
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models.registry import MODELS, ImageShape
@@ -62,19 +60,11 @@ def test_every_precision_learns(sample: VisionData, precision: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_resnet18_passes_40_percent(cifar_sample: Path, tmp_path: Path) -> None:
-    """Train one epoch on images of 16 pixels, which reached 43.1 % and more with three seeds in fp32 and two in bf16.
+    """Train one epoch on images of 16 pixels, after which three seeds had 43.0, 45.9 and 45.9 % right.
 
-    Images of 28 pixels took twice the time in bf16, and reached 39.4 to 43.7 % in fp32 without label smoothing.
+    In fp32 and in the contiguous layout a step takes the least time without AMX, and batches of 8 take 1.3 times as long.
     """
-    precision = "fp32" if is_emulated("bf16") else "bf16"
-    words = (
-        f"--data {cifar_sample} --image-size 16 --model resnet18 --epochs 1 --batch-size 8 --lr 5e-4 --seed 1".split()
-    )
-    words += (
-        f"--precision {precision} --augment none --optimizer adamw --lr-schedule onecycle --label-smoothing 0.1".split()
-    )
-    words += f"--device cpu --no-tensorboard --out {tmp_path}".split()
-    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=850, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    words = f"--data {cifar_sample} --image-size 16 --model resnet18 --epochs 1 --batch-size 16 --lr 5e-4 --seed 1"
+    words += " --augment none --optimizer adamw --lr-schedule onecycle --label-smoothing 0.1 --no-channels-last"
+    ok("lenet", "train", *words.split(), "--device", "cpu", "--no-tensorboard", "--out", tmp_path)
     assert read_summary(tmp_path / "lenet.csv").test_accuracy.item() >= 0.4

@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from worlds import ENVIRONMENT, IMPORTS
 
 from gptscale.common.engine import Engine
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.recipes import RECIPES, get
 
@@ -62,9 +65,8 @@ print([name for name in {engines} if name in sys.modules])
 
 
 def recipes_by_hand(*words):
-    command = [sys.executable, "-m", "gptscale.recipes", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    environment = {**os.environ, **ENVIRONMENT}
+    return run_captured(Program("gptscale.recipes", words, imports=IMPORTS), timeout=400, environ=environment)
 
 
 @pytest.mark.parametrize(

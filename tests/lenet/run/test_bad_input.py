@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
 from gptscale.launchers.cli import main
+from gptscale.lenet.run.config import RUN_IMPORTS
 
 TRAIN = ["lenet", "train", "--device", "cpu"]
 CASES = {
@@ -155,11 +158,12 @@ def test_more_processes_than_gpus(
 
 @pytest.mark.slow
 def test_a_rank_started_by_hand_refuses_in_one_line(folder: Path) -> None:
-    command = [sys.executable, "-m", "gptscale.lenet.run.worker", "--model", "lenet6"]
+    program = Program("gptscale.lenet.run.worker", ("--model", "lenet6"), imports=RUN_IMPORTS)
     said = []
     for rank in ("0", "1"):
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
-        ended = subprocess.run(command, env=world, capture_output=True, text=True, timeout=400, check=False)
+        # One by an interpreter of its own is enough.
+        ended = run_captured(program, timeout=400, environ=world, fork=rank == "1")
         assert ended.returncode == 2
         said.append(ended.stderr)
     assert said[0].startswith("gptscale: error: unknown model 'lenet6'")

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
-from gptscale.lenet.run.config import VisionConfig, option_words
+from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import RunOutcome, train
@@ -97,14 +94,14 @@ def test_a_killed_run_continues_bit_identically(tmp_path: Path, idx_folder: Path
     options = {**LONG, "data": str(idx_folder)}
     whole = run(tmp_path, "whole", **options)
     config = VisionConfig(out=tmp_path, run_name="killed", device="cpu", tensorboard=False, **options)  # type: ignore[arg-type]
-    worker = [sys.executable, "-m", "gptscale.lenet.run.worker", *option_words(config)]
-    victim = subprocess.Popen(worker, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    program = Program("gptscale.lenet.run.worker", tuple(option_words(config)), imports=RUN_IMPORTS)
+    victim = Started(program)
     folder = tmp_path / "runs" / "killed" / "checkpoints"
     deadline = time.monotonic() + 300
     while not step_folders(folder) and time.monotonic() < deadline:
         time.sleep(0.005)
-    victim.kill()
-    assert victim.wait() == -signal.SIGKILL
+    victim.process.send_signal(signal.SIGKILL)
+    assert victim.ended()[0] == -signal.SIGKILL
     assert step_folders(folder)[0].name in ("step-6", "step-12")
     resumed = run(tmp_path, "killed", resume="auto", **options)
     assert resumed.exit_status == 0

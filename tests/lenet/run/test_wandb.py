@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -14,9 +15,13 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from worlds import IMPORTS
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
 from gptscale.launchers.cli import main
+from gptscale.lenet.run.config import RUN_IMPORTS
 from gptscale.results.record.wandb_board import WandbBoard
 
 WORDS = ["--epochs", "2", "--log-every", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
@@ -38,12 +43,17 @@ def offline(tmp_path: Path) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "XDG"))} | settings
 
 
-def train(folder: Path, environment: dict[str, str], *words: str, status: int = 0) -> None:
+def run(
+    folder: Path, environment: dict[str, str], *words: str, imports: tuple[str, ...] = RUN_IMPORTS
+) -> subprocess.CompletedProcess[str]:
     """Run the command in a process and a working folder of its own."""
-    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", *WORDS, *words]
-    ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
+    with contextlib.chdir(folder):
+        program = Program("gptscale.launchers.cli", words, imports=imports)
+        return run_captured(program, timeout=400, environ=environment)
+
+
+def train(folder: Path, environment: dict[str, str], *words: str, status: int = 0) -> None:
+    ended = run(folder, environment, "lenet", "train", *WORDS, *words)
     assert ended.returncode == status, ended.stdout[-2000:] + ended.stderr[-2000:]
 
 
@@ -89,9 +99,9 @@ def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, o
     train(tmp_path, offline, "--data", str(idx_folder), "--save-every", "1")
     # There is no ./wandb.
     assert {p.name for p in tmp_path.iterdir()} <= {"out", "raw", "home"}
-    run = tmp_path / "out" / "runs" / "r"
-    (file,) = run.glob("wandb/offline-run-*/*.wandb")
-    ours, events = history(file), EventAccumulator(str(run)).Reload()
+    folder = tmp_path / "out" / "runs" / "r"
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    ours, events = history(file), EventAccumulator(str(folder)).Reload()
     assert sorted(ours) == sorted(events.Tags()["scalars"])
     for tag in ("train/loss", "train/lr", "epoch/test_accuracy", "epoch/test_loss", "epoch/train_loss"):
         theirs = events.Scalars(tag)
@@ -104,7 +114,7 @@ def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, o
     assert found["run"].project == "gptscale"
     assert found["run"].display_name == "r"
     train(tmp_path, offline, "--data", str(idx_folder), "--resume", "--epochs", "3", "--save-every", "1")
-    files = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
     # The two files are one run there, as here.
     assert len({dict(records(f))["run"].run_id for f in files}) == 1
@@ -144,8 +154,7 @@ def test_without_the_package_or_an_account_nothing_starts(
 @needs_wandb
 def test_with_no_account_it_says_how_to_go_on(tmp_path: Path, offline: dict[str, str]) -> None:
     del offline["WANDB_MODE"]
-    command = [sys.executable, "-m", "gptscale.launchers.cli", "lenet", "train", "--wandb"]
-    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=400, check=False)
+    ended = run(tmp_path, offline, "lenet", "train", "--wandb")
     assert ended.returncode == 2
     fix = "in --wandb, run `wandb login`, or set WANDB_MODE=offline"
     assert ended.stderr.splitlines()[-1] == f"gptscale: error: Weights & Biases knows no account here, {fix}"
@@ -194,12 +203,11 @@ def test_what_breaks_on_the_way_is_a_warning_and_at_the_start_an_error(
 def test_the_gpt_has_it_too(tmp_path: Path, offline: dict[str, str]) -> None:
     words = ["run", "single", "--data", "synthetic", "--steps", "2", "--seq-len", "16", "--micro-batch-size", "2"]
     where = ["--global-batch-size", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
-    command = [sys.executable, "-m", "gptscale.launchers.cli", *words, *where]
-    ended = subprocess.run(command, cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=400, check=False)
+    ended = run(tmp_path, offline, *words, *where, imports=IMPORTS)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-2000:]
-    run = tmp_path / "out" / "runs" / "r"
-    (file,) = run.glob("wandb/offline-run-*/*.wandb")
-    ours, events = history(file), EventAccumulator(str(run)).Reload()
+    folder = tmp_path / "out" / "runs" / "r"
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    ours, events = history(file), EventAccumulator(str(folder)).Reload()
     assert sorted(ours) == sorted(events.Tags()["scalars"])
     theirs = [(event.step, pytest.approx(event.value, rel=1e-6)) for event in events.Scalars("train/loss")]
     assert ours["train/loss"] == theirs

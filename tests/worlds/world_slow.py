@@ -1,4 +1,4 @@
-"""Run as ranks: the worker of a run, in which rank 1 takes ten times as long for each block's forward.
+"""Run as ranks: the worker of a run, in which rank 1 sleeps in each block's forward.
 
 usage: world_slow.py RECIPE [options of the run]
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ LENET = ["--model", "lenet", "--batch-size", "32", "--modes", "fp32,bf16", "--de
 
 
 def test_as_many_as_there_are_places_run_at_once() -> None:
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, together = 0, 0, threading.Lock(), threading.Barrier(3)
 
     def run(i: int) -> None:
         nonlocal running, most
         with lock:
             running, most = running + 1, max(most, running + 1)
-        time.sleep(0.05)
+        # Three must run at once, or none goes on.
+        together.wait(300)
         with lock:
             running -= 1
 
@@ -37,18 +39,26 @@ def test_as_many_as_there_are_places_run_at_once() -> None:
     assert most == 3
 
 
-def test_a_failure_begins_no_further_run() -> None:
-    begun = []
+def test_a_failure_begins_no_further_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two runs that have begun when the failure is found end after the others were given up."""
+    begun, given_up, shutdown = [], threading.Event(), ThreadPoolExecutor.shutdown
 
     def run(i: int) -> None:
         begun.append(i)
-        time.sleep(0.05)
         if i == 1:
             raise GptscaleError("it failed", "in run 1", "look")
+        if i > 1:
+            given_up.wait(300)
 
+    def give_up(pool: ThreadPoolExecutor, *, wait: bool, cancel_futures: bool) -> None:
+        shutdown(pool, wait=False, cancel_futures=cancel_futures)
+        given_up.set()
+        shutdown(pool, wait=wait)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", give_up)
     with pytest.raises(GptscaleError, match="it failed"):
         run_at_once(run, [(i,) for i in range(20)], 2)
-    assert len(begun) < 6
+    assert set(begun) <= {0, 1, 2, 3}
 
 
 @pytest.mark.slow

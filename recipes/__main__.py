@@ -2,7 +2,10 @@
 
 import sys
 
+from gptscale.common.process.fork_server import import_without_collection
+
 if __name__ == "__main__":
+    import_without_collection(["gptscale.launchers.run.worker"])
     from gptscale.launchers.run.worker import run_recipe
 
     name, *options = sys.argv[1:] or [""]

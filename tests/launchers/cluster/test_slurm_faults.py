@@ -14,7 +14,8 @@ from gptscale.common.checkpoint.reader import Reader
 
 pytestmark = pytest.mark.slow
 STEPS = 300
-LONG = [*TINY, "--steps", STEPS, "--save-every", 50, "--out", "out"]
+# A verdict would begin when all is saved.
+LONG = [*TINY, "--steps", STEPS, "--save-every", 50, "--no-verdict", "--out", "out"]
 # Several jobs run at a time, because most of a fault's time is Slurm's waiting.
 LEFT, RIGHT = ("n1", "n2"), ("n3", "n4")
 

@@ -53,7 +53,7 @@ def test_a_worker_writes_whole_lines(monkeypatch):
 
 
 UNDER_SIGNALS = """
-import signal, sys, time, torch
+import signal, torch
 from gptscale.common.model.matrix_products import product
 from gptscale.common.process.begin import begin_process
 begin_process()
@@ -62,8 +62,7 @@ taken = []
 signal.signal(signal.SIGALRM, lambda *_: taken.append(1))
 signal.setitimer(signal.ITIMER_REAL, 5e-4, 5e-4)
 x, table, grad = torch.randn(256, 128), torch.randn(1024, 128), torch.randn(256, 1024)
-end = time.monotonic() + 3
-while time.monotonic() < end or len(taken) < 200:
+while len(taken) < 500:
     product(x, table.t()), product(grad, table)
 signal.setitimer(signal.ITIMER_REAL, 0)
 """
@@ -71,7 +70,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 
 @pytest.mark.slow
 def test_signals_leave_the_heap_alone():
-    """With handlers on the thread's own stack this aborted in each of 6 goes on an Intel Xeon (torch 2.11, oneDNN 3.10.2)."""
+    """With handlers on the thread's own stack ten signals aborted it in each of 6 goes on an Intel Xeon (oneDNN 3.10.2)."""
     ended = subprocess.run(
         [sys.executable, "-c", UNDER_SIGNALS], capture_output=True, text=True, timeout=400, check=False
     )
@@ -208,7 +207,8 @@ def test_a_disk_that_fills_up_ends_in_5_with_all_rows_on_the_terminal(plan, smal
                 file.write(bytes(4096))
 
     before_step(2, fill)
-    assert entry.work(plan("--steps", "40", "--timing-warmup-steps", "1")) == 5
+    small = "--n-layer 1 --seq-len 32 --no-verdict".split()
+    assert entry.work(plan("--steps", "40", "--timing-warmup-steps", "1", *small)) == 5
     said = capsys.readouterr().err
     assert "Traceback" not in said
     assert said.count("rows are held in memory") == 1
@@ -275,18 +275,24 @@ def test_a_connection_that_breaks_in_the_data_loader_is_a_dead_worker_and_no_ful
     assert as_known(from_elsewhere.value) is None
 
 
-@pytest.mark.parametrize(
-    ("processes", "said", "expected"), [("1", None, CORES), ("2", None, max(1, CORES // 2)), ("1", "1", 1)]
-)
-def test_processes_of_a_machine_share_its_cores(processes, said, expected):
+SHARES = """
+import os, torch
+from gptscale.common.process.begin import share_cores
+for processes, said in (("1", "1"), ("1", None), ("2", None)):
+    os.environ.pop("OMP_NUM_THREADS", None)
+    os.environ |= {"LOCAL_WORLD_SIZE": processes} | ({"OMP_NUM_THREADS": said} if said else {})
+    share_cores()
+    share_cores()
+    print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
+"""
+
+
+def test_processes_of_a_machine_share_its_cores():
     """In a process of its own: torch's threads, and what other libraries are told. Twice as many cost two thirds of the speed."""
-    code = (
-        "import os, torch; from gptscale.common.process.begin import share_cores; share_cores(); share_cores(); "
-        "print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
-    )
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | {"LOCAL_WORLD_SIZE": processes}
-    environment |= {"OMP_NUM_THREADS": said} if said else {}
+    # It is loaded with one thread.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400, check=True
+        [sys.executable, "-c", SHARES], env=environment, capture_output=True, text=True, timeout=400, check=True
     )
-    assert found.stdout.split() == [str(expected)] * 2
+    expected = (1, CORES, max(1, CORES // 2))
+    assert found.stdout.splitlines() == [f"{threads} {threads}" for threads in expected]

@@ -17,32 +17,20 @@ FILES = sorted(path for path in TESTS.rglob("test_*.py") if MARK in path.read_te
 REFUSED = {"test_gpu.py"}
 # Of these files, only the cases whose names hold the word. The others compile the same code once more, a minute each.
 ONLY = {"test_conv.py": "dtype0", "test_max_pool.py": "dtype0", "test_compilation.py": "selective"}
-# The compiler reads the code of assert statements of torch, which python -O leaves out.
-WITH_ASSERTS = {"test_compilation.py"}
 TRIED = [path for path in FILES if path.name not in REFUSED]
 LIMIT_S = 850
 
 
 class Session:
-    """One pytest under the mock over several files, which imports torch once for all of them."""
+    """One pytest under the mock over all files, which imports torch once for all of them."""
 
-    def __init__(self, paths, options, report):
+    def __init__(self, report):
         words = " and ".join(f"(not {name} or {word})" for name, word in ONLY.items())
-        command = [
-            sys.executable,
-            *options,
-            "-m",
-            "pytest",
-            "--assert=plain",
-            "-q",
-            "-m",
-            "gpu",
-            "-p",
-            "no:cacheprovider",
-        ]
-        command += ["--tb=short", "--show-capture=stderr", "-k", words, *map(str, paths)]
+        # Without assert statements in the tests, and with shapes and types compared only (tests/conftest.py).
+        command = [sys.executable, "-m", "pytest", "-p", "without_asserts", "--assert=plain", "-q", "-m", "gpu"]
+        command += ["-p", "no:cacheprovider", "--tb=short", "--show-capture=stderr", "-k", words, *map(str, TRIED)]
         command += [f"--junit-xml={report}", "-o", "junit_family=xunit1"]
-        # tests/worlds/mock_engines.py is imported by the parent of the engines' processes.
+        # Imported from there: the plugin, and mock_engines.py by the parent of the engines' processes.
         environ = {**os.environ, **mock_variables("", "h100-80", 1), "PYTHONPATH": str(TESTS / "worlds")}
         environ |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -64,19 +52,8 @@ def _outcome(case):
 
 
 @pytest.fixture(scope="module")
-def sessions(tmp_path_factory):
-    """Return the session that a file's name belongs to, which is run when it is first asked for."""
-    started = {}
-
-    def session(path):
-        # Without assert statements in the tests, and with shapes and types compared only (tests/conftest.py).
-        options = () if path.name in WITH_ASSERTS else ("-O",)
-        if options not in started:
-            paths = [other for other in TRIED if (other.name in WITH_ASSERTS) == (path.name in WITH_ASSERTS)]
-            started[options] = Session(paths, options, tmp_path_factory.mktemp("session") / "report.xml")
-        return started[options]
-
-    return session
+def session(tmp_path_factory):
+    return Session(tmp_path_factory.mktemp("session") / "report.xml")
 
 
 def test_every_gpu_test_is_found():
@@ -85,8 +62,7 @@ def test_every_gpu_test_is_found():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TRIED, ids=lambda path: path.stem)
-def test_runs_to_its_end(path, sessions):
-    session = sessions(path)
+def test_runs_to_its_end(path, session):
     outcomes = session.of_file(path)
     # A session ends with 0, or with 1 if a case of some file has failed.
     assert session.status in (0, 1), session.output
@@ -95,8 +71,6 @@ def test_runs_to_its_end(path, sessions):
 
 
 @pytest.mark.slow
-def test_a_session_fails_only_with_a_case(sessions):
-    for path in TRIED:
-        session = sessions(path)
-        outcomes = [_outcome(case) for case in session.cases]
-        assert session.status == int("failure" in outcomes or "error" in outcomes), session.output
+def test_a_session_fails_only_with_a_case(session):
+    outcomes = [_outcome(case) for case in session.cases]
+    assert session.status == int("failure" in outcomes or "error" in outcomes), session.output

@@ -6,6 +6,7 @@ from worlds import ENVIRONMENT, IMPORTS, WORLDS, imports_of
 from gptscale.common.process.mock import is_mock
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
+from gptscale.launchers.bench import timing
 from gptscale.launchers.bench.engines.minimal_splits import SETUPS
 from gptscale.launchers.bench.model import worker as model
 from gptscale.launchers.bench.model.options import CEILINGS, ModelBenchOptions, resolve
@@ -20,6 +21,12 @@ pytestmark = pytest.mark.gpu
 SHAPE = {"device": "cuda", "layers": 2, "hidden": 128, "heads": 4, "seq_len": 64, "vocab_size": 512, "batch_size": 2}
 
 
+@pytest.fixture(autouse=True)
+def _a_round_is_one_call_under_the_mock(monkeypatch):
+    if is_mock():
+        monkeypatch.setattr(timing, "ROUND_S", 0.0)
+
+
 @pytest.mark.parametrize("contender", [CEILINGS, "single", "minimal"])
 def test_a_contender_takes_its_steps(contender):
     bench = resolve(ModelBenchOptions(**SHAPE, contenders="single", steps=2, rounds=1))
@@ -28,7 +35,7 @@ def test_a_contender_takes_its_steps(contender):
         raise RuntimeError(f"{contender}: {turn}")
 
 
-# The optimizer's packed moments are always compiled, which python -O does not let through (test_gpu_tests.py, WITH_ASSERTS).
+# The optimizer's packed moments are always compiled, which takes longer than all other parts.
 @pytest.mark.parametrize("part", [name for name in PARTS if name != "optimizer"])
 def test_each_way_of_a_part_is_tried(part):
     shape = parts.resolve(parts.PartsOptions(**SHAPE, compiled=False))

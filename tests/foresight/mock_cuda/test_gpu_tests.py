@@ -18,7 +18,8 @@ REFUSED = {"test_gpu.py"}
 # Of these files, only the cases whose names hold the word. The others compile the same code once more, a minute each.
 ONLY = {"test_conv.py": "dtype0", "test_max_pool.py": "dtype0", "test_compilation.py": "selective"}
 TRIED = [path for path in FILES if path.name not in REFUSED]
-LIMIT_S = 850
+# On a busy machine without compiled kernels the session has taken 730 s.
+LIMIT_S = 2300
 
 
 class Session:
@@ -61,6 +62,7 @@ def test_every_gpu_test_is_found():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("path", TRIED, ids=lambda path: path.stem)
 def test_runs_to_its_end(path, session):
     outcomes = session.of_file(path)

@@ -12,12 +12,15 @@ import time
 import numpy as np
 import pytest
 import torch
+from worlds import ENVIRONMENT, IMPORTS
 
 import gptscale.recipes
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero import swap_folder
 from gptscale.common.errors import ConfigError
+from gptscale.common.process.program import Program
+from gptscale.common.process.warm_parent import run_captured
 from gptscale.common.settings.run import workload
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard
@@ -365,9 +368,10 @@ def test_under_five_seconds_by_the_real_command(folder):
 def test_a_rank_started_by_hand_refuses_in_one_line(folder):
     """Before any process group. A rank that is not rank 0 says it too, if nobody ends it before."""
     for rank, start in ((0, "gptscale: error: "), (1, "gptscale: error: rank 1: ")):
-        environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
-        command = [sys.executable, "-m", "gptscale.recipes.ddp", "--global-batch-size", "7"]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+        environment = {**os.environ, **ENVIRONMENT, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        program = Program("gptscale.recipes.ddp", ("--global-batch-size", "7"), imports=IMPORTS)
+        # One of them is started afresh.
+        ended = run_captured(program, timeout=400, environ=environment, fork=rank > 0)
         (line,) = ended.stderr.splitlines()
         assert (ended.returncode, line[: len(start)]) == (2, start)
     assert not list(folder.iterdir())

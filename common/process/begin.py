@@ -12,6 +12,7 @@ import os
 import platform
 import signal
 import sys
+from contextlib import suppress
 
 # malloc.h of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -63,6 +64,19 @@ def share_cores() -> None:
 
         torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def take_turns() -> None:
+    """Have the calling thread, and those that it starts, take no core from another when they are woken.
+
+    Ranks that share cores wake each other with every message. Whoever takes the core at once may take it from a sender that
+    still holds the lock of its connection, and gloo's thread spins while it waits for that lock. Four ranks on two cores spent
+    5 to 15 % of their processor time there (ZeRO 3, tensor parallelism), and a fifth of the run's time.
+    """
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        # Some containers forbid it.
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def keep_freed_memory() -> None:

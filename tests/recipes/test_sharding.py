@@ -1,5 +1,6 @@
 """The memory formula of each recipe's docstring, compared with the bytes of every live tensor on two ranks."""
 
+import functools
 import json
 import math
 import re
@@ -48,17 +49,27 @@ FORMULAS = [
 ]
 
 
-def measured(recipe, options, precision, out):
-    ranks("world_bytes.py", D, recipe, out, "--n-embd", WIDTH, "--precision", precision, *options)
+# Short sequences: activations are gone when the bytes are counted, and emulated bf16 is slow.
+SEQ_LEN = 4
+
+
+def measure(out, recipe, precision, *options):
+    words = ["--n-embd", WIDTH, "--seq-len", SEQ_LEN, "--precision", precision, *options]
+    ranks("world_bytes.py", D, recipe, out, *words)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(D)]
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Return what each rank of a world measured, which several tests look at."""
+    return functools.cache(lambda recipe, *words: measure(tmp_path_factory.mktemp(recipe), recipe, *words))
+
+
 @pytest.mark.parametrize(("recipe", "options", "precision", "formula", "constant"), FORMULAS)
-def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, formula, constant, tmp_path):
+def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, formula, constant, measured):
     if reason := why_not_here(recipe):
         pytest.skip(reason)
-    # Short sequences: activations are gone when the bytes are counted, and emulated bf16 is slow.
-    for found in measured(recipe, ["--seq-len", "4", *options], precision, tmp_path):
+    for found in measured(recipe, precision, *options):
         per_parameter = found["with_gradients"] / found["n"]
         assert 0.98 * formula <= per_parameter <= 1.02 * formula + constant
         # What a run's row says, and beside it the formula of the docstring: without buckets and without what is gathered.
@@ -70,9 +81,9 @@ def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, for
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
-def test_a_stage_holds_its_layers_and_both_ends_the_table(schedule, tmp_path):
+def test_a_stage_holds_its_layers_and_both_ends_the_table(schedule, measured):
     """Expect 16 bytes for each parameter of its stages, and torch's buffers for what it receives."""
-    found = measured("pipeline", ["--schedule", schedule, "--grad-accum-steps", "8"], "fp32", tmp_path)
+    found = measured("pipeline", "fp32", "--schedule", schedule, "--grad-accum-steps", "8")
     block, table, positions, norm = 12 * WIDTH**2 + 13 * WIDTH, 384 * WIDTH, 128 * WIDTH, 2 * WIDTH
     held = [2 * block + table + positions, 2 * block + table + norm]
     if schedule == "ZBVZeroBubble":
@@ -81,15 +92,14 @@ def test_a_stage_holds_its_layers_and_both_ends_the_table(schedule, tmp_path):
     for rank, parameters in zip(found, held, strict=True):
         assert rank["state"] == 12 * parameters
         # A stage has up to three buffers for each micro-batch.
-        buffers = (1 if schedule == "1F1B" else 2) * 3 * 8 * 4 * 128 * WIDTH
+        buffers = (1 if schedule == "1F1B" else 2) * 3 * 8 * 4 * SEQ_LEN * WIDTH
         assert 0 <= rank["with_gradients"] - 16 * parameters <= buffers + 2**16
 
 
-def test_stage_2_shards_gradients_during_accumulation_and_stage_1_does_not(tmp_path):
+def test_stage_2_shards_gradients_during_accumulation_and_stage_1_does_not(measured):
     between = {}
     for recipe in ("zero1", "zero2"):
-        (tmp_path / recipe).mkdir()
-        found = measured(recipe, [], "fp32", tmp_path / recipe)[0]
+        found = measured(recipe, "fp32")[0]
         between[recipe] = (found["between"] - found["built"]) / found["n"]
     assert 4 * 0.98 <= between["zero1"] <= 4 * 1.02 + BUCKET
     assert 4 / D * 0.98 <= between["zero2"] <= 4 / D * 1.02 + LARGEST
@@ -102,7 +112,7 @@ def test_zero_infinity_keeps_on_disk_what_it_says_and_deletes_it(tmp_path):
     """
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)
-    found = measured("zero_infinity", [], "fp32", tmp_path)[0]
+    found = measure(tmp_path, "zero_infinity", "fp32")[0]
     matrices = [3 * WIDTH**2, WIDTH**2, 4 * WIDTH**2, 4 * WIDTH**2]
     # Each of the 4 layers has these.
     swapped = 4 * sum(n for n in matrices if 4 * n / D >= 2**20)

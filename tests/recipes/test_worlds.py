@@ -4,6 +4,7 @@ Starting a world costs most, so that each test asserts all that a world shows.
 """
 
 import csv
+import functools
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import run_captured
 from gptscale.launchers.run.preflight import why_not_here
+from gptscale.recipes import RECIPES
 
 WORLDS = Path(__file__).parents[1] / "worlds"
 TOLERANCE = 1e-5
@@ -29,16 +31,21 @@ def steps(run):
     return pd.read_csv(run / "steps.csv", float_precision="round_trip").set_index("step")
 
 
-def tensors(checkpoint):
+def state(checkpoint):
+    """Return the tensors of a checkpoint that verifies, and its counters."""
     reader = Reader(checkpoint).verify()
-    return {name: reader.read(name) for name in reader.names()}
+    return {name: reader.read(name) for name in reader.names()}, reader.manifest["counters"]
 
 
-def assert_same_state(ours, theirs):
-    a, b = tensors(ours), tensors(theirs)
+# Many tests compare with the same saved run, and reading it takes as long as the test's own checkpoint.
+saved_state = functools.lru_cache(len(RECIPES))(state)
+
+
+def assert_same_state(ours, saved):
+    (a, counters), (b, saved_counters) = state(ours), saved_state(saved)
     assert a.keys() == b.keys()
     assert not [name for name in a if not torch.equal(a[name], b[name])]
-    assert Reader(ours).manifest["counters"] == Reader(theirs).manifest["counters"]
+    assert counters == saved_counters
 
 
 SAVED = {"single": 1, "ddp": 2, "fsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2, "zero_offload": 2, "zero_infinity": 2}
@@ -86,7 +93,7 @@ def test_resume_is_bit_identical(recipe, saved, tmp_path):
     whole, again = steps(saved / recipe), steps(tmp_path / "runs" / "again")
     assert list(again.index) == [5, 6, 7, 8]
     assert whole.loc[5:, ["tokens", "loss", "grad_norm", "lr"]].equals(again[["tokens", "loss", "grad_norm", "lr"]])
-    assert_same_state(saved / recipe / "checkpoints" / "step-8", tmp_path / "runs" / "again" / "checkpoints" / "step-8")
+    assert_same_state(tmp_path / "runs" / "again" / "checkpoints" / "step-8", saved / recipe / "checkpoints" / "step-8")
 
 
 FROM_ALL = [("single", 1), ("ddp", 4), ("fsdp", 2), ("zero3", 4)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from gptscale.common.engines.zero.swap_folder import nbytes_under
+from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.process.world import World, process_group
 from gptscale.foresight.memory.formula import state_formula
 from gptscale.launchers.run.options import parse_run
@@ -44,6 +45,8 @@ def settled_bytes(model):
 
 def main(recipe, out, options):
     torch.set_num_threads(1)
+    # As in a run: otherwise each step has the kernel map and zero the large tensors anew.
+    keep_freed_memory()
     words = ["--data", "synthetic", "--global-batch-size", "8", "--grad-accum-steps", "2", "--out", str(out), *options]
     config, recipe_config = parse_run(recipe, words)
     plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))

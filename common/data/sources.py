@@ -5,6 +5,7 @@ Opening a source checks it, so that a run does not meet a bad file half way.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +14,7 @@ import numpy as np
 
 from gptscale.common.data.bin_files import map_ids
 from gptscale.common.data.documents import existing_file, load_ids
-from gptscale.common.data.tokenizers import get_tokenizer
+from gptscale.common.data.tokenizers import ByteTokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
 
 # A larger file is sampled when it is opened, and its ids are checked read by read.
@@ -65,14 +66,15 @@ class Array:
     """Ids (uint16) in memory or memory-mapped.
 
     They are checked when the source is opened: DataError for an id outside the vocabulary.
+    known: the fingerprint of the ids, if somebody has computed it.
     """
 
-    def __init__(self, ids: np.ndarray, vocab_size: int, name: str) -> None:
+    def __init__(self, ids: np.ndarray, vocab_size: int, name: str, known: str = "") -> None:
         self.ids, self.vocab_size, self.name = ids, vocab_size, name
         if ids.nbytes <= SCAN_BYTES_MAX:
             for start in range(0, len(ids), PIECE_TOKENS):
                 self._check(ids[start : start + PIECE_TOKENS], start)
-        self.fingerprint = fingerprint(ids)
+        self.fingerprint = known or fingerprint(ids)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -147,4 +149,14 @@ def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: i
             "in --tokenizer",
             f"use --vocab-size {encoder.vocab_size} or another tokenizer",
         )
+    if (data, tokenizer) == ("stdlib", "bytes"):
+        ids, known = library_ids()
+        return Array(ids, vocab_size, data, known)
     return Array(load_ids(data, encoder), vocab_size, data)
+
+
+@functools.cache
+def library_ids() -> tuple[np.ndarray, str]:
+    """Return the bytes of the standard library as ids, and their fingerprint, read once in a process and those it forks."""
+    ids = load_ids("stdlib", ByteTokenizer())
+    return ids, fingerprint(ids)

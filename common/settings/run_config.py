@@ -226,6 +226,11 @@ class RunConfig:
     def tokens_per_sequence(self) -> int:
         return self.seq_len or PRESETS[self.model].block_size
 
+    @property
+    def data_imports(self) -> list[str]:
+        """Return the module that reads the data when it is imported, for a command and all ranks that it forks."""
+        return ["gptscale.common.data.library"] if (self.data, self.tokenizer) == ("stdlib", "bytes") else []
+
 
 def _is_text(data: str) -> bool:
     """Return whether a tokenizer encodes what `--data` names."""

@@ -112,7 +112,7 @@ class Deviation:
 def main(argv: Sequence[str]) -> int:
     """Run, compare, print the table, and return 0 if every recipe passed."""
     options = parse(ParityOptions, argv, prog="gptscale parity", about="Each recipe against one process.")
-    begin_warm_parent("cpu", imports=[])
+    begin_warm_parent("cpu", imports=RunConfig(data=options.data).data_imports)
     names = [n for n in recipes_named(options.recipes, RunConfig(device="cpu")) if n != "single"]
     with tempfile.TemporaryDirectory(prefix="gptscale-parity-") as temporary:
         out = options.out or Path(temporary)

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     config, recipe_config, options = parse_launch(recipe, words, LaunchOptions)
     assert options is not None
     if not options.dry_run and is_inside(row.environment):
-        begin_warm_parent(config.device, ["gptscale.launchers.run.start"], row.imports)
+        begin_warm_parent(config.device, ["gptscale.launchers.run.start", *config.data_imports], row.imports)
     # After the options are parsed, because it imports torch.
     from gptscale.launchers.run.start import command_line, default_nproc, plan_run, start
 

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     refuse_changed(config, ["resume"], "a sweep begins its runs anew", "resume one run with gptscale run RECIPE")
     if options.allocation.submit:
         return _submit(options, sbatch, f"gptscale sweep {shlex.join(argv)}")
-    begin_warm_parent(config.device, imports=["gptscale.launchers.run.start"])
+    begin_warm_parent(config.device, imports=["gptscale.launchers.run.start", *config.data_imports])
     # After the options are parsed, because it imports torch.
     from gptscale.launchers.run.record import new_run_id
     from gptscale.launchers.run.space import check_memory

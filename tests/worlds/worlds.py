@@ -21,7 +21,7 @@ from gptscale.recipes import RECIPES, WORKER_IMPORTS, get
 WORLDS = Path(__file__).parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 # tyro imports typeguard when it parses options. A user's launcher has done that before it forks ranks.
-IMPORTS = (*WORKER_IMPORTS, "gptscale.launchers.run.start", "typeguard")
+IMPORTS = (*WORKER_IMPORTS, "gptscale.launchers.run.start", "typeguard", "gptscale.common.data.library")
 
 
 def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:

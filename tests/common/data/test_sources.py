@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from gptscale.common.data import sources as tokens
 from gptscale.common.data.bin_files import Layout, write_bin
 from gptscale.common.data.sources import Array, SourceSpan, Synthetic, TokenSource, fingerprint, open_source
 from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.settings.run_config import RunConfig
 
 
 @pytest.fixture(params=["synthetic", "stdlib", "text", "nanogpt", "llmc"])
@@ -167,3 +169,16 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_with_both_numbers()
     with pytest.raises(ConfigError, match=r"tokenizer bytes has 257 ids, the model's vocabulary 100.*--vocab-size 257"):
         open_source("stdlib", tokenizer="bytes", vocab_size=100)
     assert open_source("synthetic", tokenizer="bytes", vocab_size=100).vocab_size == 100
+
+
+def test_the_standard_library_is_read_once_in_a_process_and_those_that_it_forks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (name,) = RunConfig(data="stdlib").data_imports
+    importlib.import_module(name)
+    # Whatever opens it from now on finds it.
+    monkeypatch.setattr(tokens, "load_ids", lambda *args: pytest.fail("it is read again"))
+    opened = [open_source("stdlib", vocab_size=size) for size in (257, 512)]
+    ids = opened[0].read(0, len(opened[0])).astype(np.uint16)
+    assert [source.fingerprint for source in opened] == [fingerprint(ids)] * 2
+    assert RunConfig(data="synthetic").data_imports == []

@@ -55,11 +55,13 @@ def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
         zero["offload_optimizer"] = where
         if config.stage == 3:
             # max_in_cpu 0: no weight stays in memory only because there is room.
-            longest = max(2**20, run.gpt.padded_vocab_size * run.gpt.n_embd // run.world.world_size + 1)
+            longest = max(2**20, run.gpt.largest_weight // run.world.world_size + 1)
             zero["offload_param"] = {**where, "max_in_cpu": 0, "buffer_size": longest, "buffer_count": 8}
         if config.offload == "nvme":
             # Free each weight after its use: otherwise a model runs out of those buffers.
             zero["stage3_max_reuse_distance"] = 0
+            # Read ahead no more than a part of a model, or DeepSpeed reads a weight that is still in a buffer, and ends (issue 4072).
+            zero["stage3_prefetch_bucket_size"] = min(50_000_000, run.gpt.n_params // 8)
     loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
     return config.over(
         {

@@ -71,6 +71,11 @@ class GPTConfig:
         return self.n_layer * per_block + (self.vocab_size + self.block_size) * h + 2 * h
 
     @property
+    def largest_weight(self) -> int:
+        """Return the number of elements of the largest weight: the token table, or a matrix of the MLP where few ids exist."""
+        return max(self.padded_vocab_size, self.block_size, 4 * self.n_embd) * self.n_embd
+
+    @property
     def n_matmul_params(self) -> int:
         """Return the number of parameters that a token is multiplied with: blocks' matrices and the tied head."""
         return 12 * self.n_layer * self.n_embd**2 + self.vocab_size * self.n_embd

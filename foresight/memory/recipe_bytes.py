@@ -94,7 +94,7 @@ def _zero_infinity(step: Step, moments: float) -> RecipeBytes:
     return RecipeBytes(
         device=c * (step.table + GATHERED_BLOCKS * step.block) + 2 * 4 * bucket + (c + 4) * step.table,
         working=c * step.block,
-        host=_pinned(step, (n,), 4) + (SWAP_BUFFERS + 1) * 4 * sub_group + WEIGHT_BUFFERS * c * step.table,
+        host=_pinned(step, (n,), 4) + (SWAP_BUFFERS + 1) * 4 * sub_group + WEIGHT_BUFFERS * c * step.gpt.largest_weight,
         disk=(4 + moments + 4 + c) * n,
         residual=c,
         norm_input=c,

@@ -175,7 +175,7 @@ def _flat_all(case: Case) -> Answer:
     adam = 0 if run.config.optimizer == "sgd" else 8
     on_disk = case.config.offload == "nvme"
     state = State(c * own, 4 * own, 0 if on_disk else (4 + adam) * own)
-    longest = max(2**20, case.step.table // place.dp_size + 1)
+    longest = max(2**20, run.gpt.largest_weight // place.dp_size + 1)
     fixed = RecipeBytes(
         0,
         gradients=4 * own,

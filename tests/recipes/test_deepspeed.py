@@ -85,3 +85,15 @@ def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp
     ended = gptscale("run", "ddp", *words, *resume)
     assert ended.returncode == 2
     assert "this recipe reads no checkpoint of DeepSpeed's" in ended.stderr
+
+
+def test_zero_infinity_with_few_ids_and_few_layers(tmp_path):
+    """The largest weight is one of the MLP and still fits the buffers, and none is read ahead while it lies in one."""
+    if reason := why_not_here("zero_infinity"):
+        pytest.skip(reason)
+    words = ["--n-embd", 1024, "--n-layer", 2, "--seq-len", 16, "--global-batch-size", 2, "--steps", 2, *WORK]
+    losses = []
+    for recipe, nproc in (("single", 1), ("zero_infinity", 2)):
+        ok("run", recipe, "--nproc", nproc, *words, "--no-verdict", "--out", tmp_path, "--run-name", recipe)
+        losses.append(pd.read_csv(tmp_path / "runs" / recipe / "steps.csv").loss)
+    assert losses[1].tolist() == pytest.approx(losses[0].tolist(), rel=1e-5)

@@ -60,7 +60,7 @@ def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
         if config.offload == "nvme":
             # Free each weight after its use: otherwise a model runs out of those buffers.
             zero["stage3_max_reuse_distance"] = 0
-            # Read ahead no more than a part of a model, or DeepSpeed reads a weight that is still in a buffer, and ends (issue 4072).
+            # Read ahead only a part of a model, or DeepSpeed reads a weight that is still in a buffer, and ends (issue 4072).
             zero["stage3_prefetch_bucket_size"] = min(50_000_000, run.gpt.n_params // 8)
     loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
     return config.over(

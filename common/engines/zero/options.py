@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 # Keys whose value the user may change: this package only sets a sensible default. Its other keys say what the run is.
 USER_KEYS = {
-    "buffer_size", "buffer_count", "reduce_bucket_size", "stage3_prefetch_bucket_size", "max_in_cpu", "pin_memory", "steps_per_print", "initial_scale_power",
-    "loss_scale_window", "min_loss_scale", "grad_accum_dtype", "communication_data_type",
+    "buffer_size", "buffer_count", "reduce_bucket_size", "stage3_prefetch_bucket_size", "max_in_cpu", "pin_memory",
+    "steps_per_print", "initial_scale_power", "loss_scale_window", "min_loss_scale", "grad_accum_dtype",
+    "communication_data_type",
 }  # fmt: skip
 # Keys that the user may not set at all, with what sets them in a run.
 RUN_KEYS = {

@@ -26,7 +26,7 @@ from gptscale.recipes import get
 ROOT = Path(__file__).parents[2]
 WORLDS = ROOT / "tests" / "worlds"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-TOLERANCE = 5e-6
+TOLERANCE = 1e-5
 LACK = None if environments.is_inside("colossalai") else why_not_here("colossal_tensor")
 needs_colossalai = pytest.mark.skipif(LACK is not None, reason=str(LACK))
 
@@ -57,7 +57,7 @@ def assert_same_state(ours, theirs, kind=""):
 
 # --- one process, and each way of splitting
 
-WORK = "--steps 10 --global-batch-size 16 --grad-accum-steps 4 --seq-len 32".split()
+WORK = "--steps 20 --global-batch-size 16 --grad-accum-steps 4 --seq-len 32".split()
 WORK += "--optimizer sgd --lr 0.1 --warmup-steps 2 --save-last".split()
 # Tensor ranks wait for each other in every micro-batch, so they have half as many.
 TWO = ["--grad-accum-steps", "2"]
@@ -82,7 +82,7 @@ def one_process(tmp_path_factory):
 @needs_colossalai
 @pytest.mark.parametrize("split", SPLITS)
 def test_computes_what_one_process_computes(split, one_process, tmp_path):
-    """Compare losses, gradient norms and final weights of 10 steps of SGD with accumulation and clipping, and the row."""
+    """Compare losses, gradient norms and final weights of 20 steps of SGD with accumulation and clipping, and the row."""
     recipe, nproc, options = SPLITS[split]
     there("run", recipe, "--nproc", nproc, *WORK, *options, "--out", tmp_path, "--run-name", "r")
     found, one = steps(tmp_path / "runs" / "r"), steps(one_process)

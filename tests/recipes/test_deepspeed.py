@@ -87,11 +87,12 @@ def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp
     assert "this recipe reads no checkpoint of DeepSpeed's" in ended.stderr
 
 
-def test_zero_infinity_with_few_ids_and_few_layers(tmp_path):
-    """The largest weight is one of the MLP and still fits the buffers, and none is read ahead while it lies in one."""
+@pytest.mark.parametrize(("n_embd", "n_layer"), [(1024, 1), (512, 2)])
+def test_zero_infinity_with_few_ids_and_few_layers(n_embd, n_layer, tmp_path):
+    """The largest weight is one of the MLP and fits the buffers, or weights are read ahead that could still lie in one."""
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)
-    words = ["--n-embd", 1024, "--n-layer", 2, "--seq-len", 16, "--global-batch-size", 2, "--steps", 2, *WORK]
+    words = ["--n-embd", n_embd, "--n-layer", n_layer, "--seq-len", 16, "--global-batch-size", 2, "--steps", 2, *WORK]
     losses = []
     for recipe, nproc in (("single", 1), ("zero_infinity", 2)):
         ok("run", recipe, "--nproc", nproc, *words, "--no-verdict", "--out", tmp_path, "--run-name", recipe)

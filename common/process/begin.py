@@ -64,6 +64,12 @@ def share_cores() -> None:
 
         torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)
+    elif "torch" in sys.modules:
+        import torch
+
+        # After a fork torch replaces its parent's pool of threads in the first call that needs one. Threads of autograd race for
+        # it, and a rank aborts ("Invalid thread pool!").
+        torch.set_num_threads(torch.get_num_threads())
 
 
 def take_turns() -> None:

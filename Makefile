@@ -76,9 +76,9 @@ demo: prepare  ## every recipe that can run here, on real text, and their compar
 	@$(BIN)/$(DEMO)
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
-# Three files at a time for two cores, because the processes of a world wait for each other: two left a third of the cores free.
+# Four files at a time for two cores, because the processes of a world wait for each other: two left a third of the cores free.
 # Each process has one thread, since more would wait for each other's cores. With more cores: make test WORKERS=8.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 test: prepare colossalai lint types  ## everything: lint, types, all tests

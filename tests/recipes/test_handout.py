@@ -112,7 +112,8 @@ def test_it_trains_resumes_and_is_compared(tmp_path):
     ok("compare", tmp_path, "--csv", tmp_path / "c.csv")
     with (tmp_path / "c.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows if row["ranked"] == "true"] == ["single x1", "handout x1"]
+    # The faster one is first, which may be either.
+    assert {row["name"] for row in rows if row["ranked"] == "true"} == {"single x1", "handout x1"}
     apart = [row["notes"] for row in rows if row["ranked"] == "false"]
     assert len(apart) == 2
     assert all("dropout 0.1" in note and "loss shifted inside the sequence" in note for note in apart)

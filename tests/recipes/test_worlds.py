@@ -230,9 +230,9 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(recipe,
     processes[1].suspend()
     status, _, err = launcher.ended()
     assert status == 7, err
-    assert time.monotonic() - began < 4 + 10
+    assert time.monotonic() - began < 4 + 60
     assert re.search(
-        r"rank 0: rank 1 died or fell silent .*, last seen [4-9] s ago at step \d+ in \w+, while rank 0", err
+        r"rank 0: rank 1 died or fell silent .*, last seen ([4-9]|\d\d) s ago at step \d+ in \w+, while rank 0", err
     )
     assert psutil.wait_procs(processes, timeout=400)[1] == []
     (row,) = summary(tmp_path)

@@ -99,11 +99,11 @@ def test_a_node_that_dies_is_done_without(slurm, capsys, unbroken):
         slurm.machines["n3"].die()
         began = time.monotonic()
         wait_for(lambda: not slurm.machines["n4"].ranks(), "the end of the other rank")
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
     slurm.machines["n2"].die()
     began = time.monotonic()
     wait_for(lambda: Path("out/summary.csv").exists(), "the end of the other rank")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     for name in ("first", "second"):
         start_again(slurm, jobs[name])
     for name, job in jobs.items():

@@ -1,4 +1,4 @@
-"""Reads the standard library as it is imported, so that all processes forked from the one that imports it have it."""
+"""Read the standard library when this module is imported, so that processes which are forked later need not."""
 
 from gptscale.common.data.sources import library_ids
 

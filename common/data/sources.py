@@ -66,7 +66,7 @@ class Array:
     """Ids (uint16) in memory or memory-mapped.
 
     They are checked when the source is opened: DataError for an id outside the vocabulary.
-    known: the fingerprint of the ids, if somebody has computed it.
+    known: the fingerprint of the ids, if it was computed before.
     """
 
     def __init__(self, ids: np.ndarray, vocab_size: int, name: str, known: str = "") -> None:
@@ -157,6 +157,6 @@ def open_source(data: str, *, tokenizer: str = "bytes", vocab_size: int, seed: i
 
 @functools.cache
 def library_ids() -> tuple[np.ndarray, str]:
-    """Return the bytes of the standard library as ids, and their fingerprint, read once in a process and those it forks."""
+    """Return the ids of the standard library's bytes, and their fingerprint. The text is read once in each process."""
     ids = load_ids("stdlib", ByteTokenizer())
     return ids, fingerprint(ids)

@@ -56,28 +56,25 @@ def signals_on_their_own_stack() -> None:
 def share_cores() -> None:
     """Share the cores between the processes of this machine, unless OMP_NUM_THREADS is set.
 
-    Sets OMP_NUM_THREADS too, for libraries that would choose for themselves.
+    Sets OMP_NUM_THREADS too, for libraries that would choose for themselves. The main thread calls it before any backward pass.
     """
+    import torch
+
     if "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        import torch
-
-        torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)
-    elif "torch" in sys.modules:
-        import torch
+    else:
+        threads = torch.get_num_threads()
+    # Also if the number stays: in a forked process the first call replaces the pool of threads. Threads of autograd would
+    # race for it, and the process would abort ("Invalid thread pool!").
+    torch.set_num_threads(threads)
 
-        # After a fork torch replaces its parent's pool of threads in the first call that needs one. Threads of autograd race for
-        # it, and a rank aborts ("Invalid thread pool!").
-        torch.set_num_threads(torch.get_num_threads())
 
+def wait_for_free_cores() -> None:
+    """Let this thread wait for a free core when it is woken, instead of taking one from a thread that runs.
 
-def take_turns() -> None:
-    """Have the calling thread, and those that it starts, take no core from another when they are woken.
-
-    Ranks that share cores wake each other with every message. Whoever takes the core at once may take it from a sender that
-    still holds the lock of its connection, and gloo's thread spins while it waits for that lock. Four ranks on two cores spent
-    5 to 15 % of their processor time there (ZeRO 3, tensor parallelism), and a fifth of the run's time.
+    Threads that it starts from now on do the same. Ranks that share cores wake each other with every message. A woken rank that
+    takes its sender's core at once may find the lock of their connection still held, and gloo's thread spins on that lock.
     """
     if os.sched_getscheduler(0) == os.SCHED_OTHER:
         # Some containers forbid it.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.process.begin import take_turns
+from gptscale.common.process.begin import wait_for_free_cores
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.process.progress import count_waits
 from gptscale.common.process.rendezvous import check_rendezvous, prefix_of_start, whole_number
@@ -116,7 +116,7 @@ def process_group(
         torch.cuda.set_device(world.device)
     elif world.world_size > 1:
         # Before gloo starts its threads.
-        take_turns()
+        wait_for_free_cores()
     backend = f"cpu:gloo,cuda:{cuda_backend}" if world.device.type == "cuda" else "gloo"
     # A device lets NCCL connect at once. Gloo has no use for it.
     device_id = world.device if "nccl" in backend else None

@@ -72,7 +72,7 @@ class GPTConfig:
 
     @property
     def largest_weight(self) -> int:
-        """Return the number of elements of the largest weight: the token table, or a matrix of the MLP where few ids exist."""
+        """Return the elements of the largest weight: a table, or a matrix of the MLP if the tables are small."""
         return max(self.padded_vocab_size, self.block_size, 4 * self.n_embd) * self.n_embd
 
     @property

@@ -228,7 +228,7 @@ class RunConfig:
 
     @property
     def data_imports(self) -> list[str]:
-        """Return the module that reads the data when it is imported, for a command and all ranks that it forks."""
+        """Return the modules that a command imports to read the data before it forks ranks. There may be none."""
         return ["gptscale.common.data.library"] if (self.data, self.tokenizer) == ("stdlib", "bytes") else []
 
 

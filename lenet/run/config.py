@@ -225,7 +225,7 @@ def work_of(config: VisionConfig, fingerprint: str) -> dict[str, Any]:
 
 
 def imports_of(config: VisionConfig) -> tuple[str, ...]:
-    """Return the modules that each process of a run imports."""
+    """Return the modules that each process of a run imports, with those of its strategy."""
     if config.strategy in BY_TRAINER:
         return (*RUN_IMPORTS, "gptscale.lenet.run.trainer")
     return (*RUN_IMPORTS, "lightning_fabric") if config.strategy == "fabric" else RUN_IMPORTS

@@ -1,4 +1,4 @@
-"""A plugin of pytest for the mock of CUDA: assert statements of test files are left out, because they look at numbers.
+"""Leave out the assert statements of test files: a plugin of pytest for the mock of CUDA, which computes no numbers.
 
 python -O would leave out those of torch too, some of which the compiler reads, and would compile all that is imported anew.
 """

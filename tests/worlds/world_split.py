@@ -30,7 +30,10 @@ def engine_of(recipe, words, world):
 
 
 def n_layers(recipe, way, n):
-    """Two blocks in each stage. Without stages two on four ranks, since on two ranks four blocks show the drift over layers."""
+    """Return how many blocks a way of splitting has: two for each stage, and without stages 4 on 2 ranks or 2 on 4.
+
+    On two ranks four blocks show the drift over layers, so that four ranks need fewer.
+    """
     if recipe == "pipeline":
         return 2 * n
     return 4 if "--pp-size" in way else 8 // n

@@ -1,4 +1,4 @@
-"""Do once, or not at all, what DeepSpeed would do again and again: imports in every rank, and processes that it starts.
+"""Spare each rank DeepSpeed's slow imports and the processes that DeepSpeed starts to ask about the CPU.
 
 When DeepSpeed is given an optimizer it imports its Muon, which calls torch.compile for three functions and so imports all of
 Inductor: 1.6 s of processor time in each rank. Nothing here trains with Muon, which works uncompiled too.

@@ -1,15 +1,18 @@
-"""What a process of a run does before anything else; more of it is in tests/launchers/run/test_worker.py."""
+"""What a process of a run does before anything else.
+
+More of it is tested in tests/launchers/run/test_worker.py.
+"""
 
 import os
 import threading
 
 import torch
 
-from gptscale.common.process.begin import share_cores, take_turns
+from gptscale.common.process.begin import share_cores, wait_for_free_cores
 
 
-def test_a_forked_rank_gets_its_pool_of_threads_before_any_other_thread_can_ask_for_it(monkeypatch):
-    """Threads of autograd that ask at once abort in torch 2.11, about once in 200 runs of a busy machine."""
+def test_the_main_thread_replaces_torchs_pool_of_threads(monkeypatch):
+    """Otherwise threads of autograd race for it after a fork, and the rank aborts (3 of 500 runs with torch 2.11)."""
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -17,15 +20,15 @@ def test_a_forked_rank_gets_its_pool_of_threads_before_any_other_thread_can_ask_
     assert asked == [torch.get_num_threads()]
 
 
-def test_a_thread_that_takes_turns_takes_no_core_from_another_when_it_wakes():
-    """Only its own policy changes, and those of the threads that it starts."""
+def test_a_woken_thread_waits_for_a_free_core():
+    """The policy changes for this thread and for threads that it starts, and for no other."""
     found = []
 
     def look():
         found.append(os.sched_getscheduler(0))
 
     def rank():
-        take_turns()
+        wait_for_free_cores()
         look()
         gloo = threading.Thread(target=look)
         gloo.start()

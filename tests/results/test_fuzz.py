@@ -140,7 +140,7 @@ def test_random_damage_is_never_a_traceback(tmp_path: Path, capsys: pytest.Captu
         file = rng.choice(files)
         content = damaged(rng, whole[file])
         file.write_bytes(content)
-        began = time.monotonic()
+        began = time.process_time()
         try:
             compare_all(tmp_path, draw=seed % 25 == 0)
         except ConfigError:
@@ -160,12 +160,13 @@ def test_random_damage_is_never_a_traceback(tmp_path: Path, capsys: pytest.Captu
                 assert content.partition(b"\n")[0] != whole[file].partition(b"\n")[0], seed
             except Exception as error:
                 raise AssertionError(f"seed {seed}, resumed") from error
-        slowest_s = max(slowest_s, time.monotonic() - began)
+        slowest_s = max(slowest_s, time.process_time() - began)
         file.write_bytes(whole[file])
     capsys.readouterr()
     peak_mib = peak() - before_mib
     print(
-        f"{N_FILES} files, {refused} summaries refused, slowest {slowest_s:.2f} s, {peak_mib:,.0f} MiB more than before"
+        f"{N_FILES} files, {refused} summaries refused, slowest {slowest_s:.2f} processor seconds, "
+        f"{peak_mib:,.0f} MiB more than before"
     )
     assert slowest_s < 5
     assert peak_mib < 1024

@@ -50,21 +50,29 @@ def test_a_mark_costs_a_timed_step_nothing_to_speak_of() -> None:
 
 def test_a_traced_step_of_this_process() -> None:
     a = torch.ones(256, 256)
+    # Of each step, what its wait for data takes at least and at most, however busy the machine is.
+    least_s, most_s = [], []
 
     def step(i: int) -> None:
+        before = time.perf_counter()
         progress.at("data")
+        began = time.perf_counter()
         time.sleep(0.01)
+        ended = time.perf_counter()
         progress.at("forward")
+        least_s.append(ended - began)
+        most_s.append(time.perf_counter() - before)
         for _ in range(20):
             a @ a
         progress.at("optimizer")
         a.mul(2.0)
         progress.at("record")
 
+    progress.at("record")
     trace = trace_steps(0, step, torch.device("cpu"), keep=True)
     assert len(trace.ends) == STEPS
     data_s = sum(s.end - s.begin for s in trace.segments if s.part == "data")
-    assert data_s == pytest.approx(STEPS * 0.01, rel=0.5)
+    assert STEPS * 0.01 <= sum(least_s[:STEPS]) <= data_s <= sum(most_s[:STEPS])
     assert trace.work_s["forward"][PRODUCTS] > 0.0
     assert trace.work_s["forward"][ATTENTION] == 0.0
     assert trace.work_s["optimizer"][OPTIMIZER] > 0.0

@@ -94,8 +94,8 @@ def test_a_server_that_is_no_store_is_refused_at_once(address):
             ):
                 check_rendezvous(1)
             listening.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
-    assert time.monotonic() - began < 5
+            thread.join(60)
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])

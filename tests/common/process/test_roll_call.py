@@ -144,5 +144,5 @@ def test_a_refused_rank_tells_the_others_before_any_timeout(what, refused, tmp_p
     assert ("no.txt" if what == "ddp" else "learning-rte") in line
     # On one machine one line is enough.
     assert errors[1 - refused] == []
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 60
     assert not (tmp_path / "out").exists()

@@ -58,7 +58,7 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe: str, tmp_
 def test_a_slow_reader_is_found_in_a_real_run() -> None:
     """Tests run beside each other, which the verdict may find worse than the reader."""
     setting = RunSetting(
-        ("--n-layer", "1", "--n-embd", "32", "--seq-len", "32", "--data", "synthetic"), {"read_s": 0.25}
+        ("--n-layer", "1", "--n-embd", "32", "--seq-len", "32", "--data", "synthetic"), {"read_s": 0.5}
     )
     row = run_once("ddp", setting, VERDICT_STEPS_MIN)
     (data,) = [cause for cause in row["causes"] if cause["name"] == DATA]

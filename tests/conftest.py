@@ -171,7 +171,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data sets that lie beside the checkout where there are any; the package itself never needs them."""
+    """Return the folder of real data sets beside the checkout, where there is one. The package itself never needs it."""
     folder = Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip("needs the folder shared/data beside the checkout")

@@ -37,7 +37,7 @@ def operators_of_the_user(_cache_of_its_own: None, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(scope="session")
 def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A byte-pair encoding of about 300 ids, trained on the spot; the end of text is its id 0."""
+    """Train a byte-pair encoding of about 300 ids, whose id 0 is the end of text."""
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("bpe")

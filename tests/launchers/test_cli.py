@@ -50,7 +50,7 @@ def test_overview_and_list(capsys):
 
 
 def test_a_reader_that_leaves_early_is_no_error():
-    """As with `gptscale --help | head -1`; the pipe is closed before anything is written."""
+    """As with `gptscale --help | head -1`, the pipe is closed before anything is written."""
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-m", "gptscale.launchers.cli", "--help"]
@@ -60,7 +60,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 def test_on_a_terminal_too_the_message_is_one_plain_sentence():
-    """tyro draws a coloured box there, with a title in its border; `script` gives the command a terminal."""
+    """tyro draws a coloured box there, with a title in its border. `script` gives the command a terminal."""
     script = shutil.which("script")
     if script is None:
         pytest.skip("no program `script` to make a terminal")

@@ -1,4 +1,4 @@
-"""The pages of the studies show the tables that the studies write from the committed rows, with the reports' figures in them."""
+"""The pages of the studies show the tables that the studies write from the committed rows."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_nan_infinities_and_ties(implementation):
 
 @pytest.mark.parametrize("implementation", implementations())
 def test_a_window_all_of_padding_has_no_maximum_and_passes_no_gradient(implementation):
-    """With dilation a window can miss the input; PyTorch 2.11 gives it an element that it does not have."""
+    """With dilation a window can miss the input. PyTorch 2.11 gives it an element that it does not have."""
     x = torch.ones(1, 1, 1, 1)
     geometry = ((2, 2), (1, 1), (1, 1), (2, 2))
     y, offsets = m.max_pool2d_with_offsets(x, *geometry, implementation=implementation)

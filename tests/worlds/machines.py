@@ -1,4 +1,4 @@
-"""Machines of a test: a name, a network, mounts and process ids of their own, on this one. They need root, and leave nothing."""
+"""Give a test machines on this one, each with its name, network, mounts and process ids. They need root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOREIGN = ("SLURM", "MASTER_", "RANK", "LOCAL_", "WORLD_SIZE", "TORCHELASTIC", "
 
 
 def wait_for(condition: Callable[[], Any], what: str, limit_s: float = 120.0) -> Any:
-    """Wait until `condition` returns something true, and return it; fail after `limit_s` seconds."""
+    """Wait until `condition` returns something true, and return it. Fail after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: nothing came of it in {limit_s:.0f} s"
@@ -154,7 +154,7 @@ def _has_sigterm(process: psutil.Process) -> bool:
 
 @contextmanager
 def machines(folder: Path, *names: str) -> Iterator[dict[str, Machine]]:
-    """Switch on machines with these names, which know each other by name; the first is also their switch."""
+    """Switch on machines with these names, which know each other by name. The first is also their switch."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         pytest.skip("needs root and the programs unshare, nsenter and ip")
     hosts = folder / "hosts"

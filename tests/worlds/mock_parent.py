@@ -1,4 +1,4 @@
-"""A process under the mock of CUDA that forks one process for each simulation, so that torch and engines are imported once.
+"""Fork one process for each simulation under the mock of CUDA, so that torch and engines are imported once.
 
 It reads a line for each (what, folder, environment, words) and answers with the exit status. The output is in the folder's `log`.
 What is "simulate", or "run", which is all that a worker does in a run: its record, evaluation, checkpoints, and resume. The row

@@ -1,4 +1,4 @@
-"""Run as ranks: load each checkpoint into this recipe at this world size, and save what was loaded, without a step between.
+"""Load each checkpoint into this recipe at this world size, and save it again without a step between.
 
 usage: world_reload.py RECIPE OUT CHECKPOINT... [option...]
 """

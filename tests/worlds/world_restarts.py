@@ -1,4 +1,7 @@
-"""Die by SIGKILL in the middle of a collective, on rank 1, in every start but the last: python world_restarts.py LAST FILE."""
+"""Die by SIGKILL on rank 1 in the middle of a collective, in every start but the last.
+
+usage: world_restarts.py LAST FILE
+"""
 
 import os
 import signal

@@ -60,7 +60,7 @@ def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: i
 
 
 class Started:
-    """A program that runs while the test goes on; its output is read from `stdout` and `stderr`."""
+    """A program that runs while the test goes on. Its output is read from `stdout` and `stderr`."""
 
     def __init__(self, program: Program, **variables: str) -> None:
         out, its_out = os.pipe()
@@ -72,13 +72,13 @@ class Started:
         self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
 
     def ended(self, timeout: float = 300) -> tuple[int, str, str]:
-        """Wait for the end; return the status and the rest of stdout and of stderr, each up to a pipe's size."""
+        """Wait for the end, and return the status and the rest of stdout and of stderr, each up to a pipe's size."""
         status = self.process.wait(timeout)
         with self.stdout, self.stderr:
             return status, self.stdout.read(), self.stderr.read()
 
     def wait_for(self, condition: Callable[[], object], timeout: float = 300) -> None:
-        """Wait until `condition` holds; fail if the program ends before, or after `timeout` seconds."""
+        """Wait until `condition` holds. Fail if the program ends before, or after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not condition():
             assert self.process.poll() is None, self.ended()

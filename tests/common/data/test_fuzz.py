@@ -74,7 +74,7 @@ def memory(field: str) -> int:
 
 
 def try_all(kind, attempts):
-    """Make each attempt, which may end well or in one of our errors; check what it took, and print the most of it."""
+    """Make each attempt, which may end well or in one of our errors, check what it took, and print the most of it."""
     refused, lines, longest_s, largest, began = 0, 0, 0.0, 0, time.monotonic()
     for attempt in attempts:
         # The peak of memory counts from here.

@@ -7,7 +7,7 @@ from gptscale.common.measure.bubble import StageClock, StageSpan, bubble_fractio
 
 
 def order(schedule, p, m):
-    """GPipe: all forwards, then all backwards; 1F1B: as many forwards ahead as stages follow, then in turn."""
+    """Return a stage's order. GPipe: all forwards, then all backwards. 1F1B: one ahead for each later stage, then in turn."""
     found = {}
     for stage in range(p):
         ahead = m if schedule == "GPipe" else min(m, p - stage)

@@ -45,7 +45,7 @@ class Operators(TorchDispatchMode):
 
 @pytest.mark.parametrize("head_dim", [50, 56, 3])
 def test_padded_heads_compute_what_unpadded_ones_do(head_dim):
-    """In fp64, forward and gradient, to its rounding; the padding is there, and is no head's business outside."""
+    """In fp64, forward and gradient agree to rounding. The padding is there, and nothing outside of attention sees it."""
     torch.manual_seed(0)
     qkv = torch.randn(2, 9, 4, 3, head_dim, dtype=torch.float64, requires_grad=True)
     found = []
@@ -61,7 +61,7 @@ def test_padded_heads_compute_what_unpadded_ones_do(head_dim):
 
 
 def test_a_model_pads_on_the_devices_that_want_it(monkeypatch):
-    """A CPU does not; told to, it computes the same, compiled too, and with the heads of a part of the model."""
+    """A CPU does not. Told to, it computes the same, compiled too, and with the heads of a part of the model."""
     torch.manual_seed(0)
     ids = torch.randint(0, 101, (2, 17))
     gpt = GPT(SMALL)

@@ -31,7 +31,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids, random_model):
-    """Three blocks of one shape are compiled once; forward and backward agree with eager to rounding."""
+    """Three blocks of one shape are compiled once. Forward and backward agree with eager to rounding."""
     plain, compiled = random_model(), random_model()
     apply_compile(compiled.blocks)
     torch._dynamo.reset()
@@ -139,7 +139,7 @@ def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
 
 @pytest.mark.slow
 def test_instruction_sets_are_tried_with_one_library_of_torch(monkeypatch):
-    """As torch does, in a new Python; where the library does not load, by what torch itself does."""
+    """A new Python tries them, as torch does. Where the library does not load, torch's own way is taken."""
     cpu_vec_isa = pytest.importorskip("torch._inductor.cpu_vec_isa")
     monkeypatch.setattr(cpu_vec_isa.VecISA, "_avx_py_load", "")
     try_instruction_sets_without_torch()

@@ -1,4 +1,4 @@
-"""Float8 products against double precision with the formats' own tolerances, at the ends of the range, compiled, recomputed."""
+"""Float8 products agree with double precision within their formats' tolerances, compiled and recomputed too."""
 
 import dataclasses
 from contextlib import redirect_stdout

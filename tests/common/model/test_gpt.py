@@ -28,7 +28,7 @@ def test_the_contractual_shape():
 
 
 def test_matmul_parameters_against_torch_flop_counter(ids, random_model):
-    """2 operations per matmul parameter and token forward; the counter also sees attention, taken away by its formula."""
+    """Forward has 2 operations per matmul parameter and token. The counter sees attention too, whose formula is taken away."""
     model = random_model(GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=384))
     counter = FlopCounterMode(display=False)
     # The kernel is MATH, because the fused CPU kernel is not in the counter's table.

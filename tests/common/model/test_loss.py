@@ -96,7 +96,7 @@ def test_never_holds_the_logits_of_the_batch(problem, monkeypatch):
 
 
 def test_blocks_are_counted_by_what_is_alive_of_a_logit(monkeypatch):
-    """On CUDA, where the kernel takes logits as they are, 16 bits make blocks twice as long; a table that is cut makes copies."""
+    """On CUDA the kernel takes logits as they are: 16 bits make blocks twice as long. A table that is cut makes copies."""
     monkeypatch.setattr(loss_module, "TRITON", True)
     ours, cut = loss_module.softmax_and_loss, lambda *_: None
     count = loss_module.bytes_of_a_logit

@@ -1,4 +1,4 @@
-"""The launcher with tiny ranks, which need no torch and print whole lines, as workers do; forked ones and ones started afresh."""
+"""Start tiny ranks, forked ones and ones started afresh, which need no torch and print whole lines, as workers do."""
 
 import contextlib
 import signal

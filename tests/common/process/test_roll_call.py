@@ -1,4 +1,4 @@
-"""The roll call: ranks that are all alike go on, and all others end with one line at once instead of waiting for a timeout."""
+"""Ranks that are all alike go on after the roll call, and all others end at once with one line."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""A worker's end, told by the process that started it; workers here are scripts of a line or two."""
+"""The process that started a worker tells how it ended. Workers here are scripts of a line or two."""
 
 import os
 
@@ -40,7 +40,7 @@ def test_the_reason_is_the_exceptions_line(stderr):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """Write a worker's code; its module's name."""
+    """Write a worker's code, and return the name of its module."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     # Without it tokenizers writes a warning into a fork's stderr, if another test of this process has used them.
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")

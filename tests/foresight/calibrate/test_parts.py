@@ -1,4 +1,4 @@
-"""The parts of a block that are timed: their shapes on a tensor rank, and that attention's backward is without its forward."""
+"""The parts of a block have the shapes of a tensor rank, and attention's backward is timed without its forward."""
 
 import pytest
 import torch

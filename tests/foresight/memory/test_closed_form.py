@@ -32,7 +32,7 @@ GPT = PRESETS["1.6b"]
 
 
 def peak_bytes(words, out):
-    """Of what the CPU allocator gave and took back while an engine of `single` was built and stepped twice; and its run."""
+    """Return the peak of the CPU allocator while an engine of `single` was built and stepped twice, and its run."""
     config, recipe_config = parse_run("single", ["--data", "synthetic", "--device", "cpu", "--out", str(out), *words])
     plan = preflight("single", config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
     gc.collect()

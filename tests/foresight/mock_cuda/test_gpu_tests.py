@@ -1,4 +1,4 @@
-"""The tests marked gpu, under the mock of CUDA: all that a GPU would be asked to do is asked for, and no number is looked at."""
+"""Tests marked gpu ask the mock of CUDA for all that they would ask a GPU for. No number is looked at."""
 
 import os
 import subprocess

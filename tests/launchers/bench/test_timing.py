@@ -26,7 +26,7 @@ def clock(monkeypatch):
 
 
 def test_a_call_is_timed_over_many_and_all_take_turns(clock):
-    """The first call of each warms up; the second one decides how many calls fill a round."""
+    """The first call of each warms up. The second one decides how many calls fill a round."""
     call, order = clock
     calls = {"slow": call("slow", [5.0, 0.01]), "fast": call("fast", [5.0, 0.004])}
     assert timing.medians(calls, CPU) == pytest.approx({"slow": 0.01, "fast": 0.004})

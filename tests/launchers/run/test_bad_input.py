@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def refused(capsys, folder, words):
-    """Run the command in this process; its error line, after checking what every refusal must keep."""
+    """Run the command in this process, check what every refusal must keep, and return its error line."""
     before = sorted(folder.rglob("*"))
     assert main(words) == 2
     said = capsys.readouterr()
@@ -134,7 +134,7 @@ CASES = {
 
 
 def test_parity_is_refused_before_its_first_run(capsys, folder):
-    """The SGD run's folder is there already; AdamW's, which come first, do not begin."""
+    """The SGD run's folder is there already. AdamW's, which come first, do not begin."""
     (folder / "runs" / "ddp-2-sgd").mkdir(parents=True)
     assert "ddp-2-sgd" in refused(capsys, folder, ["parity", "--recipes", "ddp", "--out", "."])
 
@@ -338,7 +338,7 @@ def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
 
 @pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])
 def test_another_model_is_refused_before_the_start_however_the_run_is_named(resume, capsys, folder):
-    """C14. The newest checkpoint with a sound manifest is compared; nothing is verified or set aside yet."""
+    """The newest checkpoint with a sound manifest is compared. Nothing is verified or set aside yet."""
     checkpoints = folder / "results" / "runs" / "mine" / "checkpoints"
     save(Holder(), checkpoints, 4, {"workload": {"n_layer": 3, "seed": 1234}})
     (save(Holder(), checkpoints, 6, {"workload": {}}) / "manifest.json").write_text("{}")
@@ -350,7 +350,7 @@ def test_another_model_is_refused_before_the_start_however_the_run_is_named(resu
 
 
 def test_under_five_seconds_by_the_real_command(folder):
-    """Start of Python and torch included: of the processor's time, since the tests beside this one take theirs, and no waiting."""
+    """It counts processor seconds, with the start of Python and torch, since tests beside this one take time too."""
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "gptscale.launchers.cli", "run", "fsdp", "--nproc", "2", "--model", "gpt3"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -378,7 +378,7 @@ def test_a_rank_started_by_hand_refuses_in_one_line(folder):
 
 
 def test_what_fits_when_it_is_split_is_not_refused(plan, monkeypatch):
-    """Two ranks of one machine share its memory; two machines have twice of it."""
+    """Two ranks of one machine share its memory. Two machines have twice of it."""
     run = plan("--model", "tiny").run
     assert run.state_bytes == 16 * run.gpt.n_params
     memory = space.psutil.virtual_memory()

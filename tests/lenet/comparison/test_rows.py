@@ -15,7 +15,7 @@ NUMBERS = {"n_params": 1, "seed": 1, "test_accuracy": 0.5, "batch_size": 64}
 
 
 def folder_of_runs(out: Path, names: dict[str, str], study: str = "batch") -> pd.DataFrame:
-    """Write a lenet.csv and the epochs of runs, whose variants are given by name; the last run has where.csv too."""
+    """Write a lenet.csv and the epochs of runs, whose variants are given by name. The last run has where.csv too."""
     rows = [
         dict.fromkeys(SUMMARY_COLUMNS, "") | NUMBERS | {"run_id": n, "variant": v, "study": study}
         for n, v in names.items()

@@ -1,4 +1,4 @@
-"""Tests of `gptscale lenet fused`: the fused operator trains the nets as PyTorch's do, the table, the files, and a refusal."""
+"""Nets with the fused operator of `gptscale lenet fused` train as those with PyTorch's do."""
 
 from __future__ import annotations
 

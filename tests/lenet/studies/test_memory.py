@@ -1,4 +1,4 @@
-"""Tests of the memory picture: categories against arithmetic, their sum against the allocator's count, the command's files."""
+"""The memory picture's categories agree with arithmetic, and their sum with the allocator's count."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def add_run(
     steps: bool = True,
     **changes: Any,
 ) -> str:
-    """A run's row, and its folder, as the launcher leaves them; `work` changes what it trained."""
+    """Add a run's row and its folder, as the launcher leaves them. `work` changes what it trained."""
     run_id = changes.pop("run_id", f"{recipe}-{len(list(out.glob('runs/*')))}-{repeat}")
     work = WORK | changes.pop("work", {})
     world_size = changes.get("world_size", 1 if recipe == "single" else 2)

@@ -1,4 +1,4 @@
-"""The stages of a GPT: what each holds, that one after another they compute the whole, and which two ranks share the table."""
+"""Each stage of a GPT holds its layers, all in turn compute the whole model, and two ranks share the table."""
 
 import pytest
 import torch

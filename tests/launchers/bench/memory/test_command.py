@@ -21,7 +21,7 @@ JOB = Job("tiny", WayToFit("single"), 64, "fp32", False, "cpu", "cpu: none", 3)
 
 @pytest.fixture
 def runs(monkeypatch):
-    """Tries answered from the formula, times `error`; `oom`: from this batch on; `fail`: these batches end badly."""
+    """Answer tries from the formula, times `error`. `oom`: out of memory from this batch on. `fail`: these batches end badly."""
     settings = {"tried": [], "error": 1.0, "oom": 10**9, "fail": ()}
 
     def fake(job, batch):

@@ -19,7 +19,7 @@ TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=301)
 
 @pytest.mark.slow
 def test_gelu_in_the_products_epilogues_does_the_same_work(in_process, monkeypatch):
-    """On a CPU, where torch's operations stand for them; an operator that is not the MLP is seen."""
+    """On a CPU torch's operations stand for them. An operator that is not the MLP is seen."""
     monkeypatch.setattr(model_contenders.MLP, "forward", model_contenders.MLP.forward)
     options = ModelBenchOptions(device="cpu", dtype="bf16", steps=3, threads=1, batch_size=2)
     bench = dataclasses.replace(resolve(options), gpt=TINY)

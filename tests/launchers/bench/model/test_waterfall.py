@@ -77,7 +77,7 @@ def test_kernels_of_a_gpu_count_where_they_were_launched():
 
 
 def test_a_kernel_that_python_launched_counts_by_its_name():
-    """No operator has it, and a range is none; once one has, it counts there."""
+    """No operator has it, and a range is none. Once one has, it counts there."""
     own = SimpleNamespace(name="_cross_entropy_kernel", duration=9.0)
 
     def event(name, kind, *kernels):

@@ -1,4 +1,4 @@
-"""`gptscale bench ops`: every operator's contenders compute the same, figures add up, pictures are drawn, bad input is refused."""
+"""`gptscale bench ops` compares contenders that compute the same, draws its pictures, and refuses bad input."""
 
 from __future__ import annotations
 

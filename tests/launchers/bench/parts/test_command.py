@@ -1,4 +1,4 @@
-"""`gptscale bench parts` at shapes of milliseconds: that all ways compute the same, and that one which does not is an error."""
+"""All ways of `gptscale bench parts` compute the same at small shapes, and one which does not is an error."""
 
 import functools
 

@@ -67,23 +67,35 @@ def test_out_of_memory_happens_as_it_would(simulated):
     assert sum(facts["peak_by_owner"].values()) == facts["peak_counted"]
 
 
+@pytest.fixture
+def train(under_mock):
+    """Return a function that does all that a worker does: it trains, evaluates and saves. Only its row is refused."""
+
+    def run(recipe, *words):
+        words = (*TINY, *SIZES.get(recipe, ()), *WORK, *words)
+        status, folder = under_mock("run", recipe, *words, world_size=WORLD_SIZES.get(recipe, 8))
+        log = (folder / "log").read_text()
+        assert "CUDA is a mock, and its figures are none" in log, log[-3000:]
+        assert status == StorageError.exit_status, log[-3000:]
+        assert not list(folder.rglob("summary.csv"))
+        return folder / "out" / "runs" / "run" / "checkpoints", log
+
+    return run
+
+
 @pytest.fixture(scope="module")
-def saved():
-    return {}
+def checkpoints_of_single():
+    return []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_run_saves_and_another_goes_on(recipe, under_mock, saved):
-    """All that a worker does: it trains, evaluates and saves, and begins where `single` was. Only its row is refused."""
-    resumed = ("--resume", str(saved["single"] / "step-2")) if saved else ()
-    words = (*TINY, *SIZES.get(recipe, ()), *WORK, *resumed)
-    status, folder = under_mock("run", recipe, *words, world_size=WORLD_SIZES.get(recipe, 8))
-    log = (folder / "log").read_text()
-    assert "CUDA is a mock, and its figures are none" in log, log[-3000:]
-    assert status == StorageError.exit_status, log[-3000:]
-    assert ("resumed from" in log) == bool(saved)
-    assert not list(folder.rglob("summary.csv"))
-    checkpoints = folder / "out" / "runs" / "run" / "checkpoints"
-    assert {path.name for path in checkpoints.iterdir()} == ({"step-4"} if saved else {"step-2", "step-4"})
-    saved.setdefault("single", checkpoints)
+def test_a_run_saves_and_another_goes_on(recipe, train, checkpoints_of_single):
+    if not checkpoints_of_single:
+        checkpoints, log = train("single")
+        assert "resumed from" not in log
+        assert {path.name for path in checkpoints.iterdir()} == {"step-2", "step-4"}
+        checkpoints_of_single.append(checkpoints)
+    checkpoints, log = train(recipe, "--resume", str(checkpoints_of_single[0] / "step-2"))
+    assert "resumed from" in log
+    assert {path.name for path in checkpoints.iterdir()} == {"step-4"}

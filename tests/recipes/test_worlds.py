@@ -340,7 +340,7 @@ DIFFERING = {
 
 @pytest.mark.parametrize("what", DIFFERING)
 def test_ranks_that_differ_are_refused_with_every_option_in_which_they_do(what, tmp_path, capfd):
-    """C17: before, some of them trained on unnoticed, hung or aborted. Each rank says the same, in one line."""
+    """Before, some of them trained on unnoticed, hung or aborted. Each rank says the same, in one line."""
     own = DIFFERING[what].split()
     ranks("world_differing.py", 2, what, "--device", "cpu", "--out", tmp_path, "--rank", 1, *own, status=2)
     lines = capfd.readouterr().err.splitlines()

@@ -184,7 +184,7 @@ def test_a_dataset_of_an_unreachable_hub_is_an_error_at_once(unreachable_hub: No
     begin = time.perf_counter()
     with pytest.raises(DataError, match=r"dataset 'wikitext' is not on this machine.*save_to_disk"):
         open_documents("hf:wikitext")
-    assert time.perf_counter() - begin < 60
+    assert time.perf_counter() - begin < 20
 
 
 def test_without_the_datasets_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_gpt2_without_network_or_cache_is_an_error_at_once(unreachable_hub: None
     begin = time.perf_counter()
     with pytest.raises(DataError, match=r"tokenizer 'gpt2' is not on this machine.*give a folder with vocab.json"):
         get_tokenizer("gpt2")
-    assert time.perf_counter() - begin < 60
+    assert time.perf_counter() - begin < 20
 
 
 def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(
@@ -112,7 +112,7 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(
             DataError, match=r"'gpt2' is not on this machine, and the hub cannot be reached .*timed out"
         ):
             get_tokenizer("gpt2")
-    assert time.perf_counter() - begin < 60
+    assert time.perf_counter() - begin < 20
 
 
 def test_without_transformers_the_error_says_how_to_get_it(bpe_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_a_mark_costs_a_timed_step_nothing_to_speak_of() -> None:
 
 def test_a_traced_step_of_this_process() -> None:
     a = torch.ones(256, 256)
-    # Of each step, what its wait for data takes at least and at most, however busy the machine is.
+    # The wait for data of each step, measured from inside and from outside: the trace's lies between, on a busy machine too.
     least_s, most_s = [], []
 
     def step(i: int) -> None:

@@ -61,7 +61,7 @@ def test_padded_heads_compute_what_unpadded_ones_do(head_dim):
 
 
 def test_a_model_pads_on_the_devices_that_want_it(monkeypatch):
-    """A CPU does not. Told to, it computes the same, compiled too, and with the heads of a part of the model."""
+    """A CPU does not pad. A model that pads computes the same, compiled too, and with the heads of a part of the model."""
     torch.manual_seed(0)
     ids = torch.randint(0, 101, (2, 17))
     gpt = GPT(SMALL)

@@ -77,7 +77,7 @@ def test_kernels_of_a_gpu_count_where_they_were_launched():
 
 
 def test_a_kernel_that_python_launched_counts_by_its_name():
-    """No operator has it, and a range is none. Once one has, it counts there."""
+    """The range around it is no operator. If that range lists the kernel, the kernel counts there, and only once."""
     own = SimpleNamespace(name="_cross_entropy_kernel", duration=9.0)
 
     def event(name, kind, *kernels):

@@ -1,4 +1,4 @@
-"""The build of the C++ operators: its errors, and an import of the operators that builds and loads nothing."""
+"""The cache of compiled operators refuses what others could have planted, and errors of a build are one line."""
 
 import os
 import subprocess

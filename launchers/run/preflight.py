@@ -30,8 +30,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.frozen import check_planned
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, unsupported
-from gptscale.results.record.columns import SUMMARY_COLUMNS
-from gptscale.results.record.files import csv_line
+from gptscale.results.columns import SUMMARY
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 from gptscale.results.record.wandb_board import check_wandb
 
@@ -240,7 +239,7 @@ def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
 def _check_results_folder(run: Run) -> None:
     out, name = run.config.out, run.config.run_name
     resumes = run.config.resume is not None
-    check_results_folder(out, name, "summary.csv", csv_line(SUMMARY_COLUMNS), resumes=resumes)
+    check_results_folder(out, name, SUMMARY, resumes=resumes)
 
 
 def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What makes two rows repeats of one configuration.
 CONFIGURATION = (
     "recipe engine engine_version world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps "
-    "activation_checkpointing compile optimizer_state offload device torch_version recipe_options"
+    "attention activation_checkpointing compile optimizer_state offload device torch_version recipe_options"
 ).split()
 # Columns whose difference explains a different workload_hash when no run.json is at hand.
 WORK = "model n_params seq_len vocab_size precision optimizer_state global_batch_size steps data seed".split()

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptscale.common.errors import ConfigError
+from gptscale.results.columns import cells_of
 from gptscale.results.comparison.rows import SummaryRows
 from gptscale.results.comparison.run_files import read_run_json, whole_lines
-from gptscale.results.comparison.summary_file import Summary, cells_of
+from gptscale.results.comparison.summary_file import Summary
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,37 +8,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import visible
+from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.run_files import TEXT_MAX, clip
-from gptscale.results.record.columns import SUMMARY_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-TEXT = (
-    "run_id timestamp status error recipe engine engine_version model precision activation_checkpointing compile "
-    "optimizer_state state_formula offload data device host torch_version git_commit workload_hash bound_by plan_hash"
-).split()
-NUMBERS = [column for column in SUMMARY_COLUMNS if column not in TEXT]
-INTEGERS = (
-    "n_params seq_len vocab_size world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps global_batch_size steps "
-    "seed"
-).split()
+TEXT = SUMMARY.of_type(str)
+INTEGERS, FIGURES = SUMMARY.of_type(int), SUMMARY.of_type(float)
+NUMBERS = [*INTEGERS, *FIGURES]
 # Of a run that failed they may be NaN or infinite.
 LOSSES = ("loss_first", "loss_last")
+# What a row of a version without the column had.
+BEFORE = {column.name: column.before for column in SUMMARY.columns if column.before}
 # A status that only a comparison knows: nothing but this is known of the run.
 DAMAGED = "damaged"
 
-# What a comparison shows. The other numbers are checked, and take no memory.
-FIGURES = (
-    "tokens_per_s tokens_per_s_per_device step_time_s_median step_time_s_p10 step_time_s_p90 tflops_per_device mfu "
-    "fp8_tflops_per_device fp8_mixed_utilisation peak_mem_allocated_gib peak_mem_reserved_gib peak_rss_gib data_wait_fraction "
-    "train_time_s gpu_util_percent state_weights_gib state_gradients_gib state_optimizer_gib state_host_gib state_disk_gib "
-    "state_formula_gib "
-    "offload_cpu_gib offload_disk_gib offload_read_gib_per_s offload_write_gib_per_s offload_wait_fraction bubble_fraction "
-    "bubble_fraction_theory loss_first loss_last bound_share gain_if_removed taken_fraction predicted_step_time_s "
-    "predicted_peak_mem_gib"
-).split()
 # Texts of which nearly every row has its own. Of the others there are few, and pandas keeps a number for each row.
 OWN_TEXTS = ("run_id", "timestamp", "error")
 SHARED_TEXTS = [column for column in (*TEXT, "folder") if column not in OWN_TEXTS]
@@ -84,9 +70,8 @@ class SummaryRows:
         for name, categories in self.categories.items():
             codes, uniques = pd.factorize(columns[name])
             texts_met: list[Any] = list(uniques)
-            if name == "optimizer_state":
-                # All that versions 1 to 3 had.
-                texts_met = [text or "fp32" for text in texts_met]
+            if name in BEFORE:
+                texts_met = [text or BEFORE[name] for text in texts_met]
             numbers_met = [categories.setdefault(self.shown(text), len(categories)) for text in texts_met]
             self.codes[name].frombytes(np.array(numbers_met, dtype=np.intc)[codes].tobytes())
         for name, texts in self.texts.items():

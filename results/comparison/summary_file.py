@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.settings.checks import RUN_NAME
+from gptscale.results.columns import STATUSES, SUMMARY, cells_of
 from gptscale.results.comparison.rows import DAMAGED, LOSSES, NUMBERS, SHARED_TEXTS, TEXT
 from gptscale.results.comparison.run_files import NUMBER_MAX, DamagedFileError, clip
-from gptscale.results.record.columns import NEW_SINCE_1, STATUSES, SUMMARY_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,12 +33,12 @@ class Summary:
 
     def __init__(self, file: Path, header: Sequence[str]) -> None:
         """Find the columns, or raise ConfigError for a file that is no summary."""
-        if missing := [c for c in SUMMARY_COLUMNS if c not in header and c not in NEW_SINCE_1]:
+        if missing := SUMMARY.missing(header):
             what = f"{visible(str(file))} is no summary (it has no column {missing[0]})"
             raise ConfigError(what, "in compare", "give a file that gptscale wrote")
         self.name, self.folder, self.n = file.name, str(file.parent.resolve()), len(header)
         # Without those that the version of the file lacks.
-        self.at = {column: header.index(column) for column in SUMMARY_COLUMNS if column in header}
+        self.at = {column: header.index(column) for column in SUMMARY.names if column in header}
         self.n_damaged = 0
 
     def run_id(self, cells: Sequence[str]) -> str:
@@ -179,13 +179,3 @@ def _as_texts(texts: NDArray[Any], more: Sequence[str] = ()) -> pd.Categorical:
 
 def _damaged_row(run_id: str, damage: str) -> dict[str, str]:
     return {"run_id": run_id, "status": DAMAGED, "error": damage}
-
-
-def cells_of(line: bytes) -> list[str]:
-    """Return the cells of a line, none if it is no line of a CSV."""
-    try:
-        if b'"' not in line:
-            return line.decode().rstrip("\r\n").split(",")
-        return next(csv.reader([line.decode().rstrip("\r\n")]), []) if b"\0" not in line else []
-    except (ValueError, csv.Error):
-        return []

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from gptscale.results.columns import cell, csv_line
 from gptscale.results.comparison.groups import Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
 from gptscale.results.comparison.rows import FIGURES
-from gptscale.results.record.columns import cell
-from gptscale.results.record.files import csv_line
 from gptscale.results.render import as_size, markdown, table
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from gptscale.launchers.bench.plan.command import measured_before
 from gptscale.lenet.comparison.rows import read_rows
 from gptscale.lenet.run.columns import read_summary
 from gptscale.recipes.zero import ZeroConfig
+from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.read import load
 from gptscale.results.record.folders import check_results_folder
 from gptscale.results.record.launch_with_row import rows_of
@@ -127,9 +128,8 @@ def test_a_floor_that_is_no_number(floor, tmp_path):
 @pytest.mark.timeout(20)
 def test_a_summary_that_is_a_pipe_holds_up_no_run(tmp_path):
     os.mkfifo(tmp_path / "summary.csv")
-    header = b"a,b\n"
     with pytest.raises(GptscaleError, match=r"summary.csv is no file, in --out"):
-        check_results_folder(tmp_path, None, "summary.csv", header, resumes=False)
+        check_results_folder(tmp_path, None, SUMMARY, resumes=False)
     os.mkfifo(tmp_path / "run.json")
     assert read_json(tmp_path / "run.json") == {}
     (tmp_path / "device").symlink_to("/dev/zero")

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.rows import FIGURES, INTEGERS, NUMBERS, TEXT, SummaryRows
 from gptscale.results.comparison.run_files import TEXT_MAX
-from gptscale.results.record.columns import SUMMARY_COLUMNS
 
 
 def block(*rows):
@@ -18,7 +18,7 @@ def block(*rows):
 
 
 def test_a_column_is_a_text_or_a_number_and_what_is_shown_is_one_of_them():
-    assert sorted([*TEXT, *NUMBERS]) == sorted(SUMMARY_COLUMNS)
+    assert sorted([*TEXT, *NUMBERS]) == sorted(SUMMARY.names)
     assert set(INTEGERS) | set(FIGURES) <= set(NUMBERS)
 
 

@@ -1,4 +1,4 @@
-"""The rows of columns.csv make the header, the page of metrics, and the way in which a file of an earlier version is continued."""
+"""The rows of columns.csv make the header and the page of metrics, and a file of an earlier version is continued."""
 
 import csv
 import stat

@@ -23,7 +23,7 @@ common.engines
 results recipes
 launchers
 foresight lenet
-launchers.bench launchers.soak
+launchers.bench
 """
 LEVEL = {room: level for level, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
 COMMANDS = re.compile(r"gptscale\.(launchers|foresight)\.(commands\.|bench\.\w+\.command$)")
@@ -63,7 +63,7 @@ def imports(node, module):
 def room_of(module):
     """Return the room of a module, as ORDER names it."""
     _, *parts = module.split(".")
-    inner = parts[:1] == ["common"] or parts[:2] in (["launchers", "bench"], ["launchers", "soak"])
+    inner = parts[:1] == ["common"] or parts[:2] == ["launchers", "bench"]
     return ".".join(parts[:2]) if inner else parts[0]
 
 

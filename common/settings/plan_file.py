@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import OF_THE_MACHINE
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.user_file import read_json
@@ -34,8 +33,8 @@ class FrozenRow(NamedTuple):
     plan_hash: str
 
 
-def options_of(run: Run, config: RecipeConfig) -> dict[str, str]:
-    """Return all that a prediction of a run depends on, by name."""
+def options_of(run: Run, config: Any) -> dict[str, str]:
+    """Return all that a prediction of a run depends on, by name. config: its recipe's own options."""
     facts: dict[str, Any] = {"recipe": run.recipe, "ranks": run.world.world_size}
     facts |= {name: getattr(run.config, name) for name in PLANNED}
     facts |= {"seq_len": run.seq_len, "tp_size": run.tp_size, "pp_size": run.pp_size}
@@ -75,7 +74,7 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
     return FrozenRow(**{name: row[name] for name in FrozenRow._fields[:-1]}, plan_hash=recorded_hash[:16])
 
 
-def check_planned(run: Run, config: RecipeConfig, path: Path, number: int | None) -> None:
+def check_planned(run: Run, config: Any, path: Path, number: int | None) -> None:
     """Raise ConfigError unless a run is what a row of a plan predicts."""
     row, own = read_row(path, number), options_of(run, config)
     different = [

@@ -92,6 +92,7 @@ def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
     """Run a setting in a folder of its own, and return its row of the summary and its verdict."""
     from gptscale.common.process.program import Program
     from gptscale.common.process.warm_parent import run_captured
+    from gptscale.foresight.verdict.of_run import judge_run
     from gptscale.launchers.bench.verdict.worker import MODULE
     from gptscale.recipes import get
 
@@ -107,6 +108,8 @@ def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
         if ended.returncode:
             last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
             raise ConfigError(f"a run of {recipe} failed: {last[:300]}", "in bench verdict", "see gptscale doctor")
+        # Its ranks were started without a launcher that asks the lab.
+        judge_run(folder / "runs/run")
         with (folder / "summary.csv").open(newline="") as file:
             row: dict[str, Any] = list(csv.DictReader(file))[-1]
         verdict = json.loads((folder / "runs/run" / VERDICT).read_text())

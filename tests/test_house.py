@@ -21,12 +21,12 @@ common.engine common.model
 common.recipe_config common.checkpoint common.data common.optim common.train
 common.engines
 results recipes
-foresight
-lenet
 launchers
+foresight lenet
+launchers.bench
 """
 LEVEL = {room: level for level, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
-COMMANDS = re.compile(r"gptscale\.launchers\.(commands|bench\.\w+\.command$)")
+COMMANDS = re.compile(r"gptscale\.(launchers|foresight)\.(commands\.|bench\.\w+\.command$)")
 # What tools read stands behind a line.
 FOR_TOOLS = re.compile(r"# *(noqa|type:|fmt:)")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -63,7 +63,8 @@ def imports(node, module):
 def room_of(module):
     """Return the room of a module, as ORDER names it."""
     _, *parts = module.split(".")
-    return ".".join(parts[:2]) if parts[:1] == ["common"] else parts[0]
+    inner = parts[:1] == ["common"] or parts[:2] == ["launchers", "bench"]
+    return ".".join(parts[:2]) if inner else parts[0]
 
 
 IMPORTS = {module: list(imports(tree, module)) for module, tree in TREES.items()}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gptscale.results.columns import SUMMARY, cell, csv_line
 from gptscale.results.comparison.groups import FIGURES, Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
-from gptscale.results.render import as_size, markdown, table
+from gptscale.results.record.summary import as_size
+from gptscale.results.render import markdown, table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,14 +3,14 @@
 import pytest
 
 from gptscale.common.engines.colossal.weights import CUT_DIMS
+from gptscale.common.engines.rank_shapes import CUT_BY_TENSOR_RANKS
 from gptscale.common.errors import ConfigError
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.memory.fake_world import fake_world
-from gptscale.foresight.memory.state import CUT_BY_TENSOR_RANKS
 from gptscale.foresight.memory.world_bytes import LAYOUTS
+from gptscale.foresight.simulate.simulated_cpu import planned_words, simulate
 from gptscale.launchers.bench.memory.counted import count, facts_of
 from gptscale.launchers.cli import main
-from gptscale.launchers.run.simulated_cpu import planned_words, simulate
 from gptscale.recipes import RECIPES
 
 pytestmark = pytest.mark.slow

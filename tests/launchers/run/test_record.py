@@ -10,7 +10,7 @@ from gptscale.common.measure.bubble import Bubble
 from gptscale.common.measure.live_state import LiveState
 from gptscale.common.measure.offload import Offload
 from gptscale.common.measure.speed import Memory, Speed
-from gptscale.foresight.plan import frozen
+from gptscale.common.settings import plan_file
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.record import bubble_figures, figures, identity, new_run_id, offload_figures
 from gptscale.results.columns import SUMMARY
@@ -73,7 +73,7 @@ def test_a_run_without_a_name_gets_one_that_no_twin_has():
 def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
     """A key that is no column would be found after the last step, when the row is written."""
     row = SimpleNamespace(predicted_step_time_s=1.0, predicted_peak_mem_gib=1.0, plan_hash="")
-    monkeypatch.setattr(frozen, "read_row", lambda path, number: row)
+    monkeypatch.setattr(plan_file, "read_row", lambda path, number: row)
     slow, spikes = SimpleNamespace(rank=1, ratio=2.0), SimpleNamespace(skipped=lambda: 0)
     steps = SimpleNamespace(
         loss_first=1.0, loss_last=1.0, speed=Speed, slow_ranks=slow, spikes=spikes, train_time_s=1.0, **vars(RECORDER)
@@ -82,7 +82,7 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
     verdict = Verdict("data-bound", 1.0, 0.0, 1.0, {}, [cause])
     made = {
         "start": identity(plan(), "r"),
-        "plan": frozen.predicted_columns(Path("plan.json"), 1),
+        "plan": plan_file.predicted_columns(Path("plan.json"), 1),
         "steps": figures(None, steps),
         "offload": offload_figures([Offload(cpu_bytes=GIB)], RECORDER),
         "bubble": bubble_figures([Bubble(0.5, (1.0,), (2.0,))], RECORDER),

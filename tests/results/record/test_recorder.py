@@ -191,7 +191,7 @@ def test_evaluating_and_saving_are_not_timed(tmp_path: Path) -> None:
 def test_writing_counts_as_time_of_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
-        monkeypatch.setattr(recorder._console, "say", lambda line: clock.passes(0.25))
+        monkeypatch.setattr(recorder._console, "step", lambda *figures: clock.passes(0.25))
         record(recorder, clock, range(1, 11))
     assert pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist() == pytest.approx([0.5] + [0.75] * 9)
 

@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from benchmarks.memory.__main__ import MemoryLadderOptions
+from benchmarks.model.options import ModelBenchOptions
+from benchmarks.ops.__main__ import OpsOptions
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.checks import option_of
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers import cli
-from gptscale.launchers.bench.memory.command import MemoryLadderOptions
-from gptscale.launchers.bench.model.options import ModelBenchOptions
-from gptscale.launchers.bench.ops.command import OpsOptions
 from gptscale.launchers.commands import compare, parity, run, sweep
 from gptscale.launchers.run import start
 from gptscale.launchers.run.options import default_recipe_config

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.memory.__main__ import MemoryLadderOptions
+from benchmarks.model.__main__ import ModelBenchOptions
+from benchmarks.ops.__main__ import OpsOptions
+from benchmarks.parts.command import PartsOptions
 from gptscale.common.process import environments
 from gptscale.common.settings import command_line
 from gptscale.common.settings.command_line import parse
-from gptscale.launchers.bench.memory.command import MemoryLadderOptions
-from gptscale.launchers.bench.model.command import ModelBenchOptions
-from gptscale.launchers.bench.ops.command import OpsOptions
-from gptscale.launchers.bench.parts.command import PartsOptions
 from gptscale.launchers.cli import main
 from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import parse_launch

@@ -1,4 +1,4 @@
-"""`gptscale plan --check` as it is typed."""
+"""`python -m benchmarks.foresight.tables --table` as it is typed."""
 
 import json
 import re

@@ -10,11 +10,11 @@ import pytest
 import worlds
 from worlds import ok
 
+from benchmarks.verdict.cases import RunSetting
+from benchmarks.verdict.runs import run_once
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.foresight.verdict.remedies import CONTENDED, DATA
-from gptscale.launchers.bench.verdict.cases import RunSetting
-from gptscale.launchers.bench.verdict.runs import run_once
 
 SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
 

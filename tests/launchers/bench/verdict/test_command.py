@@ -9,12 +9,12 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.verdict import command, runs
+from benchmarks.verdict.cases import HEALTHY, RECIPES, RunSetting, cases
+from benchmarks.verdict.report import gain_error, goals_of, p95, step_error
+from benchmarks.verdict.runs import TRIES, RunsOfABench
 from gptscale.common.errors import ConfigError
 from gptscale.foresight.verdict.remedies import CAUSES, CONTENDED, DATA
-from gptscale.launchers.bench.verdict import command, runs
-from gptscale.launchers.bench.verdict.cases import HEALTHY, RECIPES, RunSetting, cases
-from gptscale.launchers.bench.verdict.report import gain_error, goals_of, p95, step_error
-from gptscale.launchers.bench.verdict.runs import TRIES, RunsOfABench
 from gptscale.launchers.run.options import parse_run
 
 

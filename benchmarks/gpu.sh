@@ -19,7 +19,9 @@ out=${1:?usage: gpu.sh [--list] [--images DATA] FOLDER [MINUTES]}
 [[ $out$images$0 == *" "* ]] && { echo "gpu.sh: a path with a space in it" >&2; exit 2; }
 ends=$((SECONDS + 60 * ${2:-10} - 15))
 failed=0 not_done=()
-tests=$(dirname "$0")/../../tests
+root=$(cd "$(dirname "$0")/.." && pwd)
+# The benches are found from whatever folder this is called in.
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 gpus=$(nvidia-smi --list-gpus 2>/dev/null | wc -l)
 ((gpus)) || gpus=1
 # This limits one process that a bench starts. It is less than the whole time, so that the bench itself can report a process that
@@ -30,11 +32,10 @@ vision="--data $images --device cuda --out $out/vision"
 # The same work by each recipe on one GPU: what its engine adds where there is nothing to split.
 one="--nproc 1 --model 1.6b --precision bf16 --data synthetic --global-batch-size 8 --micro-batch-size 4 --steps 20 --out $out/recipes"
 
-# In the order of their worth. By estimate the first six take ten minutes of an H200. The ratio that counts most comes first in each
+# In the order of their worth. By estimate the first five take ten minutes of an H200. The ratio that counts most comes first in each
 # list of contenders, and what takes minutes to tune comes last, in case time is up.
 stages=(
     "model   python -m benchmarks.model --contenders single_compiled,minimal_compiled,single,single_epilogues,single_autotuned --rounds 1 --steps 50 --csv $out/model.csv --png $out/model.png"
-    "parts   gptscale bench parts --csv $out/parts.csv"
     "handout python -m benchmarks.model --batch-size 8 --contenders single_compiled,handout,handout_best,minimal_compiled --rounds 1 --steps 50 --csv $out/handout.csv"
     "on_single gptscale run single $one"
     "on_zero3 gptscale run zero3 $one"
@@ -62,7 +63,7 @@ stages+=(
     "losses8 gptscale run single --model gpt2 --steps 300 --precision fp8 --compile --out $out/losses"
     # It goes on from its own CSV, so that it never counts as done.
     "memory  python -m benchmarks.memory --minutes MINUTES --csv $out/memory.csv --md $out/memory.md --png $out/memory.png"
-    "tests   python -m pytest -q -m gpu $tests"
+    "tests   python -m pytest -q -m gpu $root/tests"
 )
 # NCCL does not let two ranks share a GPU.
 ((gpus > 1)) && stages+=("backend gptscale lenet backend $vision --nproc $gpus --csv $out/backend.csv --png $out/backend.png")

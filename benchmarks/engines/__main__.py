@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.engines`: what our layer adds to each engine, against the engine's own minimal loop.
+"""What our layer adds to each engine, against the engine's own minimal loop: `python -m benchmarks.engines`.
 
 Both run in the same processes on the same model and batch, in turn, a block of steps each, so that a drifting machine weighs on
 both alike. Ours does all that a run does: tokens read ahead, engine, CSV, console. The other reads its loss and does no more.

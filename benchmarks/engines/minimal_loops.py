@@ -1,4 +1,4 @@
-"""Each engine's own minimal training loop, as its documentation has it, for `python -m benchmarks.engines` to compare with.
+"""The minimal training loop of each engine, as its documentation has it.
 
 Only the model that is handed in is this package's: any module whose forward(inputs, targets) is the summed loss of a
 micro-batch. A setup returns a function that takes one optimizer step: forward, backward, clip to norm 1, step, zero.

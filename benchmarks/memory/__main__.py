@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.memory`: the largest micro-batch of each model that fits one device, by each way to fit it.
+"""The largest micro-batch of each model that fits one device, by each way to fit it: `python -m benchmarks.memory`.
 
 A way is a recipe, what blocks keep for backward, and the precision of AdamW's moments. A prediction
 (foresight/memory/closed_form.py) says where to begin. Each try is a run of the product in a process of its own.

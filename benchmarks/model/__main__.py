@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.model`: the package's step between what no step can beat and what one would use instead.
+"""The package's step between what no step can beat and what one would use instead: `python -m benchmarks.model`.
 
 Ceilings (the step's matrix products alone, and copying), ours, the exercise's baseline, and a script written by hand run in
 turn, A B C A B C, each in a process of its own. Medians over rounds are compared. All train one model from the same weights on

@@ -1,4 +1,4 @@
-"""Ratios that `python -m benchmarks.model --floors` must reach, as `make bench-check` asks: ratios travel between machines."""
+"""Ratios that the bench of the model must reach, as `make bench-check` asks: ratios travel between machines."""
 
 from __future__ import annotations
 

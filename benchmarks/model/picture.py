@@ -1,4 +1,4 @@
-"""The pictures of `python -m benchmarks.model`: all contenders under their ceiling beside the parts of our step, and scaling."""
+"""The pictures of the model's bench: all contenders under their ceiling beside the parts of our step, and scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.ops`: the package's operators beside PyTorch's own and beside the bandwidth of copying.
+"""The operators beside PyTorch's own and beside the bandwidth of copying: `python -m benchmarks.ops`.
 
 What is compared runs in turn, in one process: ours, PyTorch's, copy, and the next round in another order. Each turn follows a
 call that is not timed, so that no contender finds the caches as another one left them. Medians over the rounds are taken. Bytes

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.check` with stand-ins for the benches: which ratios it takes, and what it says of them."""
+"""The goals of speed with stand-ins for the benches: which ratios it takes, and what it says of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from benchmarks import check
-from gptscale.launchers.cli import main
+from gptscale.launchers.cli import start
 
 GOOD = {"gelu": 1.4, "bias_gelu": 1.9, "max_pool2d": 1.5, "conv_bias_relu": 1.01}
 
@@ -30,14 +30,14 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         if "--csv" not in words:
             return int(figures.get("model", 0))
         csv = Path(words[-1])
-        if words[1] == "ops":
+        if words[0] == "benchmarks.ops":
             rows = [
                 (name, size, ratio * k)
                 for name, ratio in figures["ops"].items()
                 for size, k in ((16, 0.1), (256, 1), (1024, 1))
             ]
             pd.DataFrame(rows, columns=["operator", "size_kib", "ratio_to_torch"]).to_csv(csv)
-        elif words[1] == "bench":
+        elif words[2] == "bench":
             names = ["plain, 0 workers", "fast loader"]
             pd.DataFrame({"contender": names, "ratio_to_0_workers": [1.0, figures["fast loader"]]}).to_csv(csv)
         else:
@@ -51,14 +51,13 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 def test_all_goals_reached(benches: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     floors = tmp_path / "floors.csv"
     floors.touch()
-    assert main(["bench", "check", "--floors", str(floors), "--mnist", str(tmp_path), "--allow-busy"]) == 0
+    assert start(check.main, ["--floors", str(floors), "--mnist", str(tmp_path), "--allow-busy"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [*check.OPERATORS, *check.MNIST]
     assert all(line.endswith(": reached") for line in lines)
     assert "mnist_25_s_over_time_to_99 1.923" in " ".join(lines)
-    assert [words[:2] for words in benches["asked"]] == [
-        ["bench", "model"], ["bench", "ops"], ["lenet", "bench"], ["lenet", "baseline"], ["lenet", "baseline"]
-    ]  # fmt: skip
+    asked = [words[2] if words[0].endswith("cli") else words[0] for words in benches["asked"]]
+    assert asked == ["benchmarks.model", "benchmarks.ops", "bench", "baseline", "baseline"]
     assert all("--allow-busy" in words for words in benches["asked"][:2])
 
 
@@ -80,30 +79,30 @@ def test_a_goal_that_is_missed_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     benches.update(change)
-    assert main(["bench", "check", "--mnist", str(tmp_path)]) == 1
+    assert start(check.main, ["--mnist", str(tmp_path)]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("NOT REACHED")]
     assert [line.split()[0] for line in lines] == [missed]
 
 
 def test_without_folders_only_the_operators_are_checked(benches: dict[str, object]) -> None:
-    assert main(["bench", "check"]) == 0
-    assert [words[:2] for words in benches["asked"]] == [["bench", "ops"]]
+    assert start(check.main, []) == 0
+    assert [words[0] for words in benches["asked"]] == ["benchmarks.ops"]
 
 
 def test_the_steps_ratios_count(benches: dict[str, object], tmp_path: Path) -> None:
     benches["model"] = 1
-    assert main(["bench", "check", "--no-operators", "--floors", str(tmp_path)]) == 1
+    assert start(check.main, ["--no-operators", "--floors", str(tmp_path)]) == 1
 
 
 def test_a_bench_that_fails_is_one_line(benches: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
     benches["status"] = 2
-    assert main(["bench", "check"]) == 2
+    assert start(check.main, []) == 2
     assert (
         capsys.readouterr().err
-        == "gptscale: error: python -m benchmarks.ops failed, in bench check, see its own message above\n"
+        == "gptscale: error: benchmarks.ops --largest-kib 16384 failed, in benchmarks.check, see its own message above\n"
     )
 
 
 def test_a_folder_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "check", "--mnist", "nowhere"]) == 2
+    assert start(check.main, ["--mnist", "nowhere"]) == 2
     assert "nowhere is not there, in --mnist" in capsys.readouterr().err

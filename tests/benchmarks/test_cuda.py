@@ -9,9 +9,6 @@ from benchmarks.model import worker as model
 from benchmarks.model.options import CEILINGS, ModelBenchOptions, resolve
 from benchmarks.ops.__main__ import OpsOptions, figures
 from benchmarks.ops.cases import OPERATORS
-from benchmarks.parts import command as parts
-from benchmarks.parts.cases import PARTS
-from benchmarks.parts.measure import measure_part
 from gptscale.common.process.mock import is_mock
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
@@ -33,17 +30,6 @@ def test_a_contender_takes_its_steps(contender):
     turn = model.main(bench.task(contender))
     if turn["status"] != "ok":
         raise RuntimeError(f"{contender}: {turn}")
-
-
-# The optimizer's packed moments are always compiled, which takes longer than all other parts.
-@pytest.mark.parametrize("part", [name for name in PARTS if name != "optimizer"])
-def test_each_way_of_a_part_is_tried(part):
-    shape = parts.resolve(parts.PartsOptions(**SHAPE, compiled=False))
-    rows = list(measure_part(PARTS[part], shape))
-    # Ways differ under the mock, whose memory holds what it happens to hold.
-    failures = {row["way"]: row["failure"] for row in rows if row["failure"] and "differs" not in row["failure"]}
-    if not rows or failures:
-        raise RuntimeError(f"{part}: {failures}")
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

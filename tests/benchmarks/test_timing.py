@@ -58,5 +58,5 @@ def test_rates_are_bytes_and_operations_over_time(monkeypatch):
     assert timing.copy_call(CPU, 4096)[1] == 2 * 4096
     monkeypatch.setattr(timing, "medians", lambda calls, device: dict.fromkeys(calls, 1e-3))
     assert timing.copy_rate(CPU) == pytest.approx(2 * 2**20 / 1e-3 / 1e9)
-    monkeypatch.setattr(timing, "timed", lambda call, count, device: 1e-3)
+    monkeypatch.setattr(nvme, "timed", lambda call, count, device: 1e-3)
     assert nvme.matmul_rate(torch.float32, CPU) == pytest.approx(2 * 1024**3 / 1e-3 / 1e9)

@@ -12,8 +12,9 @@ from gptscale.common.measure.bubble import StageSpan, bubble_fraction, gaps
 
 def test_every_schedule_asked_for_is_drawn_from_real_steps(tmp_path):
     ok(
-        *"trace --schedules 1F1B,ZBVZeroBubble --nproc 2 --n-layer 4 --n-embd 64 --data synthetic --out".split(),
+        *"--schedules 1F1B,ZBVZeroBubble --nproc 2 --n-layer 4 --n-embd 64 --data synthetic --out".split(),
         tmp_path,
+        module="tools.trace_pipeline",
     )
     for schedule, stages, kinds in (("1F1B", 2, "FB"), ("ZBVZeroBubble", 4, "FIW")):
         trace = json.loads((tmp_path / f"{schedule}.json").read_text())

@@ -1,4 +1,4 @@
-"""`python -m tools.soak`: break runs at random, let them go on, and prove that nothing is lost."""
+"""Break runs at random, let them go on, and prove that nothing is lost: `python -m tools.soak`."""
 
 from __future__ import annotations
 

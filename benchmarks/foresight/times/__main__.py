@@ -1,4 +1,6 @@
-"""The command `python -m benchmarks.foresight.times`: is the time that `gptscale plan --here` predicts the time that a run takes?
+"""Is the time that `gptscale plan --here` predicts the time that a run takes?
+
+    python -m benchmarks.foresight.times [--recipes A,B] [--shapes narrow,wide,deep] [--csv FILE]
 
 Each recipe runs on two ranks of this machine's processors. Its layers, timed alone in models of one and of three blocks, and its
 messages give the prediction; no run that is predicted is calibrated on. Both are measured in turn, round by round, so that a

@@ -1,10 +1,11 @@
-"""`python -m benchmarks.engines` on one process: the row and the table of an engine, and a recipe that has no minimal loop."""
+"""The bench of engines on one process: the row and the table of one, and a recipe that has no minimal loop."""
 
 import pandas as pd
 import pytest
 
+from benchmarks.engines.__main__ import main
 from benchmarks.engines.minimal_splits import LIBRARY_SETUPS, SETUPS
-from gptscale.launchers.cli import main
+from gptscale.launchers.cli import start
 from gptscale.recipes import RECIPES
 
 
@@ -12,7 +13,7 @@ from gptscale.recipes import RECIPES
 def test_an_engine_beside_its_own_loop(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["--recipes", "ddp", "--nproc", "1", "--rounds", "1", "--n-embd", "64", "--csv", str(tmp_path / "e.csv")]
-    assert main(["bench", "engines", *words]) == 0
+    assert start(main, [*words]) == 0
     (row,) = pd.read_csv(tmp_path / "e.csv").to_dict("records")
     assert (row["recipe"], row["nproc"]) == ("ddp", 1)
     assert row["ratio"] == row["ratio_p10"] == row["ratio_p90"]
@@ -37,6 +38,6 @@ def test_each_minimal_loop_is_that_of_a_recipe():
     ],
 )
 def test_what_ranks_would_refuse_is_one_line_before_they_start(words, message, capsys):
-    assert main(["bench", "engines", *words]) == 2
+    assert start(main, [*words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

@@ -4,9 +4,9 @@ import csv
 
 import pytest
 
+from benchmarks.foresight.tables import __main__ as tables
 from benchmarks.foresight.tables.megatron_memory import MIB, between_machines, read_held
 from benchmarks.foresight.tables.rows import CellsOfRow
-from benchmarks.memory import accuracy
 from gptscale.common.errors import ConfigError, DataError
 
 GPT = {
@@ -50,7 +50,7 @@ def test_what_lies_beyond_the_state_is_told_by_machine(tmp_path, capsys):
     assert [(row.machine, round(row.beyond / MIB, 3)) for row in held] == [("a100", 68), ("h100", 96), ("a100", 65)]
     assert [row.split for row in held] == ["tp 1, pp 1"] * 2 + ["tp 1, pp 1, distributed optimizer"]
     assert len(between_machines(held)) == 1
-    assert accuracy.main(["--check", str(path)]) == 0
+    assert tables.main(["--held", "--table", str(path)]) == 0
     out = capsys.readouterr().out
     assert "H100 holds 28.0 MiB more than A100 in the median of 1 splits" in out
     assert "68.0 (1)" in out
@@ -78,5 +78,5 @@ def test_a_table_without_memory_is_refused(tmp_path):
 
 
 def test_options_that_a_check_would_ignore_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="simulates nothing"):
-        accuracy.AccuracyOptions(check=tmp_path, recipes="fsdp")
+    with pytest.raises(ConfigError, match="predicts nothing"):
+        tables.TableOptions(tmp_path, csv=tmp_path / "out.csv", held=True)

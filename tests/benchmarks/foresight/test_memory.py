@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.memory import accuracy, accuracy_cuda
+from benchmarks.foresight import memory
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.recipes import get
@@ -35,20 +35,20 @@ ALLOCATED = [
 @pytest.mark.parametrize(("recipe", "nproc", "rank", "allocated"), ALLOCATED)
 def test_the_closed_form_is_near_what_a_rank_of_the_mock_allocates(recipe, nproc, rank, allocated):
     case = {"recipe": recipe, "nproc": nproc, "rank": rank, "options": WORDS}
-    assert abs(accuracy_cuda._closed_form(case, allocated * MIB)["closed_form_error"]) <= 0.03
+    assert abs(memory._closed_form(case, allocated * MIB)["closed_form_error"]) <= 0.03
 
 
 @pytest.mark.slow
 def test_the_closed_forms_reach_their_goals_on_the_committed_rows():
     """What 250 ranks allocated under the mock: 2 % in the median of each recipe, 5 % at worst. One row misses it."""
     errors = {}
-    rows = accuracy_cuda.rows_in(MEASURED).values()
+    rows = memory.rows_in(MEASURED).values()
     assert len({row["recipe"] for row in rows}) == 20
     for row in rows:
         # Colossal-AI's options are read from its environment, which may not be here.
         if row["allocated"] and environments.installed("torch", get(row["recipe"]).environment):
             case = row | {"nproc": int(row["nproc"]), "rank": int(row["rank"])}
-            closed = accuracy_cuda._closed_form(case, int(row["allocated"]))
+            closed = memory._closed_form(case, int(row["allocated"]))
             errors.setdefault(row["recipe"], []).append(abs(closed["closed_form_error"]))
     assert len(errors) >= 16
     for recipe, of_recipe in errors.items():
@@ -70,7 +70,7 @@ def test_the_closed_forms_reach_their_goals_on_the_committed_rows():
     ],
 )
 def test_worlds_are_as_large_as_a_recipe_can_use(recipe, sizes):
-    cases = accuracy_cuda.cases(recipe, "models")
+    cases = memory.cases(recipe, "models")
     assert [case["nproc"] for case in cases] == sizes
     assert all(case["rank"] in (0, case["nproc"] - 1) for case in cases)
 
@@ -85,13 +85,13 @@ def test_a_row_is_made_once_and_a_failure_again(tmp_path, monkeypatch, capsys):
         facts = {"peak_allocated": 2**34, "peak_reserved": 2**35, "peak_part": "forward", "peak_by_owner": {}}
         return SimpleNamespace(out_of_memory=None, facts=facts)
 
-    monkeypatch.setattr(accuracy_cuda, "simulate", simulate)
+    monkeypatch.setattr(memory, "simulate", simulate)
     csv = tmp_path / "rows.csv"
-    words = ["--device", "cuda", "--shapes", "worlds", "--recipes", "fsdp", "--csv", str(csv)]
-    assert accuracy.main(words) == 0
+    words = ["--shapes", "worlds", "--recipes", "fsdp", "--csv", str(csv)]
+    assert memory.main(words) == 0
     assert "fsdp on 64" in capsys.readouterr().out
     assert tried == [(8, 0), (8, 7), (64, 0), (64, 63)]
-    assert accuracy.main(words) == 0
+    assert memory.main(words) == 0
     assert tried[4:] == [(64, 0), (64, 63)]
-    rows = accuracy_cuda.rows_in(csv)
+    rows = memory.rows_in(csv)
     assert [bool(row["failure"]) for row in rows.values()] == [False, False, True, True]

@@ -4,22 +4,22 @@ import pandas as pd
 import pytest
 from worlds import ok
 
-from benchmarks.foresight.times.__main__ import measured_before
+from benchmarks.foresight.times.__main__ import main, measured_before
 from gptscale.common.errors import DataError
-from gptscale.launchers.cli import main
+from gptscale.launchers.cli import start
+
+MODULE = "benchmarks.foresight.times"
 
 
 @pytest.mark.slow
 def test_a_recipe_is_predicted_and_measured(tmp_path):
     csv = tmp_path / "plan.csv"
-    out = ok(
-        "bench", "plan", "--recipes", "ddp", "--shapes", "wide", "--rounds", 5, "--allow-busy", "--csv", csv
-    ).stdout
+    out = ok("--recipes", "ddp", "--shapes", "wide", "--rounds", 5, "--allow-busy", "--csv", csv, module=MODULE).stdout
     (row,) = pd.read_csv(csv).to_dict("records")
     assert (row["recipe"], row["shape"], row["ranks"], row["grade"]) == ("ddp", "wide", 2, "calibrated here")
     assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
     assert "recommended ddp, best measured ddp, 0.0% slower" in out
-    again = ok("bench", "plan", "--recipes", "ddp", "--shapes", "wide", "--rounds", 5, "--allow-busy", "--csv", csv)
+    again = ok("--recipes", "ddp", "--shapes", "wide", "--rounds", 5, "--allow-busy", "--csv", csv, module=MODULE)
     assert "wide: ddp" not in again.stderr
     assert pd.read_csv(csv).to_dict("records") == [row]
 
@@ -40,5 +40,5 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     ],
 )
 def test_bad_input_is_one_line(words, what, capsys):
-    assert main(["bench", "plan", *words]) == 2
+    assert start(main, words) == 2
     assert what in capsys.readouterr().err

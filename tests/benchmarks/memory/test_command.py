@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from benchmarks.memory import trial as memory_trial
-from benchmarks.memory.__main__ import MemoryLadderOptions, search, ways_of
+from benchmarks.memory.__main__ import MemoryLadderOptions, main, search, ways_of
 from benchmarks.memory.search import GIB, largest_batch, limits, resident
 from benchmarks.memory.trial import COLUMNS, Job, run_try
 from gptscale.common.measure.devices import device_name
 from gptscale.foresight.memory.closed_form import WayToFit
-from gptscale.launchers.cli import main
+from gptscale.launchers.cli import start
 
-WORDS = ["bench", "memory", "--device", "cpu", "--models", "tiny", "--seq-len", "64", "--memory-gib", "1.0"]
+WORDS = ["--device", "cpu", "--models", "tiny", "--seq-len", "64", "--memory-gib", "1.0"]
 JOB = Job("tiny", WayToFit("single"), 64, "fp32", False, "cpu", "cpu: none", 3)
 
 
@@ -38,7 +38,7 @@ def runs(monkeypatch):
 @pytest.mark.parametrize("error", [0.9, 1.0, 1.2])
 def test_few_tries_find_it_when_the_prediction_errs(runs, error, tmp_path, capsys):
     runs["error"] = error
-    assert main([*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]) == 0
+    assert start(main, [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]) == 0
     frame = pd.read_csv(tmp_path / "m.csv")
     assert list(frame.columns) == COLUMNS
     assert len(frame) <= 5
@@ -55,13 +55,13 @@ def test_few_tries_find_it_when_the_prediction_errs(runs, error, tmp_path, capsy
 
 def test_running_out_of_memory_is_an_answer_and_failing_is_not(runs, tmp_path, capsys):
     runs["oom"] = 100
-    assert main([*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]) == 0
+    assert start(main, [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]) == 0
     frame = pd.read_csv(tmp_path / "m.csv")
     assert set(frame.status) == {"ok", "oom"}
     assert 94 <= frame[frame.largest].micro_batch_size.item() < 100
     capsys.readouterr()
     runs["fail"] = range(1, 10**6)
-    assert main([*WORDS, "--ways", "single/none/fp32,single/full/fp32", "--csv", str(tmp_path / "f.csv")]) == 1
+    assert start(main, [*WORDS, "--ways", "single/none/fp32,single/full/fp32", "--csv", str(tmp_path / "f.csv")]) == 1
     frame = pd.read_csv(tmp_path / "f.csv")
     # There is one row for each way: its search ends there, and the next way goes on.
     assert frame.status.tolist() == ["failed", "failed"]
@@ -71,17 +71,17 @@ def test_running_out_of_memory_is_an_answer_and_failing_is_not(runs, tmp_path, c
 
 def test_a_later_call_goes_on_where_time_was_up(runs, tmp_path, capsys):
     words = [*WORDS, "--ways", "single/full,single/none/fp32", "--csv", str(tmp_path / "m.csv")]
-    assert main([*words, "--minutes", "0"]) == 0
+    assert start(main, [*words, "--minutes", "0"]) == 0
     assert runs["tried"] == []
     printed = capsys.readouterr().out
     assert printed.count("not finished: time was up") == 4
-    assert main(words) == 0
+    assert start(main, words) == 0
     done = list(runs["tried"])
     frame = pd.read_csv(tmp_path / "m.csv")
     # an hour of other measurements is in the file too: it stays, and so do rows of another machine
     other = frame.head(2).assign(device="another", why=None)
     pd.concat([other, frame.iloc[:-2]]).to_csv(tmp_path / "m.csv", index=False)
-    assert main(words) == 0
+    assert start(main, words) == 0
     again = runs["tried"][len(done) :]
     assert again == done[-2:]
     frame = pd.read_csv(tmp_path / "m.csv")
@@ -93,16 +93,19 @@ def test_a_later_call_goes_on_where_time_was_up(runs, tmp_path, capsys):
 def test_failed_rows_are_tried_again_and_replaced(runs, tmp_path):
     words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]
     runs["fail"] = range(1, 10**6)
-    assert main(words) == 1
+    assert start(main, words) == 1
     runs["fail"] = ()
-    assert main(words) == 0
+    assert start(main, words) == 0
     assert set(pd.read_csv(tmp_path / "m.csv").status) == {"ok"}
 
 
 def test_state_that_fits_nowhere_is_a_row_without_a_try(runs, tmp_path, capsys):
-    words = ["bench", "memory", "--device", "cpu", "--models", "tiny,gpt2", "--seq-len", "64", "--memory-gib", "1.0"]
+    words = ["--device", "cpu", "--models", "tiny,gpt2", "--seq-len", "64", "--memory-gib", "1.0"]
     assert (
-        main([*words, "--ways", "single/full/fp32", "--md", str(tmp_path / "m.md"), "--png", str(tmp_path / "m.png")])
+        start(
+            main,
+            [*words, "--ways", "single/full/fp32", "--md", str(tmp_path / "m.md"), "--png", str(tmp_path / "m.png")],
+        )
         == 0
     )
     assert all(job.startswith("tiny") for job, _ in runs["tried"])
@@ -115,7 +118,7 @@ def test_state_that_fits_nowhere_is_a_row_without_a_try(runs, tmp_path, capsys):
 
 def test_a_dry_run_predicts_for_a_device_that_is_not_here(runs, capsys):
     words = ["--device", "cuda", "--memory-gib", "139", "--host-memory-gib", "128", "--disk-gib", "64", "--dry-run"]
-    assert main(["bench", "memory", *words]) == 0
+    assert start(main, [*words]) == 0
     printed = capsys.readouterr().out
     assert runs["tried"] == []
     assert "gpt3-13b single/full/fp32: device lacks" in printed
@@ -126,7 +129,7 @@ def test_a_dry_run_predicts_for_a_device_that_is_not_here(runs, capsys):
 
 def test_a_batch_that_would_endanger_the_machine_is_not_tried(runs, capsys):
     words = [*WORDS[:-1], "50", "--host-memory-gib", "0.8", "--ways", "single/full/fp32"]
-    assert main(words) == 0
+    assert start(main, words) == 0
     largest = largest_batch(lambda batch: resident(JOB.need(batch), "single") <= 0.8 * GIB)
     assert runs["tried"] == [("tiny single/full/fp32", largest)]
     assert f"nothing beyond {largest} was tried" in capsys.readouterr().out
@@ -166,7 +169,7 @@ def test_ways_are_words_and_what_is_left_out_means_all():
     ],
 )
 def test_bad_input_is_one_line(words, message, capsys, runs):
-    assert main(["bench", "memory", *words]) == 2
+    assert start(main, [*words]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert message in lines[0]
@@ -184,7 +187,7 @@ def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch,
     assert (row["status"], row["why"], row["peak_rss_gib"]) == ("timeout", "took more than 480 s", None)
     words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]
     pd.DataFrame([row], columns=COLUMNS).to_csv(tmp_path / "m.csv", index=False)
-    assert main(words) == 1
+    assert start(main, words) == 1
     assert not runs["tried"]
     assert pd.read_csv(tmp_path / "m.csv").status.tolist() == ["timeout"]
     assert "took more than 480 s" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import timing
-from benchmarks.model import command as bench_model
+from benchmarks.model import __main__ as bench_model
 from benchmarks.model import contenders as model_contenders
 from benchmarks.model import worker as model_worker
 

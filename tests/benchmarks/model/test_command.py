@@ -1,4 +1,4 @@
-"""`python -m benchmarks.model` at shapes of milliseconds: that contenders do equal work, and that figures are what they say."""
+"""The bench of the model at shapes of milliseconds: contenders do equal work, and figures are what they say."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.model import command as bench_model
+from benchmarks.model import __main__ as bench_model
 from benchmarks.model import contenders as model_contenders
 from benchmarks.model import options as model_options
 from benchmarks.model import scale as model_scale
+from benchmarks.model.__main__ import main
 from gptscale.common.errors import GptscaleError
-from gptscale.launchers.cli import main
+from gptscale.launchers.cli import start
 
 SHAPE = "--hidden 32 --layers 2 --heads 2 --seq-len 32 --vocab-size 301 --batch-size 2 --threads 1 --device cpu".split()
-WORDS = ["bench", "model", *SHAPE, "--steps", "3", "--rounds", "2"]
+WORDS = [*SHAPE, "--steps", "3", "--rounds", "2"]
 
 
 @pytest.mark.slow
 def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_process, tmp_path, capsys):
     pytest.importorskip("transformers")
     files = {name: tmp_path / f"b.{name}" for name in ("csv", "png")}
-    assert main([*WORDS, *(word for name, file in files.items() for word in (f"--{name}", str(file)))]) == 0
+    assert start(main, [*WORDS, *(word for name, file in files.items() for word in (f"--{name}", str(file)))]) == 0
     frame = pd.read_csv(files["csv"])
     contenders = frame[frame.kind == "contender"].set_index("name")
     assert list(contenders.index) == [*model_options.OF_THIS_PACKAGE, *model_options.OTHERS]
@@ -50,7 +51,7 @@ def test_as_a_user_types_it(tmp_path, monkeypatch):
     """Two contenders, each in a process of its own, real text."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["--contenders", "single,minimal", "--data", "text", "--dtype", "bf16", "--csv", str(tmp_path / "b.csv")]
-    assert main(["bench", "model", *SHAPE, "--steps", "2", "--rounds", "1", *words]) == 0
+    assert start(main, [*SHAPE, "--steps", "2", "--rounds", "1", *words]) == 0
     frame = pd.read_csv(tmp_path / "b.csv")
     assert frame[frame.kind == "contender"].name.tolist() == ["single", "minimal"]
     assert (frame["dtype"] == "bf16").all()
@@ -74,7 +75,7 @@ def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, t
         monkeypatch.setattr(model_contenders, "make_step", lambda m, **o: original(m, **{**o, "lr": 1e-3}))
     if fault == "weights":
         monkeypatch.setattr(model_contenders, "take_weights", lambda model, gpt: None)
-    assert main([*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == 2
+    assert start(main, [*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == 2
     result = capsys.readouterr()
     printed = result.err.splitlines()[-1]
     assert "in minimal and" in printed
@@ -101,7 +102,7 @@ def test_a_run_that_is_cut_short_leaves_what_can_be_compared(turns, ran, in_proc
 
     monkeypatch.setattr(bench_model, "run_worker", run_worker)
     with pytest.raises(KeyboardInterrupt):
-        bench_model.main([*WORDS[2:], "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")])
+        main([*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")])
     assert (tmp_path / "b.csv").exists() == bool(ran)
     if ran:
         frame = pd.read_csv(tmp_path / "b.csv")
@@ -135,7 +136,7 @@ def test_a_contender_that_fails_is_a_row(error, status, failure, in_process, mon
 
     monkeypatch.setattr(bench_model, "run_worker", run_worker)
     monkeypatch.setitem(model_contenders.CONTENDERS, "minimal", fail)
-    assert main([*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == status
+    assert start(main, [*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")]) == status
     frame = pd.read_csv(tmp_path / "b.csv")
     assert frame[frame.kind == "failed"].name.tolist() == ["minimal"]
     assert failure in frame[frame.kind == "failed"].failure.item()
@@ -146,7 +147,7 @@ def test_a_contender_that_fails_is_a_row(error, status, failure, in_process, mon
 def test_floors(floor, status, in_process, tmp_path, capsys):
     file = tmp_path / "floors.csv"
     file.write_text(f"name,floor\nover_minimal,{floor}\nshare_of_gemm_rate,0.0001\n")
-    assert main([*WORDS, "--contenders", "single,minimal", "--floors", str(file)]) == status
+    assert start(main, [*WORDS, "--contenders", "single,minimal", "--floors", str(file)]) == status
     printed = capsys.readouterr().out
     assert "share_of_gemm_rate" in printed
     assert printed.count("NOT REACHED") == status
@@ -160,7 +161,7 @@ def test_scaling(kind, column, sizes, in_process, monkeypatch, tmp_path, capsys)
     files = ["--csv", str(tmp_path / "s.csv"), "--png", str(tmp_path / "s.png")]
     own = {"seq": "--seq-len", "layers": "--layers"}[kind]
     shape = [word for pair in zip(SHAPE[::2], SHAPE[1::2], strict=True) if pair[0] != own for word in pair]
-    assert main(["bench", "model", *shape, "--steps", "3", "--scale", kind, *files]) == 0
+    assert start(main, [*shape, "--steps", "3", "--scale", kind, *files]) == 0
     frame = pd.read_csv(tmp_path / "s.csv")
     assert tuple(frame[column]) == sizes
     assert (frame.seq_len * frame.batch_size == 64).all()
@@ -199,7 +200,7 @@ def test_refused_before_anything_runs(case, capsys, tmp_path, monkeypatch):
     if case == "no GPU" and torch.cuda.is_available():
         pytest.skip("there is one")
     words, message = REFUSED[case]
-    assert main(["bench", "model", *words]) == 2
+    assert start(main, [*words]) == 2
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.err.count("\n") == 1
@@ -209,5 +210,5 @@ def test_refused_before_anything_runs(case, capsys, tmp_path, monkeypatch):
 def test_floors_of_what_is_not_measured(tmp_path, capsys):
     (tmp_path / "f.csv").write_text("name,floor\nover_handout,1.4\n")
     words = ["--contenders", "single,minimal", "--floors", str(tmp_path / "f.csv")]
-    assert main(["bench", "model", *SHAPE, *words]) == 2
+    assert start(main, [*SHAPE, *words]) == 2
     assert "no ratio 'over_handout' is measured" in capsys.readouterr().err

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.ops import cases as ops_cases
-from benchmarks.ops.__main__ import measure_case
-from gptscale.launchers.cli import main
+from benchmarks.ops.__main__ import main, measure_case
+from gptscale.launchers.cli import start
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_bytes_and_rates() -> None:
 @pytest.mark.usefixtures("_small")
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--largest-kib", "4", "--rounds", "1", "--dtypes", "fp32", "--threads", "1"]
-    assert main(["bench", "ops", *words, "--csv", str(tmp_path / "o.csv"), "--pictures", str(tmp_path / "p")]) == 0
+    assert start(main, [*words, "--csv", str(tmp_path / "o.csv"), "--pictures", str(tmp_path / "p")]) == 0
     rows = pd.read_csv(tmp_path / "o.csv")
     assert set(rows.operator) == set(ops_cases.OPERATORS)
     convolutions = rows[rows.operator == "conv_bias_relu"]
@@ -61,7 +61,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ],
 )
 def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "ops", *words]) == 2
+    assert start(main, [*words]) == 2
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1

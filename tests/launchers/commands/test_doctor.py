@@ -3,9 +3,9 @@ import json
 import pytest
 
 import gptscale.recipes
-from benchmarks import nvme
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.launchers import nvme
 from gptscale.launchers.commands import doctor
 from gptscale.recipes import RECIPES, Recipe
 

@@ -140,7 +140,7 @@ def test_the_table_counts_faults_and_each_run_once():
 
 
 def test_a_folder_that_exists_is_refused(tmp_path):
-    ended = gptscale("soak", "--out", tmp_path)
+    ended = gptscale("--out", tmp_path, module="tools.soak")
     assert ended.returncode == 2
     assert "name a new folder" in ended.stderr
 
@@ -151,7 +151,7 @@ def test_a_short_soak_loses_nothing(tmp_path):
     """Let each kind of fault strike runs of two ranks, but the kind that waits for a timeout."""
     faults = ",".join(name for name, fault in FAULTS.items() if not fault.short_timeout)
     out = tmp_path / "soak"
-    ended = gptscale("soak", "--recipes", "ddp", "--faults", faults, "--runs", 3, "--minutes", 12, "--out", out)
+    ended = gptscale(*"--recipes ddp --runs 3 --minutes 12 --faults".split(), faults, "--out", out, module="tools.soak")
     with Path(out / "soak.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -166,7 +166,7 @@ def test_where_no_disk_can_be_mounted_a_limit_on_file_sizes_fills_it(tmp_path):
     if drop and not shutil.which(drop[0]):
         pytest.skip("needs setpriv, to give up the right to mount")
     words = [*"--recipes ddp --runs 1 --minutes 5 --faults".split(), "full disk", "--out", str(tmp_path / "soak")]
-    soak = [*drop, sys.executable, "-m", "gptscale.launchers.cli", "soak", *words]
+    soak = [*drop, sys.executable, "-m", "tools.soak", *words]
     ended = subprocess.run(soak, capture_output=True, text=True, check=False, timeout=800)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "a limit on the size of files stands for a full one" in ended.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -39,7 +40,7 @@ def canvas(width: float, height: float) -> Axes:
 
 
 def box(
-    axes: Axes, x: float, y: float, width: float, height: float, text: str = "", fill: str = "white", **words: object
+    axes: Axes, x: float, y: float, width: float, height: float, text: str = "", fill: str = "white", **words: Any
 ) -> None:
     """Draw a box with its lower left corner at (x, y), and a text in its middle."""
     shape = FancyBboxPatch(
@@ -64,7 +65,7 @@ def arrow(
     end: tuple[float, float],
     color: str = "#444",
     style: str = "-|>",
-    **more: object,
+    **more: Any,
 ) -> None:
     """Draw an arrow. style: of matplotlib, such as `<|-|>` for both ways."""
     axes.add_patch(
@@ -74,7 +75,7 @@ def arrow(
     )
 
 
-def note(axes: Axes, x: float, y: float, text: str, **more: object) -> None:
+def note(axes: Axes, x: float, y: float, text: str, **more: Any) -> None:
     """Write a text with its middle at (x, y)."""
     axes.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": 9} | more)
 

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from planned_runs import planned_words
 from worlds import ok
 
 from gptscale.common.checkpoint.reader import Reader

@@ -5,6 +5,7 @@ import inspect
 import re
 
 import pytest
+from planned_runs import planned_words
 
 from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.foresight.simulate.simulated_cpu import planned_words

@@ -319,9 +319,7 @@ def test_compiled_it_is_one_graph_for_all_sizes_and_equal(monkeypatch):
     """The first slice has as many blocks as the code has values: a length that must not be tied to it."""
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(
-        compact_adamw,
-        "_compiled",
-        lambda: torch.compile(compact_adamw.update_slice, backend=counter, fullgraph=True),
+        compact_adamw, "_compiled", lambda: torch.compile(compact_adamw.update_slice, backend=counter, fullgraph=True)
     )
     shapes = {"first": (256, 256), **SHAPES, "last": (512, 300)}
     eager, fused = parameters(shapes), parameters(shapes)

@@ -6,7 +6,6 @@ import math
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from worlds import Started, command, ok, ranks
@@ -14,7 +13,6 @@ from worlds import Started, command, ok, ranks
 from gptscale.common.engines.zero.swap_folder import abandoned
 from gptscale.launchers.run.preflight import why_not_here
 
-WORLDS = Path(__file__).parents[1] / "worlds"
 D = 2
 # This is wide enough that no matrix is kept whole for being small (DeepSpeed's stage3_param_persistence_threshold).
 WIDTH = 512

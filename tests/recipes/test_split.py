@@ -1,14 +1,12 @@
 """Tensor, pipeline and hybrid parallelism in real worlds: the same numbers as one process, in every way of splitting."""
 
 import json
-from pathlib import Path
 
 import pytest
 from worlds import ranks
 
 from gptscale.launchers.commands.parity import ways
 
-WORLDS = Path(__file__).parents[1] / "worlds"
 TOLERANCE = 1e-5
 
 

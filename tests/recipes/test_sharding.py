@@ -134,7 +134,7 @@ def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_a_swap_folder_is_deleted_by_sigterm_and_after_sigkill_by_the_next_run(tmp_path):
+def test_sigterm_deletes_the_swap_folder_and_after_sigkill_the_next_run(tmp_path):
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)
     nvme = tmp_path / "nvme"

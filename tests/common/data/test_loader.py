@@ -80,7 +80,7 @@ def test_too_few_tokens_are_an_error_whose_advice_works(n_tokens, fix):
         split(counting(n_tokens), seq_len=int(fix.split()[2]))
 
 
-def test_a_source_shorter_than_one_sequence_and_a_batch_that_does_not_divide_are_refused():
+def test_a_too_short_source_and_a_batch_that_does_not_divide_are_refused():
     with pytest.raises(DataError, match="16 tokens, expected at least 17"):
         Batches(counting(16), seq_len=16, global_batch_size=4, seed=0)
     with pytest.raises(ConfigError, match=r"global batch 6 is not divisible by 4 data ranks.*use 4 or 8"):
@@ -112,7 +112,7 @@ class Scripted(Batches):
         return super().batch(step)
 
 
-def test_the_prefetcher_gives_the_same_batches_in_order_and_reads_each_once():
+def test_the_prefetcher_gives_the_same_batches_in_order_each_read_once():
     batches = Scripted()
     with Prefetcher(batches, CPU) as data:
         got = [data.get(step) for step in range(10)]
@@ -139,7 +139,7 @@ def test_an_unexpected_step_starts_the_reading_ahead_anew():
         assert [data.get(step).step for step in (0, 1, 7, 8, 2)] == [0, 1, 7, 8, 2]
 
 
-def test_what_goes_wrong_in_the_thread_is_raised_for_its_step_and_reading_goes_on():
+def test_an_error_in_the_thread_is_raised_for_its_step_and_reading_goes_on():
     failures = [OSError("disk gone"), SystemExit(3), TimeoutError("slow server")]
 
     def fail_once(step):
@@ -157,7 +157,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_for_its_step_and_reading_goes_o
         assert [data.get(step).step for step in (2, 3)] == [2, 3]
 
 
-def test_a_read_that_hangs_is_an_error_and_holds_up_neither_the_next_steps_nor_the_end(
+def test_a_hanging_read_is_an_error_and_holds_up_neither_steps_nor_end(
     monkeypatch,
 ):
     monkeypatch.setattr(loader, "WAIT_S_MAX", 0.05)

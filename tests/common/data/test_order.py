@@ -41,7 +41,7 @@ def test_every_world_sees_the_same_global_batch_in_the_same_order(n, batch, star
 
 @given(n=st.integers(1, 60), batch=st.integers(1, 100), seed=seeds)
 @settings(max_examples=50)
-def test_each_epoch_holds_every_sequence_once_also_when_steps_straddle_epochs(n, batch, seed):
+def test_each_epoch_has_every_sequence_once_even_if_steps_straddle_it(n, batch, seed):
     steps = -(-3 * n // batch)
     walked = sum((sequence_indices(s, seed=seed, n_sequences=n, global_batch_size=batch) for s in range(steps)), ())
     for epoch in range(3):

@@ -163,13 +163,13 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
         open_source(str(tmp_path / "a.txt"), vocab_size=257)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused_with_both_numbers():
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
     with pytest.raises(ConfigError, match=r"tokenizer bytes has 257 ids, the model's vocabulary 100.*--vocab-size 257"):
         open_source("stdlib", tokenizer="bytes", vocab_size=100)
     assert open_source("synthetic", tokenizer="bytes", vocab_size=100).vocab_size == 100
 
 
-def test_the_standard_library_is_read_once_in_a_process_and_those_that_it_forks(
+def test_the_standard_library_is_read_once_by_a_process_and_its_forks(
     monkeypatch,
 ):
     (name,) = RunConfig(data="stdlib").data_imports

@@ -118,7 +118,7 @@ def test_items_that_wait_for_each_other_are_refused():
         play(step, seconds)
 
 
-def test_the_host_launches_while_the_device_works_and_the_slower_one_counts():
+def test_the_host_launches_while_the_device_works_and_the_slower_counts():
     """So does what is sent beside products. What is sent in between holds up all of them."""
     beside = Operation(f"{BESIDE}host", (), "a link")
     assert seconds_of({UNIT: 9.0, LAUNCH: 1.0}, seconds) == pytest.approx(9, rel=1e-3)

@@ -56,6 +56,20 @@ def same(a, b):
     return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(99.0), b.nan_to_num(99.0))
 
 
+def compared_with_torch(x, geometry, ceil_mode, implementation):
+    """Assert that values, places and gradient are torch's, and return the values and the gradient."""
+    expected, indices = F.max_pool2d(x, *geometry, ceil_mode, return_indices=True)
+    y, offsets = m.max_pool2d_with_offsets(x, *geometry, ceil_mode, implementation)
+    assert (y.dtype, offsets.dtype) == (x.dtype, torch.int8)
+    assert same(y, expected)
+    assert torch.equal(torchs_indices(offsets, x.shape, geometry), indices)
+    grad = torch.randint(-8, 9, y.shape).to(x.dtype)
+    gradient = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation=implementation)
+    exact = torch.ops.aten.max_pool2d_with_indices_backward(grad.double(), x.double(), *geometry, ceil_mode, indices)
+    assert torch.equal(gradient.double(), exact)
+    return y, gradient
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_values_places_and_gradients_are_torchs(implementation, dtype):
@@ -63,18 +77,7 @@ def test_values_places_and_gradients_are_torchs(implementation, dtype):
         if implementation == "loop":
             size = [min(n, limit) for n, limit in zip(size[::-1], (9, 9, 2, 1), strict=False)][::-1]
         x = sample(size, dtype, last, odd, seed=k)
-        expected, indices = F.max_pool2d(x, *geometry, ceil_mode, return_indices=True)
-        y, offsets = m.max_pool2d_with_offsets(x, *geometry, ceil_mode, implementation)
-        assert y.dtype == dtype
-        assert offsets.dtype == torch.int8
-        assert same(y, expected)
-        assert torch.equal(torchs_indices(offsets, x.shape, geometry), indices)
-        grad = torch.randint(-8, 9, y.shape).to(dtype)
-        gradient = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation=implementation)
-        exact = torch.ops.aten.max_pool2d_with_indices_backward(
-            grad.double(), x.double(), *geometry, ceil_mode, indices
-        )
-        assert torch.equal(gradient.double(), exact)
+        y, gradient = compared_with_torch(x, geometry, ceil_mode, implementation)
         if last and x.dim() == 4 and not x.is_contiguous():
             assert y.is_contiguous(memory_format=torch.channels_last)
             assert gradient.is_contiguous(memory_format=torch.channels_last)
@@ -96,14 +99,7 @@ def test_kernels_for_wide_rows_many_channels_and_small_planes(dtype):
     windows = [((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((3, 3), (1, 1), (1, 1)), ((5, 4), (2, 3), (2, 1))]
     for size, (kernel, stride, padding), last in itertools.product(sizes, windows, (False, True)):
         x, geometry = sample(size, dtype, last, True), (kernel, stride, padding, (1, 1))
-        y, offsets = m.max_pool2d_with_offsets(x, *geometry, implementation="cpp")
-        expected, indices = F.max_pool2d(x, *geometry, return_indices=True)
-        assert same(y, expected)
-        assert torch.equal(torchs_indices(offsets, x.shape, geometry), indices)
-        grad = torch.randint(-8, 9, y.shape).to(dtype)
-        gradient = m.max_pool2d_backward(grad, offsets, x.shape, *geometry, implementation="cpp")
-        exact = torch.ops.aten.max_pool2d_with_indices_backward(grad.double(), x.double(), *geometry, False, indices)
-        assert torch.equal(gradient.double(), exact)
+        compared_with_torch(x, geometry, False, "cpp")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

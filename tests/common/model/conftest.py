@@ -35,8 +35,8 @@ def random_model():
 def run_on():
     """Return a function that makes a run of one process on `device` with some options."""
 
-    def make(device, **options):
+    def make(device, batch=None, **options):
         config = RunConfig(**options)
-        return Run("single", config, config.gpt(), plan_batch(1), World(0, 0, 1, device, 120.0))
+        return Run("single", config, config.gpt(), batch or plan_batch(1), World(0, 0, 1, device, 120.0))
 
     return make

@@ -159,7 +159,7 @@ def save_behind(engine, folder, step, facts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [save, save_behind])
-def test_a_kill_at_any_call_of_a_save_leaves_the_old_or_the_new_checkpoint(saved, tmp_path_factory, way):
+def test_a_kill_at_every_call_of_a_save_leaves_the_checkpoint_before_or_the_new_one(saved, tmp_path_factory, way):
     """Rotation is part of the save: it removes step-2."""
     endings = []
     for call in range(1, 100):

@@ -3,14 +3,14 @@
 import pytest
 
 from gptscale.common.engines.colossal.weights import CUT_DIMS
+from gptscale.common.engines.rank_shapes import CUT_BY_TENSOR_RANKS
 from gptscale.common.errors import ConfigError
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.memory.fake_world import fake_world
-from gptscale.foresight.memory.state import CUT_BY_TENSOR_RANKS
 from gptscale.foresight.memory.world_bytes import LAYOUTS
+from gptscale.foresight.simulate.simulated_cpu import planned_words, simulate
 from gptscale.launchers.bench.memory.counted import count, facts_of
 from gptscale.launchers.cli import main
-from gptscale.launchers.run.simulated_cpu import planned_words, simulate
 from gptscale.recipes import RECIPES
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_every_recipe_has_a_layout_and_more_memory_for_more_tokens(recipe):
     assert peaks == sorted(set(peaks))
 
 
-def test_sharded_state_falls_with_the_ranks_and_64_need_no_process():
+def test_sharded_state_falls_with_the_ranks_and_a_world_of_64_needs_no_process():
     peaks = [
         predict(*planned_words("fsdp", ["--model", "gpt3-13b", "--global-batch-size", str(n)], n, n - 1))
         for n in (8, 64)
@@ -93,7 +93,7 @@ def test_what_cannot_be_simulated_is_one_line(words, message, capsys):
     assert error.count("\n") == 1
 
 
-def test_a_run_that_does_not_fit_says_what_fills_it_and_what_would_fit(capsys):
+def test_a_run_that_does_not_fit_says_what_fills_the_memory_and_what_would_fit(capsys):
     words = "simulate ddp --nproc 2 --device cpu --how formula --model gpt2 --global-batch-size 16 --memory 6".split()
     assert main(words) == 1
     error = capsys.readouterr().err
@@ -104,6 +104,6 @@ def test_a_run_that_does_not_fit_says_what_fills_it_and_what_would_fit(capsys):
         planned_words("ddp", ["--compile"], 2, 0)
 
 
-def test_the_closed_form_cuts_tensors_as_colossal_does():
+def test_tensor_ranks_cut_the_same_dimensions_in_the_closed_form_and_in_colossal():
     """The closed form imports no torch, so it has a table of its own. Colossal-AI alone keeps the positions whole."""
     assert {"wpe.weight": 0, **CUT_DIMS} == CUT_BY_TENSOR_RANKS

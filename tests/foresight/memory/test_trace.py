@@ -43,7 +43,7 @@ def test_the_counter_sees_every_allocation_and_the_views_of_none():
     assert [tuple(row[1:]) for row in counter.events()] == [(4000, 0), (3960, 7), (-4000, 7), (-3960, 7)]
 
 
-def test_the_counter_agrees_with_torchs_profiler_on_forward_and_backward():
+def test_the_counter_agrees_with_the_profiler_of_torch_on_forward_and_backward():
     layer, x = nn.Linear(64, 256), torch.randn(32, 64, requires_grad=True)
 
     def step():
@@ -83,7 +83,7 @@ def test_the_state_of_one_process_is_counted_by_owner(tmp_path):
     assert (sum(curves.values()) == timeline.total).all()
 
 
-def test_every_module_has_activations_and_names_are_the_whole_models(tmp_path):
+def test_every_module_has_its_activations_and_names_are_those_of_the_whole_model(tmp_path):
     with fake_world(1, 4) as world:
         timeline = traced("fsdp", SHAPE, tmp_path, world)
     owners = timeline.by_owner(timeline.peak_at)

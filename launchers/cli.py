@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it.",
     ),
     "why": (
-        "launchers.commands.why",
+        "foresight.commands.why",
         "gptscale why RUN [--png F]: what limits a run's speed, what removing it would give, and what to do.",
     ),
     "parity": (
@@ -85,7 +85,7 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "gptscale soak [--minutes 30] [--recipes A,B]: break runs at random, resume them, and prove that nothing is lost.",
     ),
     "simulate": (
-        "launchers.commands.simulate",
+        "foresight.commands.simulate",
         "gptscale simulate RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
     ),
     "trace": (
@@ -93,11 +93,11 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "gptscale trace [--schedules A,B] [--nproc N] [options]: a picture of each pipeline schedule, from real steps.",
     ),
     "plan": (
-        "launchers.commands.plan",
+        "foresight.commands.plan",
         "gptscale plan --model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
     ),
     "calibrate": (
-        "launchers.commands.calibrate",
+        "foresight.commands.calibrate",
         "gptscale calibrate [--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
     ),
     "rebuild-tb": (

@@ -21,14 +21,12 @@ common.engine common.model
 common.recipe_config common.checkpoint common.data common.optim common.train
 common.engines
 results recipes
-foresight
-lenet
 launchers
+foresight lenet
+launchers.bench
 """
 LEVEL = {room: level for level, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
-COMMANDS = re.compile(r"gptscale\.launchers\.(commands|bench\.\w+\.command$)")
-# Test names of more than 70 characters that are left, in files which other changes move or delete. Only falls.
-LONGER_NAMES = 8
+COMMANDS = re.compile(r"gptscale\.(launchers|foresight)\.(commands\.|bench\.\w+\.command$)")
 # What tools read stands behind a line.
 FOR_TOOLS = re.compile(r"# *(noqa|type:|fmt:)")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -65,7 +63,8 @@ def imports(node, module):
 def room_of(module):
     """Return the room of a module, as ORDER names it."""
     _, *parts = module.split(".")
-    return ".".join(parts[:2]) if parts[:1] == ["common"] else parts[0]
+    inner = parts[:1] == ["common"] or parts[:2] == ["launchers", "bench"]
+    return ".".join(parts[:2]) if inner else parts[0]
 
 
 IMPORTS = {module: list(imports(tree, module)) for module, tree in TREES.items()}
@@ -153,4 +152,5 @@ def test_names_of_tests_have_at_most_70_characters():
     nodes = [(path, node) for path in ALL_PATHS for node in ast.walk(ast.parse(path.read_text()))]
     names = [(path, node.lineno, node.name) for path, node in nodes if isinstance(node, ast.FunctionDef)]
     longer = [(path, line, f"{name} has {len(name)}") for path, line, name in names if re.match(r"test_.{66}", name)]
-    report(longer if len(longer) > LONGER_NAMES else [])
+    # Eight are left, in files that other changes move or delete.
+    report(longer if len(longer) > 8 else [])

@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 33_000),
-    "foresight": (("foresight",), 10_150),
-    "lenet": (("lenet",), 7_550),
-    "the package": ((*CORE, *LABS), 50_600),
-    "the tests": (("tests",), 29_800),
+    "core": (CORE, 32_210),
+    "foresight": (("foresight",), 11_150),
+    "lenet": (("lenet",), 7_510),
+    "the package": ((*CORE, *LABS), 50_850),
+    "the tests": (("tests",), 29_830),
 }
 LOADED = {
-    "a rank": (["launchers/run/worker.py"], 17_650),
+    "a rank": (["launchers/run/worker.py"], 10_500),
     "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_900),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_450) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }

@@ -11,21 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import stages_per_rank
+from gptscale.common.engines.rank_shapes import all_shapes, numel, place_of, stage_of
 from gptscale.foresight.memory.layout import NO_STATE, Answer, Case, Layout
 from gptscale.foresight.memory.recipe_bytes import BUCKET, WEIGHT_BUFFERS
-from gptscale.foresight.memory.state import (
-    State,
-    all_shapes,
-    cut_by_owners,
-    cut_by_rows,
-    cut_flat,
-    kept_gradients,
-    numel,
-    owned,
-    place_of,
-    stage_of,
-    whole,
-)
+from gptscale.foresight.memory.state import State, cut_by_owners, cut_by_rows, cut_flat, kept_gradients, owned, whole
 from gptscale.foresight.memory.step import RecipeBytes, Step
 from gptscale.recipes import get
 

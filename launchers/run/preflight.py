@@ -25,22 +25,21 @@ from gptscale.common.model.precision import check_precision, emulation
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
+from gptscale.common.settings.plan_file import check_planned
 from gptscale.common.settings.run import Run, workload
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.plan.frozen import check_planned
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS
 from gptscale.results.record.files import csv_line
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
-from gptscale.results.record.wandb_board import check_wandb
 
 # What a run that continues may not change.
 FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadyRun:
     """A run that may start, with everything resolved and its data open.
 
     resume: the checkpoint to continue from, or the folder whose newest valid checkpoint is meant; None to begin.
@@ -112,7 +111,7 @@ def check_without_device(run: Run, recipe_config: RecipeConfig) -> None:
     _check_results_folder(run)
 
 
-def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
+def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> ReadyRun:
     """Resolve a run and check it, so that errors which the user can prevent are found before anything starts."""
     run = resolve(recipe, config, recipe_config, world)
     config = run.config
@@ -132,16 +131,18 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     data = "synthetic" if "data" in recipe_config.own_work(run) else config.data
     source = open_source(data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
-    plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main))
+    ready = ReadyRun(
+        run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main)
+    )
     # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
-    plan.batches(train, 0, run.batch.dp_size)
-    if plan.resume is not None and world.is_main:
-        if (plan.resume / "manifest.json").exists():
-            check_same_work(Reader(plan.resume).verify(), plan)
-        elif (newest := newest_readable(plan.resume)) is not None:
+    ready.batches(train, 0, run.batch.dp_size)
+    if ready.resume is not None and world.is_main:
+        if (ready.resume / "manifest.json").exists():
+            check_same_work(Reader(ready.resume).verify(), ready)
+        elif (newest := newest_readable(ready.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
-            check_same_model(newest, plan)
-    return plan
+            check_same_model(newest, ready)
+    return ready
 
 
 def why_not_here(recipe: str, *, cuda: bool = True) -> str | None:
@@ -220,6 +221,8 @@ def _check_device(run: Run) -> None:
 
 def _check_wandb(run: Run) -> None:
     if run.config.wandb:
+        from gptscale.results.record.wandb_board import check_wandb
+
         check_wandb()
 
 
@@ -264,21 +267,21 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
     return folder
 
 
-def check_same_model(reader: Reader, plan: Plan) -> None:
+def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
-    saved, current = reader.manifest["workload"], plan.work
+    saved, current = reader.manifest["workload"], ready.work
     if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
-    if saved.get("data_fingerprint") != current["data_fingerprint"] and not plan.run.config.allow_data_change:
+    if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:
         raise CheckpointError(
-            f"the data differs from the saved run's ({plan.run.config.data})",
+            f"the data differs from the saved run's ({ready.run.config.data})",
             f"in {reader.path}",
             "add --allow-data-change to accept",
         )
 
 
-def check_same_work(reader: Reader, plan: Plan) -> None:
+def check_same_work(reader: Reader, ready: ReadyRun) -> None:
     """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
-    check_same_model(reader, plan)
-    if reader.step >= plan.run.config.steps:
+    check_same_model(reader, ready)
+    if reader.step >= ready.run.config.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")

@@ -148,7 +148,7 @@ def compare(recipe: str, nproc: int) -> Iterator[dict[str, Any]]:
     from gptscale.common.process.program import Program
     from gptscale.common.process.ranks import launch
     from gptscale.common.process.warm_parent import run_captured
-    from gptscale.launchers.run.simulated_cpu import of_closed_form
+    from gptscale.foresight.simulate.simulated_cpu import of_closed_form
 
     cases = [(recipe, words) for words in shapes(recipe, nproc)]
     row = get(recipe)
@@ -177,8 +177,8 @@ def compare(recipe: str, nproc: int) -> Iterator[dict[str, Any]]:
 
 def shapes(recipe: str, nproc: int) -> list[list[str]]:
     """Return the options of each comparison: SHAPES as far as the recipe takes them, and its own ways to split."""
+    from gptscale.foresight.simulate.simulated_cpu import planned_words
     from gptscale.launchers.run.options import default_recipe_config
-    from gptscale.launchers.run.simulated_cpu import planned_words
 
     ways = [" ".join((OF_WAYS, *way)) for way in default_recipe_config(recipe).ways(nproc) if way]
     fitting = []

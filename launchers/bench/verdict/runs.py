@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.evidence import VERDICT
 from gptscale.common.process.fork_server import die_with_parent
-from gptscale.foresight.verdict.files import NAME
 from gptscale.launchers.bench.measurement import tell
 from gptscale.launchers.bench.quiet import taken_since
 from gptscale.launchers.bench.verdict.cases import InjectedCase, RunSetting
@@ -79,7 +79,7 @@ class RunsOfABench:
                 if self.verdicts is not None and name:
                     folder = self.verdicts / name
                     folder.mkdir(parents=True, exist_ok=True)
-                    write_json(folder / NAME, ended["verdict"])
+                    write_json(folder / VERDICT, ended["verdict"])
                 return ended
             tell(f"... again, since other programs took {foreign:.0%} of the machine")
         what = f"other programs took {foreign:.0%} of the machine's processors"
@@ -92,6 +92,7 @@ def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
     """Run a setting in a folder of its own, and return its row of the summary and its verdict."""
     from gptscale.common.process.program import Program
     from gptscale.common.process.warm_parent import run_captured
+    from gptscale.foresight.verdict.of_run import judge_run
     from gptscale.launchers.bench.verdict.worker import MODULE
     from gptscale.recipes import get
 
@@ -107,9 +108,11 @@ def run_once(recipe: str, setting: RunSetting, steps: int) -> dict[str, Any]:
         if ended.returncode:
             last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
             raise ConfigError(f"a run of {recipe} failed: {last[:300]}", "in bench verdict", "see gptscale doctor")
+        # Its ranks were started without a launcher that asks the lab.
+        judge_run(folder / "runs/run")
         with (folder / "summary.csv").open(newline="") as file:
             row: dict[str, Any] = list(csv.DictReader(file))[-1]
-        verdict = json.loads((folder / "runs/run" / NAME).read_text())
+        verdict = json.loads((folder / "runs/run" / VERDICT).read_text())
         return row | {key: verdict[key] for key in ("causes", "remedied_s", "shares", "spread")} | {"verdict": verdict}
     finally:
         shutil.rmtree(folder, ignore_errors=True)

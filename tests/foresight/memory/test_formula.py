@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from gptscale.foresight.memory.formula import state_formula
+from gptscale.common.engines.rank_shapes import state_formula
+from gptscale.foresight.simulate.simulated_cpu import planned_words
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.simulated_cpu import planned_words
 from gptscale.recipes import RECIPES, get
 
 HERE = [name for name, row in RECIPES.items() if not row.needs_cuda and not row.environment]

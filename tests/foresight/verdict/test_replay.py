@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from made_traces import HEALTHY, Part, trace
 
+from gptscale.common.measure.step_trace import TRANSFER, host_share
 from gptscale.foresight.verdict.removals import (
     with_less_host,
     with_one_micro_batch,
@@ -12,8 +13,8 @@ from gptscale.foresight.verdict.removals import (
     with_rank_as_others,
     without,
 )
-from gptscale.foresight.verdict.replay import TRANSFER, Replay
-from gptscale.foresight.verdict.shares import host_share, host_shares, shares_of, slowed, waiting_for
+from gptscale.foresight.verdict.replay import Replay
+from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed, waiting_for
 from gptscale.foresight.verdict.waits import find_waits
 
 BOTH = (0, 1)

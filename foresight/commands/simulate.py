@@ -130,7 +130,7 @@ def _simulate(
 ) -> RankMemory:
     if config.device != "cpu":
         return _on_mock(recipe, config, recipe_config, options, rank)
-    from gptscale.launchers.run.simulated_cpu import simulate
+    from gptscale.foresight.simulate.simulated_cpu import simulate
 
     memory = simulate(recipe, config, recipe_config, options.nproc, rank, how or options.how)
     return dataclasses.replace(memory, capacity=None if options.memory is None else int(options.memory * GIB))
@@ -139,7 +139,7 @@ def _simulate(
 def _on_mock(
     recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
 ) -> RankMemory:
-    from gptscale.launchers.run.simulation import rank_memory, simulate
+    from gptscale.foresight.simulate.simulation import rank_memory, simulate
 
     simulated_rank = simulate(
         recipe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,16 @@ import torch
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero.swap_folder import check_folder
 from gptscale.common.measure.flops import model_flops_per_token
+from gptscale.common.measure.speed import timed
 from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.launchers.bench.timing import matmul_rate
 
 # bytes of one file; there are several, so that a cache in the disk does not decide
 FILE_BYTES = 2**28
 N_FILES = 4
 # bytes of a weight that is computed with, in bf16
 WEIGHT_BYTES = 2
+# side of the matrices whose product is the roof of arithmetic on a CPU
+SQUARE = 1024
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,14 @@ def measure(folder: Path) -> DiskSpeed:
 def gemm_tflops(device: torch.device) -> float:
     """Return the TFLOP/s of a matrix product in bf16, on a CPU in fp32."""
     return matmul_rate(torch.bfloat16 if device.type == "cuda" else torch.float32, device) / 1e3
+
+
+def matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the GFLOP/s of a square matrix product, the median of nine."""
+    side = SQUARE if device.type == "cpu" else 8 * SQUARE
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    timed(lambda: a @ b, 2, device)
+    return 2 * side**3 / statistics.median(timed(lambda: a @ b, 1, device) for _ in range(9)) / 1e9
 
 
 def verdict(gpt: GPTConfig, disk: DiskSpeed, tflops: float) -> str:

@@ -41,7 +41,7 @@ LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefin
 class Simulation:
     """One rank's memory, and what one step asks of its device.
 
-    facts: what launchers/run/simulated.py leaves, in bytes. calls: None if no step ended.
+    facts: what foresight/simulate/simulated.py leaves, in bytes. calls: None if no step ended.
     """
 
     facts: dict[str, Any]
@@ -81,7 +81,7 @@ def simulate(
             "-W",
             "ignore",
             "-m",
-            "gptscale.launchers.run.simulated",
+            "gptscale.foresight.simulate.simulated",
             name,
             *words,
         ]

@@ -1,7 +1,6 @@
 """The moments in bf16 and 8 bits: against AdamW in fp64, through checkpoints, on shards, compiled."""
 
 import dataclasses
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from gptscale.common.optim import compact_adamw
 from gptscale.common.optim.fused import ADAMW_STATE, FusedOptimizer
 from gptscale.common.process.world import World
 from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
-from gptscale.common.train import train
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes.single import SingleConfig, build
 
@@ -209,26 +207,10 @@ def engine_and_plan(tmp_path, form, **changes):
     return build(plan.run, SingleConfig()), plan
 
 
-class Data:
-    def __init__(self, plan):
-        self.batches = plan.batches(plan.train, 0, 1)
-
-    def get(self, step):
-        return self.batches.batch(step)
-
-
-class Silent:
-    def waiting(self):
-        return nullcontext()
-
-    paused = waiting
-
-    def step(self, step, lr, result):
-        return False
-
-
 def run_steps(engine, plan, start, steps):
-    train(engine, Data(plan), Silent(), lr_at=plan.run.lr_at, start=start, steps=steps)
+    batches = plan.batches(plan.train, 0, 1)
+    for step in range(start, steps):
+        engine.train_step(batches.batch(step), plan.run.lr_at(step))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -319,9 +301,7 @@ def test_compiled_it_is_one_graph_for_all_sizes_and_equal(monkeypatch):
     """The first slice has as many blocks as the code has values: a length that must not be tied to it."""
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(
-        compact_adamw,
-        "_compiled",
-        lambda: torch.compile(compact_adamw.update_slice, backend=counter, fullgraph=True),
+        compact_adamw, "_compiled", lambda: torch.compile(compact_adamw.update_slice, backend=counter, fullgraph=True)
     )
     shapes = {"first": (256, 256), **SHAPES, "last": (512, 300)}
     eager, fused = parameters(shapes), parameters(shapes)

@@ -112,7 +112,7 @@ def test_planning_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_sixteen_bits_throughout_is_korthikantis_count_without_masks_and_the_attention_square():
+def test_in_16_bits_it_is_korthikantis_count_without_masks_and_square():
     # The heads of this model are 128 wide, so that nothing is padded.
     step = Step(PRESETS["gpt3-6.7b"], 1, "bf16", "cuda")
     kept = kept_per_token(step, RECIPES["zero_offload"](step, 8.0), "none")
@@ -122,7 +122,7 @@ def test_sixteen_bits_throughout_is_korthikantis_count_without_masks_and_the_att
     assert kept_per_token(step, RECIPES["zero_offload"](step, 8.0), "full") == 2 * 4096
 
 
-def test_state_is_sixteen_bytes_per_parameter_and_smaller_moments_take_less():
+def test_state_is_16_bytes_a_parameter_and_smaller_moments_take_less():
     n = GPT.n_params_in_memory
     state = {
         m: need(Step(GPT, 0, "fp32", "cuda"), WayToFit("single", "full", m)).device / n

@@ -335,7 +335,7 @@ def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
 
 
 @pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])
-def test_another_model_is_refused_before_the_start_however_the_run_is_named(resume, capsys, folder):
+def test_another_model_is_refused_before_the_start_whatever_the_run_name(resume, capsys, folder):
     """The newest checkpoint with a sound manifest is compared. Nothing is verified or set aside yet."""
     checkpoints = folder / "results" / "runs" / "mine" / "checkpoints"
     save(Holder(), checkpoints, 4, {"workload": {"n_layer": 3, "seed": 1234}})

@@ -187,7 +187,7 @@ class Axis:
     def set(self, **style: Any) -> None: ...
 
 
-def test_a_bar_of_state_is_stacked_by_kind_and_ends_at_the_rest_of_the_peak(tmp_path: Path) -> None:
+def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path: Path) -> None:
     add_run(tmp_path, "single", 1000.0, peak_mem_allocated_gib=20.0, **STATE)
     axis = Axis()
     draw_memory(axis, compare(load([tmp_path])).ranked, ["black"])  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gptscale.common.engines.colossal import checks as colossal
 from gptscale.common.engines.pipeline.plan import V_SHAPED, stage_indices, stage_sizes
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.recipes import get
@@ -119,14 +120,11 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
     if run.pp_size == 1:
         return {"wte", "wpe", "ln_f"}, run.gpt.n_layer
     options: Any = config
-    if not hasattr(options, "stages_per_rank"):
-        # Colossal-AI's stages are even.
-        first, last = place_of(run).pp_rank == 0, place_of(run).pp_rank == run.pp_size - 1
-        even, more = divmod(run.gpt.n_layer, run.pp_size)
-        blocks = even + (run.pp_size - more - 1 <= place_of(run).pp_rank - 0 < run.pp_size - 1 if more else False)
-        return ({"wte", "wpe"} if first else set()) | ({"wte", "ln_f"} if last else set()), blocks
-    sizes = stage_sizes(run, options)
-    indices = stage_indices(options.schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
+    if hasattr(options, "stages_per_rank"):
+        sizes, schedule = stage_sizes(run, options), options.schedule
+    else:
+        sizes, schedule = colossal.stage_sizes(run.gpt.n_layer, run.pp_size, options.chunks), ""
+    indices = stage_indices(schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
     modules: set[str] = set()
     if 0 in indices:
         modules |= {"wte", "wpe"}

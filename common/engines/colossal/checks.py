@@ -51,6 +51,17 @@ def check_pipeline(run: Run, schedule: str, chunks: int) -> None:
         )
 
 
+def stage_sizes(n_layer: int, stages: int, chunks: int) -> list[int]:
+    """Return the blocks of each run of blocks, in the model's order; stage s computes every `stages`-th of them, from s on.
+
+    Those that are over go to the runs in the middle: Colossal-AI 0.5.0, pipeline/stage_manager.py, distribute_layers.
+    """
+    runs = stages * chunks
+    even, over = divmod(n_layer, runs)
+    first = runs // 2 - over // 2
+    return [even + (first <= i < first + over) for i in range(runs)]
+
+
 def takes(schedule: str, stages: int, micro_batches: int) -> bool:
     """Return whether Colossal-AI's schedule takes this many micro-batches."""
     # pipeline/schedule/one_f_one_b.py and interleaved_pp.py, load_batch

@@ -90,7 +90,7 @@ quick: venv lint types  ## lint, types, and the tests that start no world: for w
 lint: venv  ## style, and the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -q --noconftest -p no:cacheprovider tests/test_house.py
+	$(BIN)/python -m pytest -q --noconftest -p no:cacheprovider tests/test_house.py tests/test_weight.py
 
 # Static checkers do not follow an editable install that maps folders to packages: links give them the same package.
 types: venv

@@ -20,6 +20,19 @@ OptimizerState = Literal["fp32", "bf16", "8bit"]
 # Bytes per parameter of AdamW's two moments; in 8 bits each has an fp32 scale per block of 256 (common/optim/blockwise.py)
 MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256}
 
+# How a run computes its work, by the names of RunConfig's fields.
+SPLIT = (
+    "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention tp_size pp_size".split()
+)
+# When a run looks at itself, where it begins, and what it leaves behind.
+KEPT = (
+    "eval_every eval_batches timing_warmup_steps log_every check_replicas save_every save_last save_async keep_checkpoints "
+    "resume trust_checkpoint allow_data_change plan plan_row out run_name tensorboard verdict profile wandb"
+).split()
+# Any other option makes the work of two runs unequal. A tokenizer shows in the tokens, which have a fingerprint.
+NOT_WORK = frozenset({*SPLIT, *KEPT, "device", "dist_timeout_s", "tokenizer"})
+# What a run that continues may not change.
+FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
 
 # A shorter run has no verdict.
 VERDICT_STEPS_MIN = 20

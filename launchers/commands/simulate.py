@@ -17,7 +17,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range, refuse_changed
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
 from gptscale.foresight.mock_cuda.calls import StepCalls
 from gptscale.foresight.mock_cuda.devices import device_named
@@ -27,10 +27,7 @@ from gptscale.recipes import get
 from gptscale.results.render import DPI, console, table
 
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
-WITHOUT_EFFECT = (
-    "steps,eval_every,eval_batches,timing_warmup_steps,log_every,on_spike,check_replicas,save_every,save_last,keep_checkpoints,"
-    "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb,plan,plan_row,verdict,profile"
-)
+WITHOUT_EFFECT = ",".join(("steps", "on_spike", *KEPT))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.run import Run, workload
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import FIXED, RunConfig
 from gptscale.foresight.plan.frozen import check_planned
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, unsupported
@@ -34,9 +34,6 @@ from gptscale.results.record.columns import SUMMARY_COLUMNS
 from gptscale.results.record.files import csv_line
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 from gptscale.results.record.wandb_board import check_wandb
-
-# What a run that continues may not change.
-FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
 
 
 @dataclass(frozen=True)

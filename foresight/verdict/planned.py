@@ -19,7 +19,6 @@ from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.plan.planner import LONGEST, time_of
 from gptscale.foresight.plan.question import Cluster, Resolve, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.steps import n_items, steps_of
-from gptscale.foresight.time.data_sheets import USUAL_LINKS
 
 
 def planned_gain(
@@ -48,7 +47,7 @@ def cluster_of(run: Run) -> Cluster | None:
     if world.device.type == "cpu":
         return cpu_cluster(world.world_size, 0)
     name = device_name(world.device)
-    preset = next((key for key, device in DEVICES.items() if device.name == name and key in USUAL_LINKS), None)
+    preset = next((key for key, device in DEVICES.items() if device.name == name), None)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
     return gpu_cluster(preset, -(-world.world_size // per_node), per_node, None) if preset else None
 

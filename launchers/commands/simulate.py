@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range, refuse_changed
 from gptscale.common.settings.needs import OptionNeed
@@ -38,8 +39,9 @@ class SimulateOptions:
     """Processes of the world, one per device."""
     rank: str = "0"
     """Ranks to simulate: numbers with commas between, last, or stages (the first rank of each pipeline stage)."""
-    device_kind: Annotated[str, tyro.conf.arg(name="as")] = "h100-80"
-    """The device to play: a100-80 | h100-80 | h200 | b200 | 24gb. Not for --device cpu."""
+    device_kind: Annotated[
+        str, tyro.conf.arg(name="as", help=f"The device to play: {' | '.join(PLAYED)}. Not for --device cpu.")
+    ] = "h100-80"
     gpus_per_node: int = 8
     """Devices of one machine."""
     memory: float | None = None

@@ -52,9 +52,10 @@ def check_pipeline(run: Run, schedule: str, chunks: int) -> None:
 
 
 def stage_sizes(n_layer: int, stages: int, chunks: int) -> list[int]:
-    """Return the blocks of each run of blocks, in the model's order; stage s computes every `stages`-th of them, from s on.
+    """Return how many blocks each run of blocks has, in the model's order.
 
-    Those that are over go to the runs in the middle: Colossal-AI 0.5.0, pipeline/stage_manager.py, distribute_layers.
+    Stage s computes every `stages`-th run, from s on. Blocks that are over go to the runs in the middle, as in Colossal-AI 0.5.0,
+    pipeline/stage_manager.py, distribute_layers.
     """
     runs = stages * chunks
     even, over = divmod(n_layer, runs)

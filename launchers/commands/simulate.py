@@ -24,7 +24,7 @@ from gptscale.foresight.mock_cuda.calls import StepCalls
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.launchers.run.remedies import TRIES, remedies
-from gptscale.recipes import get
+from gptscale.recipes import get, names_with
 from gptscale.results.render import DPI, console, table
 
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
@@ -112,7 +112,11 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
     if options.rank == "stages":
         axes = get(recipe).axes
         if "pp" not in axes:
-            raise ConfigError(f"{recipe} has no pipeline stages", "in --rank", "name ranks, or use recipe pipeline")
+            raise ConfigError(
+                f"{recipe} has no pipeline stages",
+                "in --rank",
+                f"name ranks, or use {names_with(lambda row: 'pp' in row.axes)}",
+            )
         stages = config.pp_size or (options.nproc if axes[0] == "pp" else 1)
         # The pipeline is the outermost axis of our own mesh. Colossal-AI's has the data ranks there, and stages next.
         apart = (config.tp_size or 1) if get(recipe).engine == "colossalai" else max(1, options.nproc // stages)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.mesh import AXES
 
 # Let through errors only: these loggers write some hundred lines around each run, at its imports too.
 for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
@@ -32,6 +33,7 @@ class Recipe(NamedTuple):
 
     config: the name of its frozen dataclass in `module`. what: one line for `gptscale list`.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
+    mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
     release: the version of the engine whose internals were read; "" is any. torch: the oldest that has what it calls.
     environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
@@ -51,6 +53,7 @@ class Recipe(NamedTuple):
     memory: str
     engine: str = "torch"
     axes: tuple[str, ...] = ("dp",)
+    mesh: tuple[str, ...] = AXES
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
     release: str = ""
@@ -160,6 +163,8 @@ def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], needs_
         what,
         engine="colossalai",
         axes=axes,
+        # booster/plugin/hybrid_parallel_plugin.py, dp_outside
+        mesh=("dp", "pp", "tp"),
         needs_cuda=needs_cuda,
         release="0.5.0",
         environment="colossalai",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gptscale.common.settings.batch_plan import BatchPlan
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.learning_rate import learning_rate
+from gptscale.common.settings.mesh import AXES, Mesh
 from gptscale.common.settings.run_config import MOMENT_BYTES, NOT_WORK, RunConfig
 
 if TYPE_CHECKING:
@@ -20,13 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that is fixed before the first process group exists."""
+    """Everything that is fixed before the first process group exists. axes: of its mesh, the outermost first."""
 
     recipe: str
     config: RunConfig
     gpt: GPTConfig
     batch: BatchPlan
     world: World
+    axes: tuple[str, ...] = AXES
+
+    @property
+    def mesh(self) -> Mesh:
+        sizes = {"dp": self.batch.dp_size, "tp": self.tp_size, "pp": self.pp_size}
+        return Mesh({axis: sizes[axis] for axis in self.axes})
 
     @property
     def seq_len(self) -> int:

@@ -26,8 +26,7 @@ def state_formula(run: Run, config: RecipeConfig) -> tuple[str, float] | None:
 def _symbols(run: Run, config: RecipeConfig) -> dict[str, float]:
     """Return the letters of the formulas, which common/recipe_config.py explains."""
     gpt, world = run.gpt, run.world
-    per_stage = run.tp_size * run.batch.dp_size
-    ranks = (dataclasses.replace(world, rank=per_stage * stage) for stage in range(run.pp_size))
+    ranks = (dataclasses.replace(world, rank=rank) for rank in run.mesh.ranks("pp"))
     return {
         "N": gpt.n_params,
         "n": max(numel(all_shapes(dataclasses.replace(run, world=rank), config)) for rank in ranks),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.engines.colossal import checks as colossal
@@ -54,31 +53,21 @@ class State(NamedTuple):
         return sum(self)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is in the mesh of its run."""
+class Place(NamedTuple):
+    """Where a rank is on the mesh of its run, and how large that is."""
 
-    rank: int
-    world_size: int
     tp_size: int
+    dp_size: int
+    dp_rank: int
     pp_size: int
-
-    @property
-    def dp_size(self) -> int:
-        return self.world_size // (self.tp_size * self.pp_size)
-
-    @property
-    def pp_rank(self) -> int:
-        return self.rank // (self.tp_size * self.dp_size)
-
-    @property
-    def dp_rank(self) -> int:
-        return self.rank // self.tp_size % self.dp_size
+    pp_rank: int
 
 
 def place_of(run: Run) -> Place:
     """Return where the rank of a run is."""
-    return Place(run.world.rank, run.world.world_size, run.tp_size, run.pp_size)
+    mesh, rank = run.mesh, run.world.rank
+    data, stages = ((mesh.size(axis), mesh.place(axis, rank)) for axis in ("dp", "pp"))
+    return Place(mesh.size("tp"), *data, *stages)
 
 
 def block_shapes(gpt: GPTConfig) -> Shapes:

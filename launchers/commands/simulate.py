@@ -110,17 +110,12 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
     if options.rank == "last":
         return [options.nproc - 1]
     if options.rank == "stages":
-        axes = get(recipe).axes
-        if "pp" not in axes:
-            raise ConfigError(
-                f"{recipe} has no pipeline stages",
-                "in --rank",
-                f"name ranks, or use {names_with(lambda row: 'pp' in row.axes)}",
-            )
-        stages = config.pp_size or (options.nproc if axes[0] == "pp" else 1)
-        # The pipeline is the outermost axis of our own mesh. Colossal-AI's has the data ranks there, and stages next.
-        apart = (config.tp_size or 1) if get(recipe).engine == "colossalai" else max(1, options.nproc // stages)
-        return [stage * apart for stage in range(stages)]
+        if "pp" not in get(recipe).axes:
+            fix = f"name ranks, or use {names_with(lambda row: 'pp' in row.axes)}"
+            raise ConfigError(f"{recipe} has no pipeline stages", "in --rank", fix)
+        from gptscale.launchers.run.preflight import mesh_of
+
+        return mesh_of(recipe, config, options.nproc).ranks("pp")
     words = [word.strip() for word in options.rank.split(",")]
     if not all(word.isdecimal() and int(word) < options.nproc for word in words):
         fix = f"use numbers from 0 to {options.nproc - 1}, last, or stages"

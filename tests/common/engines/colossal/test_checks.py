@@ -1,12 +1,16 @@
 """The arithmetic of Colossal-AI's pipelines: their schedules, and how stages share the blocks."""
 
 import subprocess
-from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gptscale.common.engines.colossal.checks import bubble_fraction, default_micro_batches, stage_sizes
 from gptscale.common.process import environments
+from gptscale.common.process.world import World
+from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.state import stage_of
 from gptscale.recipes.colossal_hybrid import ColossalPipelineConfig
 
@@ -19,6 +23,7 @@ def test_arithmetic_of_a_pipeline():
     assert default_micro_batches("1f1b", 1, 8) is None
 
 
+CPU = torch.device("cpu")
 SHARES = {
     (36, 8, 1): [4, 4, 5, 5, 5, 5, 4, 4],
     (50, 8, 1): [6, 6, 6, 7, 7, 6, 6, 6],
@@ -33,11 +38,9 @@ def test_blocks_that_are_over_go_to_the_middle(split):
     n_layer, stages, chunks = split
     assert stage_sizes(*split) == SHARES[split]
     config = ColossalPipelineConfig(schedule="interleaved" if chunks > 1 else "1f1b", num_model_chunks=max(chunks, 2))
-    run = SimpleNamespace(gpt=SimpleNamespace(n_layer=n_layer), tp_size=1, pp_size=stages)
-    held = []
-    for rank in range(stages):
-        run.world = SimpleNamespace(rank=rank, world_size=stages)
-        held.append(stage_of(run, config)[1])
+    options, batch = RunConfig(n_layer=n_layer, pp_size=stages), plan_batch(1)
+    runs = [Run("", options, options.gpt(), batch, World(rank, rank, stages, CPU, 60.0)) for rank in range(stages)]
+    held = [stage_of(run, config)[1] for run in runs]
     assert held == [sum(SHARES[split][rank::stages]) for rank in range(stages)]
 
 

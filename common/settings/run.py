@@ -12,7 +12,8 @@ from gptscale.common.settings.batch_plan import BatchPlan
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.common.settings.mesh import AXES, Mesh
-from gptscale.common.settings.run_config import MOMENT_BYTES, NOT_WORK, RunConfig
+from gptscale.common.settings.optimizers import OPTIMIZERS
+from gptscale.common.settings.run_config import NOT_WORK, RunConfig
 
 if TYPE_CHECKING:
     # torch is not imported before the options are parsed.
@@ -53,9 +54,9 @@ class Run:
 
     @property
     def state_bytes(self) -> float:
-        """Return the bytes of weights and gradients, 4 per parameter each, and of the optimizer's moments, before any split."""
-        moments = MOMENT_BYTES[self.config.optimizer_state] if self.config.optimizer == "adamw" else 0.0
-        return (8 + moments) * self.gpt.n_params
+        """Return the bytes of weights and gradients, 4 per parameter each, and of the optimizer's state, before any split."""
+        state = OPTIMIZERS[self.config.optimizer].state_bytes[self.config.optimizer_state]
+        return (8 + state) * self.gpt.n_params
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of 0-based `step`."""

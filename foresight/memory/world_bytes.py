@@ -20,6 +20,7 @@ from gptscale.foresight.memory.state import (
     cut_by_rows,
     cut_flat,
     kept_gradients,
+    n_moments,
     numel,
     owned,
     place_of,
@@ -159,7 +160,7 @@ def _flat(case: Case) -> Answer:
         host, transfers = float(state.optimizer), transfers - c * case.step.table
         fixed, state = replace(fixed, gradients=0.0), State(state.parameters, 0, 0)
     elif offloads:
-        state = state._replace(optimizer=state.optimizer - (8 if run.config.optimizer == "adamw" else 0))
+        state = state._replace(optimizer=state.optimizer - (8 if n_moments(run) else 0))
     return fixed, case.layout(state, buckets=sums, transfers=transfers, host=host)
 
 
@@ -172,9 +173,8 @@ def _flat_all(case: Case) -> Answer:
     n = numel(all_shapes(run, case.config))
     own = -(-n // place.dp_size)
     bucket = min(BUCKET, run.gpt.n_params // 8)
-    adam = 0 if run.config.optimizer == "sgd" else 8
     on_disk = case.config.offload == "nvme"
-    state = State(c * own, 4 * own, 0 if on_disk else (4 + adam) * own)
+    state = State(c * own, 4 * own, 0 if on_disk else 4 * (1 + n_moments(run)) * own)
     longest = max(2**20, run.gpt.largest_weight // place.dp_size + 1)
     fixed = RecipeBytes(
         0,

@@ -26,6 +26,7 @@ from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.mesh import Mesh
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run, workload
 from gptscale.common.settings.run_config import FIXED, RunConfig
 from gptscale.foresight.plan.frozen import check_planned
@@ -94,7 +95,8 @@ class Plan:
 
 
 def _moments(run: Run) -> str:
-    return f"{run.config.optimizer_state} AdamW state" if run.config.optimizer == "adamw" else "no optimizer state"
+    row = OPTIMIZERS[run.config.optimizer]
+    return f"{run.config.optimizer_state} {row.title} state" if row.state_keys else "no optimizer state"
 
 
 def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Run:

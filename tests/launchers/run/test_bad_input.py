@@ -172,7 +172,7 @@ def test_data_files(case, capsys, folder):
 
 
 def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
-    row = Recipe("gptscale.recipes.single", "SingleConfig", "", engine="deepspeed-of-nowhere")
+    row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="deepspeed-of-nowhere")
     monkeypatch.setitem(gptscale.recipes.RECIPES, "absent", row)
     assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(capsys, folder, ["run", "absent"])
 
@@ -183,7 +183,7 @@ def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_fac
     (home / "broken_engine-1.0.dist-info").mkdir()
     (home / "broken_engine-1.0.dist-info" / "METADATA").write_text("Name: broken-engine\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(home)
-    row = Recipe("gptscale.recipes.single", "SingleConfig", "", engine="broken-engine")
+    row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="broken-engine")
     monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", row)
     line = refused(capsys, folder, ["run", "broken"])
     assert (

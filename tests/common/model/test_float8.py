@@ -13,8 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.devices import PEAK_TFLOPS, peak_tflops, supports_fp8
+from gptscale.common.measure.devices import peak_tflops, supports_fp8
 from gptscale.common.measure.flops import model_flops_per_token
+from gptscale.common.measure.gpus import GPUS
 from gptscale.common.measure.speed import speed
 from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.compilation import apply_compile
@@ -345,7 +346,7 @@ def test_a_run_on_a_cpu_says_that_it_emulates():
 
 
 def test_peaks_are_twice_those_of_bf16():
-    peaks = [rates for _, rates in PEAK_TFLOPS if "fp8" in rates]
+    peaks = [gpu.tflops for gpu in GPUS if "fp8" in gpu.tflops]
     assert len(peaks) == 12
     assert all(1.99 < rates["fp8"] / rates["bf16"] < 2.03 for rates in peaks)
     assert peak_tflops("NVIDIA H200", "fp8") == 1979.0

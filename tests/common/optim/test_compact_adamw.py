@@ -15,9 +15,10 @@ from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import ConfigError
 from gptscale.common.optim import compact_adamw
-from gptscale.common.optim.fused import ADAMW_STATE, FusedOptimizer
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.process.world import World
-from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
+from gptscale.common.settings.optimizers import ADAMW_STATE, OPTIMIZERS
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes.single import SingleConfig, build
 
@@ -176,11 +177,11 @@ def test_bytes_are_those_of_the_formula(form):
     params = parameters({"a": (64, 128), "b": (512, 64)})
     optimizer = FusedOptimizer(params, config_of(form))
     numel = sum(p.numel() for p in params.values())
-    assert optimizer.nbytes() == (4 + MOMENT_BYTES[form]) * numel
+    assert optimizer.nbytes() == (4 + OPTIMIZERS["adamw"].state_bytes[form]) * numel
     for step in range(2):
         give_gradients(params, seed=step)
         optimizer.step(LR, torch.tensor(1.0))
-    assert optimizer.nbytes() == (4 + MOMENT_BYTES[form]) * numel
+    assert optimizer.nbytes() == (4 + OPTIMIZERS["adamw"].state_bytes[form]) * numel
 
 
 def test_slices_do_not_change_the_result(monkeypatch):

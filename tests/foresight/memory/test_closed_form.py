@@ -16,7 +16,7 @@ from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.optim import blockwise, compact_adamw
 from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
-from gptscale.common.settings.run_config import MOMENT_BYTES
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.foresight.memory import activations, state
 from gptscale.foresight.memory.activations import kept_per_token
 from gptscale.foresight.memory.closed_form import Need, WayToFit, need
@@ -104,7 +104,7 @@ def test_what_a_block_keeps_is_what_autograd_saves():
 def test_constants_are_those_of_the_modules_that_import_torch():
     assert activations.LOGITS_BYTES == loss.LOGITS_BYTES
     assert (state.SMALL, state.BLOCK) == (compact_adamw.SMALL, blockwise.BLOCK)
-    assert MOMENT_BYTES["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
+    assert OPTIMIZERS["adamw"].state_bytes["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
 
 
 def test_planning_needs_no_torch():

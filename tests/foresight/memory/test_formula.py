@@ -8,7 +8,6 @@ import pytest
 from planned_runs import planned_words
 
 from gptscale.common.engines.rank_shapes import state_formula
-from planned_runs import planned_words
 from gptscale.launchers.run.options import parse_run
 from gptscale.recipes import RECIPES, get
 

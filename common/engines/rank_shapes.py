@@ -10,9 +10,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gptscale.common.engines.colossal import checks as colossal
 from gptscale.common.engines.pipeline.plan import stage_indices, stage_sizes
 from gptscale.common.settings.gpt_config import GPTConfig
 
@@ -34,31 +34,21 @@ CUT_BY_TENSOR_RANKS = {
 }
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is in the mesh of its run."""
+class Place(NamedTuple):
+    """Where a rank is on the mesh of its run, and how large that is."""
 
-    rank: int
-    world_size: int
     tp_size: int
+    dp_size: int
+    dp_rank: int
     pp_size: int
-
-    @property
-    def dp_size(self) -> int:
-        return self.world_size // (self.tp_size * self.pp_size)
-
-    @property
-    def pp_rank(self) -> int:
-        return self.rank // (self.tp_size * self.dp_size)
-
-    @property
-    def dp_rank(self) -> int:
-        return self.rank // self.tp_size % self.dp_size
+    pp_rank: int
 
 
 def place_of(run: Run) -> Place:
     """Return where the rank of a run is."""
-    return Place(run.world.rank, run.world.world_size, run.tp_size, run.pp_size)
+    mesh, rank = run.mesh, run.world.rank
+    data, stages = ((mesh.size(axis), mesh.place(axis, rank)) for axis in ("dp", "pp"))
+    return Place(mesh.size("tp"), *data, *stages)
 
 
 def block_shapes(gpt: GPTConfig) -> Shapes:
@@ -99,14 +89,11 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
     if run.pp_size == 1:
         return {"wte", "wpe", "ln_f"}, run.gpt.n_layer
     options: Any = config
-    if not hasattr(options, "stages_per_rank"):
-        # Colossal-AI's stages are even.
-        first, last = place_of(run).pp_rank == 0, place_of(run).pp_rank == run.pp_size - 1
-        even, more = divmod(run.gpt.n_layer, run.pp_size)
-        blocks = even + (run.pp_size - more - 1 <= place_of(run).pp_rank - 0 < run.pp_size - 1 if more else False)
-        return ({"wte", "wpe"} if first else set()) | ({"wte", "ln_f"} if last else set()), blocks
-    sizes = stage_sizes(run, options)
-    indices = stage_indices(options.schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
+    if hasattr(options, "stages_per_rank"):
+        sizes, schedule = stage_sizes(run, options), options.schedule
+    else:
+        sizes, schedule = colossal.stage_sizes(run.gpt.n_layer, run.pp_size, options.chunks), ""
+    indices = stage_indices(schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
     modules: set[str] = set()
     if 0 in indices:
         modules |= {"wte", "wpe"}
@@ -149,8 +136,7 @@ def state_formula(run: Run, config: RecipeConfig) -> tuple[str, float] | None:
 def _symbols(run: Run, config: RecipeConfig) -> dict[str, float]:
     """Return the letters of the formulas, which common/recipe_config.py explains."""
     gpt, world = run.gpt, run.world
-    per_stage = run.tp_size * run.batch.dp_size
-    ranks = (dataclasses.replace(world, rank=per_stage * stage) for stage in range(run.pp_size))
+    ranks = (dataclasses.replace(world, rank=rank) for rank in run.mesh.ranks("pp"))
     return {
         "N": gpt.n_params,
         "n": max(numel(all_shapes(dataclasses.replace(run, world=rank), config)) for rank in ranks),

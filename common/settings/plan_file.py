@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.checks import OF_THE_MACHINE
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import SPLIT
 from gptscale.common.settings.user_file import read_json
 
 FORMAT_VERSION = 1
 FILE_BYTES_MAX = 2**24
 # What a prediction holds for. Data, seed, steps, rates and what a run leaves behind are free.
-PLANNED = "seq_len precision optimizer optimizer_state activation_checkpointing compile attention dropout tp_size pp_size".split()
+PLANNED = (*SPLIT, "seq_len", "precision", "optimizer", "optimizer_state", "dropout")
 
 
 class FrozenRow(NamedTuple):
@@ -38,7 +39,7 @@ def options_of(run: Run, config: Any) -> dict[str, str]:
     facts: dict[str, Any] = {"recipe": run.recipe, "ranks": run.world.world_size}
     facts |= {name: getattr(run.config, name) for name in PLANNED}
     facts |= {"seq_len": run.seq_len, "tp_size": run.tp_size, "pp_size": run.pp_size}
-    facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size")}
+    facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size", "grad_accum_steps")}
     facts |= {name: getattr(run.gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
     own = dataclasses.asdict(config).items()
     facts |= {name: value for name, value in own if name not in OF_THE_MACHINE}

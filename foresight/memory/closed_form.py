@@ -1,7 +1,7 @@
 """Bytes that a training step will need on the device, on the host and on disk, from the run's options alone.
 
-`predict` serves every recipe and any rank of any world. `need` serves the ways in which `gptscale bench memory` fits a model
-into one process. Both take the highest of a few moments of a step (`moments`). State is exact (state.py), what blocks keep and
+`predict` serves every recipe and any rank of any world. `need` serves the ways in which benchmarks/memory fits a model into
+one process. Both take the highest of a few moments of a step (`moments`). State is exact (state.py), what blocks keep and
 what is at work is in activations.py, and what a recipe gathers, sends and holds besides in world_bytes.py and recipe_bytes.py.
 What an allocator rounds, splits and keeps is not in it.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gptscale.common.settings.run_config import MOMENT_BYTES
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.foresight.memory.activations import kept_per_token, loss_bytes, working_per_token
 from gptscale.foresight.memory.recipe_bytes import RECIPES
 from gptscale.foresight.memory.step import RecipeBytes, Step
@@ -50,7 +50,7 @@ class Need(NamedTuple):
 
 def need(step: Step, way: WayToFit) -> Need:
     """Return the peak bytes of `step` done in `way`, or raise KeyError for a recipe that is not in RECIPES."""
-    fixed = RECIPES[way.recipe](step, MOMENT_BYTES[way.optimizer_state])
+    fixed = RECIPES[way.recipe](step, OPTIMIZERS["adamw"].state_bytes[way.optimizer_state])
     alone = Layout(n_blocks=step.gpt.n_layer, n_params=step.gpt.n_params_in_memory)
     highest = max(sum(moment.values()) for moment in moments(step, fixed, way.activation_checkpointing, alone))
     return Need(max(fixed.build, fixed.device + highest), fixed.host, fixed.disk)

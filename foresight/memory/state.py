@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gptscale.common.engines.pipeline.plan import V_SHAPED
 from gptscale.common.engines.rank_shapes import all_shapes, numel
+from gptscale.common.settings.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from gptscale.common.recipe_config import RecipeConfig
@@ -44,14 +45,17 @@ def is_v_shaped(config: RecipeConfig) -> bool:
     return getattr(config, "schedule", "") in V_SHAPED
 
 
+def n_moments(run: Run) -> int:
+    """Return how many tensors the optimizer keeps for each parameter."""
+    return len(OPTIMIZERS[run.config.optimizer].state_keys)
+
+
 def moments(run: Run, numels: Iterable[int]) -> int:
-    """Return the bytes of AdamW's state of tensors of so many elements, as common/optim keeps it."""
-    sizes, form = list(numels), run.config.optimizer_state
-    if run.config.optimizer == "sgd":
-        return 0
+    """Return the bytes of the optimizer's state of tensors of so many elements, as common/optim keeps it."""
+    sizes, form, kept = list(numels), run.config.optimizer_state, n_moments(run)
     if form == "fp32":
         # Each has a count of steps.
-        return sum(8 * n + 4 for n in sizes)
+        return sum(4 * kept * n + 4 for n in sizes) if kept else 0
     packed = [n - n % BLOCK if n >= SMALL else 0 for n in sizes]
     each = {"bf16": 2 * BLOCK, "8bit": BLOCK + 4}[form]
     blocks = sum(2 * each * (n // BLOCK) for n in packed)
@@ -82,8 +86,7 @@ def cut_flat(run: Run, config: RecipeConfig, shards: int, compute: int) -> State
     unit = ZERO_ALIGNMENT * shards
     flat = [-(-n // unit) * unit for n in groups]
     own = [n // shards for n in flat]
-    adam = 0 if run.config.optimizer == "sgd" else sum(8 * n + 4 for n in own)
-    return State(compute * sum(flat), 4 * sum(own), 4 * sum(own) + adam)
+    return State(compute * sum(flat), 4 * sum(own), 4 * sum(own) + moments(run, own))
 
 
 def owned(run: Run, config: RecipeConfig, ranks: int) -> list[list[int]]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+import tyro
+
+from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
@@ -37,8 +40,7 @@ class PlanOptions:
     """Machines."""
     gpus_per_node: int = 8
     """Devices of one machine."""
-    device: str = DEVICE
-    """a100-80 | h100-80 | h200 | b200 | 24gb."""
+    device: Annotated[str, tyro.conf.arg(help=f"{' | '.join(PLAYED)}.")] = DEVICE
     link: str | None = None
     """Names with commas between: nvlink, nvlink3 to 5, pcie4, pcie5 in a node, ib-400, roce-400, ethernet-10 and others between
     nodes, in Gb/s of all ports of a node. Default: what the device usually has."""
@@ -70,15 +72,8 @@ class PlanOptions:
     """The table and the picture as one page."""
     save: Path | None = None
     """The plan with a hash, for `gptscale run --plan`."""
-    check: Path | None = None
-    """A table of runs that others measured: predict each half of it from the other half, and nothing else."""
-    calibrate_on: tuple[Path, ...] = ()
-    """With --check: predict all of its rows from these tables instead."""
-    csv: Path | None = None
-    """With --check: the rows with their predictions, as CSV."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
-        OptionNeed("calibrate_on,csv", lambda o: o.check, "there is no table of measured runs", "add --check FILE"),
         OptionNeed("nproc", lambda o: o.here, "the devices are --nodes times --gpus-per-node", "add --here"),
         OptionNeed("jobs_on_links", lambda o: o.nodes > 1, "one node has no links to others", "add --nodes N"),
         OptionNeed(
@@ -87,17 +82,11 @@ class PlanOptions:
             "--here is this machine",
         ),
         OptionNeed("scaling", lambda o: o.png or o.html, "the picture has no file", "add --png FILE"),
-        OptionNeed(
-            "model,n_layer,n_embd,n_head,seq_len,global_batch_size,precision,recipes,nodes,gpus_per_node,device,link,here,nproc,"
-            "jobs_on_links,host_memory,calibration,simulate,no_simulate,simulated,rows,explain,scaling,png,md,html,save",
-            lambda o: not o.check,
-            "--check predicts the rows of its table, and nothing else",
-        ),
         OptionNeed("simulated", lambda o: o.simulate and not o.here, "nothing is simulated", ""),
     )
 
     def __post_init__(self) -> None:
-        for name in ("csv", "png", "md", "html", "save"):
+        for name in ("png", "md", "html", "save"):
             check_output_file(getattr(self, name), f"--{name}")
         counts = {
             "nodes": (1, 4096),

@@ -16,7 +16,6 @@ from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.plan.planner import LONGEST, time_of
 from gptscale.foresight.plan.question import Cluster, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.steps import n_items, steps_of
-from gptscale.foresight.time.data_sheets import USUAL_LINKS
 from gptscale.launchers.run.preflight import resolve
 
 
@@ -51,7 +50,7 @@ def cluster_of(run: Run, device: str, per_node: int) -> Cluster | None:
     world = run.world
     if world.device.type == "cpu":
         return cpu_cluster(world.world_size, 0)
-    preset = next((key for key, known in DEVICES.items() if known.name == device and key in USUAL_LINKS), None)
+    preset = next((key for key, known in DEVICES.items() if known.name == device), None)
     return gpu_cluster(preset, -(-world.world_size // per_node), per_node, None) if preset else None
 
 

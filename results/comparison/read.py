@@ -53,6 +53,8 @@ def _add_run_files(rows: Sequence[Row]) -> None:
         if row["has_files"]:
             start = read_run_json(row["folder"], row["run_id"])
             row |= {"recipe_options": start.recipe_options, "damage": start.damage}
+            # An older version hashed less of the work than this one.
+            row["workload_hash"] = start.workload_hash or row["workload_hash"]
 
 
 def _names_in(folder: Path) -> set[str]:

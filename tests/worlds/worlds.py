@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import subprocess
 import time
@@ -11,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 
 from gptscale.common.process.program import Program
@@ -33,22 +35,29 @@ def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*IMPORTS, *chain(*engines)]))
 
 
-def command(*words: Any, environment: str = "") -> Program:
-    """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it."""
-    return Program("gptscale.launchers.cli", tuple(map(str, words)), environment, imports_of(words, environment))
+def command(*words: Any, environment: str = "", module: str = "gptscale.launchers.cli") -> Program:
+    """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it.
+
+    module: another one, such as that of a bench.
+    """
+    return Program(module, tuple(map(str, words)), environment, imports_of(words, environment))
 
 
 def gptscale(
-    *words: Any, timeout: float = 800, environment: str = "", **variables: str
+    *words: Any,
+    timeout: float = 800,
+    environment: str = "",
+    module: str = "gptscale.launchers.cli",
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `gptscale words` and return how it ended and what it printed."""
-    program = command(*words, environment=environment)
+    """Run `gptscale words`, or another module with them, and return how it ended and what it printed."""
+    program = command(*words, environment=environment, module=module)
     return run_captured(program, timeout=timeout, environ={**os.environ, **ENVIRONMENT, **variables})
 
 
-def ok(*words: Any, timeout: float = 800, environment: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def ok(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words`, which must end well."""
-    ended = gptscale(*words, timeout=timeout, environment=environment, **variables)
+    ended = gptscale(*words, **options)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended
 
@@ -57,6 +66,17 @@ def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: i
     """Run one of the world_*.py beside this file as ranks, which must end with `status`."""
     program = Program(str(WORLDS / script), tuple(map(str, words)), environment, imports_of(words, environment))
     assert launch(program, nproc, environment=ENVIRONMENT) == status
+
+
+def steps(run: Path) -> Any:
+    """Return the steps that a run has logged, as a pandas frame by step."""
+    return pd.read_csv(run / "steps.csv", float_precision="round_trip").set_index("step")
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV, such as the summary.csv of a results folder."""
+    with file.open() as opened:
+        return list(csv.DictReader(opened))
 
 
 class Started:

@@ -35,7 +35,7 @@ def threads(monkeypatch: pytest.MonkeyPatch):
     torch.set_num_threads(before)
 
 
-def test_further_steps_are_traced_in_order_and_the_waits_are_those_of_the_timed_steps(threads) -> None:
+def test_further_steps_are_traced_with_the_waits_of_the_timed_steps(threads) -> None:
     taken: list[int] = []
 
     def step(i: int) -> None:

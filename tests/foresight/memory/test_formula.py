@@ -5,9 +5,9 @@ import inspect
 import re
 
 import pytest
+from planned_runs import planned_words
 
 from gptscale.common.engines.rank_shapes import state_formula
-from gptscale.foresight.simulate.simulated_cpu import planned_words
 from gptscale.launchers.run.options import parse_run
 from gptscale.recipes import RECIPES, get
 

@@ -89,7 +89,7 @@ def test_an_injected_cause_is_named_and_sized(word: str) -> None:
     assert verdict.columns()["bound_by"] == word
 
 
-def test_a_pipeline_of_single_sequences_is_promised_what_more_micro_batches_leave() -> None:
+def test_a_pipeline_of_single_sequences_gains_what_micro_batches_leave() -> None:
     ranks, _, _ = INJECTED[BUBBLE]
     facts = RunFacts("pipeline", pipeline=True, micro_batch_size=1, grad_accum_steps=2)
     verdict = verdict_on(*ranks, facts=facts)
@@ -132,7 +132,7 @@ def test_what_short_steps_keep_is_the_hosts_only_where_the_host_takes_part(host:
     assert verdict_on(HEALTHY, HEALTHY, host=host, fixed=fixed).bound_by == word
 
 
-def test_what_is_exchanged_in_each_micro_batch_is_not_helped_by_more_of_them() -> None:
+def test_exchanges_of_each_micro_batch_are_not_helped_by_more_of_them() -> None:
     assert options_against(LINKS, replace(FACTS, recipe="zero2")) == "--micro-batch-size 8 --grad-accum-steps 1".split()
     one = RunFacts("zero3", micro_batch_size=4)
     assert options_against(LINKS, one) == ["--micro-batch-size", "8"]
@@ -140,9 +140,7 @@ def test_what_is_exchanged_in_each_micro_batch_is_not_helped_by_more_of_them() -
 
 
 @pytest.mark.parametrize(("processors", "step_s"), [({0, 1}, 0.096), ({0}, 0.190), (set(), 0.096)])
-def test_ranks_that_share_processors_are_promised_no_more_than_these_can_do(
-    processors: set[int], step_s: float
-) -> None:
+def test_ranks_that_share_processors_are_promised_no_more_than_those(processors: set[int], step_s: float) -> None:
     """Each of two ranks computes for 0.095 s. With one processor for both a step without transfers is twice as long."""
     slow = [*HEALTHY, Part("optimizer", True, 0.2)]
     traces = [replace(trace(rank, slow), processors=frozenset(processors)) for rank in range(2)]
@@ -169,7 +167,7 @@ def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
     assert verdict.shares["no processor"] == pytest.approx(95 / 191)
 
 
-def test_what_a_ranks_own_threads_take_from_each_other_was_not_taken_by_others() -> None:
+def test_contention_among_a_ranks_own_threads_is_not_others_contention() -> None:
     verdict = verdict_on(HEALTHY, HEALTHY, processor=0.3, taken=0.1, right_threads_s=0.048)
     assert verdict.bound_by == THREADS
     (contended,) = [cause for cause in verdict.causes if cause.name == CONTENDED]

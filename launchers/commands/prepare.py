@@ -25,7 +25,7 @@ class PrepareOptions:
     """What to compile."""
 
     recipes: str = ""
-    """Only what these recipes need: names with commas between, or all. By default all of them, and the package's own operators."""
+    """Only what these need: names with commas between, or all. By default all, and the package's own operators."""
 
 
 def main(argv: Sequence[str]) -> int:

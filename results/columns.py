@@ -70,10 +70,6 @@ class RunTable:
         """Return the names of the columns of these types."""
         return [column.name for column in self.columns if column.type in types]
 
-    def of_source(self, source: str) -> set[str]:
-        """Return the names of the columns that one part of a run fills."""
-        return {column.name for column in self.columns if column.source == source}
-
     def cells(self, row: Mapping[str, Any]) -> list[str]:
         """Return the cells of a row, empty for columns that it lacks.
 
@@ -120,12 +116,6 @@ class RunTable:
             else:
                 result.append(line + b"\n")
         return b"".join(result)
-
-    def as_markdown(self) -> str:
-        """Return the table of docs/guides/metrics.md that defines the columns."""
-        lines = ["| column | unit | since | meaning; when it is empty |", "| --- | --- | ---: | --- |"]
-        lines += [f"| `{c.name}` | {c.unit} | {c.since} | {c.doc} |" for c in self.columns]
-        return "\n".join(lines) + "\n"
 
 
 def cell(value: Any) -> str:

@@ -155,7 +155,7 @@ def test_a_gpu_is_sampled_in_the_timed_steps_only(
     ):
         monkeypatch.setattr(recorder_module, name, lambda *args, of=stand_in: of())
     monkeypatch.setattr(recorder_module, "peak_memory", lambda device: Memory(1.0, 1.0, 1.0))
-    monkeypatch.setattr(recorder_module, "UsageSampler", sampler)
+    monkeypatch.setattr("gptscale.results.record.usage.UsageSampler", sampler)
     monkeypatch.setattr(Clock, "lap", lambda clock: None, raising=False)
     run, clock = make_run(timing_warmup_steps=3), Clock()
     run = dataclasses.replace(run, world=dataclasses.replace(run.world, device=torch.device(device)))

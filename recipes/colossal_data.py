@@ -26,13 +26,13 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,13 @@ from gptscale.common.engines.colossal.checks import check_pipeline, check_tensor
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from gptscale.common.engines.colossal.hybrid import ColossalPipelineEngine, ColossalTensorEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

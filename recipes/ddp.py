@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

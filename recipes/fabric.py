@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
     from gptscale.common.state import Shard
 
 

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

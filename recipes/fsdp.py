@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_ranges
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,13 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_ranges, refuse_changed
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gptscale.common.data.exercise_loader import ExerciseBatches
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 # GPT2Config's default.
 DROPOUT = 0.1

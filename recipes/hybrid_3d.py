@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, V_SHAPED, describe_stages, stage_sizes
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import refuse_changed
-from gptscale.common.settings.run import Run
 from gptscale.recipes.pipeline import PipelineConfig
 from gptscale.recipes.pipeline import shard as schedule_of
 from gptscale.recipes.tensor_parallel import apply_tp
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from gptscale.common.engine import Engine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from gptscale.common.engines.pipeline.plan import (
     stage_sizes,
 )
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
     from gptscale.common.engines.pipeline.engine import PipelineEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

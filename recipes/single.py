@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

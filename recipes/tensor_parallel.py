@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.gpt_config import GPTConfig
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

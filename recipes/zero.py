@@ -26,7 +26,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.zero.options import DeepSpeedConfig
-from gptscale.common.settings.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gptscale.common.engines.torch_engine import TorchEngine
+    from gptscale.common.settings.run import Run
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gptscale.common.engines.colossal import checks as colossal
 from gptscale.common.engines.pipeline.plan import stage_indices, stage_sizes
 from gptscale.common.settings.gpt_config import GPTConfig
 
@@ -92,6 +91,8 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
     if hasattr(options, "stages_per_rank"):
         sizes, schedule = stage_sizes(run, options), options.schedule
     else:
+        from gptscale.common.engines.colossal import checks as colossal
+
         sizes, schedule = colossal.stage_sizes(run.gpt.n_layer, run.pp_size, options.chunks), ""
     indices = stage_indices(schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
     modules: set[str] = set()

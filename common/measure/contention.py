@@ -12,13 +12,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
 
 from gptscale.common.measure.devices import nvml_handle
-from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
 from gptscale.common.measure.writeback import Writeback, writeback
+
+if TYPE_CHECKING:
+    from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
 
 # /proc/stat counts in ticks of 10 ms. In a shorter time a few of them would look like another program.
 SECONDS_MIN = 1.0
@@ -61,7 +64,11 @@ class MachineClock:
         self.device, self.proc = device, proc
         on_gpu = device is not None and device.type == "cuda"
         self.threads = threads or (2 if on_gpu else torch.get_num_threads())
-        self._gpu = GpuClock(device) if device is not None and on_gpu else None
+        self._gpu: GpuClock | None = None
+        if device is not None and on_gpu:
+            from gptscale.common.measure.gpu_clock import GpuClock
+
+            self._gpu = GpuClock(device)
         self._began = self._now()
 
     def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float, Writeback]:

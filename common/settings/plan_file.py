@@ -86,10 +86,8 @@ def check_planned(run: Run, config: Any, path: Path, number: int | None) -> None
         raise ConfigError(f"the run is not what the plan predicts: {'; '.join(different[:4])}", "in --plan", fix)
 
 
-def predicted_columns(path: Path | None, number: int | None) -> dict[str, Any]:
-    """Return the columns of a run's row that its plan fills, none without a plan."""
-    if path is None:
-        return {}
+def predicted_columns(path: Path, number: int | None) -> dict[str, Any]:
+    """Return the columns of a run's row that its plan fills."""
     row = read_row(path, number)
     names = ("predicted_step_time_s", "predicted_peak_mem_gib", "plan_hash")
     return {name: getattr(row, name) for name in names}

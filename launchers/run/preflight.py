@@ -13,7 +13,6 @@ import torch
 
 from gptscale.common.checkpoint.folders import deepspeeds_folder, is_deepspeeds_own
 from gptscale.common.checkpoint.reader import Reader, newest_readable
-from gptscale.common.checkpoint.trusted import check_sums
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import TokenSource, open_source
 from gptscale.common.errors import CheckpointError, ConfigError
@@ -27,7 +26,6 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
 from gptscale.common.settings.mesh import Mesh
 from gptscale.common.settings.optimizers import OPTIMIZERS
-from gptscale.common.settings.plan_file import check_planned
 from gptscale.common.settings.run import Run, workload
 from gptscale.common.settings.run_config import FIXED, RunConfig
 from gptscale.launchers.run.options import default_recipe_config
@@ -238,6 +236,8 @@ def _check_recipe(recipe_config: RecipeConfig, run: Run) -> None:
 def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
     """Raise ConfigError if a run with --plan is not what the plan predicts."""
     if run.config.plan is not None:
+        from gptscale.common.settings.plan_file import check_planned
+
         check_planned(run, recipe_config, run.config.plan, run.config.plan_row)
 
 
@@ -264,6 +264,8 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
         )
     folder = deepspeeds_folder(folder)
     if is_main:
+        from gptscale.common.checkpoint.trusted import check_sums
+
         check_sums(folder)
     return folder
 

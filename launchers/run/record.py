@@ -24,7 +24,6 @@ from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts
 from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
-from gptscale.common.settings.plan_file import predicted_columns
 from gptscale.common.settings.run import Run, workload_hash
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import ReadyRun
@@ -233,6 +232,11 @@ def identity(ready: ReadyRun, run_id: str) -> dict[str, Any]:
     config, world = run.config, run.world
     engine = get(run.recipe).engine
     device = device_name(world.device)
+    predicted: dict[str, Any] = {}
+    if config.plan is not None:
+        from gptscale.common.settings.plan_file import predicted_columns
+
+        predicted = predicted_columns(config.plan, config.plan_row)
     return {
         "run_id": run_id,
         "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -269,7 +273,7 @@ def identity(ready: ReadyRun, run_id: str) -> dict[str, Any]:
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
         "workload_hash": workload_hash(ready.work),
-        **predicted_columns(config.plan, config.plan_row),
+        **predicted,
     }
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    from gptscale.common.settings.gpt_config import GPTConfig
+    from gptscale.common.settings.run import Run
 
 
 def tensor_sizes(gpt: GPTConfig) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.common.settings.run import Run
+
+if TYPE_CHECKING:
+    from gptscale.common.settings.gpt_config import GPTConfig
+    from gptscale.common.settings.run import Run
 
 Schedule = Literal[
     "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"

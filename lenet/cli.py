@@ -22,7 +22,6 @@ USAGE = {
     "batch": "[--per-rank 16,32,64,128] [--nproc N]: what the batch of a rank does to time, memory and accuracy.",
     "bench": "[--data D] [options]: images/s and accuracy beside a plain PyTorch script, in the same run.",
     "memory": "[--model M] [--batch-size N] [options]: what fills the memory in one step, as a picture.",
-    "mistakes": "--run RUN [options]: images that a run learned from, and those that it gets wrong, as a picture.",
     "fused": "[--data D] [options]: 2 and 10 convolutions, fused with bias and ReLU or not, cuDNN on and off.",
     "precision": "[--modes M] [options]: fp32, tf32, fp16, bf16, with autocast and without, and loss scales.",
     "strategies": "[--nproc N] [options]: one process, DataParallel, DDP, Fabric and the Trainer with equal loaders.",

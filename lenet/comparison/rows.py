@@ -1,7 +1,6 @@
 """The measured rows of a study as CSVs: FILE.csv has a row per run, FILE-epochs.csv a row per epoch of each run.
 
-FILE-times.csv has quantiles of the time of a run's steps. FILE-where.csv has a row per part of a step of each run whose stack was
-sampled, and is only there if any was.
+FILE-times.csv has quantiles of the time of a run's steps.
 """
 
 from __future__ import annotations
@@ -21,22 +20,20 @@ from gptscale.lenet.run.columns import (
     SUMMARY_COLUMNS,
     TIME_COLUMNS,
     WARMUP_STEPS,
-    WHERE_COLUMNS,
     read_summary,
 )
 
-# What tells whose epoch, or whose part, a row is.
+# These tell whose epoch, or whose times, a row is.
 RUN_COLUMNS = ["run_id", "variant", "seed"]
-DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS, "where": WHERE_COLUMNS}
+DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS}
 
 
 class MeasuredRows(NamedTuple):
-    """The rows of runs, those of their epochs, of the times of their steps, and of the parts of their steps."""
+    """The rows of runs, those of their epochs, and of the times of their steps."""
 
     runs: pd.DataFrame
     epochs: pd.DataFrame
     times: pd.DataFrame
-    where: pd.DataFrame
 
 
 def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
@@ -93,7 +90,7 @@ def _read_details(file: Path) -> pd.DataFrame:
 
 
 def beside(csv: Path, kind: str) -> Path:
-    """Return the path of the file of `epochs` or of `where` beside a CSV of runs."""
+    """Return the path of the file of `epochs` or of `times` beside a CSV of runs."""
     return csv.with_name(f"{csv.stem}-{kind}.csv")
 
 

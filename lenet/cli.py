@@ -22,6 +22,7 @@ USAGE = {
     "batch": "[--per-rank 16,32,64,128] [--nproc N]: what the batch of a rank does to time, memory and accuracy.",
     "bench": "[--data D] [options]: images/s and accuracy beside a plain PyTorch script, in the same run.",
     "memory": "[--model M] [--batch-size N] [options]: what fills the memory in one step, as a picture.",
+    "minigrad": "[--model pure_linear|simple_conv|LeNet]: train with a small autograd, beside the old figures.",
     "fused": "[--data D] [options]: 2 and 10 convolutions, fused with bias and ReLU or not, cuDNN on and off.",
     "precision": "[--modes M] [options]: fp32, tf32, fp16, bf16, with autocast and without, and loss scales.",
     "strategies": "[--nproc N] [options]: one process, DataParallel, DDP, Fabric and the Trainer with equal loaders.",

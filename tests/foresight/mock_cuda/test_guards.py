@@ -19,7 +19,6 @@ COMMANDS = [
     "bench model",
     "bench ops",
     "lenet train",
-    "minigrad",
     "soak",
     "simulate fsdp",
 ]

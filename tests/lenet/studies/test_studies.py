@@ -34,7 +34,7 @@ def test_what_a_strategy_adds_is_taken_from_the_same_turn() -> None:
     runs = pd.DataFrame({"variant": ["single x1", "ddp x1"], "status": "ok"})
     steps = [("single x1", 1, 3.0), ("single x1", 2, 9.0), ("ddp x1", 1, 4.0), ("ddp x1", 2, 10.5), ("ddp x1", 3, 99.0)]
     times = pd.DataFrame(steps, columns=["variant", "seed", "median_ms"]).assign(p10_ms=1.0, p90_ms=12.0)
-    result = StudyResult(StrategiesOptions(), MeasuredRows(runs, pd.DataFrame(), times))
+    result = StudyResult(StrategiesOptions(), MeasuredRows(runs, pd.DataFrame(), times, pd.DataFrame()))
     plain, ddp = step_table(result)
     assert plain["median step, ms"] == "6.00 (3.00-9.00)"
     assert plain["added to a plain step, ms"] == "-"

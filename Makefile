@@ -1,9 +1,7 @@
 # gptscale from a clone: `make demo` shows what it does, `make test` proves it. Both set up an environment of their own.
 VENV ?= .venv
 PYTHON ?= python3
-# What must be installed: setup.cfg without its list of our own packages.
-NEEDS = sed '/^packages =/,/^install_requires/d' setup.cfg
-STAMP = $(VENV)/.gptscale-pins-$(shell $(NEEDS) | cat - constraints/main.txt | sha256sum | cut -c1-16)
+STAMP = $(VENV)/.gptscale-pins-$(shell cat setup.cfg constraints/main.txt | sha256sum | cut -c1-16)
 # An environment kept elsewhere may have served another checkout, or other packages: the editable install must be of this one.
 CHECKOUT_KEY = $(shell pwd | cat - setup.cfg | sha256sum | cut -c1-16)
 CHECKOUT = $(VENV)/.gptscale-checkout-$(CHECKOUT_KEY)
@@ -14,12 +12,13 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export GPTSCALE_SKIP_KERNELS = 1
 # Colossal-AI wants an older torch and an older transformers: an environment of its own, which gptscale finds by its name.
 COLOSSALAI = $(VENV)-colossalai
-COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell $(NEEDS) | cat - constraints/colossalai.txt | sha256sum | cut -c1-16)
+COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat setup.cfg constraints/colossalai.txt | sha256sum | cut -c1-16)
 COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(CHECKOUT_KEY)
 COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/colossalai.txt
 
-# The folders that are the package.
+# The folders that are the package, and those that are run from the checkout.
 ROOMS = common foresight launchers lenet ops recipes results
+OUTSIDE = benchmarks tools
 
 DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 100 --lr 5e-4 --warmup-steps 10 --out demo
 
@@ -96,11 +95,12 @@ lint: venv  ## style, and the rules of the house
 types: venv
 	@rm -rf build/types && mkdir -p build/types/gptscale && touch build/types/gptscale/__init__.py
 	@ln -s $(addprefix $(CURDIR)/,$(ROOMS)) build/types/gptscale/
-	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale
+	@ln -s $(addprefix $(CURDIR)/,$(OUTSIDE)) build/types/
+	MYPYPATH=build/types $(BIN)/mypy --namespace-packages -p gptscale $(addprefix -p ,$(OUTSIDE))
 
 # Ratios of one run on a CPU; a busy machine moves even those, so nothing else may run beside it.
 bench-check: venv  ## are step, operators and MNIST as fast as they should be? (MNIST=FOLDER; 8 to 12 minutes on 2 quiet cores)
-	$(BIN)/gptscale bench check --floors results/measured/cpu-bench-model-floors.csv $(if $(MNIST),--mnist $(MNIST))
+	$(BIN)/python -m benchmarks.check --floors results/measured/cpu-bench-model-floors.csv $(if $(MNIST),--mnist $(MNIST))
 
 clean:  ## remove what was made, but for the environments
 	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,10 @@ import runpy
 import shutil
 import sys
 
-from setuptools import setup
+from setuptools import find_packages, setup
+
+# The folders that are the package. benchmarks/ and tools/ are run from the checkout.
+ROOMS = ("common", "foresight", "launchers", "lenet", "ops", "recipes", "results")
 
 
 def kernels():
@@ -42,4 +45,5 @@ def kernels():
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 
-setup(**kernels())
+found = find_packages(include=[name for room in ROOMS for name in (room, f"{room}.*")])
+setup(packages=[f"gptscale.{name}" for name in found], **kernels())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from types import FrameType
@@ -17,48 +17,9 @@ from gptscale.common.process.mock import refuse_mock
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail
 
-Table = Mapping[str, tuple[str, str]]
-
-# Word: module below gptscale, and its line of `gptscale bench --help`.
-BENCHES: Table = {
-    "model": (
-        "launchers.bench.model.command",
-        "gptscale bench model [options]: a training step of the whole GPT beside plain PyTorch and other packages.",
-    ),
-    "parts": (
-        "launchers.bench.parts.command",
-        "gptscale bench parts [options]: each part of the model, in several ways.",
-    ),
-    "memory": ("launchers.bench.memory.command", "gptscale bench memory [options]: the largest batch that fits."),
-    "simulate": (
-        "launchers.bench.memory.accuracy",
-        "gptscale bench simulate [options]: the bytes that simulate predicts beside those that worlds of processes allocate.",
-    ),
-    "engines": (
-        "launchers.bench.engines.command",
-        "gptscale bench engines [options]: each engine beside its own loop.",
-    ),
-    "check": (
-        "launchers.bench.check",
-        "gptscale bench check [--floors FILE] [--mnist DIR]: the goals of speed, measured anew, each reached or not.",
-    ),
-    "saves": (
-        "launchers.bench.saves",
-        "gptscale bench saves [options]: what a save costs a run, with and without --save-async.",
-    ),
-    "plan": (
-        "launchers.bench.plan.command",
-        "gptscale bench plan [options]: predicted step times of every recipe on this CPU beside measured ones.",
-    ),
-    "ops": ("launchers.bench.ops.command", "gptscale bench ops [options]: our operators beside PyTorch's."),
-    "verdict": (
-        "launchers.bench.verdict.command",
-        "gptscale bench verdict [options]: causes of slowness, put in on purpose, beside what verdicts say.",
-    ),
-}
-# Word: module below gptscale, or a table of further words, and its line of `gptscale --help`. A module is imported when its
-# word is given, so that a command loads only what it needs.
-COMMANDS: dict[str, tuple[str | Table, str]] = {
+# Word: module below gptscale, and its line of `gptscale --help`. A module is imported when its word is given, so that a command
+# loads only what it needs.
+COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("launchers.commands.run", "gptscale run RECIPE [options]: train with one strategy."),
     "submit": (
         "launchers.commands.submit",
@@ -80,17 +41,9 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "launchers.commands.parity",
         "gptscale parity [--recipes A,B] [--nproc N]: does each recipe compute what one process computes?",
     ),
-    "soak": (
-        "launchers.commands.soak",
-        "gptscale soak [--minutes 30] [--recipes A,B]: break runs at random, resume them, and prove that nothing is lost.",
-    ),
     "simulate": (
         "launchers.commands.simulate",
         "gptscale simulate RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
-    ),
-    "trace": (
-        "launchers.commands.trace_pipeline",
-        "gptscale trace [--schedules A,B] [--nproc N] [options]: a picture of each pipeline schedule, from real steps.",
     ),
     "plan": (
         "launchers.commands.plan",
@@ -99,10 +52,6 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
     "calibrate": (
         "launchers.commands.calibrate",
         "gptscale calibrate [--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
-    ),
-    "rebuild-tb": (
-        "launchers.commands.rebuild_tb",
-        "gptscale rebuild-tb RUN...: TensorBoard events of runs, written anew from their CSVs.",
     ),
     "list": ("launchers.commands.list_recipes", "gptscale list: the recipes."),
     "doctor": (
@@ -117,10 +66,6 @@ COMMANDS: dict[str, tuple[str | Table, str]] = {
         "launchers.commands.tokenize_text",
         "gptscale tokenize INPUT... --out FILE.bin: text into memory-mapped tokens.",
     ),
-    "bench": (
-        BENCHES,
-        "gptscale bench model|parts|memory|simulate|engines|ops|verdict: measurements against alternatives in the same run.",
-    ),
     "lenet": (
         "lenet.cli",
         "gptscale lenet WORD [options]: the vision experiments; `gptscale lenet --help` lists the words.",
@@ -130,13 +75,24 @@ HELP = ("-h", "--help", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line and return its exit status: 2, after one line, for an error that is the user's."""
+    """Carry out a command line of `gptscale` and return its exit status."""
+    return start(_carry_out, argv)
+
+
+def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None) -> int:
+    """Call a command and return its exit status: 2, after one line, for an error that is the user's.
+
+    argv: its words; None for those that this process was started with.
+    """
     if argv is None:
         declare_fresh()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())
     try:
-        status = _carry_out(list(sys.argv[1:] if argv is None else argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        if words != ["--version"] and not {*words} & {*HELP}:
+            refuse_mock("carry out this command")
+        status = command(words)
         sys.stdout.flush()
         return status
     except GptscaleError as error:
@@ -190,7 +146,7 @@ def _carry_out(words: Sequence[str]) -> int:
         print(
             "Which way of splitting this GPT over these devices trains it fastest, fits, and computes the same thing?\n"
         )
-        _print_lines(COMMANDS)
+        print("\n".join(f"  {line}" for _, line in COMMANDS.values()))
         print("\nEvery command has --help. A first try: gptscale sweep --recipes single,ddp,fsdp --nproc 2")
         return 0
     if words[0] == "--version":
@@ -199,31 +155,14 @@ def _carry_out(words: Sequence[str]) -> int:
 
         print(f"gptscale {version('gptscale')}")
         return 0
-    refuse_mock(f"carry out {words[0][:20]}")
-    return _start(COMMANDS, words, "gptscale COMMAND")
-
-
-def _start(commands: Mapping[str, tuple[str | Table, str]], words: Sequence[str], usage: str) -> int:
-    """Call the `main` of the module that the first word names with the words behind it."""
-    if not words or words[0].startswith("-"):
-        raise ConfigError("a command is missing", "on the command line", usage)
+    if words[0].startswith("-"):
+        raise ConfigError("a command is missing", "on the command line", "gptscale COMMAND")
     word, *others = words
-    if word not in commands:
-        raise ConfigError(f"unknown command {word!r}", "on the command line", did_you_mean(word, commands))
-    target, _ = commands[word]
-    if isinstance(target, str):
-        status: int = import_module(f"gptscale.{target}").main(others)
-        return status
-    if others and others[0] in HELP:
-        print(f"usage: gptscale {word} WORD [options]\n")
-        _print_lines(target)
-        raise SystemExit(0)
-    return _start(target, others, f"gptscale {word} {'|'.join(target)}")
-
-
-def _print_lines(commands: Mapping[str, tuple[str | Table, str]]) -> None:
-    for _, line in commands.values():
-        print(f"  {line}")
+    if word not in COMMANDS:
+        raise ConfigError(f"unknown command {word!r}", "on the command line", did_you_mean(word, COMMANDS))
+    module, _ = COMMANDS[word]
+    status: int = import_module(f"gptscale.{module}").main(others)
+    return status
 
 
 if __name__ == "__main__":

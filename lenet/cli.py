@@ -20,7 +20,6 @@ USAGE = {
     "backend": "[--per-rank 32,128] [--nproc N]: NCCL against Gloo, with the spread of equal runs.",
     "baseline": "[--data D] [--preset P] [--seeds 1,2,3]: LeNet-5 beside the reports' figures, with a figure.",
     "batch": "[--per-rank 16,32,64,128] [--nproc N]: what the batch of a rank does to time, memory and accuracy.",
-    "bench": "[--data D] [options]: images/s and accuracy beside a plain PyTorch script, in the same run.",
     "memory": "[--model M] [--batch-size N] [options]: what fills the memory in one step, as a picture.",
     "minigrad": "[--model pure_linear|simple_conv|LeNet]: train with a small autograd, beside the old figures.",
     "fused": "[--data D] [options]: 2 and 10 convolutions, fused with bias and ReLU or not, cuDNN on and off.",

@@ -41,7 +41,7 @@ class Recipe(NamedTuple):
     own_work: why what it trains is not what the others do, unless its options say so; "" for all but the exercise's baseline.
     memory: how a rank holds the model and what it gathers and sends, a layout of foresight/memory/world_bytes.py.
     process_gib: resident memory before the first tensor of a model, measured with torch 2.11 and DeepSpeed 0.19.8 on a
-    CPU; 0 where `gptscale bench memory` does not need it.
+    CPU; 0 where `python -m benchmarks.memory` does not need it.
     """
 
     module: str

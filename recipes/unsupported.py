@@ -173,7 +173,7 @@ UNSUPPORTED = (
         "compile",
         (True,),
         "it is the exercise's step as it stands",
-        "use gptscale bench model, whose handout_best is the same model compiled",
+        "use python -m benchmarks.model, whose handout_best is the same model compiled",
     ),
     Pair(
         has_transformers_model,

@@ -1,12 +1,12 @@
 """The pages: their links lead to files, and every recipe has its page and its rows."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
 from gptscale.recipes import RECIPES
+from tools import drawings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -46,7 +46,7 @@ def test_every_fault_of_the_matrix_has_its_row_and_every_test_it_names_is_there(
 
 def test_every_drawing_is_drawn_by_the_script_and_shown_on_a_page(tmp_path):
     folder = ROOT / "docs" / "images" / "drawings"
-    runpy.run_path(str(folder / "draw.py"))["main"](tmp_path)
+    drawings.main(tmp_path)
     drawn = {path.name for path in tmp_path.iterdir() if path.stat().st_size > 10_000}
     shown = {Path(link).name for page in PAGES for link in LINK.findall(page.read_text()) if "/drawings/" in link}
     assert drawn == {path.name for path in folder.glob("*.svg")} == shown

@@ -24,15 +24,19 @@ results recipes
 foresight
 lenet
 launchers
+tools benchmarks
 """
+# Rooms that are run from the checkout. Only tests and they themselves import them.
+OUTSIDE = ("benchmarks", "tools")
 LEVEL = {room: level for level, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
-COMMANDS = re.compile(r"gptscale\.launchers\.(commands|bench\.\w+\.command$)")
+COMMANDS = re.compile(r"gptscale\.launchers\.commands|.*\.__main__$")
 # What tools read stands behind a line.
 FOR_TOOLS = re.compile(r"# *(noqa|type:|fmt:)")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 PATHS = [path for room in {room.split(".")[0] for room in LEVEL} for path in (ROOT / room).rglob("*.py")]
-FILES = {".".join(("gptscale", *path.relative_to(ROOT).with_suffix("").parts)): path for path in PATHS}
+FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
+FILES = {module if module.startswith(OUTSIDE) else f"gptscale.{module}": path for module, path in FILES.items()}
 FILES = {module.removesuffix(".__init__"): path for module, path in FILES.items()}
 TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
 # The package and its tests.
@@ -52,7 +56,7 @@ def imports(node, module):
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((child.lineno, name.name) for name in child.names if name.name in FILES)
-        elif isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == "gptscale":
+        elif isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] in ("gptscale", *OUTSIDE):
             both = ((f"{child.module}.{name.name}", child.module) for name in child.names)
             yield from ((child.lineno, inner if inner in FILES else outer) for inner, outer in both)
         # The one exception: the lines that start a recipe by hand import the launchers, which are above it.
@@ -62,7 +66,7 @@ def imports(node, module):
 
 def room_of(module):
     """Return the room of a module, as ORDER names it."""
-    _, *parts = module.split(".")
+    parts = module.removeprefix("gptscale.").split(".")
     return ".".join(parts[:2]) if parts[:1] == ["common"] else parts[0]
 
 

@@ -12,15 +12,15 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 33_000),
-    "foresight": (("foresight",), 10_150),
+    "core": (CORE, 25_100),
+    "foresight": (("foresight",), 8_700),
     "lenet": (("lenet",), 7_550),
-    "the package": ((*CORE, *LABS), 50_600),
-    "the tests": (("tests",), 29_800),
+    "the package": ((*CORE, *LABS), 41_300),
+    "the tests": (("tests",), 29_000),
 }
 LOADED = {
-    "a rank": (["launchers/run/worker.py"], 17_650),
-    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_900),
+    "a rank": (["launchers/run/worker.py"], 17_550),
+    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_850),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_450) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }
 

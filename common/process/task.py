@@ -14,7 +14,7 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import run_captured
 
-# launchers/bench/gpu.sh sets less, so that a task that hangs is seen here before the whole bench is ended from outside.
+# benchmarks/gpu.sh sets less, so that a task that hangs is seen here before the whole bench is ended from outside.
 LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
 # How the last line of a traceback begins: a class of Python's, a class with its module (triton...OutOfResources), our own line.
 LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")

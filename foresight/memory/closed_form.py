@@ -1,7 +1,7 @@
 """Bytes that a training step will need on the device, on the host and on disk, from the run's options alone.
 
-`predict` serves every recipe and any rank of any world. `need` serves the ways in which `gptscale bench memory` fits a model
-into one process. Both take the highest of a few moments of a step (`moments`). State is exact (state.py), what blocks keep and
+`predict` serves every recipe and any rank of any world. `need` serves the ways in which benchmarks/memory fits a model into
+one process. Both take the highest of a few moments of a step (`moments`). State is exact (state.py), what blocks keep and
 what is at work is in activations.py, and what a recipe gathers, sends and holds besides in world_bytes.py and recipe_bytes.py.
 What an allocator rounds, splits and keeps is not in it.
 

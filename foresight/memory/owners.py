@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from gptscale.common.engine import Engine
 from gptscale.common.measure.live_state import tensors_in
 from gptscale.common.state import local
-from gptscale.foresight.memory.counter import Counter
+from gptscale.foresight.mock_cuda.counter import CudaCounter
 
 PARAMETER, GRADIENT, STATE = "parameter", "gradient", "optimizer state"
 GATHERED, BUCKET, LOGITS = "gathered shard", "bucket", "logits and loss"
@@ -46,7 +46,7 @@ class Owners:
     storages that were recognised. marks: (time, part) where a part of a step begins.
     """
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: CudaCounter) -> None:
         self.counter = counter
         self.places: list[tuple[str, str]] = []
         self.labels: list[tuple[int, int, str]] = []
@@ -141,10 +141,6 @@ class Owners:
         if self._resting:
             return
         self._label({address(p.grad) for p in _parameters(engine) if p.grad is not None} - {0}, GRADIENT)
-
-    def seen_by_group(self, what: str, tensor: Tensor) -> None:
-        """Recognise the tensors of a collective: what is gathered, and buckets that are summed."""
-        self._label([address(tensor)], GATHERED if what == "received" else BUCKET)
 
     def _label(self, addresses: Iterable[int], what: str) -> None:
         now = self.counter.now()

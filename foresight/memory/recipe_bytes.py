@@ -1,4 +1,4 @@
-"""The bytes that one process needs in each way that `gptscale bench memory` tries, whatever the batch.
+"""The bytes that one process needs in each way that `python -m benchmarks.memory` tries, whatever the batch.
 
 State is counted as in Rajbhandari et al. 2020 (arXiv 1910.02054, section 3). What an allocator rounds, splits and keeps is not
 in it. This module imports nothing heavy.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_output_file, check_ranges, did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import Precision, RunConfig
-from gptscale.launchers.bench.measurement import tell
 
 if TYPE_CHECKING:
     from gptscale.common.process.world import World
@@ -132,7 +132,9 @@ def main(argv: Sequence[str]) -> int:
     if launched:
         return worker.as_rank(task.device, lambda world: _measure_and_show(task, world))
     words = (json.dumps(dataclasses.asdict(task)),)
-    tell(f"measuring {options.model} on {world.world_size} ranks of {world.device.type} ...")
+    print(
+        f"measuring {options.model} on {world.world_size} ranks of {world.device.type} ...", file=sys.stderr, flush=True
+    )
     if status := launch(Program("gptscale.foresight.calibrate.worker", words), world.world_size, fork=not cuda):
         return status
     show(out)

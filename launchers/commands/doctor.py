@@ -132,7 +132,7 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
     """Measure the disk of `folder`, and say what that means for training `model`."""
     if model not in PRESETS:
         raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, PRESETS))
-    from gptscale.launchers.bench.nvme import gemm_tflops, measure, verdict
+    from gptscale.launchers.nvme import gemm_tflops, measure, verdict
 
     disk = measure(folder)
     tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

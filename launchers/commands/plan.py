@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptscale.common.errors import ConfigError
@@ -24,8 +23,6 @@ def main(argv: Sequence[str]) -> int:
     """Plan, print the recommendation and the table, and write the files that the options name."""
     about = "Which split of a model, on which machines: what fits, how fast, and the command that starts it."
     options = parse(PlanOptions, argv, prog="gptscale plan", about=about)
-    if options.check is not None:
-        return _check(options.check, options)
     names = list(RECIPES) if options.recipes == "all" else parse_names(options.recipes, RECIPES, "recipe", "--recipes")
     # After the options are parsed, because they import torch.
     from gptscale.foresight.plan.decision import decide, find_limits
@@ -114,20 +111,3 @@ def _leave(options: PlanOptions, plan: WorkPlan, shown: PlanTable, argv: Sequenc
         write_table(options.md, shown)
     if options.save:
         print(f"plan     {options.save}, {write_plan(options.save, shown, plan, argv, options.calibration)[:16]}")
-
-
-def _check(file: Path, options: PlanOptions) -> int:
-    """Predict the rows of a table, print the summary, and write the rows."""
-    from gptscale.foresight.tables.check import check
-    from gptscale.foresight.tables.report import summary, write_rows
-    from gptscale.foresight.tables.table import read_table
-
-    measured = read_table(file)
-    others = [read_table(path) for path in options.calibrate_on]
-    rows = check(measured, others)
-    for line in summary(measured, others, rows):
-        print(line)
-    if options.csv:
-        write_rows(options.csv, measured, rows)
-        print(f"{len(rows)} rows in {options.csv}")
-    return 0

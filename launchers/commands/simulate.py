@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import tyro
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range, refuse_changed
+from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
@@ -42,15 +42,11 @@ class SimulateOptions:
     rank: str = "0"
     """Ranks to simulate: numbers with commas between, last, or stages (the first rank of each pipeline stage)."""
     device_kind: Annotated[str, tyro.conf.arg(name="as")] = "h100-80"
-    """The device to play: a100-80 | h100-80 | h200 | b200 | 24gb. Not for --device cpu."""
+    """The device to play: a100-80 | h100-80 | h200 | b200 | 24gb."""
     gpus_per_node: int = 8
     """Devices of one machine."""
-    memory: float | None = None
-    """With --device cpu: the GiB that a rank has. Where it needs more, what fills it and what would fit is said."""
     host_memory: float | None = None
-    """GiB of one machine's own memory, which its ranks share. Not for --device cpu."""
-    how: Literal["auto", "count", "formula"] = "auto"
-    """With --device cpu: count (run the rank's own program) | formula (arithmetic) | auto (count if this machine can)."""
+    """GiB of one machine's own memory, which its ranks share."""
     save: Path | None = None
     """Folder for simulation.json and simulation.png."""
 
@@ -61,7 +57,6 @@ class SimulateOptions:
     def __post_init__(self) -> None:
         check_range(self.nproc, 1, 2**16, "nproc")
         check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
-        check_range(self.memory, 1e-6, 1e6, "memory")
         check_range(self.host_memory, 1e-6, 1e6, "host_memory")
         check_folder(self.save)
         device_named(self.device_kind)
@@ -80,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
     recipe, words = take_recipe(argv, "gptscale simulate RECIPE [options]")
     config, recipe_config, options = parse_launch(recipe, words, SimulateOptions)
     assert options is not None
-    refuse_of_other_device(config, options)
+    if config.device == "cpu":
+        raise ConfigError("ranks on CPUs are not simulated", "in --device cpu", "leave it out: no GPU is needed")
     ranks = ranks_of(recipe, config, options)
     memories = []
     for rank in ranks:
@@ -93,17 +89,6 @@ def main(argv: Sequence[str]) -> int:
     if too_large := next((memory for memory in memories if memory.fits is False), None):
         print(_advice(recipe, config, recipe_config, options, too_large.rank), file=sys.stderr)
     return 0 if all(memory.fits is not False for memory in memories) else 1
-
-
-def refuse_of_other_device(config: RunConfig, options: SimulateOptions) -> None:
-    """Raise ConfigError for an option that only a simulation of the other kind of device has."""
-    if config.device != "cpu":
-        why = f"{options.device_kind} has its own memory, and is counted"
-        refuse_changed(options, ("memory", "how"), why, "leave it out, or add --device cpu")
-        return
-    if options.device_kind != SimulateOptions.device_kind:
-        raise ConfigError("ranks on CPUs play no other device", "in --as", "leave it out, or leave out --device cpu")
-    refuse_changed(options, ("gpus_per_node", "host_memory"), "ranks on CPUs have no GPUs")
 
 
 def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[int]:
@@ -126,17 +111,6 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
 
 
 def _simulate(
-    recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int, how: str = ""
-) -> RankMemory:
-    if config.device != "cpu":
-        return _on_mock(recipe, config, recipe_config, options, rank)
-    from gptscale.launchers.run.simulated_cpu import simulate
-
-    memory = simulate(recipe, config, recipe_config, options.nproc, rank, how or options.how)
-    return dataclasses.replace(memory, capacity=None if options.memory is None else int(options.memory * GIB))
-
-
-def _on_mock(
     recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
 ) -> RankMemory:
     from gptscale.launchers.run.simulation import rank_memory, simulate
@@ -164,13 +138,11 @@ def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options
     for words, other, less, less_recipe in islice(remedies(recipe, config, recipe_config, options.nproc), TRIES):
         with console(stderr=True).status(f"trying {words}"):
             try:
-                # On CPUs by arithmetic, because counting computes what the run would.
-                memory = _simulate(other, less, less_recipe, options, rank, "formula")
+                memory = _simulate(other, less, less_recipe, options, rank)
             except ConfigError:
                 continue
         if memory.fits:
-            grade = "closed form" if config.device == "cpu" else "simulated"
-            return f"fits with {words}: {memory.needed / GIB:.2f} GiB needed ({grade})"
+            return f"fits with {words}: {memory.needed / GIB:.2f} GiB needed (simulated)"
         tried.append(words)
     return f"does not fit with any of: {'; '.join(tried)}"
 
@@ -178,24 +150,20 @@ def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options
 def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
     timeline = memory.timeline
     peak = timeline.peak_at
-    title = f"{recipe}, rank {memory.rank} of {options.nproc}, on {memory.extra.get('device', 'cpu')}"
+    title = f"{recipe}, rank {memory.rank} of {options.nproc}, on {memory.extra['device']}"
     rows = table(("what fills the peak", "GiB", "share"), left=("what fills the peak",), title=title)
     owners = merged(timeline.by_owner(peak)) | {"rounding of the allocator's blocks": memory.rounding()}
     for owner, nbytes in owners.items():
         if nbytes >= min(2**20, memory.allocated / 200):
             rows.add_row(owner, f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, memory.allocated):.0%}")
     rows.add_row("allocated at most", f"{memory.allocated / GIB:,.2f}", "", end_section=True)
-    if "grade" not in memory.extra:
-        rows.add_row("reserved by torch's allocator", f"{memory.reserved / GIB:,.2f}", "")
+    rows.add_row("reserved by torch's allocator", f"{memory.reserved / GIB:,.2f}", "")
     for constant in memory.constants:
         rows.add_row(f"{constant.name} (a constant)", f"{constant.nbytes / GIB:,.2f}", "")
     rows.add_row("needed", f"{memory.needed / GIB:,.2f}", "")
     console(log_columns=120, highlight=False).print(rows)
-    if "grade" in memory.extra:
-        print(f"grade    {memory.extra['grade']}")
-    else:
-        host = f", which needs {memory.host / GIB:,.2f} GiB in all" if memory.host is not None else ""
-        print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB{host}")
+    host = f", which needs {memory.host / GIB:,.2f} GiB in all" if memory.host is not None else ""
+    print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB{host}")
     calls = memory.extra.get("calls")
     if isinstance(calls, StepCalls):
         sent = sum(c.nbytes * c.count for c in calls.collectives) / GIB
@@ -237,7 +205,8 @@ def _save(recipe: str, config: RunConfig, options: SimulateOptions, memories: Se
         "ranks": ranks,
     }
     (folder / "simulation.json").write_text(json.dumps(facts, indent=1) + "\n")
-    kind = config.device if config.device == "cpu" else options.device_kind
-    figure = draw(memories, f"{recipe}, {config.model}, {options.nproc} x {kind}: memory over one step, by owner")
+    figure = draw(
+        memories, f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
+    )
     figure.savefig(folder / "simulation.png", dpi=DPI)
     print(f"files    {folder / 'simulation.json'}, {folder / 'simulation.png'}")

@@ -70,15 +70,8 @@ class PlanOptions:
     """The table and the picture as one page."""
     save: Path | None = None
     """The plan with a hash, for `gptscale run --plan`."""
-    check: Path | None = None
-    """A table of runs that others measured: predict each half of it from the other half, and nothing else."""
-    calibrate_on: tuple[Path, ...] = ()
-    """With --check: predict all of its rows from these tables instead."""
-    csv: Path | None = None
-    """With --check: the rows with their predictions, as CSV."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
-        OptionNeed("calibrate_on,csv", lambda o: o.check, "there is no table of measured runs", "add --check FILE"),
         OptionNeed("nproc", lambda o: o.here, "the devices are --nodes times --gpus-per-node", "add --here"),
         OptionNeed("jobs_on_links", lambda o: o.nodes > 1, "one node has no links to others", "add --nodes N"),
         OptionNeed(
@@ -87,17 +80,11 @@ class PlanOptions:
             "--here is this machine",
         ),
         OptionNeed("scaling", lambda o: o.png or o.html, "the picture has no file", "add --png FILE"),
-        OptionNeed(
-            "model,n_layer,n_embd,n_head,seq_len,global_batch_size,precision,recipes,nodes,gpus_per_node,device,link,here,nproc,"
-            "jobs_on_links,host_memory,calibration,simulate,no_simulate,simulated,rows,explain,scaling,png,md,html,save",
-            lambda o: not o.check,
-            "--check predicts the rows of its table, and nothing else",
-        ),
         OptionNeed("simulated", lambda o: o.simulate and not o.here, "nothing is simulated", ""),
     )
 
     def __post_init__(self) -> None:
-        for name in ("csv", "png", "md", "html", "save"):
+        for name in ("png", "md", "html", "save"):
             check_output_file(getattr(self, name), f"--{name}")
         counts = {
             "nodes": (1, 4096),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,6 @@ from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
 from gptscale.common.train import train
 from gptscale.foresight.memory.closed_form import predict
-from gptscale.foresight.memory.counter import Counter
 from gptscale.foresight.memory.owners import FORWARD, Owners
 from gptscale.foresight.memory.saved import save_timeline
 from gptscale.foresight.memory.timeline import read_timeline
@@ -98,7 +97,7 @@ def main(argv: list[str]) -> int:
 def _simulate(plan: Plan, folder: Path) -> int:
     run = plan.run
     counter = CudaCounter(run.world.device)
-    owners = Owners(cast(Counter, counter))
+    owners = Owners(counter)
     marks = StepMarks(counter)
     facts: dict[str, Any] = {"recipe": run.recipe, "rank": run.world.rank, "world_size": run.world.world_size}
     status = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.cli import BENCHES, COMMANDS, main
+from gptscale.launchers.cli import COMMANDS, main
 from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import parse_run
 from gptscale.lenet.cli import USAGE
@@ -20,9 +20,7 @@ NEVER = {"pandas", "matplotlib", "jinja2", "transformers", "deepspeed", "wandb"}
 NOT_BEFORE_OPTIONS_ARE_READ = NEVER | {"torch", "tensorboard"}
 
 
-@pytest.mark.parametrize(
-    "words", [["run", "fsdp"], ["sweep"], ["parity"], ["compare"], ["doctor"], ["bench"], ["tokenize"]]
-)
+@pytest.mark.parametrize("words", [["run", "fsdp"], ["sweep"], ["parity"], ["compare"], ["doctor"], ["tokenize"]])
 def test_help(words, capsys):
     with pytest.raises(SystemExit) as end:
         main([*words, "--help"])
@@ -75,14 +73,12 @@ def test_on_a_terminal_too_the_message_is_one_plain_sentence():
     )
 
 
-@pytest.mark.parametrize("table", [COMMANDS, BENCHES])
-def test_every_word_has_its_module(table):
+def test_every_word_has_its_module():
     """The modules are read, not imported, because together they import everything."""
-    for word, (module, line) in table.items():
+    for word, (module, line) in COMMANDS.items():
         assert f" {word}" in line
-        if isinstance(module, str):
-            source = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
-            assert "\ndef main(argv: Sequence[str]" in source.read_text()
+        source = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
+        assert "\ndef main(argv: Sequence[str]" in source.read_text()
 
 
 STUDIES = [word for word in USAGE if word != "train"]
@@ -95,12 +91,9 @@ STUDIES = [word for word in USAGE if word != "train"]
         (["--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "ddp", "--precision", "fp4"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
         *((["lenet", word, "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ) for word in STUDIES),
-        (["bench", "memory", "--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
-        (["bench", "engines", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
-        (["bench", "ops", "--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "single", "--steps", "1", "--data", "synthetic", "--device", "cpu"], 0, NEVER),
     ],
-    ids=["list", "help", "a refused option", *STUDIES, "bench memory", "engines", "operators", "a run"],
+    ids=["list", "help", "a refused option", *STUDIES, "a run"],
 )
 def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwanted):
     """Of the command and, since they inherit the variable, of the ranks that it starts."""

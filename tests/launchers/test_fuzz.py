@@ -15,9 +15,6 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.checks import option_of
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers import cli
-from gptscale.launchers.bench.memory.command import MemoryLadderOptions
-from gptscale.launchers.bench.model.options import ModelBenchOptions
-from gptscale.launchers.bench.ops.command import OpsOptions
 from gptscale.launchers.commands import compare, parity, run, sweep
 from gptscale.launchers.run import start
 from gptscale.launchers.run.options import default_recipe_config
@@ -55,11 +52,8 @@ def kinds(words: list[str]) -> list[Any]:
         "sweep": [sweep.SweepOptions, RunConfig],
         "parity": [parity.ParityOptions],
         "compare": [compare.CompareOptions],
-        "bench memory": [MemoryLadderOptions],
-        "bench model": [ModelBenchOptions],
-        "bench ops": [OpsOptions],
         "lenet train": [VisionConfig, lenet_cli.NprocOptions],
-    }.get(" ".join(words[:2]) if words[0] in ("bench", "lenet") else words[0], [run.LaunchOptions])
+    }.get(" ".join(words[:2]) if words[0] == "lenet" else words[0], [run.LaunchOptions])
 
 
 def value_of(kind: Any, draw: random.Random) -> list[str]:
@@ -79,16 +73,9 @@ def line(draw: random.Random) -> list[str]:
         ["compare", "."],
         ["lenet", "train"],
     ]
-    commands += [
-        ["bench", "memory", "--dry-run"],
-        ["bench", "model", "--contenders", "x"],
-        ["bench", "ops", "--dtypes", "x"],
-    ]
     words = list(draw.choice(commands))
     hints = {f.name: get_type_hints(k).get(f.name) for k in kinds(words) for f in dataclasses.fields(k)}
-    # Without these a bench would measure.
-    for name in ("dry_run", "contenders", "dtypes"):
-        hints.pop(name, None)
+    hints.pop("dry_run", None)
     for name in draw.sample(sorted(hints), min(len(hints), draw.choice((0, 1, 1, 2, 2, 3, 4, 6)))):
         option = option_of(name) if draw.random() < 0.9 else option_of(name)[: draw.randint(1, 9)]
         if hints[name] is bool:

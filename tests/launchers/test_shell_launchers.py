@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.memory.__main__ import MemoryLadderOptions
+from benchmarks.model.__main__ import ModelBenchOptions
+from benchmarks.ops.__main__ import OpsOptions
 from gptscale.common.process import environments
 from gptscale.common.settings import command_line
 from gptscale.common.settings.command_line import parse
-from gptscale.launchers.bench.memory.command import MemoryLadderOptions
-from gptscale.launchers.bench.model.command import ModelBenchOptions
-from gptscale.launchers.bench.ops.command import OpsOptions
-from gptscale.launchers.bench.parts.command import PartsOptions
 from gptscale.launchers.cli import main
 from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import parse_launch
 from gptscale.recipes import RECIPES, unsupported
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
+MODEL, MEMORY = ["-m", "benchmarks.model"], ["-m", "benchmarks.memory"]
+GPU_SH = LAUNCHERS.parent / "benchmarks" / "gpu.sh"
 OPTIONS = ["--model", "1.6b", "--run-name", "a run;rm"]
 
 
@@ -62,17 +63,16 @@ def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # Options are read here, for which Colossal-AI's environment need not be there.
     monkeypatch.setattr(environments, "require", lambda *package: None)
-    listed = (
-        shell(LAUNCHERS / "bench" / "gpu.sh", "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
-    )
-    benches = {"model": ModelBenchOptions, "parts": PartsOptions, "ops": OpsOptions, "memory": MemoryLadderOptions}
+    listed = shell(GPU_SH, "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
+    benches = {"model": ModelBenchOptions, "ops": OpsOptions, "memory": MemoryLadderOptions}
     (tmp_path / "out").mkdir()
     asked, recipes, experiments = set(), [], []
     for words in map(str.split, listed):
-        if words[:2] == ["gptscale", "bench"]:
-            options = parse(benches[words[2]], words[3:], prog="p", about="a")
+        if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+            bench = words[2].removeprefix("benchmarks.")
+            options = parse(benches[bench], words[3:], prog="p", about="a")
             assert options.device in ("auto", "cuda"), words
-            asked.add(words[2])
+            asked.add(bench)
         elif words[:2] == ["gptscale", "run"]:
             config, recipe_config, _ = parse_launch(words[2], words[3:], LaunchOptions)
             assert config.device in ("auto", "cuda")
@@ -98,7 +98,7 @@ def test_the_gpu_script_takes_images_and_the_gpus_that_there_are(tmp_path):
     smi.write_text('#!/bin/sh\n[ "$1" = --list-gpus ] && printf "GPU 0: H100\\nGPU 1: H100\\n"\n')
     smi.chmod(0o755)
     words = ("--list", "--images", "MNIST/raw", tmp_path / "out")
-    listed = shell(LAUNCHERS / "bench" / "gpu.sh", *words, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.splitlines()
+    listed = shell(GPU_SH, *words, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.splitlines()
     vision = [line for line in listed if " lenet " in line]
     assert len(vision) == 6
     assert all("--data MNIST/raw " in line for line in vision)
@@ -114,14 +114,14 @@ def test_the_gpu_script_carries_on(tmp_path):
         fake = tmp_path / name
         fake.write_text(
             f'#!/bin/sh\necho "$* $GPTSCALE_WORKER_LIMIT_S" >>{tmp_path}/asked\n'
-            f'[ "$2" != parts ] || {{ echo part >>{tmp_path}/out/parts.csv; exit 3; }}\n'
+            f'case "$*" in *handout.csv*) echo part >>{tmp_path}/out/handout.csv; exit 3;; esac\n'
         )
         fake.chmod(0o755)
     environment, out = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, tmp_path / "out"
 
     def asked(*words):
         (tmp_path / "asked").write_text("")
-        ended = shell(LAUNCHERS / "bench" / "gpu.sh", *words, **environment)
+        ended = shell(GPU_SH, *words, **environment)
         lines = (tmp_path / "asked").read_text().splitlines()
         # Each has 480 s of the call's ten minutes: what hangs is told within the call.
         assert all(line.endswith(" 480") for line in lines)
@@ -131,17 +131,17 @@ def test_the_gpu_script_carries_on(tmp_path):
     (out / "model.tried").write_text("once\n")
     ended, first = asked(out)
     assert ended.returncode == 1
-    assert first[0] == ["bench", "parts"]
-    assert first[-2:] == [["-m", "pytest"], ["bench", "model"]]
-    assert "parts ended with status 3" in ended.stderr
-    assert len(first) == len(shell(LAUNCHERS / "bench" / "gpu.sh", "--list", out).stdout.splitlines())
-    assert asked(out)[1] == [["bench", "parts"], ["bench", "memory"]]
-    assert [(out / f"parts{name}.csv").read_text() for name in ("", ".earlier")] == ["part\n"] * 2
-    (out / "parts.tried").write_text("1\n2\n3\n")
-    assert asked(out)[1] == [["bench", "memory"], ["bench", "parts"]]
+    assert first[0] == MODEL
+    assert first[-2:] == [["-m", "pytest"], MODEL]
+    assert "handout ended with status 3" in ended.stderr
+    assert len(first) == len(shell(GPU_SH, "--list", out).stdout.splitlines())
+    assert asked(out)[1] == [MODEL, MEMORY]
+    assert [(out / f"handout{name}.csv").read_text() for name in ("", ".earlier")] == ["part\n"] * 2
+    (out / "handout.tried").write_text("1\n2\n3\n")
+    assert asked(out)[1] == [MEMORY, MODEL]
     ended, nothing = asked(out, "0")
     assert nothing == []
-    assert "not done for want of time: memory parts" in ended.stdout
+    assert "not done for want of time: memory handout" in ended.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,15 @@ import time
 
 import pytest
 
+from benchmarks.foresight.memory import rows_in
+from benchmarks.foresight.tables.table import read_table
+from benchmarks.foresight.times.__main__ import measured_before
+from benchmarks.model.floors import read_floors
 from gptscale.common.engines.zero.options import merged
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings import user_file
 from gptscale.foresight.calibrate import file as calibration
 from gptscale.foresight.plan.frozen import read_row, with_plan
-from gptscale.foresight.tables.table import read_table
-from gptscale.launchers.bench.memory.accuracy_cuda import rows_in
-from gptscale.launchers.bench.model.floors import read_floors
-from gptscale.launchers.bench.plan.command import measured_before
 from gptscale.lenet.comparison.rows import read_rows
 from gptscale.lenet.run.columns import read_summary
 from gptscale.recipes.zero import ZeroConfig
@@ -33,8 +33,8 @@ READERS = {
     "--plan on the command line": lambda path: with_plan(["ddp", "--plan", str(path)]),
     "a table of measured runs": read_table,
     "--floors": lambda path: read_floors(path, ["gptscale"]),
-    "--csv of bench memory": rows_in,
-    "--csv of bench plan": measured_before,
+    "--csv of the accuracy of memory": rows_in,
+    "--csv of the accuracy of times": measured_before,
     "a lenet.csv": read_summary,
     "--rows": lambda path: read_rows(str(path), "bars"),
     "a summary": lambda path: load([path]),

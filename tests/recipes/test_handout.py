@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from planned_runs import planned_words
 from worlds import ok
 
 from gptscale.common.checkpoint.reader import Reader
@@ -13,7 +14,6 @@ from gptscale.common.engine import Batch
 from gptscale.common.measure.flops import handout_n_params
 from gptscale.foresight.plan.enumeration import RECIPES
 from gptscale.launchers.cli import main
-from gptscale.launchers.run.simulated_cpu import planned_words
 from gptscale.launchers.run.start import recipes_named
 from gptscale.recipes import handout
 

@@ -23,7 +23,7 @@ RUNS = {
 }
 RUNS["hybrid_3d"] += ["--tp-size", 2]
 RUNS["lenet"] = ["lenet", "train", "--nproc", 2, "--epochs", 10**4, "--device", "cpu", "--no-tensorboard"]
-RUNS["bench"] = ["bench", "engines", "--recipes", "ddp", "--rounds", 1000, "--n-embd", 32, "--allow-busy"]
+RUNS["bench"] = ["--recipes", "ddp", "--rounds", 1000, "--n-embd", 32, "--allow-busy"]
 
 
 def listening(program):
@@ -38,7 +38,7 @@ def test_nothing_listens_off_the_loopback(run, tmp_path):
     if run in RECIPES and (reason := why_not_here(run)):
         pytest.skip(reason)
     words = RUNS[run] if run == "bench" else [*RUNS[run], "--out", tmp_path]
-    started = Started(command(*words))
+    started = Started(command(*words, module="benchmarks.engines" if run == "bench" else "gptscale.launchers.cli"))
     if run == "bench":
         # The bench says nothing before its end.
         started.wait_for(lambda: len(listening(started)) >= 3)

@@ -1,4 +1,4 @@
-"""One turn of `gptscale bench engines` on one rank: the loop of a library and the recipe's. Argument: the recipe."""
+"""One turn of `python -m benchmarks.engines` on one rank: the loop of a library and the recipe's. Argument: the recipe."""
 
 import os
 import sys
@@ -6,9 +6,9 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+from benchmarks.engines.worker import compare
 from gptscale.common.process.mock import is_mock, simulating
 from gptscale.foresight.mock_cuda.host import leave_out
-from gptscale.launchers.bench.engines.worker import compare
 from gptscale.results.record.recorder import Recorder
 
 if is_mock():

@@ -33,22 +33,29 @@ def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*IMPORTS, *chain(*engines)]))
 
 
-def command(*words: Any, environment: str = "") -> Program:
-    """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it."""
-    return Program("gptscale.launchers.cli", tuple(map(str, words)), environment, imports_of(words, environment))
+def command(*words: Any, environment: str = "", module: str = "gptscale.launchers.cli") -> Program:
+    """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it.
+
+    module: another one, such as that of a bench.
+    """
+    return Program(module, tuple(map(str, words)), environment, imports_of(words, environment))
 
 
 def gptscale(
-    *words: Any, timeout: float = 800, environment: str = "", **variables: str
+    *words: Any,
+    timeout: float = 800,
+    environment: str = "",
+    module: str = "gptscale.launchers.cli",
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `gptscale words` and return how it ended and what it printed."""
-    program = command(*words, environment=environment)
+    """Run `gptscale words`, or another module with them, and return how it ended and what it printed."""
+    program = command(*words, environment=environment, module=module)
     return run_captured(program, timeout=timeout, environ={**os.environ, **ENVIRONMENT, **variables})
 
 
-def ok(*words: Any, timeout: float = 800, environment: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def ok(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words`, which must end well."""
-    ended = gptscale(*words, timeout=timeout, environment=environment, **variables)
+    ended = gptscale(*words, **options)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended
 

@@ -2,19 +2,19 @@
 
 import pytest
 
+from benchmarks.memory.__main__ import MemoryLadderOptions
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.command_line import changed_options, parse
 from gptscale.common.settings.needs import ignored
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.bench.memory.command import MemoryLadderOptions
 from gptscale.launchers.commands.doctor import DoctorOptions
 from gptscale.launchers.commands.tokenize_text import TokenizeOptions
-from gptscale.launchers.commands.trace_pipeline import RunAndTraceOptions
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.precision import PrecisionOptions
 from gptscale.lenet.studies.workers import WorkersOptions
 from gptscale.recipes.colossal_data import ColossalGeminiConfig
 from gptscale.recipes.colossal_hybrid import ColossalPipelineConfig
+from tools.trace_pipeline import RunAndTraceOptions
 
 # Each is refused, and accepted with the words behind "|", which its error names.
 REFUSED = [
@@ -58,11 +58,11 @@ def test_an_option_without_effect_is_refused_with_its_default_too(kind, case):
 
 def test_what_never_has_an_effect():
     with pytest.raises(ConfigError, match="leaves no run, in --steps, leave it out"):
-        parse(RunAndTraceOptions, ["--steps", "50"], prog="gptscale trace")
+        parse(RunAndTraceOptions, ["--steps", "50"], prog="python -m tools.trace_pipeline")
     with pytest.raises(
         ConfigError, match="a dry run tries no batch, in --minutes, leave it out, or leave --dry-run out"
     ):
-        parse(MemoryLadderOptions, ["--dry-run", "--minutes", "3"], prog="gptscale bench memory")
+        parse(MemoryLadderOptions, ["--dry-run", "--minutes", "3"], prog="python -m benchmarks.memory")
 
 
 def test_words_of_a_run_leave_out_what_has_no_effect():

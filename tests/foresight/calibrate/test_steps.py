@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from benchmarks.foresight.times.shapes import plan_of
 from gptscale.common.process.world import World
 from gptscale.foresight.calibrate.layers import PHASES, _apart, run_of
 from gptscale.foresight.calibrate.steps import block_parameters, is_written, step_here
 from gptscale.foresight.calibrate.timing import Timing
 from gptscale.foresight.time.operations import KINDS, kind_of
-from gptscale.launchers.bench.plan.shapes import plan_of
 from gptscale.recipes import get
 
 SHAPE = {"n_embd": 256, "n_head": 4, "n_layer": 4, "seq_len": 64}

@@ -5,10 +5,10 @@ import inspect
 import re
 
 import pytest
+from planned_runs import planned_words
 
 from gptscale.foresight.memory.formula import state_formula
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.simulated_cpu import planned_words
 from gptscale.recipes import RECIPES, get
 
 HERE = [name for name, row in RECIPES.items() if not row.needs_cuda and not row.environment]

@@ -11,15 +11,15 @@ from gptscale.launchers.run.simulation import mock_variables
 
 pytestmark = pytest.mark.slow
 
-GPU_SH = Path(__file__).parents[3] / "launchers" / "bench" / "gpu.sh"
+GPU_SH = Path(__file__).parents[3] / "benchmarks" / "gpu.sh"
 COMMANDS = [
     "run single",
     "sweep",
     "parity",
-    "bench model",
-    "bench ops",
+    "benchmarks.model",
+    "benchmarks.ops",
     "lenet train",
-    "soak",
+    "tools.soak",
     "simulate fsdp",
 ]
 
@@ -31,9 +31,10 @@ def under_mock(*command, **variables):
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_refuses(words, tmp_path):
-    ended = under_mock(sys.executable, "-m", "gptscale.launchers.cli", *words.split(), "--out", str(tmp_path / "out"))
+    module = words if "." in words else f"gptscale.launchers.cli {words}"
+    ended = under_mock(sys.executable, "-m", *module.split(), "--out", str(tmp_path / "out"))
     assert ended.returncode == 2
-    what = f"gptscale: error: CUDA is a mock that computes nothing, so it cannot carry out {words.split()[0]}, in LD_PRELOAD"
+    what = "gptscale: error: CUDA is a mock that computes nothing, so it cannot carry out this command, in LD_PRELOAD"
     assert ended.stderr.startswith(what)
     assert not (tmp_path / "out").exists()
 

@@ -5,7 +5,7 @@ import pytest
 import gptscale.recipes
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.settings.gpt_config import PRESETS
-from gptscale.launchers.bench import nvme
+from gptscale.launchers import nvme
 from gptscale.launchers.commands import doctor
 from gptscale.recipes import RECIPES, Recipe
 

@@ -1,11 +1,11 @@
-"""`gptscale plan --check` as it is typed."""
+"""`gptscale plan` as it is typed."""
 
 import json
 import re
 
 import pytest
 
-from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.errors import ConfigError
 from gptscale.launchers.commands.plan import main
 from gptscale.launchers.commands.run import main as run
 
@@ -20,41 +20,6 @@ SMALL = [
     "--recipes",
     "ddp,fsdp,pipeline",
 ]
-
-NCCL = "gpu,n_gpus,size_B,time_ns_out_of_place\n" + "".join(
-    f"a100,{ranks},{size},{40000 + 2 * size * (ranks - 1) / ranks / 220:.0f}\n"
-    for ranks in (2, 4, 8)
-    for size in (2**20, 2**22, 2**24, 2**26, 2**28)
-)
-
-
-def test_a_table_is_checked_and_every_row_written(tmp_path, capsys):
-    (tmp_path / "nccl.csv").write_text(NCCL)
-    assert main(["--check", str(tmp_path / "nccl.csv"), "--csv", str(tmp_path / "out.csv")]) == 0
-    out = capsys.readouterr().out
-    assert "15 rows" in out
-    assert "answered" in out
-    lines = (tmp_path / "out.csv").read_text().splitlines()
-    assert len(lines) == 16
-    assert lines[0].startswith("gpu,n_gpus,size_B,time_ns_out_of_place,measured_s,predicted_s")
-
-
-def test_several_tables_are_calibrated_on(tmp_path, capsys):
-    for name in ("a", "b", "c"):
-        (tmp_path / f"{name}.csv").write_text(NCCL)
-    files = [str(tmp_path / f"{name}.csv") for name in ("a", "b", "c")]
-    assert main(["--check", files[0], "--calibrate-on", *files[1:]]) == 0
-    out = capsys.readouterr().out
-    assert "answered  15 of 15" in out
-    assert "15 calibrated here" in out
-
-
-def test_bad_input_is_one_line(tmp_path):
-    (tmp_path / "a.csv").write_text("gpu,n_gpus,size_B\na100,2,1\n")
-    with pytest.raises(DataError, match="has no column 'time_ns_out_of_place'"):
-        main(["--check", str(tmp_path / "a.csv")])
-    with pytest.raises(ConfigError, match="--csv"):
-        main(["--check", str(tmp_path / "a.csv"), "--csv", str(tmp_path / "no" / "out.csv")])
 
 
 def test_a_plan_recommends_a_command_and_leaves_its_files(tmp_path, capsys):
@@ -116,7 +81,6 @@ def test_more_devices_are_drawn(tmp_path):
         (["--here", "--host-memory", "9"], "--here is this machine"),
         (["--nproc", "4"], "the devices are --nodes times"),
         (["--scaling"], "the picture has no file"),
-        (["--check", "runs.csv", "--save", "p.json"], "--check predicts the rows of its table, and nothing else"),
         (["--here", "--calibration", "none.json", "--model", "tiny"], "this machine was not measured"),
     ],
 )

@@ -42,11 +42,8 @@ def test_a_recipe_without_stages_has_none_to_name():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--memory", "4"], "h100-80 has its own memory, and is counted, in --memory"),
-        (["--as", "h200", "--how", "formula"], "h200 has its own memory, and is counted, in --how"),
-        (["--device", "cpu", "--as", "h200"], "ranks on CPUs play no other device, in --as"),
-        (["--device", "cpu", "--gpus-per-node", "4"], "ranks on CPUs have no GPUs, in --gpus-per-node"),
-        (["--device", "cpu", "--host-memory", "4"], "ranks on CPUs have no GPUs, in --host-memory"),
+        (["--device", "cpu"], "ranks on CPUs are not simulated, in --device cpu, leave it out"),
+        (["--rank", "1"], "no such rank"),
         (["--host-memory", "0"], "in --host-memory"),
         (["--as", "h1000"], "unknown device 'h1000'"),
         (["--save", f"{__file__}/new/folder"], "test_simulate.py is no folder, in --save"),

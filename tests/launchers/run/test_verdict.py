@@ -11,10 +11,8 @@ import worlds
 from worlds import ok
 
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
-from gptscale.foresight.verdict.files import read_verdict
+from gptscale.foresight.verdict.files import NAME, read_verdict
 from gptscale.foresight.verdict.remedies import CONTENDED, DATA
-from gptscale.launchers.bench.verdict.cases import RunSetting
-from gptscale.launchers.bench.verdict.runs import run_once
 
 SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
 
@@ -55,13 +53,14 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe: str, tmp_
     assert shown.startswith(verdict.line())
 
 
-def test_a_slow_reader_is_found_in_a_real_run() -> None:
+def test_a_slow_reader_is_found_in_a_real_run(tmp_path: Path) -> None:
     """Tests run beside each other, which the verdict may find worse than the reader."""
-    setting = RunSetting(
-        ("--n-layer", "1", "--n-embd", "32", "--seq-len", "32", "--data", "synthetic"), {"read_s": 0.5}
-    )
-    row = run_once("ddp", setting, VERDICT_STEPS_MIN)
-    (data,) = [cause for cause in row["causes"] if cause["name"] == DATA]
+    words = "ddp --n-layer 1 --n-embd 32 --seq-len 32 --data synthetic --no-tensorboard --run-name run".split()
+    worlds.ranks("world_slow_reader.py", 2, *words, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path)
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    causes = json.loads((tmp_path / "runs/run" / NAME).read_text())["causes"]
+    (data,) = [cause for cause in causes if cause["name"] == DATA]
     assert 1 - data["without_s"] / float(row["step_time_s_median"]) > 0.4
     assert row["bound_by"] in (DATA, CONTENDED)
 

@@ -1,4 +1,4 @@
-"""Tests of `gptscale lenet baseline` and `bench`: what they write, and that the embedded digits are learned."""
+"""Tests of `gptscale lenet baseline`: what it writes, and that the embedded digits are learned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gptscale.lenet.comparison.windows import losses_by_window, window_losses
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.presets import PRESETS
-from gptscale.lenet.studies import bench
 
 
 @pytest.fixture(autouse=True)
@@ -74,21 +73,3 @@ def test_losses_are_means_of_200_batches_beside_the_report() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid(name: str) -> None:
     assert VisionConfig(**PRESETS[name]).epochs >= 3
-
-
-@pytest.mark.slow
-def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run one round on the digits, with every contender in a process of its own, and check the ratios."""
-    pytest.importorskip("sklearn")
-    # The ratios are to the first two.
-    names = ["plain, 0 workers", "plain, 2 workers", "fast loader"]
-    monkeypatch.setattr(bench, "CONTENDERS", {name: bench.CONTENDERS[name] for name in names})
-    words = ["lenet", "bench", "--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "b.csv")]
-    assert main(words) == 0
-    frame = pd.read_csv(tmp_path / "b.csv").set_index("contender")
-    assert frame.index.tolist() == names
-    assert frame.ratio_to_0_workers["plain, 0 workers"] == 1
-    ratio = frame.images_per_s["fast loader"] / frame.images_per_s["plain, 2 workers"]
-    assert frame.ratio_to_2_workers["fast loader"] == pytest.approx(ratio)
-    assert (frame.images_per_s > 0).all()
-    assert (frame.batch_size == 32).all()

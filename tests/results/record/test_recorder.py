@@ -19,11 +19,9 @@ from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.cli import main
 from gptscale.results.record import recorder as recorder_module
 from gptscale.results.record.board import masked_crc32c
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import run_directory
 
 TAGS = {"train/loss", "train/grad_norm", "train/lr", "train/tokens_per_s", "train/peak_mem_gib"}
 
@@ -303,30 +301,6 @@ def test_a_flipped_bit_in_the_events_costs_no_row(tmp_path: Path) -> None:
         record(resumed, clock, range(6, 11))
     assert list(pd.read_csv(tmp_path / "steps.csv").step) == list(range(1, 11))
     assert set(range(6, 11)) <= set(points(tmp_path, "train/loss"))
-
-
-def test_events_are_rebuilt_from_the_csvs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every point of every tag that a CSV has, whatever was left of the old events."""
-    clock, folder = Clock(), tmp_path / "runs" / "r"
-    folder.mkdir(parents=True)
-    with Recorder(make_run(eval_every=10), folder, clock=clock) as recorder:
-        record(recorder, clock, range(1, 11))
-        recorder.evaluated(10, torch.tensor(2.5))
-    tags = [*(f"train/{name}" for name in ("loss", "grad_norm", "lr", "tokens_per_s")), "eval/loss"]
-    before = {tag: points(folder, tag) for tag in tags}
-    (events,) = folder.glob("events*")
-    events.write_bytes(events.read_bytes()[:200])
-    assert main(["rebuild-tb", str(folder)]) == 0
-    assert "events of 11 rows" in capsys.readouterr().out
-    assert {tag: points(folder, tag) for tag in tags} == before
-    assert [path.name for path in folder.glob("events*discarded*")] == [events.name.replace("tfevents", "discarded")]
-    with run_directory(tmp_path, "r", resumes=True):
-        assert main(["rebuild-tb", str(folder)]) == 2
-    assert "is in use by" in capsys.readouterr().err
-    (folder / "steps.csv").write_text("step,loss\n1,x\n")
-    for path in (folder, tmp_path):
-        assert main(["rebuild-tb", str(path)]) == 2
-        assert capsys.readouterr().err.startswith("gptscale: error: ")
 
 
 def test_check_sum_of_an_event() -> None:

@@ -1,15 +1,27 @@
 """Each stage of a GPT holds its layers, all in turn compute the whole model, and two ranks share the table."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
+from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from gptscale.common.engines.pipeline.stages import Stage, stages_of, tied_embedding_group
 from gptscale.common.model.gpt import GPT
 from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.foresight.memory.fake_world import fake_world
 
 CONFIG = GPTConfig(n_layer=4, n_head=2, n_embd=16, block_size=8, vocab_size=30)
+
+
+@contextmanager
+def fake_world(rank, nproc):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=nproc)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.fixture

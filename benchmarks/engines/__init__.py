@@ -1,0 +1,1 @@
+"""python -m benchmarks.engines: what our layer adds to each engine's own minimal loop."""

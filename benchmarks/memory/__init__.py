@@ -1,0 +1,1 @@
+"""python -m benchmarks.memory: the largest batch that fits, by each way to make it fit."""

@@ -1,0 +1,1 @@
+"""python -m benchmarks.ops: our operators beside PyTorch's own."""

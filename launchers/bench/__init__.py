@@ -1,1 +1,0 @@
-"""Measurements against alternatives in the same run."""

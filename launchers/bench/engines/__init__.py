@@ -1,1 +1,0 @@
-"""gptscale bench engines: what our layer adds to each engine's own minimal loop."""

@@ -1,1 +1,0 @@
-"""gptscale bench memory: the largest batch that fits, by each way to make it fit."""

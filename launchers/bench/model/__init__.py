@@ -1,1 +1,0 @@
-"""gptscale bench model: our step beside others' and beside the machine's ceilings."""

@@ -1,1 +1,0 @@
-"""gptscale bench ops: our operators beside PyTorch's own."""

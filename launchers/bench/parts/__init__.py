@@ -1,1 +1,0 @@
-"""gptscale bench parts: every way to compute each part of a step."""

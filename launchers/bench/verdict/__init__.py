@@ -1,1 +1,0 @@
-"""Cause slow runs on purpose, and check their verdicts."""

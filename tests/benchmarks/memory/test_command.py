@@ -1,0 +1,193 @@
+"""`python -m benchmarks.memory` with runs that are formulas: which batches it tries, what it keeps, and what it says."""
+
+import subprocess
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks.memory import trial as memory_trial
+from benchmarks.memory.__main__ import MemoryLadderOptions, main, search, ways_of
+from benchmarks.memory.search import GIB, largest_batch, limits, resident
+from benchmarks.memory.trial import COLUMNS, Job, run_try
+from gptscale.common.measure.devices import device_name
+from gptscale.foresight.memory.closed_form import WayToFit
+from gptscale.launchers.cli import start
+
+WORDS = ["--device", "cpu", "--models", "tiny", "--seq-len", "64", "--memory-gib", "1.0"]
+JOB = Job("tiny", WayToFit("single"), 64, "fp32", False, "cpu", "cpu: none", 3)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Answer tries from the formula, times `error`. `oom`: out of memory from this batch on. `fail`: these batches end badly."""
+    settings = {"tried": [], "error": 1.0, "oom": 10**9, "fail": ()}
+
+    def fake(job, batch):
+        settings["tried"].append((str(job), batch))
+        status = "failed" if batch in settings["fail"] else "oom" if batch >= settings["oom"] else "ok"
+        peak = resident(job.need(batch), job.way.recipe) * settings["error"] / GIB
+        left = {"peak_rss_gib": str(peak), "tokens_per_s": str(1000.0 + batch)} if status == "ok" else {}
+        return memory_trial.make_row(job, batch, left, status, "" if status == "ok" else f"made to be {status}")
+
+    monkeypatch.setattr(memory_trial, "run_try", fake)
+    return settings
+
+
+@pytest.mark.parametrize("error", [0.9, 1.0, 1.2])
+def test_few_tries_find_it_when_the_prediction_errs(runs, error, tmp_path, capsys):
+    runs["error"] = error
+    assert start(main, [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]) == 0
+    frame = pd.read_csv(tmp_path / "m.csv")
+    assert list(frame.columns) == COLUMNS
+    assert len(frame) <= 5
+    best = int(frame[frame.largest].micro_batch_size.item())
+
+    def peak(batch):
+        return resident(JOB.need(batch), "single") * error / GIB
+
+    assert peak(best) <= 1.0 < peak(best + max(1, best // 16))
+    printed = capsys.readouterr().out
+    assert f"single/full/fp32: tiny, batch {best}" in printed
+    assert f"{peak(best):.2f}" in printed
+
+
+def test_running_out_of_memory_is_an_answer_and_failing_is_not(runs, tmp_path, capsys):
+    runs["oom"] = 100
+    assert start(main, [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]) == 0
+    frame = pd.read_csv(tmp_path / "m.csv")
+    assert set(frame.status) == {"ok", "oom"}
+    assert 94 <= frame[frame.largest].micro_batch_size.item() < 100
+    capsys.readouterr()
+    runs["fail"] = range(1, 10**6)
+    assert start(main, [*WORDS, "--ways", "single/none/fp32,single/full/fp32", "--csv", str(tmp_path / "f.csv")]) == 1
+    frame = pd.read_csv(tmp_path / "f.csv")
+    # There is one row for each way: its search ends there, and the next way goes on.
+    assert frame.status.tolist() == ["failed", "failed"]
+    assert frame.why.tolist() == ["made to be failed"] * 2
+    assert "note: tiny single/none/fp32: made to be failed" in capsys.readouterr().out
+
+
+def test_a_later_call_goes_on_where_time_was_up(runs, tmp_path, capsys):
+    words = [*WORDS, "--ways", "single/full,single/none/fp32", "--csv", str(tmp_path / "m.csv")]
+    assert start(main, [*words, "--minutes", "0"]) == 0
+    assert runs["tried"] == []
+    printed = capsys.readouterr().out
+    assert printed.count("not finished: time was up") == 4
+    assert start(main, words) == 0
+    done = list(runs["tried"])
+    frame = pd.read_csv(tmp_path / "m.csv")
+    # an hour of other measurements is in the file too: it stays, and so do rows of another machine
+    other = frame.head(2).assign(device="another", why=None)
+    pd.concat([other, frame.iloc[:-2]]).to_csv(tmp_path / "m.csv", index=False)
+    assert start(main, words) == 0
+    again = runs["tried"][len(done) :]
+    assert again == done[-2:]
+    frame = pd.read_csv(tmp_path / "m.csv")
+    assert (frame.device == "another").sum() == 2
+    assert len(frame) == len(done) + 2
+    assert not frame.duplicated(["device", "activation_checkpointing", "optimizer_state", "micro_batch_size"]).any()
+
+
+def test_failed_rows_are_tried_again_and_replaced(runs, tmp_path):
+    words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]
+    runs["fail"] = range(1, 10**6)
+    assert start(main, words) == 1
+    runs["fail"] = ()
+    assert start(main, words) == 0
+    assert set(pd.read_csv(tmp_path / "m.csv").status) == {"ok"}
+
+
+def test_state_that_fits_nowhere_is_a_row_without_a_try(runs, tmp_path, capsys):
+    words = ["--device", "cpu", "--models", "tiny,gpt2", "--seq-len", "64", "--memory-gib", "1.0"]
+    assert (
+        start(
+            main,
+            [*words, "--ways", "single/full/fp32", "--md", str(tmp_path / "m.md"), "--png", str(tmp_path / "m.png")],
+        )
+        == 0
+    )
+    assert all(job.startswith("tiny") for job, _ in runs["tried"])
+    table = (tmp_path / "m.md").read_text()
+    assert "| gpt2 | single | full | fp32 | no | - |" in table
+    assert "* gpt2 single/full/fp32: memory lacks" in table
+    assert "* single/full/fp32: tiny, batch" in table
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_dry_run_predicts_for_a_device_that_is_not_here(runs, capsys):
+    words = ["--device", "cuda", "--memory-gib", "139", "--host-memory-gib", "128", "--disk-gib", "64", "--dry-run"]
+    assert start(main, [*words]) == 0
+    printed = capsys.readouterr().out
+    assert runs["tried"] == []
+    assert "gpt3-13b single/full/fp32: device lacks" in printed
+    assert "gpt3-13b zero_offload/full/fp32: host lacks" in printed
+    assert "gpt3-6.7b zero_infinity/full/fp32: disk lacks" in printed
+    assert "gpt3-6.7b single/full/8bit" not in printed
+
+
+def test_a_batch_that_would_endanger_the_machine_is_not_tried(runs, capsys):
+    words = [*WORDS[:-1], "50", "--host-memory-gib", "0.8", "--ways", "single/full/fp32"]
+    assert start(main, words) == 0
+    largest = largest_batch(lambda batch: resident(JOB.need(batch), "single") <= 0.8 * GIB)
+    assert runs["tried"] == [("tiny single/full/fp32", largest)]
+    assert f"nothing beyond {largest} was tried" in capsys.readouterr().out
+
+
+def test_the_search_looks_at_the_clock_before_each_try(runs, tmp_path):
+    limit = limits("cpu", 1.0, None, None, tmp_path)
+    job_search = JOB.search(limit, [])
+    times = iter([0.0, 0.0, 61.0])
+    search([job_search], limit, 1.0, lambda: None, lambda: next(times))
+    assert len(runs["tried"]) == 1
+    assert job_search.why == "not finished: time was up"
+
+
+def test_ways_are_words_and_what_is_left_out_means_all():
+    assert len(ways_of("single")) == 9
+    assert ways_of("zero_offload/full") == [WayToFit("zero_offload", "full", "fp32")]
+    assert [way.optimizer_state for way in ways_of("fsdp_offload/full")] == ["fp32", "bf16", "8bit"]
+    default = MemoryLadderOptions().chosen()
+    assert len(default) == 12
+    assert len(MemoryLadderOptions(ways="single/full,single").chosen()) == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--models", "tinny"], "unknown model 'tinny', in --models, did you mean 'tiny'?"),
+        (["--ways", "sinlge"], "unknown part 'sinlge' of 'sinlge', in --ways, did you mean 'single'?"),
+        (["--ways", "single/fulll"], "did you mean 'full'?"),
+        (["--ways", "zero_offload/full/8bit"], "unknown part '8bit'"),
+        (["--ways", "single/full/fp32/x"], "more than three parts"),
+        (["--steps", "1"], "steps 1 is out of range, in --steps, use 2 to 10000"),
+        (["--memory-gib", "0"], "memory_gib 0.0 is out of range"),
+        (["--csv", "/nowhere/m.csv"], "/nowhere/m.csv cannot be written, in --csv"),
+        (["--nvme-path", "/nowhere"], "/nowhere is no folder, in --nvme-path"),
+        (["--device", "cuda", "--dry-run"], "no CUDA device is visible"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, capsys, runs):
+    assert start(main, [*words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert runs["tried"] == []
+
+
+def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch, tmp_path, capsys):
+    def hang(program, **options):
+        raise subprocess.TimeoutExpired(program.command, options["timeout"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory_trial, "LIMIT_S", 480.0)
+        patch.setattr(memory_trial, "run_captured", hang)
+        row = run_try(replace(JOB, device=device_name(torch.device("cpu"))), 3)
+    assert (row["status"], row["why"], row["peak_rss_gib"]) == ("timeout", "took more than 480 s", None)
+    words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]
+    pd.DataFrame([row], columns=COLUMNS).to_csv(tmp_path / "m.csv", index=False)
+    assert start(main, words) == 1
+    assert not runs["tried"]
+    assert pd.read_csv(tmp_path / "m.csv").status.tolist() == ["timeout"]
+    assert "took more than 480 s" in capsys.readouterr().out

@@ -1,0 +1,108 @@
+"""The goals of speed with stand-ins for the benches: which ratios it takes, and what it says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks import check
+from gptscale.launchers.cli import start
+
+GOOD = {"gelu": 1.4, "bias_gelu": 1.9, "max_pool2d": 1.5, "conv_bias_relu": 1.01}
+
+
+@pytest.fixture
+def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Answer each bench with made-up figures, which a test may change, and note what was asked."""
+    figures = {
+        "ops": dict(GOOD),
+        "fast loader": 3.4,
+        "seconds": [13.0, 9.0, 26.0],
+        "accuracies": [0.995, 0.9941, 0.9936],
+    }
+    asked: list[list[str]] = []
+    figures["asked"] = asked
+
+    def run(*words: str) -> int:
+        asked.append(list(words))
+        if "--csv" not in words:
+            return int(figures.get("model", 0))
+        csv = Path(words[-1])
+        if words[0] == "benchmarks.ops":
+            rows = [
+                (name, size, ratio * k)
+                for name, ratio in figures["ops"].items()
+                for size, k in ((16, 0.1), (256, 1), (1024, 1))
+            ]
+            pd.DataFrame(rows, columns=["operator", "size_kib", "ratio_to_torch"]).to_csv(csv)
+        elif words[0] == "benchmarks.lenet":
+            names = ["plain, 0 workers", "fast loader"]
+            pd.DataFrame({"contender": names, "ratio_to_0_workers": [1.0, figures["fast loader"]]}).to_csv(csv)
+        else:
+            pd.DataFrame({"seconds_to_99": figures["seconds"], "test_accuracy": figures["accuracies"]}).to_csv(csv)
+        return int(figures.get("status", 0))
+
+    monkeypatch.setattr(check, "run", run)
+    return figures
+
+
+def test_all_goals_reached(benches: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    floors = tmp_path / "floors.csv"
+    floors.touch()
+    assert start(check.main, ["--floors", str(floors), "--mnist", str(tmp_path), "--allow-busy"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [*check.OPERATORS, *check.MNIST]
+    assert all(line.endswith(": reached") for line in lines)
+    assert "mnist_25_s_over_time_to_99 1.923" in " ".join(lines)
+    asked = [words[2] if words[0].endswith("cli") else words[0] for words in benches["asked"]]
+    assert asked == ["benchmarks.model", "benchmarks.ops", "benchmarks.lenet", "baseline", "baseline"]
+    assert all("--allow-busy" in words for words in benches["asked"][:2])
+
+
+@pytest.mark.parametrize(
+    ("change", "missed"),
+    [
+        ({"ops": GOOD | {"bias_gelu": 1.29}}, "bias_gelu"),
+        ({"ops": {name: ratio for name, ratio in GOOD.items() if name != "gelu"}}, "gelu"),
+        ({"fast loader": 2.9}, "mnist_fast_loader_over_plain"),
+        ({"seconds": [26.0, 27.0, float("nan")]}, "mnist_25_s_over_time_to_99"),
+        ({"accuracies": [0.9939, 0.995, 0.9939]}, "mnist_accuracy_of_best"),
+    ],
+)
+def test_a_goal_that_is_missed_is_named(
+    change: dict[str, object],
+    missed: str,
+    benches: dict[str, object],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    benches.update(change)
+    assert start(check.main, ["--mnist", str(tmp_path)]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("NOT REACHED")]
+    assert [line.split()[0] for line in lines] == [missed]
+
+
+def test_without_folders_only_the_operators_are_checked(benches: dict[str, object]) -> None:
+    assert start(check.main, []) == 0
+    assert [words[0] for words in benches["asked"]] == ["benchmarks.ops"]
+
+
+def test_the_steps_ratios_count(benches: dict[str, object], tmp_path: Path) -> None:
+    benches["model"] = 1
+    assert start(check.main, ["--no-operators", "--floors", str(tmp_path)]) == 1
+
+
+def test_a_bench_that_fails_is_one_line(benches: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    benches["status"] = 2
+    assert start(check.main, []) == 2
+    assert (
+        capsys.readouterr().err
+        == "gptscale: error: benchmarks.ops --largest-kib 16384 failed, in benchmarks.check, see its own message above\n"
+    )
+
+
+def test_a_folder_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert start(check.main, ["--mnist", "nowhere"]) == 2
+    assert "nowhere is not there, in --mnist" in capsys.readouterr().err

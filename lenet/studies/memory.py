@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     if options.csv:
         made = events[events.change_bytes != 0]
         made["time_s step phase op storage change_bytes category live_bytes".split()].to_csv(options.csv, index=False)
-    peak = step.loc[step.live_bytes.idxmax()]
+    peak = peak_of(step)
     lines = with_references(table(step), reference_rows(options))
     notes = [heading, f"the peak is in {peak.phase}, at {peak.op}"]
     written = [path for path in (options.csv, options.snapshot) if path]
@@ -168,17 +168,22 @@ def allocator_history(path: Path | None) -> Iterator[None]:
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
+def peak_of(step: pd.DataFrame) -> Any:
+    """Return the row of the highest total."""
+    return step.iloc[int(step.live_bytes.to_numpy().argmax())]
+
+
 def table(step: pd.DataFrame) -> Lines:
     """Return the lines of the table in MiB: one for each category and one for all, at each phase's end and at the peak.
 
     step: the rows of one step of an account's timeline. On CUDA the allocator's own count stands below.
     """
     ends = step.groupby("phase", sort=False).tail(1)
-    at = {f"after {row.phase}": row for _, row in ends.iterrows()} | {"peak": step.loc[step.live_bytes.idxmax()]}
+    at = {f"after {row.phase}": row for _, row in ends.iterrows()} | {"peak": peak_of(step)}
     names = [*zip(CATEGORIES, CATEGORIES, strict=True), ("all", "live_bytes")]
     rows = [{"MiB": name} | {when: mib(row[column]) for when, row in at.items()} for name, column in names]
     if ends.allocated_bytes.notna().all():
-        counted = {f"after {row.phase}": mib(row.allocated_bytes) for row in ends.itertuples()}
+        counted = {f"after {row.phase}": mib(row.allocated_bytes) for _, row in ends.iterrows()}
         rows.append({"MiB": "CUDA's allocator"} | counted | {"peak": mib(ends.peak_allocated_bytes.iloc[-1])})
     return rows
 

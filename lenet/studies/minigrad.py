@@ -163,8 +163,10 @@ def trained(name: ModelName, options: MinigradOptions, digits: Digits, rows: lis
     )
     print(f"\n{name}: {sum(p.array.numel() for p in parameters):,} parameters, {title(options, digits)}")
     data = digits.train.to(options.place), digits.test.to(options.place)
-    first, length = len(rows), {"epochs": options.epochs, "batch_size": options.batch_size, "seed": options.seed}
-    for epoch in train(model, optimizer, *data, **length):
+    first = len(rows)
+    for epoch in train(
+        model, optimizer, *data, epochs=options.epochs, batch_size=options.batch_size, seed=options.seed
+    ):
         print(
             f"epoch {epoch.epoch} of {options.epochs}: test loss {epoch.test_loss:.4f}, test error {epoch.test_err:.2%}, "
             f"{epoch.epoch_time_s:.2f} s",

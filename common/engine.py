@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from gptscale.common.measure.bubble import Bubble
+    from gptscale.common.measure.live_state import LiveState
     from gptscale.common.measure.offload import Offload
     from gptscale.common.state import Shard
 
@@ -79,6 +80,10 @@ class Engine(ABC):
 
     def bubble(self) -> Bubble | None:
         """Return how busy this process was in the pipeline, or None if there is no pipeline."""
+        return None
+
+    def live_state(self) -> LiveState | None:
+        """Return the bytes of state that this process holds just before an optimizer step, or None if it did not measure."""
         return None
 
     def close(self) -> None:  # noqa: B027 (most engines leave nothing behind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from gptscale.common.errors import ConfigError
@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RecipeConfig:
-    """Base of every recipe's own options, and the questions that the launcher asks of them."""
+    """Base of every recipe's own options, and the questions that the launcher asks of them.
+
+    whole_weight: a weight that its tensor ranks keep whole, though others cut it.
+    """
+
+    whole_weight: ClassVar[str] = ""
 
     @property
     def offload(self) -> str:

@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it.",
     ),
     "why": (
-        "launchers.commands.why",
+        "foresight.commands.why",
         "gptscale why RUN [--png F]: what limits a run's speed, what removing it would give, and what to do.",
     ),
     "parity": (
@@ -42,15 +42,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gptscale parity [--recipes A,B] [--nproc N]: does each recipe compute what one process computes?",
     ),
     "simulate": (
-        "launchers.commands.simulate",
+        "foresight.commands.simulate",
         "gptscale simulate RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
     ),
     "plan": (
-        "launchers.commands.plan",
+        "foresight.commands.plan",
         "gptscale plan --model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
     ),
     "calibrate": (
-        "launchers.commands.calibrate",
+        "foresight.commands.calibrate",
         "gptscale calibrate [--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
     ),
     "list": ("launchers.commands.list_recipes", "gptscale list: the recipes."),

@@ -70,12 +70,16 @@ def train(argv: Sequence[str]) -> int:
     if options.launch.nproc > 1 or options.run.strategy in OF_PROCESSES:
         return launch_run(options.run, options.launch.nproc)
     from gptscale.common.process.begin import share_cores
+    from gptscale.launchers.run.verdict import tell_verdict
     from gptscale.lenet.run.preflight import world_from_environment
     from gptscale.lenet.run.worker import train as train_here
 
     world = world_from_environment(options.run)
     share_cores()
-    return train_here(options.run, world).exit_status
+    outcome = train_here(options.run, world)
+    if outcome.exit_status == 0:
+        tell_verdict(outcome.folder)
+    return outcome.exit_status
 
 
 def launch_run(config: VisionConfig, nproc: int) -> int:
@@ -85,6 +89,7 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     """
     begin_warm_parent(config.device, RUN_IMPORTS, imports_of(config))
     from gptscale.common.process.world import runs_on_cuda
+    from gptscale.launchers.run.verdict import tell_verdict
     from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
     from gptscale.lenet.run.preflight import local_world, make_plan
     from gptscale.lenet.run.record import new_run_id
@@ -96,4 +101,7 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     words = option_words(dataclasses.replace(config, run_name=name))
     program = Program("gptscale.lenet.run.worker", tuple(words), imports=imports_of(config))
     folder, summary = config.out / "runs" / name, config.out / SUMMARY_NAME
-    return launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))
+    status = launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))
+    if status == 0:
+        tell_verdict(folder)
+    return status

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -86,18 +85,10 @@ def _under_autocast(name: str, device: str, cast: Callable[..., tuple[Any, ...]]
 
 def ready() -> bool:
     """Make the operators callable, compile them first if needed, and return whether they run in C++ on a CPU."""
-    return _register()
-
-
-# Tells torch.compile to call `ready` once and not to look into it. The decorator for it, assume_constant_result, does this
-# and no more, but imports torch._dynamo, and with it Triton.
-ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@cache
-def _register() -> bool:
     compiled = kernels.load()
-    for op in _OPERATORS:
+    # Those whose module was imported since the last call.
+    while _OPERATORS:
+        op = _OPERATORS.pop()
         LIBRARY.impl(op.name, op.cuda, "CUDA")
         if not compiled:
             LIBRARY.impl(op.name, op.python, "CPU")
@@ -106,6 +97,11 @@ def _register() -> bool:
                     f"gptscale::{op.name}", op.backward, setup_context=op.setup_context, lib=LIBRARY
                 )
     return compiled
+
+
+# Tells torch.compile to call `ready` once and not to look into it. The decorator for it, assume_constant_result, does this
+# and no more, but imports torch._dynamo, and with it Triton.
+ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def require(implementation: str, device: torch.device, python: tuple[str, ...] = ("python",)) -> None:

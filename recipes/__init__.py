@@ -6,6 +6,7 @@ Importing it loads no engine, and neither does importing a recipe's module: torc
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.mesh import AXES
 
 # Let through errors only: these loggers write some hundred lines around each run, at its imports too.
 for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
@@ -31,8 +33,9 @@ class Recipe(NamedTuple):
 
     config: the name of its frozen dataclass in `module`. what: one line for `gptscale list`.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
+    mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
-    series: how the engine's versions that are known to work begin; "" is any. torch: the oldest that has what it calls.
+    release: the version of the engine whose internals were read; "" is any. torch: the oldest that has what it calls.
     environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
 
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
@@ -47,18 +50,19 @@ class Recipe(NamedTuple):
     module: str
     config: str
     what: str
+    memory: str
     engine: str = "torch"
     axes: tuple[str, ...] = ("dp",)
+    mesh: tuple[str, ...] = AXES
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
-    series: str = ""
+    release: str = ""
     torch: tuple[int, ...] = ()
     environment: str = ""
     casts_weights: bool = False
     fp8: bool = False
     cuda_graphs: bool = False
     process_gib: float = 0.0
-    memory: str = "replicas"
     own_work: str = ""
 
     @property
@@ -101,7 +105,7 @@ class Recipe(NamedTuple):
         """Raise ConfigError, with the pip line, unless the engine is installed in a version that is known to work."""
         where = "in this environment"
         if self.environment:
-            environments.require(self.engine, self.series, self.environment)
+            environments.require(self.engine, self.release, self.environment)
             return
         if tuple(int(number) for number in version("torch").split(".")[:2]) < self.torch:
             oldest = ".".join(map(str, self.torch))
@@ -113,9 +117,9 @@ class Recipe(NamedTuple):
             raise ConfigError(
                 f"{self.engine} is not installed", where, f"pip install 'gptscale[{self.engine}]'"
             ) from None
-        if not installed.startswith(self.series):
+        if not environments.is_release(installed, self.release):
             raise ConfigError(
-                f"{self.engine} {installed} is installed, this recipe works with {self.series}*",
+                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release} alone",
                 where,
                 f"pip install 'gptscale[{self.engine}]'",
             )
@@ -143,9 +147,9 @@ def _zero(what: str, process_gib: float = 0.0, **preset: object) -> Recipe:
         "gptscale.recipes.zero",
         "ZeroConfig",
         what,
-        "deepspeed",
+        engine="deepspeed",
         preset=preset,
-        series="0.19.",
+        release="0.19.8",
         casts_weights=True,
         process_gib=process_gib,
         memory="flat",
@@ -157,10 +161,12 @@ def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], needs_
         f"gptscale.recipes.{module}",
         config,
         what,
-        "colossalai",
+        engine="colossalai",
         axes=axes,
+        # booster/plugin/hybrid_parallel_plugin.py, dp_outside
+        mesh=("dp", "pp", "tp"),
         needs_cuda=needs_cuda,
-        series="0.5.0",
+        release="0.5.0",
         environment="colossalai",
         casts_weights=True,
         memory="chunks" if needs_cuda else "plugin",
@@ -172,6 +178,7 @@ RECIPES: dict[str, Recipe] = {
         "gptscale.recipes.single",
         "SingleConfig",
         "one device, the reference for all others",
+        memory="replicas",
         axes=(),
         fp8=True,
         cuda_graphs=True,
@@ -181,6 +188,7 @@ RECIPES: dict[str, Recipe] = {
         "gptscale.recipes.ddp",
         "DDPConfig",
         "replicas; gradients all-reduced in buckets",
+        memory="replicas",
         fp8=True,
         cuda_graphs=True,
     ),
@@ -213,17 +221,17 @@ RECIPES: dict[str, Recipe] = {
         "gptscale.recipes.fairscale_sdp",
         "FairscaleSDPConfig",
         "OSS + ShardedDataParallel: ZeRO 2 by whole parameters",
-        "fairscale",
-        series="0.4.13",
+        engine="fairscale",
+        release="0.4.13",
         memory="owners",
     ),
     "fairscale_fsdp": Recipe(
         "gptscale.recipes.fairscale_fsdp",
         "FairscaleFSDPConfig",
         "FullyShardedDataParallel, the ancestor of torch's",
-        "fairscale",
+        engine="fairscale",
         needs_cuda=True,
-        series="0.4.13",
+        release="0.4.13",
         casts_weights=True,
         memory="rows",
     ),
@@ -256,7 +264,7 @@ RECIPES: dict[str, Recipe] = {
         "gptscale.recipes.accelerate_fsdp",
         "AccelerateFSDPConfig",
         "fully_shard through Hugging Face Accelerate",
-        "accelerate",
+        engine="accelerate",
         casts_weights=True,
         memory="rows",
     ),
@@ -264,14 +272,15 @@ RECIPES: dict[str, Recipe] = {
         "gptscale.recipes.fabric",
         "LightningFabricConfig",
         "a strategy by name through Lightning Fabric",
-        "lightning-fabric",
+        engine="lightning-fabric",
         memory="strategy",
     ),
     "handout": Recipe(
         "gptscale.recipes.handout",
         "HandoutConfig",
         "the exercise's baseline: transformers' model, its data loader and loss",
-        "transformers",
+        memory="replicas",
+        engine="transformers",
         own_work="its ids, its dropout of 0.1 and its loss are the exercise's",
     ),
     "colossal_tensor": _colossal(
@@ -301,6 +310,12 @@ RECIPES: dict[str, Recipe] = {
         needs_cuda=True,
     ),
 }
+
+
+def names_with(fact: Callable[[Recipe], bool]) -> str:
+    """Return the names of the recipes that have a fact, as an error says them: `single, ddp or fsdp`."""
+    *others, last = (name for name, row in RECIPES.items() if fact(row))
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def get(name: str) -> Recipe:

@@ -126,8 +126,8 @@ def build(run: Run, config: HybridConfig) -> Engine:
 
     c, dp_size = run.config, run.batch.dp_size
     replicas, shards = (1, dp_size) if config.data_parallel == "fsdp" else (dp_size, 1)
-    sizes, names = (run.pp_size, replicas, shards, run.tp_size), ("pp", "replicate", "shard", "tp")
-    mesh = init_device_mesh(run.world.device.type, sizes, mesh_dim_names=names)
+    sizes = run.mesh.split("dp", replicate=replicas, shard=shards).sizes
+    mesh = init_device_mesh(run.world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     data = mesh["shard" if config.data_parallel == "fsdp" else "replicate"].get_group() if dp_size > 1 else None
     if run.pp_size == 1:
         model: Any = meta_gpt(run)

@@ -13,7 +13,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import option_of
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.recipes import RECIPES, Recipe
+from gptscale.recipes import RECIPES, Recipe, names_with
 
 
 class Pair(NamedTuple):
@@ -78,7 +78,7 @@ def hides_loss_scale(row: Recipe) -> bool:
     return row.engine not in ("torch", "deepspeed", "colossalai", "transformers")
 
 
-FP8_INSTEAD = "use bf16, or fp8 with single, ddp, fsdp or fsdp_offload"
+FP8_INSTEAD = f"use bf16, or fp8 with {names_with(lambda row: row.fp8)}"
 UNSUPPORTED = (
     Pair(
         hides_loss_scale,
@@ -92,7 +92,7 @@ UNSUPPORTED = (
         "optimizer_state",
         ("bf16", "8bit"),
         "the optimizer is the library's own, or one that it takes apart, with fp32 state",
-        "use single, ddp, fsdp, fsdp_offload, tensor_parallel, pipeline or hybrid_3d",
+        f"use {names_with(lambda row: not row.library_optimizer)}",
     ),
     Pair(
         is_deepspeed,
@@ -195,7 +195,7 @@ UNSUPPORTED = (
         "compile_mode",
         ("max-autotune", "reduce-overhead"),
         "CUDA graphs replay at fixed addresses, and these engines gather, exchange or free what lies there between replays",
-        "use max-autotune-no-cudagraphs, or single or ddp",
+        f"use max-autotune-no-cudagraphs, or {names_with(lambda row: row.cuda_graphs)}",
     ),
     Pair(
         has_transformers_model,

@@ -83,17 +83,6 @@ def markdown(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes:
     return text + ("\n" + "".join(f"* {_plain(note)}\n" for note in notes) if notes else "")
 
 
-def as_size(gib: float) -> str:
-    """Return GiB with three digits, as MiB or KiB where that is less than one."""
-    if not gib:
-        return "0"
-    for unit in ("GiB", "MiB"):
-        if gib >= 1:
-            return f"{gib:,.3g} {unit}" if gib < 1000 else f"{gib:,.0f} {unit}"
-        gib *= 1024
-    return f"{gib:.3g} KiB"
-
-
 def subplots(
     n_rows: int,
     n_columns: int,

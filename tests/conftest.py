@@ -7,9 +7,12 @@ import os
 import signal
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,44 +21,9 @@ import torch.distributed as dist
 from gptscale.common.process.mock import is_mock, simulating
 from gptscale.launchers.run.preflight import why_not_here
 
-CHANGED_BY_LIBRARIES = (
-    "KINETO",
-    "TORCH",
-    "PYTORCH",
-    "_TORCH",
-    "TRITON",
-    "CUDA",
-    "TF_",
-    "GRPC",
-    "PYTEST",
-    "HF_",
-    "TOKENIZERS",
-    "KMP_",
-    "MPL",
-)
-
-
-# Two files run at a time (make test): the longest first, or the last would run alone.
-LONGEST = [
-    "test_worlds.py",
-    "test_parity.py",
-    "test_colossal.py",
-    "test_split.py",
-    "test_cifar_sample.py",
-    "test_slurm.py",
-    "test_slurm_faults.py",
-    "test_multinode.py",
-    "test_sharding.py",
-    "test_packaging.py",
-    "test_prepare.py",
-    "test_deepspeed.py",
-    "test_gelu.py",
-    "test_notebook.py",
-    "test_conv.py",
-    "test_wandb.py",
-    "test_soak.py",
-    "test_examples.py",
-]
+CHANGED_BY_LIBRARIES = tuple("KINETO TORCH PYTORCH _TORCH TRITON CUDA TF_ GRPC PYTEST HF_ TOKENIZERS KMP_ MPL".split())
+# Where pytest's cache keeps the seconds that each file took.
+SECONDS = "gptscale/seconds"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,8 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         # The file uses something of tests/worlds/worlds.py.
         if "worlds" in (getattr(value, "__module__", "") for value in vars(item.module).values()):
@@ -77,6 +44,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif item.get_closest_marker("gpu") and is_mock():
             # All must work under the mock but what looks at a number.
             item.add_marker(pytest.mark.xfail(raises=AssertionError, reason="the mock of CUDA computes nothing"))
+    # Several files run at a time (make test): the longest first, or the last would run alone. Until it was measured, a file
+    # takes as many seconds as it has tests that start processes or are slow.
+    seconds = Counter(file_of(item) for item in items if any(map(item.get_closest_marker, ("world", "slow"))))
+    seconds |= Counter(config.cache.get(SECONDS, {}) if hasattr(config, "cache") else {})
+    items.sort(key=lambda item: -seconds[file_of(item)])
+
+
+def file_of(item: pytest.Item | pytest.TestReport) -> str:
+    """Return the path of a test's file, from the root of the checkout."""
+    return item.nodeid.partition("::")[0]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Keep the most seconds that each file ever took, because a session may run a part of it."""
+    took: Counter[str] = Counter()
+    for report in chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            took[file_of(report)] += report.duration
+    if cache := getattr(config, "cache", None):
+        cache.set(SECONDS, took | Counter(cache.get(SECONDS, {})))
 
 
 def pytest_collection_finish() -> None:

@@ -32,7 +32,7 @@ def test_every_recipe_has_a_page_and_its_rows(recipe):
     assert any(f"`{recipe}`" in row for row in status)
 
 
-def test_every_fault_of_the_matrix_has_its_row_and_every_test_it_names_is_there():
+def test_every_fault_has_its_row_and_every_test_it_names_exists():
     page = (ROOT / "docs" / "guides" / "faults.md").read_text()
     rows = re.findall(r"(?m)^\| ([PSMCNX]\d+) \|(.*)\|$", page)
     counts = {"P": 19, "S": 20, "M": 5, "C": 18, "N": 8, "X": 12}

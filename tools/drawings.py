@@ -77,7 +77,8 @@ def arrow(
 
 def note(axes: Axes, x: float, y: float, text: str, **more: Any) -> None:
     """Write a text with its middle at (x, y)."""
-    axes.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": 9} | more)
+    look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9} | more
+    axes.text(x, y, text, **look)
 
 
 def data_parallel() -> None:

@@ -25,7 +25,7 @@ from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.settings.checks import check_range, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.launchers.cli import start
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_run
 from gptscale.launchers.run.preflight import preflight
@@ -35,9 +35,7 @@ from gptscale.results.render import DPI, console, subplots, table
 STEPS = 6
 # The first word of a rank, which no user types.
 RANK = "rank"
-WITHOUT_EFFECT = (
-    "steps,eval_every,timing_warmup_steps,log_every,save_every,save_last,resume,run_name,wandb,verdict,profile"
-)
+WITHOUT_EFFECT = ",".join(("steps", *(name for name in KEPT if name != "out")))
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.user_file import read_rows
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.mock_cuda.devices import device_named
+from gptscale.foresight.simulate.simulation import LIMIT_S, simulate
 from gptscale.launchers.cli import start
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
-from gptscale.launchers.run.simulation import LIMIT_S, simulate
 from gptscale.recipes import RECIPES, get
 from gptscale.results import render
 

@@ -22,7 +22,7 @@ from gptscale.common.settings.checks import check_output_file, check_range, did_
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.run_config import MOMENT_BYTES
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.foresight.memory.closed_form import WayToFit
 from gptscale.foresight.memory.recipe_bytes import RECIPES
 from gptscale.launchers.cli import start
@@ -109,7 +109,7 @@ def ways_of(word: str) -> list[WayToFit]:
     """Return the ways that RECIPE, RECIPE/CHECKPOINTING or RECIPE/CHECKPOINTING/OPTIMIZER_STATE means."""
     parts, where = word.split("/"), "in --ways"
     has_own_optimizer = parts[0] in RECIPES and get(parts[0]).library_optimizer
-    states = ("fp32",) if has_own_optimizer else tuple(MOMENT_BYTES)
+    states = ("fp32",) if has_own_optimizer else tuple(OPTIMIZERS["adamw"].state_bytes)
     choices: tuple[tuple[str, ...], ...] = (tuple(RECIPES), MODES, states)
     if len(parts) > len(choices):
         raise ConfigError(f"{word!r} has more than three parts", where, "use RECIPE/CHECKPOINTING/OPTIMIZER_STATE")

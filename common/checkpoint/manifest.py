@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gptscale.common.errors import CheckpointError
+from gptscale.common.errors import CheckpointError, StorageError
 from gptscale.common.process.ending import is_out_of_memory
 
 FORMAT_VERSION = 2
@@ -58,11 +58,18 @@ def damaged(path: Path, file: str, how: str) -> CheckpointError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise CheckpointError for whatever fails inside, where the checkpoint at `path` is read."""
+    """Raise an error of the user's for whatever fails inside, where the checkpoint at `path` is read.
+
+    StorageError if it could not be read, as when a disk stalls or a library is broken: that says nothing about its bytes.
+    CheckpointError if it was read and is wrong.
+    """
     try:
         yield
     except CheckpointError:
         raise
+    except (OSError, ImportError) as error:
+        how = f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
+        raise StorageError(f"the checkpoint {how}", f"at {path}", "mend what fails and start again") from error
     except Exception as error:
         if is_out_of_memory(error):
             raise

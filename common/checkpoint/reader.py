@@ -41,7 +41,7 @@ class Reader:
     """One checkpoint: its facts, and any box of any of its tensors.
 
     The constructor checks the manifest and the files' sizes; `verify` checks their bytes. Both raise CheckpointError, which
-    names the file and the difference.
+    names the file and the difference, and StorageError if the files cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,8 +107,9 @@ class Reader:
         The box begins at `offset` and has `shape`; by default it is the whole tensor. Raises CheckpointError if the saved
         boxes do not cover it.
         """
-        # A run without checkpoints never needs it.
-        import safetensors
+        with reading(self.path):
+            # A run without checkpoints never needs it.
+            import safetensors
 
         if name not in self._boxes:
             raise self._damaged("the saved state", f"has no {name!r}")
@@ -139,12 +140,12 @@ class Reader:
         not wanted by any rank, or has another shape.
         """
         names: set[str] = set()
-        failure: CheckpointError | None = None
+        failure: GptscaleError | None = None
         try:
             for shard in engine.state():
                 names.add(shard.name)
                 self._fill(shard)
-        except CheckpointError as error:
+        except GptscaleError as error:
             failure = error
         outcomes = gather_objects((names, failure))
         _raise_first([failure for _, failure in outcomes])
@@ -191,7 +192,7 @@ def agreed(path: Path, check: Callable[[Reader], None], *, is_main: bool) -> Rea
     _raise_first([failure])
     try:
         reader = Reader(Path(str(chosen)))
-    except CheckpointError as error:
+    except GptscaleError as error:
         # This rank does not see what rank 0 sees, for example on a machine without the shared disk.
         failure = error
     _raise_first(gather_objects(failure))
@@ -202,7 +203,7 @@ def newest_valid(folder: Path, say: Any = print) -> Reader:
     """Return the newest checkpoint under `folder` that verifies.
 
     One that does not is renamed to step-N.corrupt, never deleted. Call it on one process, and tell the others the path.
-    Raises CheckpointError if no checkpoint verifies.
+    Raises CheckpointError if no checkpoint verifies, and StorageError, with nothing renamed, if one cannot be read.
     """
     for path in step_folders(folder):
         try:

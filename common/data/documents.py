@@ -18,7 +18,6 @@ from gptscale.common.data.bin_files import map_ids, write_bin
 from gptscale.common.data.hub import check_hub
 from gptscale.common.data.tokenizers import Tokenizer
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.ops.build import cache as build_cache
 
 Document = Iterable[str]
 PIECE_BYTES = 2**20
@@ -188,6 +187,9 @@ def cache_folder() -> Path | None:
     # The XDG specification has a relative value ignored.
     if os.environ.get("XDG_CACHE_HOME", "/")[:1] != "/":
         return None
+    # Here, because only text needs it.
+    from gptscale.ops.build import cache as build_cache
+
     try:
         folder = build_cache.private(build_cache.root())
     except build_cache.CacheFolderError:

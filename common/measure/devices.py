@@ -1,9 +1,4 @@
-"""Devices: their names, the peak rates of GPUs in a table with its sources, and the precisions that they support.
-
-Rates are dense tensor-core rates in TFLOP/s from the data sheets of the vendors. They are without sparsity, which doubles the
-figures in many headlines. fp32 is the ordinary rate, without TF32. A device that is not in the table has no peak, and its MFU
-stays empty.
-"""
+"""Devices: their names, their peak rates, and the precisions that they support."""
 
 from __future__ import annotations
 
@@ -13,36 +8,7 @@ from typing import Any
 
 import torch
 
-# Words in the name that torch reports, then the dense TFLOP/s by precision. The first row whose words are in the name is used.
-PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
-    # NVIDIA Blackwell architecture brief, 2024 (half of the sparse figures)
-    ("GB200", {"fp8": 5000.0, "bf16": 2500.0, "fp16": 2500.0, "fp32": 80.0}),
-    ("B200", {"fp8": 4500.0, "bf16": 2250.0, "fp16": 2250.0, "fp32": 75.0}),
-    # NVIDIA H200 / H100 tensor core GPU data sheets
-    ("H200 NVL", {"fp8": 1671.0, "bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
-    ("H200", {"fp8": 1979.0, "bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
-    ("H100 NVL", {"fp8": 1671.0, "bf16": 835.5, "fp16": 835.5, "fp32": 60.0}),
-    ("H100 PCIe", {"fp8": 1513.0, "bf16": 756.5, "fp16": 756.5, "fp32": 51.0}),
-    ("H100", {"fp8": 1979.0, "bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
-    ("GH200", {"fp8": 1979.0, "bf16": 989.5, "fp16": 989.5, "fp32": 67.0}),
-    # NVIDIA Ampere data sheets; A10 and RTX rates with fp32 accumulation
-    ("A100", {"bf16": 312.0, "fp16": 312.0, "fp32": 19.5}),
-    ("A10G", {"bf16": 70.0, "fp16": 70.0, "fp32": 31.5}),
-    ("A10", {"bf16": 125.0, "fp16": 125.0, "fp32": 31.2}),
-    ("RTX 3090 Ti", {"bf16": 80.0, "fp16": 80.0, "fp32": 40.0}),
-    ("RTX 3090", {"bf16": 71.0, "fp16": 71.0, "fp32": 35.6}),
-    # NVIDIA Ada data sheets
-    ("L40S", {"fp8": 733.0, "bf16": 362.0, "fp16": 362.0, "fp32": 91.6}),
-    ("L40", {"fp8": 362.0, "bf16": 181.0, "fp16": 181.0, "fp32": 90.5}),
-    ("L4", {"fp8": 242.5, "bf16": 121.0, "fp16": 121.0, "fp32": 30.3}),
-    ("RTX 4090", {"fp8": 330.3, "bf16": 165.2, "fp16": 165.2, "fp32": 82.6}),
-    # NVIDIA Turing and Volta data sheets; no bf16
-    ("RTX 2080 Ti", {"fp16": 53.8, "fp32": 13.4}),
-    ("T4", {"fp16": 65.0, "fp32": 8.1}),
-    ("V100", {"fp16": 125.0, "fp32": 15.7}),
-    # AMD CDNA 3 data sheet
-    ("MI300X", {"bf16": 1307.4, "fp16": 1307.4, "fp32": 163.4}),
-)
+from gptscale.common.measure.gpus import GPUS
 
 
 def device_name(device: torch.device) -> str:
@@ -62,11 +28,8 @@ def peak_tflops(name: str, precision: str) -> float | None:
     """Return the dense peak of the named device in TFLOP/s, or None if the table does not have the device or precision."""
     if name.startswith("cpu"):
         return None
-    for words, rates in PEAK_TFLOPS:
-        # Only whole words count: a T400 is no T4, an A1000 is no A100.
-        if re.search(rf"\b{words}\b", name):
-            return rates.get(precision)
-    return None
+    # Only whole words count: a T400 is no T4, an A1000 is no A100.
+    return next((gpu.tflops.get(precision) for gpu in GPUS if re.search(rf"\b{gpu.words}\b", name)), None)
 
 
 # Names in /proc/cpuinfo, on x86 and Arm, of which oneDNN needs one for a fast product: any AVX-512 for words does for bf16.

@@ -25,6 +25,12 @@ STEPS = 3
 # Kinds of work. What is none of them in a computing part is the host: Python, dispatch, autograd.
 PRODUCTS, ATTENTION, ELEMENTWISE, OPTIMIZER = KINDS = ("products", "attention", "elementwise", "optimizer")
 COMPUTING = ("forward", "backward", "optimizer")
+# The kind of what is sent. All other kinds are parts of a step, by the names of marks.
+TRANSFER = "transfer"
+# From this share of the host on, work that does not shrink with the tokens is the host's.
+HOST_MIN = 0.05
+# A profiled step of which a thread had a smaller share says nothing of the host.
+PROCESSOR_MIN = 0.95
 
 
 class TracedOperation(NamedTuple):
@@ -226,3 +232,38 @@ def device_segments(host: list[StepMark], operations: list[TracedOperation]) -> 
             before = moment
         running[what] += change
     return segments
+
+
+def host_share(trace: RankTrace, *, threads: bool) -> float:
+    """Return the share of all computing parts of a rank together that is the host. A short part may have much more."""
+    own_s = _own_s(trace, threads)
+    shares = host_shares_of(trace, threads)
+    return sum(shares[part] * own_s[part] for part in COMPUTING) / max(sum(own_s.values()), 1e-9)
+
+
+def profiled_processor(trace: RankTrace, *, threads: bool) -> float:
+    """Return the share of its profiled step in which a rank had a processor."""
+    own = [m for m in trace.profiled if m.part in COMPUTING and not m.waits]
+    wall_s = sum(m.end - m.begin for m in own)
+    return min(1.0, sum(m.processor_s for m in own) / wall_s) if threads and wall_s else 1.0
+
+
+def host_shares_of(trace: RankTrace, threads: bool) -> dict[str, float]:
+    """Return the share of each computing part of a rank that is the host."""
+    own_s = _own_s(trace, threads)
+    if profiled_processor(trace, threads=threads) < PROCESSOR_MIN:
+        share = trace.n_operations * trace.operation_s / max(sum(own_s.values()), 1e-9)
+        return dict.fromkeys(COMPUTING, min(1.0, share))
+    work_s = {part: sum(trace.work_s.get(part, {}).values()) for part in COMPUTING}
+    return {
+        part: max(0.0, 1 - work_s[part] / own_s[part]) if own_s[part] and work_s[part] else 0.0 for part in COMPUTING
+    }
+
+
+def _own_s(trace: RankTrace, threads: bool) -> dict[str, float]:
+    """Return the seconds of a step that a rank computes in each part, with a processor if the marks tell that."""
+    own = [mark for mark in trace.segments if not mark.waits]
+    return {
+        part: sum(m.processor_s if threads else m.end - m.begin for m in own if m.part == part) / len(trace.ends)
+        for part in COMPUTING
+    }

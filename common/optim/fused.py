@@ -7,6 +7,7 @@ as they read it, and change nothing if `found_inf` is set. The host never waits 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,14 +19,13 @@ from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.precision import LossScale
 from gptscale.common.optim.compact_adamw import CompactAdamW
 from gptscale.common.optim.stepper import Stepper
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard, is_dtensor, local, replicas, shard_of
 
-ADAMW_STATE = ("exp_avg", "exp_avg_sq")
-
 
 class FusedOptimizer(Stepper):
-    """The Stepper with AdamW (moments in config.optimizer_state) or SGD over named fp32 parameters, which may be DTensors.
+    """The Stepper with an optimizer of the table over named fp32 parameters, which may be DTensors.
 
     shards: the processes that hold the other shards, or None if every process holds all of every gradient.
     offloaded: the parameters lie in host memory although the model computes on another device, so the host waits for this step.
@@ -54,24 +54,19 @@ class FusedOptimizer(Stepper):
         self.poisoned = torch.tensor(False, device=self.device)
         self.waits_s: list[float] = []
         groups = decay_groups(parameters.values(), config.weight_decay)
-        if config.optimizer == "sgd":
-            self.torch: torch.optim.Optimizer = PlainSGD(groups, {"lr": config.peak_lr})
-            self.state_keys: tuple[str, ...] = ()
-        else:
-            betas, self.state_keys = (config.beta1, config.beta2), ADAMW_STATE
-            if config.optimizer_state == "fp32":
-                self.torch = torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, fused=True)
-                self._create_state()
-            else:
-                self.torch = CompactAdamW(groups, lr=config.peak_lr, betas=betas, form=config.optimizer_state)
+        self.name, row = config.optimizer, OPTIMIZERS[config.optimizer]
+        self.state_keys = row.state_keys
+        self.torch: torch.optim.Optimizer = import_module(row.module).fused(groups, config)
+        if self.state_keys and not self.torch.state:
+            self._create_state()
         self.meter = StepMeter(self.torch)
 
     def _create_state(self) -> None:
-        """Create zeroed AdamW state before the first step, so that a checkpoint can be loaded into it in place."""
+        """Create zeroed state before the first step, so that a checkpoint can be loaded into it in place."""
         for p in self.parameters.values():
             state = self.torch.state[p]
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-            for key in ADAMW_STATE:
+            for key in self.state_keys:
                 state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
     @property
@@ -122,7 +117,7 @@ class FusedOptimizer(Stepper):
         return total.sqrt()
 
     def state(self) -> Iterator[Shard]:
-        """Yield the weights, then the moments of AdamW, as named boxes in fp32.
+        """Yield the weights, then the state of the optimizer, as named boxes in fp32.
 
         A moment that is stored in another precision is unpacked for its box. When the next box is asked for, the contents of the
         box are packed and stored again, so that a checkpoint can be loaded into it.
@@ -131,7 +126,7 @@ class FusedOptimizer(Stepper):
             yield shard_of(f"model/{name}", p)
         for name, p in self.parameters.items():
             for key in self.state_keys:
-                box = f"adamw.{key}/{name}"
+                box = f"{self.name}.{key}/{name}"
                 if isinstance(self.torch, CompactAdamW):
                     moment = self.torch.moment(p, key)
                     yield shard_of(box, p)._replace(tensor=moment)
@@ -212,22 +207,3 @@ def decay_groups(
         else:
             vectors.append(p)
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
-class PlainSGD(torch.optim.Optimizer):
-    """SGD without momentum on local shards: w -= lr (g / grad_scale + weight_decay w), unless found_inf is set.
-
-    The fused SGD of torch has no rule for DTensors (2.11), and its other forms ignore grad_scale and found_inf.
-    """
-
-    grad_scale: Tensor
-    found_inf: Tensor
-
-    @torch.no_grad()
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Update every parameter from its gradient."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                weight = local(p)
-                update = local(p.grad) / self.grad_scale + group["weight_decay"] * weight
-                weight.sub_(torch.where(self.found_inf > 0, 0.0, group["lr"] * update))

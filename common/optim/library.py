@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gptscale.common.measure.live_state import StateTensor, held_by_torch
-from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
+from gptscale.common.optim.fused import decay_groups
 from gptscale.common.optim.stepper import Stepper
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard, is_dtensor, shard_of
 
 
 def torch_optimizer(config: RunConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """Return the class of torch's optimizer that a run asks for, and its options, for a library to build or wrap."""
-    if config.optimizer == "sgd":
-        return torch.optim.SGD, {"lr": config.peak_lr}
-    return torch.optim.AdamW, {"lr": config.peak_lr, "betas": (config.beta1, config.beta2), "fused": True}
+    kind: tuple[type[torch.optim.Optimizer], dict[str, Any]]
+    kind = import_module(OPTIMIZERS[config.optimizer].module).of_torch(config)
+    return kind
 
 
 def make_torch_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
@@ -55,14 +57,14 @@ class LibraryOptimizer(Stepper):
         self.optimizer, self.inner, self.parameters = optimizer, inner, parameters
         self.max_norm, self.clip, self.zero_grad = config.clip_grad_norm or torch.inf, clip, zero_grad
         self.poisoned = False
-        self.state_keys = ADAMW_STATE if config.optimizer == "adamw" else ()
+        self.name, self.state_keys = config.optimizer, OPTIMIZERS[config.optimizer].state_keys
         names = {parameter: name for name, parameter in parameters.items()}
         self.owned = {names[p]: p for group in inner.param_groups for p in group["params"]}
         if self.state_keys:
             self._create_state()
 
     def _create_state(self) -> None:
-        """Create zeroed AdamW state before the first step, so that a checkpoint can be loaded into it in place."""
+        """Create zeroed state before the first step, so that a checkpoint can be loaded into it in place."""
         for p in self.owned.values():
             self.inner.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
             self.inner.state[p].update({key: torch.zeros_like(p) for key in self.state_keys})
@@ -89,7 +91,7 @@ class LibraryOptimizer(Stepper):
             yield from self.boxes(f"model/{name}", p)
         for name, p in self.owned.items():
             for key in self.state_keys:
-                yield from self.boxes(f"adamw.{key}/{name}", self.inner.state[p][key])
+                yield from self.boxes(f"{self.name}.{key}/{name}", self.inner.state[p][key])
 
     def state_tensors(self) -> Iterator[StateTensor]:
         """Yield the tensors of the state."""

@@ -41,11 +41,16 @@ def installed(distribution: str, environment: str = "") -> str | None:
     return next((d.version for d in distributions(name=distribution, path=packages)), None)
 
 
-def require(distribution: str, series: str, environment: str) -> None:
+def is_release(version: str, release: str) -> bool:
+    """Return whether a version is a release, or was built from it on this machine (0.19.8+abc). Every version is one of ""."""
+    return not release or version.partition("+")[0] == release
+
+
+def require(distribution: str, release: str, environment: str) -> None:
     """ConfigError, with the command that mends it, unless `distribution` is in `environment` in a version that fits."""
     version = installed(distribution, environment)
-    if version is None or not version.startswith(series):
-        lack = f"has {distribution} {version}, not {series}" if version else "is missing"
+    if version is None or not is_release(version, release):
+        lack = f"has {distribution} {version}, not {release}" if version else "is missing"
         raise ConfigError(
             f"the environment of {distribution} {lack}", f"at {folder(environment)}", f"make {environment}"
         )

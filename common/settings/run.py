@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.settings.batch_plan import BatchPlan
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.learning_rate import learning_rate
-from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
+from gptscale.common.settings.mesh import AXES, Mesh
+from gptscale.common.settings.optimizers import OPTIMIZERS
+from gptscale.common.settings.run_config import NOT_WORK, RunConfig
 
 if TYPE_CHECKING:
     # torch is not imported before the options are parsed.
@@ -20,13 +22,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that is fixed before the first process group exists."""
+    """Everything that is fixed before the first process group exists. axes: of its mesh, the outermost first."""
 
     recipe: str
     config: RunConfig
     gpt: GPTConfig
     batch: BatchPlan
     world: World
+    axes: tuple[str, ...] = AXES
+
+    @property
+    def mesh(self) -> Mesh:
+        sizes = {"dp": self.batch.dp_size, "tp": self.tp_size, "pp": self.pp_size}
+        return Mesh({axis: sizes[axis] for axis in self.axes})
 
     @property
     def seq_len(self) -> int:
@@ -46,9 +54,9 @@ class Run:
 
     @property
     def state_bytes(self) -> float:
-        """Return the bytes of weights and gradients, 4 per parameter each, and of the optimizer's moments, before any split."""
-        moments = MOMENT_BYTES[self.config.optimizer_state] if self.config.optimizer == "adamw" else 0.0
-        return (8 + moments) * self.gpt.n_params
+        """Return the bytes of weights and gradients, 4 per parameter each, and of the optimizer's state, before any split."""
+        state = OPTIMIZERS[self.config.optimizer].state_bytes[self.config.optimizer_state]
+        return (8 + state) * self.gpt.n_params
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of 0-based `step`."""
@@ -64,41 +72,50 @@ class Run:
 
 
 def workload(run: Run, data_fingerprint: str) -> dict[str, Any]:
-    """Return what two runs must share for their speed and loss to be comparable.
+    """Return what two runs must share for their speed and loss to be comparable: all options but those of NOT_WORK.
 
     Everything else is a matter of the strategy.
     """
     c, gpt = run.config, run.gpt
-    return {
-        "model": c.model,
+    return _options_of_work(vars(c)) | {
         "n_layer": gpt.n_layer,
         "n_head": gpt.n_head,
         "n_embd": gpt.n_embd,
         "vocab_size": gpt.vocab_size,
         "activation": gpt.activation,
-        "dropout": gpt.dropout,
         "seq_len": run.seq_len,
         "global_batch_size": run.batch.global_batch_size,
-        "steps": c.steps,
-        "precision": c.precision,
-        "clip_grad_norm": c.clip_grad_norm,
-        "optimizer": c.optimizer,
-        "optimizer_state_precision": c.optimizer_state,
         "lr": c.peak_lr,
-        "lr_schedule": c.lr_schedule,
-        "warmup_steps": c.warmup_steps,
-        "min_lr_ratio": c.min_lr_ratio,
-        "weight_decay": c.weight_decay,
-        "betas": [c.beta1, c.beta2],
         # A path does not tell the data, the fingerprint of its content does.
         "data": c.data if c.data in ("synthetic", "stdlib") else "content",
         "data_fingerprint": data_fingerprint,
-        "seed": c.seed,
     }
+
+
+def todays_workload(recorded: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a workload that any version recorded as today's version would, so that their hashes compare.
+
+    options: the run's, as its run.json has them. One that they lack had its default before it became an option.
+    """
+    return _options_of_work({f.name: f.default for f in fields(RunConfig)} | dict(options)) | _todays_names(recorded)
+
+
+def _options_of_work(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: options[f.name] for f in fields(RunConfig) if f.name not in NOT_WORK}
+
+
+def _todays_names(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded workload by the names of the options, which two parts did not have until 0.3.0."""
+    work = dict(recorded)
+    if "betas" in work:
+        work["beta1"], work["beta2"] = work.pop("betas")
+        work["optimizer_state"] = work.pop("optimizer_state_precision")
+    return work
 
 
 def changed_work(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return a line for each part of a saved run's work that is another in the run that resumes it."""
+    saved = _todays_names(saved)
     return [f"{name} was {saved[name]}, is {now}" for name, now in current.items() if saved.get(name, now) != now]
 
 

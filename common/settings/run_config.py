@@ -14,15 +14,31 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges, check_run_name, did_you_mean
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName, OptimizerRow
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
-# Bytes per parameter of AdamW's two moments; in 8 bits each has an fp32 scale per block of 256 (common/optim/blockwise.py)
-MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256}
 
+# How a run computes its work, by the names of RunConfig's fields.
+SPLIT = (
+    "micro_batch_size grad_accum_steps activation_checkpointing compile compile_mode attention tp_size pp_size".split()
+)
+# When a run looks at itself, where it begins, and what it leaves behind.
+KEPT = (
+    "eval_every eval_batches timing_warmup_steps log_every check_replicas save_every save_last save_async keep_checkpoints "
+    "resume trust_checkpoint allow_data_change plan plan_row out run_name tensorboard verdict profile wandb"
+).split()
+# Any other option makes the work of two runs unequal. A tokenizer shows in the tokens, which have a fingerprint.
+NOT_WORK = frozenset({*SPLIT, *KEPT, "device", "dist_timeout_s", "tokenizer"})
+# What a run that continues may not change.
+FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
 
 # A shorter run has no verdict.
 VERDICT_STEPS_MIN = 20
+
+
+def _optimizer_need(name: str, row: OptimizerRow) -> OptionNeed:
+    return OptionNeed(row.options, lambda c: c.optimizer == name, row.why, f"use --optimizer {name}")
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ class RunConfig:
     precision: Precision = "fp32"
     """fp32 | bf16 (autocast, fp32 weights and optimizer state) | fp16 (with a loss scaler, GPU only) | fp8 (bf16, and the
     blocks' matrix products in float8; GPUs from compute capability 8.9, on a CPU emulated)."""
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     """adamw, or plain sgd (no momentum) for parity of weights."""
     optimizer_state: OptimizerState = "fp32"
     """AdamW's moments: fp32 | bf16 | 8bit, 8, 4 or 2.03 bytes per parameter (docs/measurements/optimizer_state.md)."""
@@ -155,9 +171,7 @@ class RunConfig:
             "a constant rate never falls",
             "use --lr-schedule cosine",
         ),
-        OptionNeed(
-            "beta1,beta2", lambda c: c.optimizer == "adamw", "sgd keeps no means of gradients", "use --optimizer adamw"
-        ),
+        *(_optimizer_need(name, row) for name, row in OPTIMIZERS.items() if row.options),
         OptionNeed("eval_batches", lambda c: c.eval_every, "the run does not evaluate", "add --eval-every 10"),
         OptionNeed(
             "keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"
@@ -180,11 +194,12 @@ class RunConfig:
         if self.model not in PRESETS:
             raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
         check_run_name(self.run_name, self.resume)
-        if self.optimizer == "sgd" and self.optimizer_state != "fp32":
+        if self.optimizer_state not in OPTIMIZERS[self.optimizer].state_bytes:
+            others = [name for name, row in OPTIMIZERS.items() if self.optimizer_state in row.state_bytes]
             raise ConfigError(
-                f"sgd has no state to keep in {self.optimizer_state}",
+                f"{self.optimizer} has no state to keep in {self.optimizer_state}",
                 "in --optimizer-state",
-                "leave it out, or use --optimizer adamw",
+                f"leave it out, or use --optimizer {' or '.join(others)}",
             )
         # This checks heads and sizes.
         self.gpt()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from gptscale.common.settings.run_config import MOMENT_BYTES
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.foresight.memory.activations import kept_per_token, loss_bytes, working_per_token
 from gptscale.foresight.memory.recipe_bytes import RECIPES
 from gptscale.foresight.memory.step import RecipeBytes, Step
@@ -50,7 +50,7 @@ class Need(NamedTuple):
 
 def need(step: Step, way: WayToFit) -> Need:
     """Return the peak bytes of `step` done in `way`, or raise KeyError for a recipe that is not in RECIPES."""
-    fixed = RECIPES[way.recipe](step, MOMENT_BYTES[way.optimizer_state])
+    fixed = RECIPES[way.recipe](step, OPTIMIZERS["adamw"].state_bytes[way.optimizer_state])
     alone = Layout(n_blocks=step.gpt.n_layer, n_params=step.gpt.n_params_in_memory)
     highest = max(sum(moment.values()) for moment in moments(step, fixed, way.activation_checkpointing, alone))
     return Need(max(fixed.build, fixed.device + highest), fixed.host, fixed.disk)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gptscale.foresight.memory.state import Place, State, all_shapes, held_shapes, numel, stage_of
+from gptscale.common.engines.rank_shapes import Place, all_shapes, held_shapes, numel, stage_of
+from gptscale.foresight.memory.state import State
 from gptscale.foresight.memory.step import RecipeBytes, Step
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The bytes of weights, gradients and optimizer state that one rank holds, exactly, from the shapes alone.
 
-Every recipe cuts the same list of parameters: by stages, over tensor ranks, and over data ranks in a way of its own. State is
+Every recipe cuts the same list of parameters over data ranks in a way of its own, after stages and tensor ranks did. State is
 counted as in Rajbhandari et al. 2020 (arXiv 1910.02054, section 3), and then what a library pads and what it counts steps with.
 This module imports nothing heavy.
 """
@@ -9,29 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from gptscale.common.engines.pipeline.plan import V_SHAPED, stage_indices, stage_sizes
-from gptscale.common.settings.gpt_config import GPTConfig
-from gptscale.recipes import get
+from gptscale.common.engines.pipeline.plan import V_SHAPED
+from gptscale.common.engines.rank_shapes import all_shapes, numel
+from gptscale.common.settings.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from gptscale.common.recipe_config import RecipeConfig
     from gptscale.common.settings.run import Run
 
-Shapes = dict[str, tuple[int, ...]]
-# The dimension that tensor ranks cut; what is not named stays whole. Colossal-AI keeps the positions whole.
-CUT_BY_TENSOR_RANKS = {
-    "wte.weight": 0,
-    "wpe.weight": 0,
-    "attn.qkv.weight": 0,
-    "attn.qkv.bias": 0,
-    "attn.proj.weight": 1,
-    "mlp.fc.weight": 0,
-    "mlp.fc.bias": 0,
-    "mlp.proj.weight": 1,
-}
 # of common/optim/compact_adamw.py and blockwise.py, which import torch; a test holds them together
 SMALL, BLOCK = 4096, 256
 # A rank's flat vector begins at a multiple of this many elements in DeepSpeed.
@@ -53,122 +40,22 @@ class State(NamedTuple):
         return sum(self)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is in the mesh of its run."""
-
-    rank: int
-    world_size: int
-    tp_size: int
-    pp_size: int
-
-    @property
-    def dp_size(self) -> int:
-        return self.world_size // (self.tp_size * self.pp_size)
-
-    @property
-    def pp_rank(self) -> int:
-        return self.rank // (self.tp_size * self.dp_size)
-
-    @property
-    def dp_rank(self) -> int:
-        return self.rank // self.tp_size % self.dp_size
-
-
-def place_of(run: Run) -> Place:
-    """Return where the rank of a run is."""
-    return Place(run.world.rank, run.world.world_size, run.tp_size, run.pp_size)
-
-
-def block_shapes(gpt: GPTConfig) -> Shapes:
-    """Return the parameters of one block in the model's order."""
-    h = gpt.n_embd
-    return {
-        "ln_1.weight": (h,),
-        "ln_1.bias": (h,),
-        "attn.qkv.weight": (3 * h, h),
-        "attn.qkv.bias": (3 * h,),
-        "attn.proj.weight": (h, h),
-        "attn.proj.bias": (h,),
-        "ln_2.weight": (h,),
-        "ln_2.bias": (h,),
-        "mlp.fc.weight": (4 * h, h),
-        "mlp.fc.bias": (4 * h,),
-        "mlp.proj.weight": (h, 4 * h),
-        "mlp.proj.bias": (h,),
-    }
-
-
-def held_shapes(run: Run, config: RecipeConfig) -> tuple[Shapes, list[Shapes]]:
-    """Return the parameters outside blocks and those of each block that this rank has, cut over tensor ranks only."""
-    gpt, place = run.gpt, place_of(run)
-    outside, n_blocks = stage_of(run, config)
-    whole: Shapes = {
-        "wte.weight": (gpt.padded_vocab_size, gpt.n_embd),
-        "wpe.weight": (gpt.block_size, gpt.n_embd),
-        "ln_f.weight": (gpt.n_embd,),
-        "ln_f.bias": (gpt.n_embd,),
-    }
-    root = {name: shape for name, shape in whole.items() if name.split(".")[0] in outside}
-    positions = "wpe.weight" if get(run.recipe).engine == "colossalai" else ""
-    return _cut(root, place.tp_size, positions), [_cut(block_shapes(gpt), place.tp_size)] * n_blocks
-
-
-def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
-    """Return which modules outside blocks this rank has, and how many blocks."""
-    if run.pp_size == 1:
-        return {"wte", "wpe", "ln_f"}, run.gpt.n_layer
-    options: Any = config
-    if not hasattr(options, "stages_per_rank"):
-        # Colossal-AI's stages are even.
-        first, last = place_of(run).pp_rank == 0, place_of(run).pp_rank == run.pp_size - 1
-        even, more = divmod(run.gpt.n_layer, run.pp_size)
-        blocks = even + (run.pp_size - more - 1 <= place_of(run).pp_rank - 0 < run.pp_size - 1 if more else False)
-        return ({"wte", "wpe"} if first else set()) | ({"wte", "ln_f"} if last else set()), blocks
-    sizes = stage_sizes(run, options)
-    indices = stage_indices(options.schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
-    modules: set[str] = set()
-    if 0 in indices:
-        modules |= {"wte", "wpe"}
-    if len(sizes) - 1 in indices:
-        modules |= {"wte", "ln_f"}
-    return modules, sum(sizes[i] for i in indices)
-
-
-def _cut(shapes: Shapes, tp_size: int, but: str = "") -> Shapes:
-    cut = {}
-    for name, shape in shapes.items():
-        dim = CUT_BY_TENSOR_RANKS.get(name) if name != but else None
-        cut[name] = shape if dim is None else tuple(n // tp_size if i == dim else n for i, n in enumerate(shape))
-    return cut
-
-
-def numel(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Return the elements of all shapes."""
-    return sum(math.prod(shape) for shape in shapes)
-
-
-def all_shapes(run: Run, config: RecipeConfig) -> list[tuple[int, ...]]:
-    """Return the shapes of all parameters that this rank has, in the model's order, cut over tensor ranks only."""
-    root, blocks = held_shapes(run, config)
-    parts = [root, *blocks]
-    last = {name: root.pop(name) for name in list(root) if name.startswith("ln_f")}
-    return [shape for part in (*parts, last) for shape in part.values()]
-
-
 def is_v_shaped(config: RecipeConfig) -> bool:
     """Return whether a pipeline ends on the rank where it begins."""
     return getattr(config, "schedule", "") in V_SHAPED
 
 
+def n_moments(run: Run) -> int:
+    """Return how many tensors the optimizer keeps for each parameter."""
+    return len(OPTIMIZERS[run.config.optimizer].state_keys)
+
+
 def moments(run: Run, numels: Iterable[int]) -> int:
-    """Return the bytes of AdamW's state of tensors of so many elements, as common/optim keeps it."""
-    sizes, form = list(numels), run.config.optimizer_state
-    if run.config.optimizer == "sgd":
-        return 0
+    """Return the bytes of the optimizer's state of tensors of so many elements, as common/optim keeps it."""
+    sizes, form, kept = list(numels), run.config.optimizer_state, n_moments(run)
     if form == "fp32":
         # Each has a count of steps.
-        return sum(8 * n + 4 for n in sizes)
+        return sum(4 * kept * n + 4 for n in sizes) if kept else 0
     packed = [n - n % BLOCK if n >= SMALL else 0 for n in sizes]
     each = {"bf16": 2 * BLOCK, "8bit": BLOCK + 4}[form]
     blocks = sum(2 * each * (n // BLOCK) for n in packed)
@@ -199,8 +86,7 @@ def cut_flat(run: Run, config: RecipeConfig, shards: int, compute: int) -> State
     unit = ZERO_ALIGNMENT * shards
     flat = [-(-n // unit) * unit for n in groups]
     own = [n // shards for n in flat]
-    adam = 0 if run.config.optimizer == "sgd" else sum(8 * n + 4 for n in own)
-    return State(compute * sum(flat), 4 * sum(own), 4 * sum(own) + adam)
+    return State(compute * sum(flat), 4 * sum(own), 4 * sum(own) + moments(run, own))
 
 
 def owned(run: Run, config: RecipeConfig, ranks: int) -> list[list[int]]:

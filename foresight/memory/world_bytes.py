@@ -11,19 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.engines.pipeline.plan import stages_per_rank
+from gptscale.common.engines.rank_shapes import all_shapes, numel, place_of, stage_of
 from gptscale.foresight.memory.layout import NO_STATE, Answer, Case, Layout
 from gptscale.foresight.memory.recipe_bytes import BUCKET, WEIGHT_BUFFERS
 from gptscale.foresight.memory.state import (
     State,
-    all_shapes,
     cut_by_owners,
     cut_by_rows,
     cut_flat,
     kept_gradients,
-    numel,
+    n_moments,
     owned,
-    place_of,
-    stage_of,
     whole,
 )
 from gptscale.foresight.memory.step import RecipeBytes, Step
@@ -159,7 +157,7 @@ def _flat(case: Case) -> Answer:
         host, transfers = float(state.optimizer), transfers - c * case.step.table
         fixed, state = replace(fixed, gradients=0.0), State(state.parameters, 0, 0)
     elif offloads:
-        state = state._replace(optimizer=state.optimizer - (8 if run.config.optimizer == "adamw" else 0))
+        state = state._replace(optimizer=state.optimizer - (8 if n_moments(run) else 0))
     return fixed, case.layout(state, buckets=sums, transfers=transfers, host=host)
 
 
@@ -172,9 +170,8 @@ def _flat_all(case: Case) -> Answer:
     n = numel(all_shapes(run, case.config))
     own = -(-n // place.dp_size)
     bucket = min(BUCKET, run.gpt.n_params // 8)
-    adam = 0 if run.config.optimizer == "sgd" else 8
     on_disk = case.config.offload == "nvme"
-    state = State(c * own, 4 * own, 0 if on_disk else (4 + adam) * own)
+    state = State(c * own, 4 * own, 0 if on_disk else 4 * (1 + n_moments(run)) * own)
     longest = max(2**20, run.gpt.largest_weight // place.dp_size + 1)
     fixed = RecipeBytes(
         0,

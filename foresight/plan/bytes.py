@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gptscale.common.engines.rank_shapes import place_of
 from gptscale.foresight.memory.closed_form import predict
-from gptscale.foresight.memory.state import place_of
 from gptscale.foresight.memory.world_bytes import layout_of
 from gptscale.foresight.plan.enumeration import Candidate
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import StorageError
+from gptscale.common.settings.plan_file import FORMAT_VERSION, hash_of, options_of
 from gptscale.foresight.calibrate.file import default_file
 from gptscale.foresight.plan.command_lines import words_of
-from gptscale.foresight.plan.frozen import options_of, save_plan
 from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.report import LEFT, page
 from gptscale.foresight.plan.rows import PlannedRow
+from gptscale.results.record.files import replace_file
 from gptscale.results.render import DPI, markdown
 
 if TYPE_CHECKING:
@@ -85,3 +88,15 @@ def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]
         ],
     }
     return save_plan(path, content)
+
+
+def save_plan(path: Path, content: Mapping[str, Any]) -> str:
+    """Write a plan under its hash and return that."""
+    versions = {"gptscale": importlib.metadata.version("gptscale"), "torch": importlib.metadata.version("torch")}
+    document = {"format": FORMAT_VERSION, "versions": versions, **content}
+    document["sha256"] = hash_of(document)
+    try:
+        replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror})", "in --save", "give another file") from None
+    return str(document["sha256"])

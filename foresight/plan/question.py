@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.mock_cuda.devices import DEVICES
-from gptscale.foresight.time.data_sheets import GLOO, HERE, INNER_LINKS, OUTER_LINKS, USUAL_LINKS, sheet_of
+from gptscale.foresight.time.data_sheets import GLOO, HERE, INNER_LINKS, OUTER_LINKS, sheet_of
 from gptscale.foresight.time.split import Machines
 
 GIB = 2**30
@@ -22,7 +23,7 @@ Resolve = Callable[[str, RunConfig, RecipeConfig], Run]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that are alike. device: a name of mock_cuda/devices.py, or HERE. link: as costs are filed under it.
+    """Machines that are alike. device: a name of common/measure/gpus.py, or HERE. link: as costs are filed under it.
 
     memory: bytes of a device, or of a rank on a CPU. assumed: what the user did not say. jobs: how many share the links between
     nodes.
@@ -68,12 +69,12 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
     link: names with commas between: one of what connects devices in a node, one of what connects nodes. The device's usual ones
     stand for what is left out.
     """
-    if device not in USUAL_LINKS:
-        near = next((name for name in USUAL_LINKS if name.startswith(device)), None)
-        named = f"did you mean {near!r}?" if near else did_you_mean(device, USUAL_LINKS)
+    if device not in DEVICES:
+        near = next((name for name in DEVICES if name.startswith(device)), None)
+        named = f"did you mean {near!r}?" if near else did_you_mean(device, DEVICES)
         fix = f"{named} On a machine that is none of them: gptscale calibrate, then gptscale plan --here"
         raise ConfigError(f"unknown device {device!r}", "in --device", fix)
-    inner, outer = USUAL_LINKS[device]
+    inner, outer = PLAYED[device].links
     assumed = [*([inner] if per_node > 1 else []), *([outer] if nodes > 1 else [])]
     for name in link.split(",") if link else ():
         if name not in INNER_LINKS and name not in OUTER_LINKS and name not in ("nvlink", "pcie"):

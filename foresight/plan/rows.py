@@ -13,6 +13,7 @@ from gptscale.foresight.plan.bytes import Places, communicators
 from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.plan.question import GIB, Cluster
 from gptscale.foresight.time.simulator import PlayedStep
+from gptscale.recipes import get
 
 # The closed form was up to 11 % off (docs/guides/simulate.md), and the allocator reserves more than is allocated.
 ALLOWANCE = 1.1
@@ -64,7 +65,9 @@ class PlannedRow:
             "schedule": getattr(config, "schedule", "") if run.pp_size > 1 else "",
             "data": getattr(config, "data_parallel", "") if run.batch.dp_size > 1 else "",
             "strategy": getattr(config, "strategy", ""),
-            "stage": f"stage {config.stage}" if run.recipe in ("zero_offload", "colossal_zero") else "",  # type: ignore[attr-defined]
+            "stage": f"stage {config.stage}"
+            if hasattr(config, "stage") and "stage" not in get(run.recipe).preset
+            else "",
             "reshard": "" if getattr(config, "reshard_after_forward", True) else "kept",
             "hsdp": f"hsdp{n}" if (n := getattr(config, "dp_replicate_size", 1)) > 1 else "",
             "stages": f"x{n}" if (n := getattr(config, "stages_per_rank", 0)) > 2 else "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from gptscale.common.engines.colossal import checks as colossal
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, stage_indices, stage_sizes, stages_per_rank
 from gptscale.foresight.calibrate.steps import step_here
 from gptscale.foresight.memory.recipe_bytes import BUCKET
@@ -106,10 +107,9 @@ def _pipeline_split(candidate: Candidate) -> Split:
         per_rank, blocks = stages_per_rank(config), tuple(stage_sizes(run, config))  # type: ignore[arg-type]
         schedule: str = config.schedule  # type: ignore[attr-defined]
     else:
-        # Colossal-AI's stages are even, and its interleaved order is Megatron's.
+        # Its interleaved order is Megatron's.
         per_rank = config.chunks  # type: ignore[attr-defined]
-        even, more = divmod(run.gpt.n_layer, run.pp_size * per_rank)
-        blocks = tuple(even + (i < more) for i in range(run.pp_size * per_rank))
+        blocks = tuple(colossal.stage_sizes(run.gpt.n_layer, run.pp_size, per_rank))
         schedule = "1F1B" if per_rank == 1 else "Interleaved1F1B"
     cut = run.batch.dp_size > 1 and getattr(config, "data_parallel", "") == "fsdp"
     return dataclasses.replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gptscale.common.measure.devices import peak_tflops
+from gptscale.common.measure.gpus import GPUS, PCIE4, PCIE5, Gpu
 
 
 class DeviceSheet(NamedTuple):
@@ -24,31 +24,19 @@ class LinkSheet(NamedTuple):
 
 
 PCIE_SPECIFICATION = "PCI-SIG, 16 lanes, 128b/130b"
-PCIE3, PCIE4, PCIE5 = 15.75e9, 31.5e9, 63e9
-# Name, words of common/measure/devices.PEAK_TFLOPS, bytes/s of memory, bus, source.
-GPUS = (
-    ("v100", "V100", 0.9e12, PCIE3, "NVIDIA V100 data sheet, 2020 (SXM2)"),
-    ("a100-40", "A100", 1.555e12, PCIE4, "NVIDIA A100 data sheet, 2021 (SXM, 40 GB)"),
-    ("a100-80", "A100", 2.039e12, PCIE4, "NVIDIA A100 data sheet, 2021 (SXM, 80 GB)"),
-    ("h100-80", "H100", 3.35e12, PCIE5, "NVIDIA H100 data sheet, 2023 (SXM; half of the sparse rates)"),
-    ("h200", "H200", 4.8e12, PCIE5, "NVIDIA H200 data sheet, 2024 (SXM; half of the sparse rates)"),
-    ("b200", "B200", 8e12, PCIE5, "NVIDIA DGX B200 data sheet, 2024 (an eighth of it; half of the sparse rates)"),
-    ("gb200", "GB200", 8e12, PCIE5, "NVIDIA GB200 NVL72 data sheet, 2024 (a 72nd of it; half of the sparse rates)"),
-    ("24gb", "RTX 4090", 1.008e12, PCIE4, "NVIDIA Ada GPU architecture paper, 2022 (GeForce RTX 4090, fp32 sums)"),
-)
 
 
-def _sheet(words: str, precision: str, memory: float, bus: float, source: str) -> DeviceSheet | None:
-    peak = peak_tflops(words, precision)
-    return DeviceSheet(1e12 * peak, memory, bus, source) if peak else None
+def _sheets(gpu: Gpu) -> dict[str, DeviceSheet]:
+    """Return a GPU's sheets: in 16 bits by its name, in others with the precision behind it."""
+    names = {"fp16": gpu.name, "fp32": f"{gpu.name} fp32", "fp8": f"{gpu.name} fp8"}
+    return {
+        name: DeviceSheet(1e12 * gpu.tflops[precision], gpu.memory, gpu.bus, gpu.source)
+        for precision, name in names.items()
+        if precision in gpu.tflops
+    }
 
 
-# In 16 bits by the device's name, in others with the precision behind it. fp32 is the ordinary rate, without TF32.
-DEVICES: dict[str, DeviceSheet] = {}
-for _name, _words, _memory, _bus, _source in GPUS:
-    for _precision in ("fp16", "fp32", "fp8"):
-        if _rates := _sheet(_words, _precision, _memory, _bus, _source):
-            DEVICES[_name if _precision == "fp16" else f"{_name} {_precision}"] = _rates
+DEVICES = {name: sheet for gpu in GPUS if gpu.name for name, sheet in _sheets(gpu).items()}
 
 # Inside a node, of one device.
 INNER_LINKS = {
@@ -75,15 +63,6 @@ OUTER_LINKS = {
     f"{kind}-{gigabits}": LinkSheet(gigabits / 8 * 1e9, source)
     for kind, speeds, source in _KINDS
     for gigabits in speeds
-}
-# What a device usually has inside its node, and a node of it to others: HGX A100 with eight ports of HDR, DGX H100, H200 and
-# B200 with eight of NDR (NVIDIA's DGX data sheets). For cards without NVLink a guess.
-USUAL_LINKS = {
-    "a100-80": ("nvlink3", "ib-1600"),
-    "h100-80": ("nvlink4", "ib-3200"),
-    "h200": ("nvlink4", "ib-3200"),
-    "b200": ("nvlink5", "ib-3200"),
-    "24gb": ("pcie4", "ethernet-25"),
 }
 # Of a node's NVMe disk, bytes/s read and written: Samsung 980 PRO data sheet, 2020 (PCIe 4).
 DISK_READS, DISK_WRITES = 7e9, 5e9

@@ -12,8 +12,7 @@ from gptscale.common.measure.exchanges import MESSAGE, TracedExchange
 from gptscale.common.measure.step_trace import PRODUCTS, RankTrace
 from gptscale.common.settings.run import Run
 from gptscale.foresight.calibrate.costs import cost_table
-from gptscale.foresight.calibrate.file import default_file, read
-from gptscale.foresight.calibrate.machine import this_machine
+from gptscale.foresight.calibrate.file import CalibratedMachine, default_file, read
 from gptscale.foresight.time.calibration import CostTable
 from gptscale.foresight.time.data_sheets import GLOO, HERE, NCCL
 from gptscale.foresight.time.operations import MessageShape, ProductShape
@@ -89,9 +88,11 @@ def kind_of(exchange: TracedExchange) -> Kind:
     return name, exchange.nbytes, len(exchange.ranks)
 
 
-def calibrated_run(run: Run, traces: Sequence[RankTrace], file: Path | None = None) -> CalibratedRun | None:
-    """Return what the calibration in `file` (default: the package's own) expects, None if this machine was not measured."""
-    file, machine = file or default_file(), this_machine(run.world.device, run.world.world_size)
+def calibrated_run(
+    run: Run, traces: Sequence[RankTrace], machine: CalibratedMachine, file: Path | None = None
+) -> CalibratedRun | None:
+    """Return what the calibration in `file` (default: the package's own) expects, None if the machine was not measured."""
+    file = file or default_file()
     if all(measured.machine != machine for measured in read(file)):
         return None
     link = GLOO if run.world.device.type == "cpu" else NCCL

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError, visible
+from gptscale.common.measure.evidence import VERDICT
 from gptscale.common.measure.step_trace import RankTrace
 from gptscale.foresight.verdict.remedies import WORDS
 from gptscale.foresight.verdict.verdict import Cause, Verdict
 from gptscale.results.record.files import replace_file, write_json
 
 FORMAT_VERSION = 1
-NAME, TRACE_NAME = "verdict.json", "trace.json"
+TRACE_NAME = "trace.json"
 # Of a step with more pieces no picture could be read.
 PIECES_MAX = 20_000
 BYTES_MAX = 2**26
@@ -30,12 +31,12 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
     """Write a verdict into a run's folder."""
     drawn = sum(map(len, verdict.ranks)) <= PIECES_MAX
     content = dataclasses.asdict(verdict) | {"format_version": FORMAT_VERSION, "line": verdict.line()}
-    write_json(folder / NAME, content | ({} if drawn else {"ranks": []}))
+    write_json(folder / VERDICT, content | ({} if drawn else {"ranks": []}))
 
 
 def read_verdict(folder: Path) -> Verdict:
     """Read the verdict of a run's folder, or raise ConfigError that says why there is none."""
-    path = folder / NAME
+    path = folder / VERDICT
     where = f"in {visible(str(folder))}"
     if not folder.is_dir():
         raise ConfigError("this run does not exist", where, "give the folder of a run, such as results/runs/NAME")
@@ -47,16 +48,18 @@ def read_verdict(folder: Path) -> Verdict:
         fix = "run it with 20 steps or more, and without --no-verdict"
         raise ConfigError("this run has no verdict", where, fix) from None
     except OSError as error:
-        raise ConfigError(f"its {NAME} cannot be read ({error.strerror})", where, "give another run") from None
+        raise ConfigError(f"its {VERDICT} cannot be read ({error.strerror})", where, "give another run") from None
     try:
         content: Any = json.loads(raw) if len(raw) <= BYTES_MAX else None
         version = content["format_version"]
         if version != FORMAT_VERSION:
             fix = "read it with the gptscale that wrote it, or run again"
-            raise ConfigError(f"its {NAME} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix)
+            raise ConfigError(
+                f"its {VERDICT} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix
+            )
         return _verdict(content)
     except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
-        raise ConfigError(f"its {NAME} is cut or damaged", where, "run again") from None
+        raise ConfigError(f"its {VERDICT} is cut or damaged", where, "run again") from None
 
 
 def _verdict(content: dict[str, Any]) -> Verdict:

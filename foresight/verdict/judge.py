@@ -8,8 +8,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gptscale.common.measure.evidence import RunFacts
 from gptscale.common.measure.limits import TAKEN_MAX
-from gptscale.common.measure.step_trace import COMPUTING, KINDS, RankTrace
+from gptscale.common.measure.step_trace import COMPUTING, HOST_MIN, KINDS, TRANSFER, RankTrace, profiled_processor
 from gptscale.foresight.verdict.calibrated import CalibratedRun
 from gptscale.foresight.verdict.remedies import (
     BUBBLE,
@@ -25,7 +26,6 @@ from gptscale.foresight.verdict.remedies import (
     MORE_MICRO_BATCHES,
     NO_CAUSE,
     THREADS,
-    RunFacts,
     remedy,
 )
 from gptscale.foresight.verdict.removals import (
@@ -35,14 +35,12 @@ from gptscale.foresight.verdict.removals import (
     with_rank_as_others,
     without,
 )
-from gptscale.foresight.verdict.replay import TRANSFER, Replay
-from gptscale.foresight.verdict.shares import host_shares, profiled_processor, shares_of, slowed, waiting_for
+from gptscale.foresight.verdict.replay import Replay
+from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed, waiting_for
 from gptscale.foresight.verdict.verdict import Cause, Verdict
 
 # A cause that gives less is not worth a word.
 GAIN_MIN = 0.05
-# From this share of the host on, work that does not shrink with the tokens is the host's.
-HOST_MIN = 0.05
 # From this share of computation on, a run without a cause is computing as it should.
 COMPUTING_MIN = 0.6
 # A late rank that costs so much of what others took is named instead of them.

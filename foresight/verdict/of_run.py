@@ -1,81 +1,101 @@
-"""The verdict on a run of the GPT: what is known of it, what the plan foresees for the remedy, and what else was seen."""
+"""The verdict on a run that has ended, from its folder: what limits it, and what the plan foresees for the remedy."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
 
-from gptscale.common.measure.contention import MachineTime
+import torch
+
+from gptscale.common.errors import ConfigError, visible
+from gptscale.common.measure.evidence import RunEvidence
+from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.plan.question import Resolve
+from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.verdict.calibrated import calibrated_run
-from gptscale.foresight.verdict.evidence import RankEvidence, right_threads, verdict_of
+from gptscale.foresight.verdict.evidence_file import read_evidence
+from gptscale.foresight.verdict.files import write_trace, write_verdict
+from gptscale.foresight.verdict.judge import RunFigures, judge
 from gptscale.foresight.verdict.planned import planned_gain
-from gptscale.foresight.verdict.remedies import RunFacts, options_against
+from gptscale.foresight.verdict.remedies import options_against
 from gptscale.foresight.verdict.verdict import Verdict
-from gptscale.results.record.files import warn
+from gptscale.launchers.run.options import option_words, parse_run
+from gptscale.launchers.run.preflight import resolve
+from gptscale.results.record.run_folder import read_json
+from gptscale.results.record.set_cells import set_cells
 
-# Makes the options of a run with these words behind its own.
-Reparse = Callable[[list[str]], tuple[RunConfig, RecipeConfig]]
+
+class RecordedRun(NamedTuple):
+    """A run of the GPT as its run.json has it. device: its name."""
+
+    run: Run
+    config: RecipeConfig
+    device: str
+    torch_version: str
+
+    def machine(self, threads: int) -> CalibratedMachine:
+        """Return what a calibration of its machine is filed under. threads: those of a rank."""
+        on_cpu = self.run.world.device.type == "cpu"
+        version = self.torch_version.partition("+")[0]
+        return CalibratedMachine(self.device, version, threads if on_cpu else 1, self.run.world.world_size)
 
 
-@dataclasses.dataclass(frozen=True)
-class TimedRun:
-    """What the timed steps of a run say.
+def judge_run(folder: Path) -> Verdict:
+    """Judge a run by the evidence in its folder, keep the verdict there and in the run's row, and return it.
 
-    late: the rank with the most work of its own, and that divided by the median of the others', if they can tell. taken: what
-    others had of the machine. times: what each rank saw of its machine. offload_wait: the share of time in which a rank waited
-    for state that is kept off its device, None if none is.
+    Raises ConfigError without evidence, or if it or run.json is damaged.
     """
+    # Its name is the run's, and the row is in the folder above.
+    folder = folder.resolve()
+    evidence = read_evidence(folder)
+    verdict = verdict_on(evidence, recorded_run(folder, evidence) if evidence.facts.recipe else None)
+    write_verdict(folder, verdict)
+    traces = [rank.trace for rank in evidence.ranks]
+    if any(trace.operations for trace in traces):
+        print(f"wrote {write_trace(folder, traces)}", flush=True)
+    set_cells(folder.parents[1] / evidence.summary, folder.name, verdict.columns())
+    return verdict
 
-    step_times_s: Sequence[float]
-    late: tuple[int, float] | None
-    taken: float | None
-    times: Sequence[MachineTime | None]
-    offload_wait: float | None = None
 
-
-def verdict_of_run(
-    run: Run,
-    recipe_config: RecipeConfig,
-    evidence: Sequence[RankEvidence | None],
-    timed: TimedRun,
-    *,
-    pipeline: bool,
-    reparse: Reparse,
-    resolve: Resolve,
-) -> Verdict | None:
-    """Return the verdict on a run, None without evidence. reparse, resolve: make a run with the remedy's options."""
-    facts = RunFacts(
-        run.recipe,
-        cuda=run.world.device.type == "cuda",
-        pipeline=pipeline,
-        compiled=run.config.compile,
-        micro_batch_size=run.batch.micro_batch_size,
-        grad_accum_steps=run.batch.grad_accum_steps,
-        right_threads=right_threads(),
+def verdict_on(evidence: RunEvidence, recorded: RecordedRun | None = None) -> Verdict:
+    """Return the verdict on the evidence of a run. recorded: the run, which a calibration and the plan may know."""
+    ranks, facts = evidence.ranks, evidence.facts
+    traces = [rank.trace for rank in ranks]
+    machine = recorded.machine(facts.threads) if recorded else None
+    figures = RunFigures(
+        evidence.step_times_s,
+        [rank.data_wait_s for rank in ranks],
+        evidence.taken,
+        evidence.late,
+        max((rank.right_threads_s for rank in ranks if rank.right_threads_s is not None), default=None),
+        {part: statistics.fmean(rank.fixed[part] for rank in ranks) for part in ranks[0].fixed},
+        calibrated_run(recorded.run, traces, machine) if recorded and machine else None,
     )
-    verdict = verdict_of(evidence, facts, timed.step_times_s, timed.taken, timed.late, partial(calibrated_run, run))
-    if verdict is None:
-        return None
-    planned = None
-    if words := options_against(verdict.bound_by, facts):
-        try:
-            planned = planned_gain(run, recipe_config, reparse(words), resolve)
-        except Exception as error:
-            # A fault of the plan is none of the run.
-            warn(f"the plan does not know the remedy ({type(error).__name__}: {error})")
-    return dataclasses.replace(verdict, planned=planned, notes=notes(evidence, timed))
+    verdict = judge(traces, facts, figures)
+    words, planned = options_against(verdict.bound_by, facts), None
+    if recorded and machine and words:
+        run, config, *_ = recorded
+        other = parse_run(run.recipe, [*option_words(run.recipe, run.config, config), *words])
+        per_node = max(Counter(trace.host for trace in traces).values())
+        planned = planned_gain(run, config, other, machine, per_node)
+    return dataclasses.replace(verdict, planned=planned, notes=list(evidence.notes))
 
 
-def notes(evidence: Sequence[RankEvidence | None], timed: TimedRun) -> list[str]:
-    """Return what the meters of a run say beside its steps, a sentence each."""
-    lines = [f"rank {rank}: {time.gpu_time}" for rank, time in enumerate(timed.times) if time and time.gpu_time]
-    retries = {rank: e.alloc_retries for rank, e in enumerate(evidence) if e and e.alloc_retries}
-    lines += [f"rank {rank}: the allocator freed its cache and tried again {n} times" for rank, n in retries.items()]
-    if timed.offload_wait is not None:
-        lines.append(f"in the timed steps {timed.offload_wait:.1%} of the time was a wait for state off the device")
-    return lines
+def recorded_run(folder: Path, evidence: RunEvidence) -> RecordedRun:
+    """Return the run that run.json records, or raise ConfigError if it is damaged."""
+    content = read_json(folder / "run.json")
+    try:
+        recipe, (_, _, _, _, _, *words) = content["recipe"], content["command"]
+        identity, world_size = content["identity"], int(content["world_size"])
+    except (KeyError, TypeError, ValueError):
+        where = f"in {visible(str(folder))}"
+        raise ConfigError("its run.json is cut or damaged", where, "run again") from None
+    device = torch.device("cuda", 0) if evidence.facts.cuda else torch.device("cpu")
+    config, recipe_config = parse_run(recipe, words)
+    world = World(0, 0, world_size, device, DEFAULT_TIMEOUT_S[device.type])
+    run = resolve(recipe, config, recipe_config, world)
+    return RecordedRun(run, recipe_config, identity["device"], identity["torch_version"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from gptscale.common.measure.evidence import RunFacts
 
 DATA, LAUNCH, LINKS, LATE, BUBBLE, DISK, BUS, MEMORY, CONTENDED, THREADS = CAUSES = (
     "data-bound",
@@ -22,25 +22,6 @@ EXCHANGE_EACH = ("zero2", "zero3", "zero_offload", "zero_infinity")
 # A pipeline whose micro-batches are single sequences gets so many times as many.
 MORE_MICRO_BATCHES = 4
 WORDS = (*CAUSES, COMPUTE_BOUND, NO_CAUSE)
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """What a remedy depends on.
-
-    recipe: its name, empty for a vision run, whose loader may be torch's slow one. right_threads: how many each rank should have.
-    best_micro_batches: how many of them fill a pipeline best, None for as many as there are sequences.
-    """
-
-    recipe: str
-    cuda: bool = False
-    pipeline: bool = False
-    compiled: bool = False
-    micro_batch_size: int = 1
-    grad_accum_steps: int = 1
-    right_threads: int = 1
-    slow_loader: bool = False
-    best_micro_batches: int | None = None
 
 
 def remedy(word: str, facts: RunFacts) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
-from gptscale.common.measure.step_trace import COMPUTING
+from gptscale.common.measure.step_trace import COMPUTING, TRANSFER
 from gptscale.foresight.time.work import Operation
-from gptscale.foresight.verdict.replay import TRANSFER, Factor, Replay
+from gptscale.foresight.verdict.replay import Factor, Replay
 
 
 def without(*kinds: str) -> Factor:

@@ -8,14 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gptscale.common.measure.step_trace import COMPUTING, RankTrace
+from gptscale.common.measure.step_trace import COMPUTING, TRANSFER, RankTrace
 from gptscale.common.process.progress import StepMark
 from gptscale.foresight.time.simulator import PlayedStep, play
 from gptscale.foresight.time.work import COMPUTE, Item, Operation, StepWork
 from gptscale.foresight.verdict.waits import SAME_S, Wait, aligned, find_waits, shift_of
 
-# The kind of an item that is a transfer. All other kinds are parts of a step, by the names of marks.
-TRANSFER = "transfer"
 # How many times as long an operation lasts.
 Factor = Callable[[Operation], float]
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, RankTrace
+from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, TRANSFER, RankTrace, host_shares_of
 from gptscale.foresight.time.work import COMPUTE
-from gptscale.foresight.verdict.replay import TRANSFER, Replay
+from gptscale.foresight.verdict.replay import Replay
 
 # What a rank's time goes to beside the kinds of computation.
 NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bubble", "slower than calibrated"
 SHARES = ("data", "host", TRANSFER, LATE_RANK, BUBBLE_SHARE, "disk", "bus", "allocator", NO_PROCESSOR, SLOWER)
 # So much longer than calibrated, products say nothing.
 SLOWER_MIN = 1.1
-# A profiled step of which a thread had a smaller share says nothing of the host.
-PROCESSOR_MIN = 0.95
 
 
 def shares_of(
@@ -85,39 +83,5 @@ def host_shares(traces: Sequence[RankTrace], *, threads: bool) -> dict[str, floa
     thread had a processor. Only that time counts then, and a profiled step that was disturbed only tells how many operations
     there were.
     """
-    of_ranks = [_host_shares(trace, threads) for trace in traces]
+    of_ranks = [host_shares_of(trace, threads) for trace in traces]
     return {part: min(shares[part] for shares in of_ranks) for part in COMPUTING}
-
-
-def host_share(trace: RankTrace, *, threads: bool) -> float:
-    """Return the share of all computing parts of a rank together that is the host. A short part may have much more."""
-    own_s = _own_s(trace, threads)
-    shares = _host_shares(trace, threads)
-    return sum(shares[part] * own_s[part] for part in COMPUTING) / max(sum(own_s.values()), 1e-9)
-
-
-def profiled_processor(trace: RankTrace, *, threads: bool) -> float:
-    """Return the share of its profiled step in which a rank had a processor."""
-    own = [m for m in trace.profiled if m.part in COMPUTING and not m.waits]
-    wall_s = sum(m.end - m.begin for m in own)
-    return min(1.0, sum(m.processor_s for m in own) / wall_s) if threads and wall_s else 1.0
-
-
-def _host_shares(trace: RankTrace, threads: bool) -> dict[str, float]:
-    own_s = _own_s(trace, threads)
-    if profiled_processor(trace, threads=threads) < PROCESSOR_MIN:
-        share = trace.n_operations * trace.operation_s / max(sum(own_s.values()), 1e-9)
-        return dict.fromkeys(COMPUTING, min(1.0, share))
-    work_s = {part: sum(trace.work_s.get(part, {}).values()) for part in COMPUTING}
-    return {
-        part: max(0.0, 1 - work_s[part] / own_s[part]) if own_s[part] and work_s[part] else 0.0 for part in COMPUTING
-    }
-
-
-def _own_s(trace: RankTrace, threads: bool) -> dict[str, float]:
-    """Return the seconds of a step that a rank computes in each part, with a processor if the marks tell that."""
-    own = [mark for mark in trace.segments if not mark.waits]
-    return {
-        part: sum(m.processor_s if threads else m.end - m.begin for m in own if m.part == part) / len(trace.ends)
-        for part in COMPUTING
-    }

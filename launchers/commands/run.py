@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from gptscale.common.errors import ConfigError
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
-from gptscale.foresight.plan.frozen import with_plan
+from gptscale.common.settings.plan_file import read_row
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.recipes import get
 
@@ -44,3 +47,26 @@ def main(argv: Sequence[str]) -> int:
         print(line)
     print("command  " + " ".join(command_line(recipe, config, recipe_config, nproc)))
     return 0
+
+
+def with_plan(argv: Sequence[str]) -> list[str]:
+    """Return a command line with what its --plan says before what the user types: the recipe, the processes, all options."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--plan") else [word])]
+    path, number = _value(words, "--plan"), _value(words, "--plan-row")
+    if path is None:
+        return list(argv)
+    if number is not None and not number.isdecimal():
+        raise ConfigError(f"{number!r} is no row", "in --plan-row", "use a number of the plan's table")
+    row = read_row(Path(path), int(number) if number else None)
+    own = words[:1] if not words[0].startswith("-") else [row.recipe]
+    if row.nodes > 1:
+        per_node = str(row.ranks // row.nodes)
+        words = ["gptscale", "submit", row.recipe, "--nodes", str(row.nodes), "--gpus-per-node", per_node]
+        fix = "use " + shlex.join([*words, *row.words, "--plan", str(path)])
+        raise ConfigError(f"the plan is for {row.nodes} nodes", "in --plan", fix)
+    return [*own, "--nproc", str(row.ranks), *row.words, *(words[1:] if own == words[:1] else words)]
+
+
+def _value(words: Sequence[str], option: str) -> str | None:
+    place = max((i for i, word in enumerate(words[:-1]) if word == option), default=-1)
+    return words[place + 1] if place >= 0 else None

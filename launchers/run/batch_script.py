@@ -46,8 +46,12 @@ done
 """
 
 ROW = """\
-# A run whose rank 0 was killed gets its row from here. It is ok if all its steps were done.
-((status == 0)) || ! {python} -m gptscale.launchers.run.lost_row "$folder" "$status" || status=0
+# A run that ended well gets its verdict from here. One whose rank 0 was killed gets its row: it is ok if all steps were done.
+if ((status == 0)); then
+    {python} -m gptscale.launchers.run.verdict "$folder"
+else
+    ! {python} -m gptscale.launchers.run.lost_row "$folder" "$status" || status=0
+fi
 """
 
 REQUEUE = """\

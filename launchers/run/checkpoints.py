@@ -17,44 +17,44 @@ from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import changed_work
-from gptscale.launchers.run.preflight import Plan, check_same_work
+from gptscale.launchers.run.preflight import ReadyRun, check_same_work
 from gptscale.results.record.files import warn
 
 # A full disk may get free space while training goes on, so the first failed saves only warn.
 SAVE_MISSES_MAX = 3
 
 
-def resume(plan: Plan, engine: Engine, folder: Path, spikes: SpikeWatch) -> int:
+def resume(ready: ReadyRun, engine: Engine, folder: Path, spikes: SpikeWatch) -> int:
     """Load the checkpoint that --resume means, the same on every rank, and return the step to go on from.
 
     Without --resume that is step 0. folder: that of the run's own checkpoints. Those beyond the step are set aside.
     spikes: gets the losses and norms of the steps before, on which it decides.
     """
-    if plan.run.config.resume is None:
+    if ready.run.config.resume is None:
         return 0
     # Ranks that look at another moment, or at another disk, must not do otherwise than rank 0.
-    source = gather_objects(plan.resume)[0]
+    source = gather_objects(ready.resume)[0]
     if source is None:
-        if plan.run.world.is_main:
+        if ready.run.world.is_main:
             print(f"nothing to resume in {folder}, the run begins at step 0", flush=True)
         return 0
-    step = _load(plan, engine, source, spikes)
-    if plan.run.world.is_main:
+    step = _load(ready, engine, source, spikes)
+    if ready.run.world.is_main:
         set_aside_beyond(folder, step)
     return step
 
 
-def _load(plan: Plan, engine: Engine, source: Path, spikes: SpikeWatch) -> int:
+def _load(ready: ReadyRun, engine: Engine, source: Path, spikes: SpikeWatch) -> int:
     if is_deepspeeds_own(source):
         from gptscale.common.engines.zero.optimizer import load_own
 
         return load_own(engine, source)
-    reader = agreed(source, lambda reader: check_same_work(reader, plan), is_main=plan.run.world.is_main)
+    reader = agreed(source, lambda reader: check_same_work(reader, ready), is_main=ready.run.world.is_main)
     reader.load_into(engine)
     spikes.restore(reader.manifest.get("recent_steps"))
-    if plan.run.world.is_main:
+    if ready.run.world.is_main:
         origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
-        changes = changed_work(reader.manifest["workload"], plan.work)
+        changes = changed_work(reader.manifest["workload"], ready.work)
         print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
     return reader.step
 
@@ -70,15 +70,15 @@ class Saver:
     """
 
     def __init__(
-        self, plan: Plan, engine: Engine, folder: Path, before: Callable[[], None], spikes: SpikeWatch
+        self, ready: ReadyRun, engine: Engine, folder: Path, before: Callable[[], None], spikes: SpikeWatch
     ) -> None:
-        self.plan, self.engine, self.folder, self.before, self.spikes = plan, engine, folder, before, spikes
+        self.ready, self.engine, self.folder, self.before, self.spikes = ready, engine, folder, before, spikes
         self.check_replicas = ReplicaCheck(engine)
         self.misses = 0
         self.background = BackgroundSave()
 
     def __call__(self, step: int, last: bool) -> None:
-        run = self.plan.run
+        run = self.ready.run
         every, check_every = run.config.save_every, run.config.check_replicas
         due = bool(every and step % every == 0) or (last and bool(every or run.config.save_last))
         if self.background.under_way and (due or last or self.background.is_done()):
@@ -98,7 +98,7 @@ class Saver:
             "world_size": run.world.world_size,
             "dp_size": run.batch.dp_size,
             "tokens": step * run.tokens_per_step,
-            "workload": self.plan.work,
+            "workload": self.ready.work,
             "recent_steps": self.spikes.recent(),
         }
         if run.config.save_async and not last:
@@ -122,5 +122,5 @@ class Saver:
             self.misses += 1
             if last or self.misses >= SAVE_MISSES_MAX:
                 raise
-            if self.plan.run.world.is_main:
+            if self.ready.run.world.is_main:
                 warn(f"{error} (missed {self.misses} of {SAVE_MISSES_MAX})")

@@ -25,22 +25,20 @@ from gptscale.common.model.precision import check_precision, emulation
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
+from gptscale.common.settings.mesh import Mesh
+from gptscale.common.settings.optimizers import OPTIMIZERS
+from gptscale.common.settings.plan_file import check_planned
 from gptscale.common.settings.run import Run, workload
-from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.plan.frozen import check_planned
+from gptscale.common.settings.run_config import FIXED, RunConfig
 from gptscale.launchers.run.options import default_recipe_config
-from gptscale.recipes import get, unsupported
+from gptscale.recipes import get, names_with, unsupported
 from gptscale.results.record.columns import SUMMARY_COLUMNS
 from gptscale.results.record.files import csv_line
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
-from gptscale.results.record.wandb_board import check_wandb
-
-# What a run that continues may not change.
-FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadyRun:
     """A run that may start, with everything resolved and its data open.
 
     resume: the checkpoint to continue from, or the folder whose newest valid checkpoint is meant; None to begin.
@@ -96,13 +94,15 @@ class Plan:
 
 
 def _moments(run: Run) -> str:
-    return f"{run.config.optimizer_state} AdamW state" if run.config.optimizer == "adamw" else "no optimizer state"
+    row = OPTIMIZERS[run.config.optimizer]
+    return f"{run.config.optimizer_state} {row.title} state" if row.state_keys else "no optimizer state"
 
 
 def resolve(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Run:
     """Return a run with its mesh and its batch arithmetic, or raise ConfigError if they do not work out."""
-    config = _with_axes(recipe, config, world)
-    return Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, world), world)
+    mesh, axes = mesh_of(recipe, config, world.world_size), get(recipe).mesh
+    config = dataclasses.replace(config, tp_size=mesh.size("tp"), pp_size=mesh.size("pp"))
+    return Run(recipe, config, config.gpt(), _batch_plan(config, recipe_config, mesh), world, axes)
 
 
 def check_without_device(run: Run, recipe_config: RecipeConfig) -> None:
@@ -112,7 +112,7 @@ def check_without_device(run: Run, recipe_config: RecipeConfig) -> None:
     _check_results_folder(run)
 
 
-def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> Plan:
+def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world: World) -> ReadyRun:
     """Resolve a run and check it, so that errors which the user can prevent are found before anything starts."""
     run = resolve(recipe, config, recipe_config, world)
     config = run.config
@@ -132,16 +132,18 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     data = "synthetic" if "data" in recipe_config.own_work(run) else config.data
     source = open_source(data, tokenizer=config.tokenizer, vocab_size=run.gpt.vocab_size, seed=config.seed)
     train, held_out = split(source, seq_len=run.seq_len)
-    plan = Plan(run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main))
+    ready = ReadyRun(
+        run, recipe_config, train, held_out, source.fingerprint, _resume_path(config, is_main=world.is_main)
+    )
     # Batches checks that the data is long enough for one sequence, and that the batch is divisible.
-    plan.batches(train, 0, run.batch.dp_size)
-    if plan.resume is not None and world.is_main:
-        if (plan.resume / "manifest.json").exists():
-            check_same_work(Reader(plan.resume).verify(), plan)
-        elif (newest := newest_readable(plan.resume)) is not None:
+    ready.batches(train, 0, run.batch.dp_size)
+    if ready.resume is not None and world.is_main:
+        if (ready.resume / "manifest.json").exists():
+            check_same_work(Reader(ready.resume).verify(), ready)
+        elif (newest := newest_readable(ready.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
-            check_same_model(newest, plan)
-    return plan
+            check_same_model(newest, ready)
+    return ready
 
 
 def why_not_here(recipe: str, *, cuda: bool = True) -> str | None:
@@ -157,24 +159,25 @@ def why_not_here(recipe: str, *, cuda: bool = True) -> str | None:
     return str(lack) if lack else None
 
 
-def _with_axes(recipe: str, config: RunConfig, world: World) -> RunConfig:
-    """Return the run's options with tp_size and pp_size resolved.
+def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
+    """Return the mesh of a run: what the user asked for, and what follows from it.
 
-    Each is what the user asked for. An axis without a size gets 1, except a recipe's first axis, which gets all processes
-    that remain.
+    An axis without a size gets 1, except a recipe's first axis, which gets all processes that remain, and dp, which is what
+    remains then.
     """
-    axes, world_size = get(recipe).axes, world.world_size
-    if not axes and world_size > 1:
+    row = get(recipe)
+    if not row.axes and world_size > 1:
+        others = names_with(lambda other: other.engine == "torch" and other.axes == ("dp",))
         raise ConfigError(
-            f"{recipe} is one process, not {world_size}", "in --nproc", "use --nproc 1, or recipe ddp or fsdp"
+            f"{recipe} is one process, not {world_size}", "in --nproc", f"use --nproc 1, or recipe {others}"
         )
-    sizes = {"tp": config.tp_size, "pp": config.pp_size}
-    for axis, size in sizes.items():
-        if size is not None and size > 1 and axis not in axes:
+    asked = {"tp": config.tp_size, "pp": config.pp_size}
+    for axis, size in asked.items():
+        if size is not None and size > 1 and axis not in row.axes:
             raise ConfigError(
                 f"{recipe} has no {axis} axis, so {axis}_size {size} is meaningless", f"in --{axis}-size", "use 1"
             )
-    model_size = math.prod(size or 1 for size in sizes.values())
+    model_size = math.prod(size or 1 for size in asked.values())
     if world_size % model_size:
         below = world_size // model_size * model_size
         above = below + model_size
@@ -182,22 +185,22 @@ def _with_axes(recipe: str, config: RunConfig, world: World) -> RunConfig:
         raise ConfigError(
             f"world {world_size} is not divisible by tp*pp={model_size}", "in --nproc", f"use nproc {fits}"
         )
-    if axes and sizes.get(axes[0], 1) is None:
-        sizes[axes[0]], model_size = world_size // model_size, world_size
-    if world_size > model_size and "dp" not in axes:
-        mesh = " x ".join(f"{axis} {size or 1}" for axis, size in sizes.items())
+    sizes = {axis: size or 1 for axis, size in asked.items()} | {"dp": world_size // model_size}
+    if row.axes and asked.get(row.axes[0], 1) is None:
+        sizes |= {row.axes[0]: sizes["dp"], "dp": 1}
+    if sizes["dp"] > 1 and "dp" not in row.axes:
+        others = names_with(lambda other: other.engine == "torch" and {"dp", *row.axes} <= {*other.axes})
         raise ConfigError(
-            f"{recipe} has no dp axis for {world_size // model_size} times {mesh}",
+            f"{recipe} has no dp axis for {sizes['dp']} times " + " x ".join(f"{axis} {sizes[axis]}" for axis in asked),
             "in --nproc",
-            f"use --nproc {model_size}, or recipe hybrid_3d",
+            f"use --nproc {model_size}, or recipe {others}",
         )
-    return dataclasses.replace(config, tp_size=sizes["tp"] or 1, pp_size=sizes["pp"] or 1)
+    return Mesh({axis: sizes[axis] for axis in row.mesh})
 
 
-def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, world: World) -> BatchPlan:
+def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, mesh: Mesh) -> BatchPlan:
     """Return the batch arithmetic, in which a pipeline gets several micro-batches unless the options give their number."""
-    pp_size = config.pp_size or 1
-    dp_size = world.world_size // ((config.tp_size or 1) * pp_size)
+    pp_size, dp_size = mesh.size("pp"), mesh.size("dp")
     global_batch_size, accumulation = config.global_batch_size, config.grad_accum_steps
     if accumulation is None and config.micro_batch_size is None:
         sequences = max(1, (global_batch_size or DEFAULT_GLOBAL_BATCH_SIZE) // dp_size)
@@ -220,6 +223,8 @@ def _check_device(run: Run) -> None:
 
 def _check_wandb(run: Run) -> None:
     if run.config.wandb:
+        from gptscale.results.record.wandb_board import check_wandb
+
         check_wandb()
 
 
@@ -264,21 +269,21 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
     return folder
 
 
-def check_same_model(reader: Reader, plan: Plan) -> None:
+def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
-    saved, current = reader.manifest["workload"], plan.work
+    saved, current = reader.manifest["workload"], ready.work
     if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
         raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
-    if saved.get("data_fingerprint") != current["data_fingerprint"] and not plan.run.config.allow_data_change:
+    if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:
         raise CheckpointError(
-            f"the data differs from the saved run's ({plan.run.config.data})",
+            f"the data differs from the saved run's ({ready.run.config.data})",
             f"in {reader.path}",
             "add --allow-data-change to accept",
         )
 
 
-def check_same_work(reader: Reader, plan: Plan) -> None:
+def check_same_work(reader: Reader, ready: ReadyRun) -> None:
     """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
-    check_same_model(reader, plan)
-    if reader.step >= plan.run.config.steps:
+    check_same_model(reader, ready)
+    if reader.step >= ready.run.config.steps:
         raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")

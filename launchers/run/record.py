@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
 import socket
 import time
@@ -11,38 +12,43 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gptscale.common.engine import Engine
-from gptscale.common.engines.torch_engine import SteppedEngine
-from gptscale.common.errors import StorageError
-from gptscale.common.measure.bubble import Bubble
+from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name, peak_tflops
-from gptscale.common.measure.live_state import LiveState
-from gptscale.common.measure.offload import Offload
+from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, notes, right_threads
 from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
+from gptscale.common.settings.plan_file import predicted_columns
 from gptscale.common.settings.run import Run, workload_hash
-from gptscale.foresight.memory.formula import state_formula
-from gptscale.foresight.plan.frozen import predicted_columns
-from gptscale.foresight.verdict.evidence import RankEvidence
-from gptscale.foresight.verdict.files import write_trace, write_verdict
-from gptscale.foresight.verdict.of_run import TimedRun, verdict_of_run
-from gptscale.foresight.verdict.verdict import Verdict
-from gptscale.launchers.run.options import option_words, parse_run
-from gptscale.launchers.run.preflight import Plan, resolve
+from gptscale.launchers.run.options import option_words
+from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
-from gptscale.results.record.files import append_summary, warn, write_json
+from gptscale.results.record.files import append_summary, write_json
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import RunEnd, leave_end, leave_row, of_this_start, run_directory
+from gptscale.results.record.run_folder import (
+    START,
+    RunEnd,
+    leave_end,
+    leave_evidence,
+    leave_row,
+    of_this_start,
+    run_directory,
+)
 from gptscale.results.record.summary import print_summary
 from gptscale.results.record.usage import over_ranks
+
+if TYPE_CHECKING:
+    from gptscale.common.measure.bubble import Bubble
+    from gptscale.common.measure.live_state import LiveState
+    from gptscale.common.measure.offload import Offload
 
 PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
@@ -60,9 +66,9 @@ class RunRecord:
     whether the disk took its row, None before it was written.
     """
 
-    def __init__(self, plan: Plan, run_id: str) -> None:
-        self.plan, self.run_id = plan, run_id
-        self.folder = plan.run.config.out / "runs" / run_id
+    def __init__(self, ready: ReadyRun, run_id: str) -> None:
+        self.ready, self.run_id = ready, run_id
+        self.folder = ready.run.config.out / "runs" / run_id
         self.recorder: Recorder | None = None
         self.offload: Offload | None = None
         self.bubble: Bubble | None = None
@@ -74,13 +80,13 @@ class RunRecord:
         self._stack = ExitStack()
 
     def __enter__(self) -> RunRecord:
-        config, world = self.plan.run.config, self.plan.run.world
+        config, world = self.ready.run.config, self.ready.run.world
         nodes = nodes_of(gather_objects(node_facts(world.device)))
         if world.is_main:
-            check_space(self.plan.run, self.folder)
+            check_space(self.ready.run, self.folder)
             resumes = config.resume is not None
             self._stack.enter_context(run_directory(config.out, self.run_id, resumes=resumes))
-            write_json(self.folder / "run.json", of_this_start(run_json(self.plan, self.run_id) | {"nodes": nodes}))
+            write_json(self.folder / "run.json", of_this_start(run_json(self.ready, self.run_id) | {"nodes": nodes}))
             for line in emulation(config.precision, world.device):
                 print(line, flush=True)
         # The folder must exist before any other rank goes on.
@@ -98,13 +104,13 @@ class RunRecord:
         A rank that dies from now on changes nothing about that, if the rows of all steps are on disk.
         """
         self.offload, self.bubble = engine.offload(), engine.bubble()
-        self.state = engine.live_state() if isinstance(engine, SteppedEngine) else None
-        self.memory = peak_memory(self.plan.run.world.device)
+        self.state = engine.live_state()
+        self.memory = peak_memory(self.ready.run.world.device)
         if self.recorder and self.recorder.all_rows_on_disk():
             self.ended = ended
-            if self.plan.run.world.is_main:
-                row = identity(self.plan, self.run_id) | {"status": ended.status, "error": ""}
-                row |= figures(self.plan.run, self.recorder) | {
+            if self.ready.run.world.is_main:
+                row = identity(self.ready, self.run_id) | {"status": ended.status, "error": ""}
+                row |= figures(self.ready.run, self.recorder) | {
                     f"peak_{k}": v for k, v in highest([self.memory]).items()
                 }
                 leave_end(self.folder, row, self.recorder.last_step)
@@ -116,7 +122,7 @@ class RunRecord:
         """
         if self.row_taken is not None:
             return self.row_taken
-        run = self.plan.run
+        run = self.ready.run
         memory = self.memory or peak_memory(run.world.device)
         sampler = self.recorder and self.recorder.usage
         own = (
@@ -132,54 +138,55 @@ class RunRecord:
         of_ranks = gather_objects(own) if together else [own]
         if not run.world.is_main:
             return True
-        row = identity(self.plan, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
+        row = identity(self.ready, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
         memories, offloads, bubbles, states, times, usages, evidence = zip(*of_ranks, strict=True)
         row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         row |= bubble_figures(bubbles, self.recorder) if together else {}
-        row |= state_columns(states, state_formula(run, self.plan.recipe_config))
+        row |= state_columns(states, state_formula(run, self.ready.recipe_config))
         row["gpu_util_percent"] = over_ranks([usage for usage in usages if usage])["gpu_util_percent"]
         row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
-        verdict = self._verdict(evidence, times, row) if together else None
-        row |= verdict.columns() if verdict else {}
+        has_evidence = together and self._leave_evidence(evidence, times, row)
         done = self.recorder.last_step if self.recorder else 0
         path = leave_row(append_summary, run.config.out, self.folder, row, done)
         self.row_taken = path is not None
         if path and self.recorder:
-            print_summary(row, path, self.folder, verdict.line() if verdict else "")
+            print_summary(row, path, self.folder)
+            if has_evidence and START not in os.environ:
+                print(f"  verdict gptscale why {self.folder} tells what limits its speed", flush=True)
         return self.row_taken
 
-    def _verdict(
-        self, evidence: Sequence[RankEvidence | None], times: Sequence[MachineTime | None], row: dict[str, Any]
-    ) -> Verdict | None:
-        """Judge, keep and return the verdict on the evidence of all ranks, None without evidence."""
-        run, config = self.plan.run, self.plan.recipe_config
-        if self.recorder is None:
-            return None
-        slow = self.recorder.slow_ranks
-        late = None
+    def _leave_evidence(
+        self, of_ranks: Sequence[RankEvidence | None], times: Sequence[MachineTime | None], row: dict[str, Any]
+    ) -> bool:
+        """Write the evidence of all ranks for whoever judges the run, and return whether there is any and the disk took it."""
+        ranks = [evidence for evidence in of_ranks if evidence is not None]
+        if self.recorder is None or not self.recorder.step_times_s or not ranks or len(ranks) < len(of_ranks):
+            return False
+        run, slow, late = self.ready.run, self.recorder.slow_ranks, None
+        cuda = run.world.device.type == "cuda"
         # On a GPU only the host's side of a rank is known there.
-        if slow and slow.rank is not None and slow.ratio and run.world.device.type == "cpu":
+        if slow and slow.rank is not None and slow.ratio and not cuda:
             late = slow.rank, slow.ratio
-        timed = TimedRun(
-            self.recorder.step_times_s, late, row["taken_fraction"], times, row.get("offload_wait_fraction")
-        )
-        verdict = verdict_of_run(
-            run,
-            config,
-            evidence,
-            timed,
+        facts = RunFacts(
+            run.recipe,
+            cuda=cuda,
             pipeline=self.bubble is not None,
-            reparse=lambda words: parse_run(run.recipe, [*option_words(run.recipe, run.config, config), *words]),
-            resolve=lambda recipe, other, its: resolve(recipe, other, its, run.world),
+            compiled=run.config.compile,
+            micro_batch_size=run.batch.micro_batch_size,
+            grad_accum_steps=run.batch.grad_accum_steps,
+            threads=torch.get_num_threads(),
+            right_threads=right_threads(),
         )
-        try:
-            if verdict:
-                write_verdict(self.folder, verdict)
-            if run.config.profile and all(evidence):
-                print(f"wrote {write_trace(self.folder, [e.trace for e in evidence if e])}", flush=True)
-        except StorageError as error:
-            warn(f"the verdict was not kept ({error})")
-        return verdict
+        evidence = RunEvidence(
+            "summary.csv",
+            facts,
+            judged_ranks(ranks, late),
+            self.recorder.step_times_s,
+            row["taken_fraction"],
+            late,
+            notes(ranks, times, row.get("offload_wait_fraction")),
+        )
+        return leave_evidence(self.folder, evidence)
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:
@@ -217,9 +224,9 @@ def bubble_figures(bubbles: Sequence[Bubble | None], recorder: Recorder | None) 
     return {"bubble_fraction": 1 - busy_s / span_s if n else None, "bubble_fraction_theory": measured[0].theory}
 
 
-def identity(plan: Plan, run_id: str) -> dict[str, Any]:
+def identity(ready: ReadyRun, run_id: str) -> dict[str, Any]:
     """Return the columns that are known before the first step."""
-    run = plan.run
+    run = ready.run
     config, world = run.config, run.world
     engine = get(run.recipe).engine
     device = device_name(world.device)
@@ -247,15 +254,15 @@ def identity(plan: Plan, run_id: str) -> dict[str, Any]:
         "activation_checkpointing": config.activation_checkpointing,
         "compile": config.compile,
         "optimizer_state": config.optimizer_state,
-        "offload": plan.recipe_config.offload,
-        "data": plan.data,
+        "offload": ready.recipe_config.offload,
+        "data": ready.data,
         "seed": config.seed,
         "device": device,
         "device_peak_tflops": peak_tflops(device, config.precision),
         "host": socket.gethostname(),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
-        "workload_hash": workload_hash(plan.work),
+        "workload_hash": workload_hash(ready.work),
         **predicted_columns(config.plan, config.plan_row),
     }
 
@@ -272,22 +279,22 @@ def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
     return of_steps | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})
 
 
-def run_json(plan: Plan, run_id: str) -> dict[str, Any]:
+def run_json(ready: ReadyRun, run_id: str) -> dict[str, Any]:
     """Return the resolved configuration and the environment, for whoever wants to repeat the run."""
-    run = plan.run
-    work = plan.work
-    options = option_words(run.recipe, run.config, plan.recipe_config)
+    run = ready.run
+    work = ready.work
+    options = option_words(run.recipe, run.config, ready.recipe_config)
     return {
         "run_id": run_id,
         "recipe": run.recipe,
         "command": ["gptscale", "run", run.recipe, "--nproc", str(run.world.world_size), *options],
         "config": dataclasses.asdict(run.config),
-        "recipe_config": dataclasses.asdict(plan.recipe_config),
+        "recipe_config": dataclasses.asdict(ready.recipe_config),
         "gpt": dataclasses.asdict(run.gpt),
         "batch": dataclasses.asdict(run.batch),
-        "plan": plan.describe(),
+        "plan": ready.describe(),
         "world_size": run.world.world_size,
-        "identity": identity(plan, run_id),
+        "identity": identity(ready, run_id),
         "workload": work,
         "workload_hash": workload_hash(work),
         "environment": {

@@ -10,10 +10,11 @@ import torch
 
 from gptscale.common.checkpoint.space import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run
 
-# Per parameter: fp32 weights, and AdamW's two moments, which a checkpoint holds in fp32 whatever the run keeps them in.
-WEIGHT_BYTES, MOMENTS_BYTES = 4, 8
+# Of a weight, or of a part of the optimizer's state, which a checkpoint holds in fp32 whatever the run keeps it in.
+FP32_BYTES = 4
 
 
 def check_space(run: Run, folder: Path) -> None:
@@ -22,7 +23,7 @@ def check_space(run: Run, folder: Path) -> None:
     saves = config.steps // config.save_every if config.save_every else 0
     if config.save_last or (config.save_every and config.steps % config.save_every):
         saves += 1
-    per_parameter = WEIGHT_BYTES + (MOMENTS_BYTES if config.optimizer == "adamw" else 0)
+    per_parameter = FP32_BYTES * (1 + len(OPTIMIZERS[config.optimizer].state_keys))
     log_bytes = OTHER_BYTES + config.steps * (ROW_BYTES + EVENT_BYTES * config.tensorboard)
     check_free(
         folder,

@@ -13,9 +13,10 @@ from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import option_words
-from gptscale.launchers.run.preflight import Plan, preflight, why_not_here
+from gptscale.launchers.run.preflight import ReadyRun, preflight, why_not_here
 from gptscale.launchers.run.record import new_run_id
 from gptscale.launchers.run.space import check_memory, check_space
+from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.recipes import RECIPES, get
 from gptscale.results.record.files import append_summary
 from gptscale.results.record.launch_with_row import launch_with_row
@@ -54,7 +55,7 @@ def nproc_of(recipe: str, config: RunConfig, nproc: int | None) -> int:
     return nproc or (default_nproc(recipe, config) if runs_on_cuda(config.device) else 2)
 
 
-def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> Plan:
+def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> ReadyRun:
     """Resolve and check a run of `nproc` local processes before they start."""
     return preflight(recipe, config, recipe_config, world_of(config.device, config.dist_timeout_s, nproc))
 
@@ -62,16 +63,19 @@ def plan_run(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc:
 def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int) -> int:
     """Check a run, launch it, wait for it, and return its exit status.
 
-    A run whose rank 0 was killed gets its row from here.
+    A run whose rank 0 was killed gets its row from here, and one that ended well its verdict.
     """
-    plan = plan_run(recipe, config, recipe_config, nproc)
-    check_memory(plan.run, recipe_config.offload)
+    ready = plan_run(recipe, config, recipe_config, nproc)
+    check_memory(ready.run, recipe_config.offload)
     name = config.run_name or new_run_id(recipe)
     folder = config.out / "runs" / name
-    check_space(plan.run, folder)
+    check_space(ready.run, folder)
     program = worker_program(recipe, dataclasses.replace(config, run_name=name), recipe_config)
     summary, fork = config.out / "summary.csv", not runs_on_cuda(config.device)
-    return launch_with_row(program, nproc, folder, summary, append_summary, fork=fork)
+    status = launch_with_row(program, nproc, folder, summary, append_summary, fork=fork)
+    if status == 0:
+        tell_verdict(folder)
+    return status
 
 
 def worker_program(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> Program:

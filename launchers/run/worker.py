@@ -15,6 +15,7 @@ from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError
+from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
@@ -26,10 +27,9 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
-from gptscale.foresight.verdict.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import Plan, preflight
+from gptscale.launchers.run.preflight import ReadyRun, preflight
 from gptscale.launchers.run.record import RunRecord, new_run_id
 from gptscale.launchers.run.space import check_memory
 from gptscale.recipes import get
@@ -44,14 +44,14 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     begin_process()
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
-        plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
-        check_memory(plan.run, recipe_config.offload)
+        ready = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
+        check_memory(ready.run, recipe_config.offload)
     except GptscaleError as error:
         refuse(error)
         # 2 for every kind of error, since nothing ran and nothing was created.
         sys.exit(2)
     share_cores()
-    status = work(plan)
+    status = work(ready)
     # The reader may be gone, or the disk of the log full.
     with suppress(OSError):
         sys.stdout.flush()
@@ -61,23 +61,25 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     os._exit(status)
 
 
-def work(plan: Plan) -> int:
-    """Train as planned, leave the row and the files, and return the exit status."""
-    world = plan.run.world
+def work(ready: ReadyRun) -> int:
+    """Train, leave the row and the files, and return the exit status."""
+    world = ready.run.world
     keep_freed_memory()
     record: RunRecord | None = None
     heartbeat = Heartbeat(world.rank, world.world_size, None)
     with ExitStack() as signals, ExitStack() as stack:
         try:
-            group = process_group(world, facts=_facts_to_compare(plan)) if get(plan.run.recipe).axes else nullcontext()
+            group = (
+                process_group(world, facts=_facts_to_compare(ready)) if get(ready.run.recipe).axes else nullcontext()
+            )
             stack.enter_context(group)
             # Only now: rank 0 may have opened the store with the group.
             heartbeat = stack.enter_context(Heartbeat.of_world(world.rank, world.world_size))
-            run_id = gather_objects(plan.run.config.run_name or new_run_id(plan.run.recipe))[0]
-            record = stack.enter_context(RunRecord(plan, run_id))
+            run_id = gather_objects(ready.run.config.run_name or new_run_id(ready.run.recipe))[0]
+            record = stack.enter_context(RunRecord(ready, run_id))
             # Until the row is written: the launcher sends SIGTERM to the peers of a dead rank.
             stop = signals.enter_context(StopRequest())
-            status = _train(plan, record, stop)
+            status = _train(ready, record, stop)
             if not record.finish("interrupted" if status else "ok"):
                 status = StorageError.exit_status
             # Here, because the end of the process group may miss a rank too.
@@ -107,22 +109,22 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
     return ended.exit_status if record.finish(ended.status, alone=True) else StorageError.exit_status
 
 
-def _facts_to_compare(plan: Plan) -> dict[str, object]:
+def _facts_to_compare(ready: ReadyRun) -> dict[str, object]:
     """Return the options, data and versions with which all ranks of a run must be started."""
-    run = plan.run
-    facts: dict[str, object] = {"the recipe": run.recipe, **words_to_compare(run.config, plan.recipe_config)}
-    facts |= {"the data's fingerprint": plan.fingerprint, "the device": run.world.device.type}
-    facts |= plan.recipe_config.contents()
+    run = ready.run
+    facts: dict[str, object] = {"the recipe": run.recipe, **words_to_compare(run.config, ready.recipe_config)}
+    facts |= {"the data's fingerprint": ready.fingerprint, "the device": run.world.device.type}
+    facts |= ready.recipe_config.contents()
     return facts | {f"the version of {name}": version(name) for name in ("gptscale", "torch")}
 
 
-def _train(plan: Plan, record: RunRecord, stop: StopRequest) -> int:
+def _train(ready: ReadyRun, record: RunRecord, stop: StopRequest) -> int:
     """Build the engine, resume, run the loop, and return the exit status: not 0 if it stopped because it was asked to."""
-    run = plan.run
+    run = ready.run
     with ExitStack() as stack:
-        engine: Engine = get(run.recipe).load().build(run, plan.recipe_config)
+        engine: Engine = get(run.recipe).load().build(run, ready.recipe_config)
         stack.callback(engine.close)
-        return _train_with(engine, plan, record, stop)
+        return _train_with(engine, ready, record, stop)
 
 
 def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvidence | None:
@@ -146,19 +148,24 @@ def _evidence(engine: Engine, data: Prefetcher, recorder: Recorder) -> RankEvide
     fits = run.seq_len % (SHORT * run.tp_size) == 0
     short_step = partial(step, part=SHORT) if fits and not same_shapes else None
     waits_s, device, keep = recorder.data_waits_s, run.world.device, run.config.profile
-    return evidence_of(run.world.rank, step, device, waits_s, short_step=short_step, keep=keep)
+    try:
+        return evidence_of(run.world.rank, step, device, waits_s, short_step=short_step, keep=keep)
+    except torch.OutOfMemoryError as error:
+        # The profiler needs memory of its own, and the run is done.
+        warn(f"rank {run.world.rank}: this run has no verdict ({str(error).splitlines()[0]})")
+        return None
 
 
-def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest) -> int:
-    run = plan.run
+def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRequest) -> int:
+    run = ready.run
     if run.config.check_replicas:
         ReplicaCheck(engine).require_replicas()
     spikes = SpikeWatch(skip=run.config.on_spike == "skip")
-    start = resume(plan, engine, record.folder / "checkpoints", spikes)
+    start = resume(ready, engine, record.folder / "checkpoints", spikes)
     if spikes.skip:
         engine.skip_steps(spikes.skips)
-    batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
-    held_out = plan.batches(plan.held_out, engine.data_rank, engine.data_size)
+    batches = ready.batches(ready.train, engine.data_rank, engine.data_size)
+    held_out = ready.batches(ready.held_out, engine.data_rank, engine.data_size)
     with (
         Recorder(run, record.folder, start_step=start, sequences=batches.sequences, spikes=spikes) as recorder,
         Prefetcher(batches, run.world.device) as data,
@@ -172,7 +179,7 @@ def _train_with(engine: Engine, plan: Plan, record: RunRecord, stop: StopRequest
             losses = [engine.eval_loss(held_out.batch(i).to(run.world.device)) for i in range(run.config.eval_batches)]
             return torch.stack(losses).mean()
 
-        saver = Saver(plan, engine, record.folder / "checkpoints", recorder.sync, spikes)
+        saver = Saver(ready, engine, record.folder / "checkpoints", recorder.sync, spikes)
         try:
             last = train(
                 engine,

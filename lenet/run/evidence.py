@@ -1,4 +1,4 @@
-"""What limits a vision run's speed: the evidence after its last step, and the verdict on it."""
+"""What limits a vision run's speed: the evidence after its last step, for whoever judges it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from functools import partial
 from itertools import chain, count
 from pathlib import Path
 
-from gptscale.common.errors import StorageError
+from gptscale.common.measure.evidence import (
+    SHORT,
+    RankEvidence,
+    RunEvidence,
+    RunFacts,
+    evidence_of,
+    judged_ranks,
+    right_threads,
+)
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
-from gptscale.foresight.verdict.evidence import SHORT, RankEvidence, evidence_of, right_threads, verdict_of
-from gptscale.foresight.verdict.files import write_verdict
-from gptscale.foresight.verdict.remedies import RunFacts
-from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.lenet.run.columns import SUMMARY_NAME
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
-from gptscale.results.record.files import warn
+from gptscale.results.record.run_folder import leave_evidence
 
 
 def vision_evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
@@ -45,18 +50,19 @@ def vision_evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionReco
     return evidence_of(plan.world.rank, step, device, recorder.totals.loads_s, short_step=short_step)
 
 
-def vision_verdict(
+def leave_vision_evidence(
     plan: VisionPlan,
     folder: Path,
-    evidence: Sequence[RankEvidence | None],
+    of_ranks: Sequence[RankEvidence | None],
     recorder: VisionRecorder,
     taken: float | None,
-) -> Verdict | None:
-    """Return the verdict on the evidence of all ranks and keep it in the run's folder, None without evidence.
-
-    taken: what others had of the machine.
-    """
+) -> None:
+    """Write the evidence of all ranks for whoever judges the run, if each has some. taken: what others had of the machine."""
     config, totals = plan.config, recorder.totals
+    ranks = [evidence for evidence in of_ranks if evidence is not None]
+    times_s = [load + update for load, update in zip(totals.loads_s, totals.updates_s, strict=True)]
+    if not times_s or not ranks or len(ranks) < len(of_ranks):
+        return
     facts = RunFacts(
         "",
         cuda=plan.world.device.type == "cuda",
@@ -64,11 +70,4 @@ def vision_verdict(
         right_threads=right_threads(),
         slow_loader=config.loader == "dataloader",
     )
-    times_s = [load + update for load, update in zip(totals.loads_s, totals.updates_s, strict=True)]
-    verdict = verdict_of(evidence, facts, times_s, taken)
-    try:
-        if verdict:
-            write_verdict(folder, verdict)
-    except StorageError as error:
-        warn(f"the verdict was not kept ({error})")
-    return verdict
+    leave_evidence(folder, RunEvidence(SUMMARY_NAME, facts, judged_ranks(ranks), times_s, taken))

@@ -16,13 +16,12 @@ import torch
 
 from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name
+from gptscale.common.measure.evidence import RankEvidence
 from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
-from gptscale.foresight.verdict.evidence import RankEvidence
-from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.lenet.run.columns import append_summary
-from gptscale.lenet.run.evidence import vision_verdict
+from gptscale.lenet.run.evidence import leave_vision_evidence
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, strategy_of
@@ -111,17 +110,13 @@ class VisionRunRow:
         row |= resource_columns(list(zip(memories, usages, strict=True)))
         row["taken_fraction"] = taken_fraction([t for t in times if t])
         if self.plan.world.is_main and self.run_id:
-            verdict = (
-                vision_verdict(self.plan, self.folder, evidence, recorder, row["taken_fraction"])
-                if recorder and not alone
-                else None
-            )
-            row |= {name: verdict.columns().get(name) for name in ("bound_by", "gain_if_removed")} if verdict else {}
+            if recorder and not alone:
+                leave_vision_evidence(self.plan, self.folder, evidence, recorder, row["taken_fraction"])
             step = recorder.last_step if recorder else 0
             path = leave_row(append_summary, self.plan.config.out, self.folder, row, step)
             self.is_on_disk = path is not None
             if path and not self.quiet:
-                print_summary(row, path, self.folder, verdict)
+                print_summary(row, path, self.folder)
         return row
 
     def identity(self) -> dict[str, Any]:
@@ -167,7 +162,7 @@ def resource_columns(figures_of_ranks: Sequence[tuple[Memory, Usage]]) -> dict[s
     return {f"peak_{kind}": value for kind, value in highest(memories).items()} | over_ranks(usages)
 
 
-def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict | None = None) -> None:
+def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
     """Print the block of lines that ends a run."""
 
     def shown(key: str, form: str, unit: str = "") -> str:
@@ -178,7 +173,6 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict
     if row.get("gpu_util_percent") is not None:
         used += f", GPU {shown('gpu_util_percent', '.0f', ' %')} busy with {shown('gpu_mem_used_gib', '.2f', ' GiB')} in use, "
         used += shown("power_w", ".0f", " W")
-    line = f"  verdict {verdict.line()}    (gptscale why {folder})\n" if verdict else ""
     skipped = f", {row['skipped_steps']} steps skipped" if row.get("skipped_steps") else ""
     print(
         f"\n{row['model']} {row['status']} on {row['data']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}"
@@ -188,7 +182,7 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: Verdict
         f"{shown('total_time_s', '.1f', ' s')} (99 % after {shown('seconds_to_99', '.1f', ' s')})\n"
         f"  memory  average {shown('avg_mem_gib', '.3f', ' GiB')}, peak allocated "
         f"{shown('peak_mem_allocated_gib', '.3f', ' GiB')}, host {shown('peak_rss_gib', '.2f', ' GiB')}\n"
-        f"  busy    {used}\n{line}"
+        f"  busy    {used}\n"
         f"  files   {folder}\n"
         f"  row     {csv}",
         flush=True,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gptscale.results.comparison.groups import Group
-from gptscale.results.render import as_size, legend_below
+from gptscale.results.record.summary import as_size
+from gptscale.results.render import legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -41,10 +41,13 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
     names = {folder: _names_in(Path(folder) / "runs") for folder in frame.folder.cat.categories}
     has_files = np.array([run_id in names[folder] for folder, run_id in zip(folders, run_ids, strict=True)])
     options, damage = (np.full(len(frame), "", dtype=object) for _ in range(2))
+    works = np.asarray(frame.workload_hash, dtype=object)
     for i in np.flatnonzero(has_files):
         start = read_run_json(folders[i], run_ids[i])
         options[i], damage[i] = start.recipe_options, start.damage
-    for name, texts in (("recipe_options", options), ("damage", damage)):
+        # An older version hashed less of the work than this one.
+        works[i] = start.workload_hash or works[i]
+    for name, texts in (("recipe_options", options), ("damage", damage), ("workload_hash", works)):
         codes, categories = pd.factorize(texts)
         frame[name] = pd.Categorical.from_codes(codes, pd.Index(categories, dtype=object))
     frame["has_files"] = has_files

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from gptscale.common.errors import visible
 from gptscale.common.settings.checks import RUN_NAME
+from gptscale.common.settings.run import todays_workload, workload_hash
 from gptscale.results.render import SHARE_COLOURS
 
 if TYPE_CHECKING:
@@ -31,9 +32,13 @@ class DamagedFileError(Exception):
 
 @dataclass(frozen=True)
 class RunStart:
-    """What run.json says of a run. `damage` is why it says nothing, empty if it is whole or not there."""
+    """What run.json says of a run, its work as today's version records it.
+
+    damage: why it says nothing, empty if it is whole or not there.
+    """
 
     workload: dict[str, Any] | None = None
+    workload_hash: str = ""
     recipe_options: str = ""
     command: str = ""
     environment: str = ""
@@ -74,9 +79,11 @@ def read_run_json(folder: str, run_id: str) -> RunStart:
             raise DamagedFileError(f"it has more than {RUN_JSON_BYTES_MAX:,} bytes")
         start = json.loads(content)
         options, packages = start.get("recipe_config", {}), start["environment"]["packages"]
+        work = todays_workload(start["workload"], start.get("config", {}))
         about = ", ".join(f"{k} {v}" for k, v in packages.items())
         return RunStart(
-            workload=dict(start["workload"]),
+            workload=work,
+            workload_hash=workload_hash(work),
             recipe_options="\n".join(clip(visible(f"{name}={value}")) for name, value in sorted(options.items())),
             command=clip(visible(shlex.join(start["command"])), 4000),
             environment=clip(

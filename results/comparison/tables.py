@@ -10,7 +10,8 @@ from gptscale.results.comparison.memory_bars import state_gib, state_text, state
 from gptscale.results.comparison.rows import FIGURES
 from gptscale.results.record.columns import cell
 from gptscale.results.record.files import csv_line
-from gptscale.results.render import as_size, markdown, table
+from gptscale.results.record.summary import as_size
+from gptscale.results.render import markdown, table
 
 if TYPE_CHECKING:
     from rich.console import Console

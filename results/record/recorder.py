@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,9 @@ from gptscale.results.record.files import warn
 from gptscale.results.record.spike_log import SpikeLog
 from gptscale.results.record.step_log import StepLog, close_logs
 from gptscale.results.record.usage import UsageSampler
-from gptscale.results.record.wandb_board import WandbBoard
+
+if TYPE_CHECKING:
+    from gptscale.results.record.wandb_board import WandbBoard
 
 # From 2**16 the loss scale is at its floor after 16 skipped steps. What still overflows then has another cause.
 FP16_SKIPS_MAX = 30
@@ -129,6 +131,8 @@ class Recorder:
             if config.tensorboard:
                 self._boards.append(Board(self.folder, self.start_step))
             if config.wandb:
+                from gptscale.results.record.wandb_board import WandbBoard
+
                 self._boards.append(WandbBoard(self.folder, self.start_step, asdict(config)))
             self._console = StepLines(
                 self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])

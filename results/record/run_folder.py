@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, StorageError
+from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.record.columns import cell
-from gptscale.results.record.files import as_storage_error, csv_line, opened, write_json
+from gptscale.results.record.files import as_storage_error, csv_line, opened, replace_file, warn, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
@@ -62,6 +63,8 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
             raise ConfigError(f"run {run_id} exists already", f"in {out}", "add --resume or choose another --run-name")
         os.ftruncate(descriptor, 0)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        # What an earlier start showed says nothing of this one.
+        (folder / EVIDENCE).unlink(missing_ok=True)
         # On a full disk the run is locked all the same, only its holder is not named.
         with suppress(OSError):
             os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n".encode())
@@ -94,6 +97,18 @@ def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
     """
     with suppress(StorageError):
         write_json(folder / "status.json", of_this_start(_end_of(row, step) | {"row": dict(row)}))
+
+
+def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:
+    """Write the evidence for whoever judges the run, and return whether the disk took it."""
+    try:
+        # That of an earlier start.
+        (folder / VERDICT).unlink(missing_ok=True)
+        replace_file(folder / EVIDENCE, evidence.as_json())
+        return True
+    except (StorageError, OSError) as error:
+        warn(f"{folder.name} has no verdict, because its evidence was not kept ({error})")
+        return False
 
 
 def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gptscale.results.render import as_size
 
-
-def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: str = "") -> None:
-    """Print the block of lines that ends a run. verdict: its line, empty for a run without one."""
+def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:
+    """Print the block of lines that ends a run."""
 
     def shown(key: str, form: str, unit: str = "") -> str:
         value = row.get(key)
@@ -40,8 +38,6 @@ def print_summary(row: dict[str, Any], csv: Path, folder: Path, verdict: str = "
     if row.get("bubble_fraction") is not None:
         idle, theory = shown("bubble_fraction", ".1%"), shown("bubble_fraction_theory", ".1%")
         optional += f"  bubble  {idle} of the ranks' time in the pipeline, {theory} in theory\n"
-    if verdict:
-        optional += f"  verdict {verdict}    (gptscale why {folder})\n"
     print(
         f"\n{row['recipe']} {row['status']}: loss {shown('loss_first', '.4f')} -> {shown('loss_last', '.4f')}\n"
         f"  speed   {speed}\n"
@@ -74,3 +70,14 @@ def _state(row: dict[str, Any]) -> str:
 
 def _ms(row: dict[str, Any], which: str) -> str:
     return f"{row[f'step_time_s_{which}'] * 1e3:,.1f}"
+
+
+def as_size(gib: float) -> str:
+    """Return GiB with three digits, as MiB or KiB where that is less than one."""
+    if not gib:
+        return "0"
+    for unit in ("GiB", "MiB"):
+        if gib >= 1:
+            return f"{gib:,.3g} {unit}" if gib < 1000 else f"{gib:,.0f} {unit}"
+        gib *= 1024
+    return f"{gib:.3g} KiB"

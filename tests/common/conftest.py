@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,18 +13,18 @@ TEXT = "def hello(world):\n    return world + 1\n\n\nimport os  # don't <|endoft
 
 
 @pytest.fixture(autouse=True)
-def _subnormal_numbers() -> None:
+def _subnormal_numbers():
     """Compute with them: what torch 2.5 compiles is linked with -ffast-math and switches them off when it is loaded."""
     torch.set_flush_denormal(False)
 
 
 @pytest.fixture(autouse=True)
-def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def operators_of_the_user(_cache_of_its_own: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def operators_of_the_user(_cache_of_its_own, monkeypatch):
     """Use the operators that `gptscale prepare` has compiled: to compile them again takes 80 s of a core."""
     if CACHE_OF_THE_USER is None:
         monkeypatch.delenv("XDG_CACHE_HOME")
@@ -36,7 +33,7 @@ def operators_of_the_user(_cache_of_its_own: None, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="session")
-def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def bpe_folder(tmp_path_factory):
     """Train a byte-pair encoding of about 300 ids, whose id 0 is the end of text."""
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("transformers")
@@ -48,7 +45,7 @@ def bpe_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def unreachable_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def unreachable_hub(tmp_path, monkeypatch):
     """A hub that nothing answers for (port 9 of this machine), and a cache with nothing in it."""
     constants = pytest.importorskip("huggingface_hub").constants
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -15,8 +15,9 @@ from benchmarks.model.floors import read_floors
 from gptscale.common.engines.zero.options import merged
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings import user_file
+from gptscale.common.settings.plan_file import read_row
 from gptscale.foresight.calibrate import file as calibration
-from gptscale.foresight.plan.frozen import read_row, with_plan
+from gptscale.launchers.commands.run import with_plan
 from gptscale.lenet.comparison.rows import read_rows
 from gptscale.lenet.run.columns import read_summary
 from gptscale.recipes.zero import ZeroConfig

@@ -1,24 +1,15 @@
 """The kernel of the loss under Triton's interpreter: beside torch in fp64, and called by common/model/loss.py."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from operators import compiled_for_hopper, run_code
 
 pytest.importorskip("triton")
-
-
-def interpreted(code):
-    """Run code under Triton's interpreter, in a process of its own, because it is chosen when a kernel is defined."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=400)
 
 
 @pytest.mark.slow
 def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
     """Blocks end before, in and behind the padding. A row in seven is ignored, and there are huge logits and a block of -inf."""
-    interpreted(
+    run_code(
         "import torch, torch.nn.functional as F; torch.manual_seed(0)\n"
         "from gptscale.common.model.loss import IGNORE, softmax_and_loss_in_fp32\n"
         "from gptscale.ops.cross_entropy_triton import cross_entropy_\n"
@@ -43,14 +34,15 @@ def test_loss_and_gradient_against_fp64_and_against_torchs_operations():
         "assert torch.equal(rows, whole)\n"
         "nan = torch.randn(2, 64); nan[1, 9] = torch.nan\n"
         "assert cross_entropy_(nan, some[:2], 60, IGNORE).isnan() and nan[0].isfinite().all() and nan[1, :60].isnan().all()\n"
-        "assert cross_entropy_(nan[:0], some[:0], 60, IGNORE) == 0\n"
+        "assert cross_entropy_(nan[:0], some[:0], 60, IGNORE) == 0\n",
+        TRITON_INTERPRET="1",
     )
 
 
 @pytest.mark.slow
 def test_in_the_head_no_copy_of_logits_is_made():
     """As on CUDA, products, kernel and sums of blocks give the result of fp64, and softmax gets only 16-bit logits."""
-    interpreted(
+    run_code(
         "import torch, torch.nn.functional as F; torch.manual_seed(0)\n"
         "from gptscale.common.model import loss as l\n"
         "l.in_own_type = lambda device_type: True\n"
@@ -70,31 +62,22 @@ def test_in_the_head_no_copy_of_logits_is_made():
         "expected = F.cross_entropy((xd @ wd.t())[:, :120], targets, ignore_index=l.IGNORE, reduction='sum')\n"
         "(3 * expected).backward()\n"
         "for a, b in ((loss, expected), (x.grad, xd.grad), (weight.grad, wd.grad)):\n"
-        "    assert a.dtype is torch.float32 and (a.double() - b).abs().max() < 0.03 * b.abs().max()\n"
+        "    assert a.dtype is torch.float32 and (a.double() - b).abs().max() < 0.03 * b.abs().max()\n",
+        TRITON_INTERPRET="1",
     )
 
 
 @pytest.mark.parametrize("logits", ["*bf16", "*fp16", "*fp32"])
 def test_it_compiles_for_a_gpu_that_is_not_here(logits):
     """For Hopper, at the vocabulary of `1.6b`, with loads of 16 bytes a thread."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from gptscale.ops import cross_entropy_triton as t
 
     types = {"logits_ptr": logits, "targets_ptr": "*i64", "losses_ptr": "*fp32", "stride": "i32"}
     constants = {"VOCAB_SIZE": 50257, "COLUMNS": 50304, "IGNORED": -100, "LOWEST": t.LOWEST, "BLOCK": t.BLOCK}
-    source = ASTSource(
-        fn=t._cross_entropy_kernel,
-        signature={**types, **dict.fromkeys(constants, "constexpr")},
-        constexprs=constants,
-        # Addresses and the stride are multiples of 16, as torch allocates.
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(types))},
-    )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": t.WARPS})
-    assert compiled.asm["cubin"]
-    loads = [line for line in compiled.asm["ptx"].splitlines() if "ld.global" in line]
+    # Addresses and the stride are multiples of 16, as torch allocates.
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(types))}
+    assembly = compiled_for_hopper(t._cross_entropy_kernel, types, constants, aligned, num_warps=t.WARPS)
+    loads = [line for line in assembly["ptx"].splitlines() if "ld.global" in line]
     vectors = [line for line in loads if ".v4.b32" in line]
     # The other two are the target and its logit.
     assert len(loads) - len(vectors) == 2

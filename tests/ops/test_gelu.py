@@ -1,32 +1,19 @@
 """GELU and bias+GELU: every implementation against float64, beside PyTorch's own on the same numbers."""
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from operators import implementations, needs_cpp
 
 from gptscale.ops import gelu as g
-from gptscale.ops import registry  # noqa: F401, named in a string below
-from gptscale.ops.build import kernels
 
 VARIANTS = g.APPROXIMATE
-IMPLEMENTATIONS = ["python", "cpp"]
+IMPLEMENTATIONS = implementations("python", "cpp")
 NARROW = [torch.float32, torch.bfloat16, torch.float16]
-
-# In words: asked before the test, and not when tests are collected, because it may compile.
-needs_cpp = pytest.mark.skipif(
-    "not registry.ready()", reason="the C++ operators are not compiled here: gptscale prepare"
-)
-
-
-def implementations(names=IMPLEMENTATIONS):
-    return [pytest.param(name, marks=needs_cpp) if name == "cpp" else name for name in names]
 
 
 def torchs_own(x, variant):
@@ -87,7 +74,7 @@ def test_error_is_no_larger_than_torchs_own(variant, dtype, record_property):
     assert ulp(g.gelu(x, variant)[near], exact[near], dtype) <= (7 if dtype is torch.float32 else 0.51)
 
 
-@pytest.mark.parametrize("implementation", implementations())
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_float64_against_forty_digits(variant, implementation):
     mpmath = pytest.importorskip("mpmath")
@@ -104,7 +91,7 @@ def test_float64_against_forty_digits(variant, implementation):
     assert ((result - exact).abs() <= 4e-16 * exact.abs() * (1 + x * x)).all()
 
 
-@pytest.mark.parametrize("implementation", implementations())
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_infinite_nan_and_signed_zero_as_in_torch(variant, implementation):
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0])
@@ -118,7 +105,7 @@ def test_infinite_nan_and_signed_zero_as_in_torch(variant, implementation):
         assert slopes[0].isnan()
 
 
-@pytest.mark.parametrize("implementation", implementations())
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_first_and_second_derivatives(variant, implementation):
     torch.manual_seed(0)
@@ -147,7 +134,7 @@ def test_torch_library_accepts_the_operators(variant):
         torch.library.opcheck(op.default, arguments)
 
 
-@pytest.mark.parametrize("implementation", implementations())
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bias_gelu_is_gelu_of_the_sum_and_sums_its_gradient(implementation):
     torch.manual_seed(0)
     for variant in VARIANTS:
@@ -170,7 +157,7 @@ def test_bias_gelu_is_gelu_of_the_sum_and_sums_its_gradient(implementation):
                 torch.testing.assert_close(to_bias.double(), summed, rtol=8 * eps, atol=4 * eps * (1 + size))
 
 
-@pytest.mark.parametrize("implementation", implementations())
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_layouts_and_empty(implementation):
     x = torch.randn(2, 3, 8, 10)
     expected = g.python_gelu(x, "erf")
@@ -188,101 +175,6 @@ def test_layouts_and_empty(implementation):
     assert g.bias_gelu(torch.empty(0, 4), torch.ones(4), "tanh", implementation).shape == (0, 4)
     assert g.bias_gelu(torch.empty(4, 0), torch.ones(0), "tanh", implementation).shape == (4, 0)
     assert g.gelu(torch.tensor(1.0), "erf", implementation).item() == pytest.approx(0.8413447)
-
-
-@needs_cpp
-def test_same_bits_from_run_to_run_and_for_any_number_of_threads():
-    torch.manual_seed(0)
-    x, bias = torch.randn(3000, 257), torch.randn(257)
-    grad = torch.randn_like(x)
-    before, runs = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 2):
-            torch.set_num_threads(threads)
-            ops = torch.ops.gptscale
-            runs.append([ops.gelu(x, "erf"), *ops.bias_gelu_backward(grad, x, bias, "tanh")])
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
-    """Return a small C++ program that calls the kernels, with their output in the middle of guarded memory."""
-    code = """
-    #include "kernels.h"
-    #include <cstdio>
-    #include <cstring>
-    #include <vector>
-    using namespace gptscale;
-    int main(int, char** argv) {
-        Dtype dtype = Dtype(atoi(argv[1]));
-        int size = dtype == Dtype::f32 ? 4 : 2, guard = 256;
-        for (int n : {0, 1, 15, 16, 17, 63, 64, 65, 1023, 1024, 1025, 3000}) {
-            for (int wide = 0; wide < 2; ++wide) {
-                std::vector<char> x(n * size + 1), g(n * size + 1), y(n * size + 2 * guard, 0x5a), gx(y);
-                for (int i = 0; i < n; ++i) {
-                    float v = (i % 7 - 3) * (wide ? 5.0f : 0.5f);
-                    unsigned u;
-                    memcpy(&u, &v, 4);
-                    unsigned short b = u >> 16;  // as fp16 it is another number, which is good enough
-                    memcpy(&x[i * size], size == 4 ? (void*)&v : (void*)&b, size);
-                    memcpy(&g[i * size], size == 4 ? (void*)&v : (void*)&b, size);
-                }
-                std::vector<float> bias(n, 0.25f), sums(n + 128, 1.5f);
-                pick(gelu)(Gelu::erf, dtype, x.data(), y.data() + guard, n);
-                pick(gelu_backward)(Gelu::tanh, dtype, g.data(), x.data(), gx.data() + guard, n);
-                pick(bias_gelu)(Gelu::erf, dtype, x.data(), bias.data(), y.data() + guard, 1, n);
-                pick(bias_gelu_backward)(Gelu::sigmoid, dtype, g.data(), x.data(), bias.data(), gx.data() + guard,
-                                         sums.data() + 64, 1, n);
-                for (auto* v : {&y, &gx})
-                    for (int i = 0; i < guard; ++i)
-                        if ((*v)[i] != 0x5a || (*v)[v->size() - 1 - i] != 0x5a) return 1;
-                for (int i = 0; i < 64; ++i)
-                    if (sums[i] != 1.5f || sums[n + 64 + i] != 1.5f) return 2;
-            }
-        }
-        return 0;
-    }
-    """
-    folder = tmp_path_factory.mktemp("guard")
-    from gptscale.ops.build.sources import FLAGS, FOLDER
-
-    (folder / "guard.cpp").write_text("#include <cstdlib>\n" + code)
-    files = [folder / "guard.cpp", *FOLDER.glob("kernels_*.cpp"), FOLDER / "isa.cpp", FOLDER / "gelu_tables.cpp"]
-    program = folder / "guard"
-    words = [os.environ.get("CXX", "c++"), *FLAGS, "-O1", f"-I{FOLDER}", *files, "-o", program]
-    subprocess.run(list(map(str, words)), check=True, capture_output=True, timeout=400)
-    return program
-
-
-@pytest.mark.slow
-@needs_cpp
-@pytest.mark.parametrize("dtype", NARROW)
-def test_nothing_is_written_outside_the_output(dtype, guarded):
-    for isa in ("baseline", "avx2", "avx512"):
-        environment = {**os.environ, "GPTSCALE_ISA": isa}
-        ended = subprocess.run([guarded, str(NARROW.index(dtype))], env=environment, timeout=120, check=False)
-        assert ended.returncode == 0, isa
-
-
-@pytest.mark.slow
-@needs_cpp
-@pytest.mark.parametrize("isa", ["baseline", "avx2"])
-def test_lesser_instruction_sets_compute_the_same(isa):
-    code = (
-        "import torch; from gptscale.ops import gelu as g; torch.manual_seed(0)\n"
-        "for dtype in (torch.float32, torch.bfloat16, torch.float16):\n"
-        "    x = (torch.randn(5000) * 4).to(dtype)\n"
-        "    for v in g.APPROXIMATE:\n"
-        "        exact = g.python_gelu(x.double(), v)\n"
-        "        eps = torch.finfo(dtype).eps\n"
-        "        assert ((g.gelu(x, v, 'cpp') - exact).abs() <= 64 * eps * exact.abs() + torch.finfo(dtype).tiny).all()\n"
-        "        back = torch.ops.gptscale.gelu_backward(x, x, v).double() - g.python_gelu_backward(*[x.double()] * 2, v)\n"
-        "        assert back.abs().max() <= 8 * eps * x.abs().max()\n"
-    )
-    environment = {**os.environ, "GPTSCALE_ISA": isa}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=400)
 
 
 def test_compile_and_export_take_them_whole():
@@ -315,106 +207,6 @@ def test_autocast_brings_the_bias_to_the_dtype_of_x():
     assert y.dtype is torch.bfloat16
     y.sum().backward()
     assert bias.grad.dtype is torch.float32
-
-
-@pytest.mark.parametrize("implementation", implementations([*IMPLEMENTATIONS, "auto"]))
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda i: g.gelu([1.0], "erf", i), TypeError, "x: a Tensor expected, not list"),
-        (lambda i: g.gelu(torch.arange(3), "erf", i), TypeError, r"x: fp32, .* expected, not torch.int64 \(shape \(3,\)\)"),
-        (lambda i: g.gelu(torch.ones(2), "none", i), ValueError, "approximate: erf, tanh or sigmoid expected, not 'none'"),
-        (lambda i: g.bias_gelu(torch.ones(2, 3), torch.ones(2), "erf", i), ValueError, r"bias: shape \(3,\) expected"),
-        (lambda i: g.bias_gelu(torch.ones(2, 3), torch.ones(1, 3), "erf", i), ValueError, r"bias: shape \(3,\) expected"),
-        (lambda i: g.bias_gelu(torch.ones(()), torch.ones(1), "erf", i), ValueError, r"x: shape \(..., n\) expected"),
-        (lambda i: g.bias_gelu(torch.ones(2, 3), torch.ones(3).bfloat16(), "erf", i), TypeError, "bias: torch.float32"),
-        (lambda i: g.bias_gelu(torch.ones(2, 3), torch.ones(3, device="meta"), "erf", i), ValueError, "bias: on meta"),
-        (lambda i: g.gelu(torch.ones(2).to_sparse(), "erf", i), TypeError, "x: a dense tensor expected"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_named(call, error, message, implementation):
-    with pytest.raises(error, match=message):
-        call(implementation)
-
-
-def test_an_implementation_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="implementation: one of auto, python, cpp, triton expected, not 'cuda'"):
-        g.gelu(torch.ones(2), "erf", "cuda")
-    with pytest.raises(ValueError, match="implementation: triton needs tensors on a CUDA device, not on cpu"):
-        g.gelu(torch.ones(2), "erf", "triton")
-
-
-@pytest.mark.slow
-def test_without_a_compiler_one_line_says_so_and_python_does_the_work(tmp_path):
-    code = (
-        "import torch; from gptscale.ops.gelu import gelu, bias_gelu\n"
-        "x = torch.randn(4, 5, requires_grad=True, dtype=torch.float64); b = torch.randn(5, dtype=torch.float64)\n"
-        "assert torch.autograd.gradcheck(lambda v: bias_gelu(gelu(v, 'tanh'), b.requires_grad_(), 'erf'), (x,))\n"
-        "assert torch.autograd.gradgradcheck(lambda v: gelu(v, 'sigmoid'), (x,))\n"
-        "torch.library.opcheck(torch.ops.gptscale.bias_gelu.default, (x, b, 'erf'))\n"
-        "torch.compile(lambda v: gelu(v), fullgraph=True, backend='aot_eager')(x).sum().backward()\n"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path), "CXX": "no-such-compiler"}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("gptscale:")]
-    assert lines == [
-        "gptscale: operators run in Python, many times slower: no C++ compiler, for the C++ operators, apt-get install g++"
-    ]
-    assert not kernels.built_ahead()
-
-
-@pytest.mark.slow
-def test_the_triton_kernels_under_its_interpreter():
-    """The kernels need a GPU, but Triton's interpreter runs the same source on CPU tensors, with other rounding."""
-    pytest.importorskip("triton")
-    code = (
-        "import torch; from gptscale.ops import gelu as g, gelu_triton as t; torch.manual_seed(0)\n"
-        "for variant in g.APPROXIMATE:\n"
-        "    for dtype in (torch.float32, torch.bfloat16):\n"
-        "        eps = torch.finfo(dtype).eps\n"
-        "        x, grad = (torch.randn(300, 70) * 3).to(dtype), torch.randn(300, 70).to(dtype)\n"
-        "        b = torch.randn(70).to(dtype); xd, gd, bd = x.double(), grad.double(), b.double()\n"
-        "        close = lambda a, c, f=8: torch.testing.assert_close(a.double(), c, rtol=f * eps, atol=f * eps)\n"
-        "        close(t.gelu(x, variant), g.python_gelu(xd, variant))\n"
-        "        close(t.gelu_backward(grad, x, variant), g.python_gelu_backward(gd, xd, variant))\n"
-        "        close(t.bias_gelu(x, b, variant), g.python_bias_gelu(xd, bd, variant))\n"
-        "        gx, gb = t.bias_gelu_backward(grad, x, b, variant)\n"
-        "        ex, eb = g.python_bias_gelu_backward(gd, xd, bd, variant)\n"
-        "        close(gx, ex); close(gb, eb, 100)\n"
-        "odd = torch.tensor([float('nan'), float('inf'), -float('inf'), 0.0])\n"
-        "assert t.gelu(odd, 'erf').isnan().tolist() == [True, False, True, False]\n"
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, check=True, timeout=400)
-
-
-def test_the_triton_kernels_compile_for_a_gpu_that_is_not_here():
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from gptscale.ops import gelu_triton as t
-
-    rows = {"rows": "i32", "n": "i32"}
-    kernels = {
-        t._forward_kernel: {"x_ptr": "*bf16", "y_ptr": "*bf16", "n": "i32"},
-        t._backward_kernel: {"g_ptr": "*bf16", "x_ptr": "*bf16", "gx_ptr": "*bf16", "n": "i32"},
-        t._bias_kernel: {"x_ptr": "*bf16", "b_ptr": "*bf16", "y_ptr": "*bf16", "size": "i32", "n": "i32"},
-        t._bias_backward_kernel: {
-            **{f"{name}_ptr": "*bf16" for name in ("g", "x", "b", "gx")}, "sums_ptr": "*fp32", **rows
-        },
-    }  # fmt: skip
-    for kernel, types in kernels.items():
-        constants = {"VARIANT": 1, "BLOCK": t.BLOCK}
-        if kernel is t._bias_backward_kernel:
-            constants = {"VARIANT": 1, "ROWS": t.ROWS, "COLUMNS": t.COLUMNS}
-        signature = {**types, **dict.fromkeys(constants, "constexpr")}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-        assert compiled.asm["cubin"]
 
 
 def test_the_check_of_the_page_runs_as_it_stands(capsys):

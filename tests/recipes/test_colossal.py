@@ -1,17 +1,15 @@
 """Colossal-AI's recipes in their own environment, compared with one process in this one, and what passes between the two."""
 
-import csv
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import psutil
 import pytest
 import torch
-from worlds import Started, command, ok, ranks
+from worlds import Started, command, ok, ranks, rows, steps
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.errors import ConfigError
@@ -24,7 +22,6 @@ from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import get
 
 ROOT = Path(__file__).parents[2]
-WORLDS = ROOT / "tests" / "worlds"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 1e-5
 LACK = None if environments.is_inside("colossalai") else why_not_here("colossal_tensor")
@@ -34,19 +31,6 @@ needs_colossalai = pytest.mark.skipif(LACK is not None, reason=str(LACK))
 def there(*words):
     """Run a command in Colossal-AI's environment, whose warm parent serves all such commands."""
     ok(*words, environment="colossalai")
-
-
-def script(name, environment, nproc, *words):
-    ranks(name, nproc, *words, environment=environment)
-
-
-def steps(run):
-    return pd.read_csv(run / "steps.csv").set_index("step")
-
-
-def rows(out):
-    with (out / "summary.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def assert_same_state(ours, theirs, kind=""):
@@ -90,7 +74,7 @@ def test_computes_what_one_process_computes(split, one_process, tmp_path):
     for column in ("loss", "grad_norm"):
         assert ((found[column] - one[column]).abs() / one[column]).max() <= TOLERANCE
     assert 0 < weight_deviation(one_process, tmp_path / "runs" / "r") <= TOLERANCE
-    (row,), (its,) = rows(tmp_path), rows(one_process.parents[1])
+    (row,), (its,) = rows(tmp_path / "summary.csv"), rows(one_process.parents[1] / "summary.csv")
     assert list(row) == list(its)
     assert (row["engine"], row["engine_version"], row["status"]) == ("colossalai", "0.5.0", "ok")
     assert row["torch_version"].startswith("2.5.1")
@@ -143,7 +127,7 @@ def test_state_comes_in_and_goes_out_without_a_changed_bit(split, saved, tmp_pat
     """
     recipe, nproc, options = MOVES[split]
     source = saved / "single" / "checkpoints" / "step-4"
-    script("world_colossal.py", "colossalai", nproc, recipe, tmp_path, source, *options)
+    ranks("world_colossal.py", nproc, recipe, tmp_path, source, *options, environment="colossalai")
     assert_same_state(tmp_path / "again" / "step-4", source)
     found = [json.loads((tmp_path / f"rank{r}" / "found.json").read_text()) for r in range(nproc)]
     assert all(f["moved by building"] and not f["moved by sick steps"] for f in found)
@@ -179,7 +163,7 @@ def parameters_of(gpt, tp, pp, stage):
 @pytest.mark.timeout(900)
 def test_state_goes_on_in_one_process(saved, tmp_path):
     source = saved / "colossal" / "checkpoints" / "step-4"
-    script("world_reload.py", "", 1, "single", tmp_path, source)
+    ranks("world_reload.py", 1, "single", tmp_path, source)
     assert_same_state(tmp_path / "colossal" / "step-4", source)
 
 
@@ -273,7 +257,7 @@ def test_a_killed_rank_ends_all_and_is_named(tmp_path):
     assert "rank 1 was killed by SIGKILL" in err
     assert len(processes) == 2
     assert psutil.wait_procs(processes, timeout=400)[1] == []
-    assert [(row["status"], row["engine"]) for row in rows(tmp_path)] == [("failed", "colossalai")]
+    assert [(row["status"], row["engine"]) for row in rows(tmp_path / "summary.csv")] == [("failed", "colossalai")]
 
 
 # --- what else runs under Colossal-AI's torch

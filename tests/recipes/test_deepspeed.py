@@ -1,22 +1,19 @@
 """DeepSpeed's own launcher and its own checkpoints."""
 
-import csv
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from worlds import gptscale, imports_of, ok, ranks
+from worlds import gptscale, imports_of, ok, ranks, rows, steps
 
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import run_captured
 from gptscale.launchers.run.preflight import why_not_here
 
 pytest.importorskip("deepspeed")
-WORLDS = Path(__file__).parents[1] / "worlds"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 WORK = ["--model", "tiny", "--data", "synthetic", "--no-tensorboard"]
 
@@ -27,31 +24,14 @@ def deepspeed(*words):
     return run_captured(program, timeout=400, environ=ENVIRONMENT)
 
 
-def rows(out):
-    with (out / "summary.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 def test_one_node(tmp_path, free_port):
-    ended = deepspeed(
-        "--num_gpus",
-        2,
-        "--master_port",
-        free_port,
-        "--no_local_rank",
-        "--module",
-        "gptscale.recipes.zero",
-        "--stage",
-        3,
-        "--steps",
-        3,
-        "--out",
-        tmp_path,
-        *WORK,
-    )
+    launcher = ["--num_gpus", 2, "--master_port", free_port, "--no_local_rank", "--module"]
+    ended = deepspeed(*launcher, "gptscale.recipes.zero", "--stage", 3, "--steps", 3, "--out", tmp_path, *WORK)
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout
-    assert [(row["recipe"], row["world_size"], row["status"]) for row in rows(tmp_path)] == [("zero3", "2", "ok")]
+    assert [(row["recipe"], row["world_size"], row["status"]) for row in rows(tmp_path / "summary.csv")] == [
+        ("zero3", "2", "ok")
+    ]
 
 
 def test_two_nodes_by_hostfile(tmp_path, free_port):
@@ -64,7 +44,7 @@ def test_two_nodes_by_hostfile(tmp_path, free_port):
     with ThreadPoolExecutor() as pool:
         nodes = list(pool.map(lambda node: deepspeed(*common, "--node_rank", node, *run), (0, 1)))
     assert [node.returncode for node in nodes] == [0, 0], nodes[0].stdout[-3000:] + nodes[0].stderr[-3000:]
-    assert [(row["world_size"], row["status"]) for row in rows(tmp_path)] == [("2", "ok")]
+    assert [(row["world_size"], row["status"]) for row in rows(tmp_path / "summary.csv")] == [("2", "ok")]
     assert not list(tmp_path.glob("gptscale-swap-*"))
 
 
@@ -78,7 +58,7 @@ def test_its_own_checkpoint_is_read_when_trusted_and_the_run_goes_on(recipe, tmp
     resume = ["--resume", tmp_path / "own", "--trust-checkpoint"]
     for name, options in (("whole", []), ("rest", resume)):
         ok("run", recipe, *words, "--run-name", name, *options)
-    whole, rest = (pd.read_csv(tmp_path / "runs" / n / "steps.csv").set_index("step") for n in ("whole", "rest"))
+    whole, rest = (steps(tmp_path / "runs" / n) for n in ("whole", "rest"))
     assert list(rest.index) == [4, 5, 6]
     for column in ("loss", "grad_norm"):
         assert ((whole.loc[4:, column] - rest[column]).abs() / rest[column]).max() <= 1e-6
@@ -96,5 +76,5 @@ def test_zero_infinity_with_few_ids_and_few_layers(n_embd, n_layer, tmp_path):
     losses = []
     for recipe, nproc in (("single", 1), ("zero_infinity", 2)):
         ok("run", recipe, "--nproc", nproc, *words, "--no-verdict", "--out", tmp_path, "--run-name", recipe)
-        losses.append(pd.read_csv(tmp_path / "runs" / recipe / "steps.csv").loss)
+        losses.append(steps(tmp_path / "runs" / recipe).loss)
     assert losses[1].tolist() == pytest.approx(losses[0].tolist(), rel=1e-5)

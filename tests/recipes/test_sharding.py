@@ -6,7 +6,6 @@ import math
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from worlds import Started, command, ok, ranks
@@ -14,7 +13,6 @@ from worlds import Started, command, ok, ranks
 from gptscale.common.engines.zero.swap_folder import abandoned
 from gptscale.launchers.run.preflight import why_not_here
 
-WORLDS = Path(__file__).parents[1] / "worlds"
 D = 2
 # This is wide enough that no matrix is kept whole for being small (DeepSpeed's stage3_param_persistence_threshold).
 WIDTH = 512
@@ -136,7 +134,7 @@ def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_a_swap_folder_is_deleted_by_sigterm_and_after_sigkill_by_the_next_run(tmp_path):
+def test_sigterm_deletes_the_swap_folder_and_after_sigkill_the_next_run(tmp_path):
     if reason := why_not_here("zero_infinity"):
         pytest.skip(reason)
     nvme = tmp_path / "nvme"

@@ -3,19 +3,16 @@
 Starting a world costs most, so that each test asserts all that a world shows.
 """
 
-import csv
 import functools
 import os
 import re
 import signal
 import time
-from pathlib import Path
 
-import pandas as pd
 import psutil
 import pytest
 import torch
-from worlds import ENVIRONMENT, Started, command, ok, ranks
+from worlds import ENVIRONMENT, Started, command, ok, ranks, rows, steps
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.process.program import Program
@@ -23,12 +20,7 @@ from gptscale.common.process.warm_parent import run_captured
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES
 
-WORLDS = Path(__file__).parents[1] / "worlds"
 TOLERANCE = 1e-5
-
-
-def steps(run):
-    return pd.read_csv(run / "steps.csv", float_precision="round_trip").set_index("step")
 
 
 def state(checkpoint):
@@ -75,20 +67,8 @@ def saved(tmp_path_factory):
 @pytest.mark.parametrize("recipe", SAVED)
 def test_resume_is_bit_identical(recipe, saved, tmp_path):
     """Compare losses, norms, final weights and optimizer state of a resumed run with one that never stopped."""
-    said = ok(
-        "run",
-        recipe,
-        "--nproc",
-        SAVED[recipe],
-        *MESH.get(recipe, []),
-        *LONG,
-        "--out",
-        tmp_path,
-        "--run-name",
-        "again",
-        "--resume",
-        saved / recipe / "checkpoints" / "step-4",
-    )
+    resume = ["--run-name", "again", "--resume", saved / recipe / "checkpoints" / "step-4"]
+    said = ok("run", recipe, "--nproc", SAVED[recipe], *MESH.get(recipe, []), *LONG, "--out", tmp_path, *resume)
     assert f"saved by {recipe} on {SAVED[recipe]}" in said.stdout
     whole, again = steps(saved / recipe), steps(tmp_path / "runs" / "again")
     assert list(again.index) == [5, 6, 7, 8]
@@ -185,11 +165,6 @@ def begun(out, recipe="ddp", *options):
     return launcher, launcher.ranks()
 
 
-def summary(out):
-    with (out / "summary.csv").open() as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize(
     ("recipe", "victim"), [("ddp", 0), ("ddp", 1), ("tensor_parallel", 0), ("pipeline", 1), ("hybrid_3d", 1)]
 )
@@ -202,24 +177,11 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim,
     assert re.search(rf"rank {1 - victim}: rank {victim} died or fell silent .* at step \d+ in \w+, while", err), err
     assert len(processes) == 2
     assert psutil.wait_procs(processes, timeout=400)[1] == []
-    (row,) = summary(tmp_path)
+    (row,) = rows(tmp_path / "summary.csv")
     assert (row["status"], row["run_id"]) == ("failed", "long")
     last = Reader(step_folders(tmp_path / "runs" / "long" / "checkpoints")[0]).verify().step
-    ok(
-        "run",
-        recipe,
-        "--nproc",
-        2,
-        "--steps",
-        last + 3,
-        "--save-every",
-        5,
-        "--out",
-        tmp_path,
-        "--run-name",
-        "long",
-        "--resume",
-    )
+    words = ["--steps", last + 3, "--save-every", 5, "--out", tmp_path, "--run-name", "long", "--resume"]
+    ok("run", recipe, "--nproc", 2, *words)
     assert list(steps(tmp_path / "runs" / "long").index) == list(range(1, last + 4))
 
 
@@ -235,7 +197,7 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(recipe,
         r"rank 0: rank 1 died or fell silent .*, last seen ([4-9]|\d\d) s ago at step \d+ in \w+, while rank 0", err
     )
     assert psutil.wait_procs(processes, timeout=400)[1] == []
-    (row,) = summary(tmp_path)
+    (row,) = rows(tmp_path / "summary.csv")
     assert row["error"].startswith("rank 1 died or fell silent")
 
 
@@ -266,7 +228,7 @@ def test_sigterm_saves_and_exits_75(tmp_path):
     assert psutil.wait_procs(processes, timeout=400)[1] == []
     done = steps(tmp_path / "runs" / "long").index[-1]
     assert Reader(step_folders(tmp_path / "runs" / "long" / "checkpoints")[0]).verify().step == done
-    assert [row["status"] for row in summary(tmp_path)] == ["interrupted"]
+    assert [row["status"] for row in rows(tmp_path / "summary.csv")] == ["interrupted"]
 
 
 @pytest.mark.timeout(1200)
@@ -294,7 +256,7 @@ def test_torchrun_by_hand(module, tmp_path):
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "step 3/3  loss" in ended.stdout
-    assert [row["status"] for row in summary(tmp_path)] == ["ok"]
+    assert [row["status"] for row in rows(tmp_path / "summary.csv")] == ["ok"]
     (warning,) = (line for line in ended.stderr.splitlines() if line.startswith("gptscale: "))
     assert warning.startswith("gptscale: warning: torchrun lets every machine that reaches this one write to port ")
 
@@ -305,18 +267,18 @@ def test_offload_is_in_the_row(tmp_path):
     for recipe in ("ddp", "fsdp_offload", "zero_offload", "zero_infinity"):
         if not why_not_here(recipe):
             ok("run", recipe, *work)
-    rows = {row["recipe"]: row for row in summary(tmp_path)}
+    found = {row["recipe"]: row for row in rows(tmp_path / "summary.csv")}
     # The parameters of the matrices, in GiB.
     n = 4 * 12 * 256**2 / 2**30
-    assert not any(rows["ddp"][column] for column in rows["ddp"] if column.startswith("offload_"))
-    assert float(rows["fsdp_offload"]["offload_cpu_gib"]) == pytest.approx(12 * n / 2, rel=0.08)
+    assert not any(found["ddp"][column] for column in found["ddp"] if column.startswith("offload_"))
+    assert float(found["fsdp_offload"]["offload_cpu_gib"]) == pytest.approx(12 * n / 2, rel=0.08)
     for recipe in ("zero_offload", "zero_infinity"):
-        if recipe in rows:
-            assert 0 < float(rows[recipe]["offload_wait_fraction"]) < 1
-            assert float(rows[recipe]["offload_cpu_gib"]) > 0
-    assert float(rows["zero_offload"]["offload_cpu_gib"]) == pytest.approx(12 * n / 2, rel=0.08)
-    if "zero_infinity" in rows:
-        row = rows["zero_infinity"]
+        if recipe in found:
+            assert 0 < float(found[recipe]["offload_wait_fraction"]) < 1
+            assert float(found[recipe]["offload_cpu_gib"]) > 0
+    assert float(found["zero_offload"]["offload_cpu_gib"]) == pytest.approx(12 * n / 2, rel=0.08)
+    if "zero_infinity" in found:
+        row = found["zero_infinity"]
         assert float(row["offload_disk_gib"]) >= 12 * n
         assert float(row["offload_read_gib_per_s"]) > 0
         assert float(row["offload_write_gib_per_s"]) > 0

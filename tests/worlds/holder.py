@@ -58,3 +58,12 @@ def poison(checkpoint, name):
     content = json.loads((checkpoint / "manifest.json").read_bytes())
     content["files"][0]["sha256"] = hashlib.sha256(data).hexdigest()
     reseal(checkpoint, content)
+
+
+def make_version_1(checkpoint):
+    """Rewrite the manifest as the first version of the format had it: without its hash and the types of tensors."""
+    content = json.loads((checkpoint / "manifest.json").read_bytes()) | {"format_version": 1}
+    del content["manifest_sha256"]
+    for box in (box for entry in content["files"] for box in entry["boxes"]):
+        del box["dtype"]
+    (checkpoint / "manifest.json").write_text(json.dumps(content, indent=1))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.engines.zero.swap_folder import nbytes_under
 from gptscale.common.process.begin import keep_freed_memory
 from gptscale.common.process.world import World, process_group
-from gptscale.foresight.memory.formula import state_formula
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get

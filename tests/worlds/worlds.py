@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import os
 import subprocess
 import time
@@ -11,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 
 from gptscale.common.process.program import Program
@@ -64,6 +66,17 @@ def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: i
     """Run one of the world_*.py beside this file as ranks, which must end with `status`."""
     program = Program(str(WORLDS / script), tuple(map(str, words)), environment, imports_of(words, environment))
     assert launch(program, nproc, environment=ENVIRONMENT) == status
+
+
+def steps(run: Path) -> Any:
+    """Return the steps that a run has logged, as a pandas frame by step."""
+    return pd.read_csv(run / "steps.csv", float_precision="round_trip").set_index("step")
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV, such as the summary.csv of a results folder."""
+    with file.open() as opened:
+        return list(csv.DictReader(opened))
 
 
 class Started:

@@ -9,7 +9,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.world import World
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import Plan, preflight
+from gptscale.launchers.run.preflight import ReadyRun, preflight
 
 # Small enough that a step lasts tens of milliseconds. None has the depths that layers are timed at.
 SHAPES: dict[str, dict[str, int]] = {
@@ -27,7 +27,7 @@ def shape_named(name: str) -> dict[str, int]:
     return SHAPES[name]
 
 
-def plan_of(recipe: str, shape: dict[str, Any], steps: int, folder: Path, world: World) -> Plan:
+def plan_of(recipe: str, shape: dict[str, Any], steps: int, folder: Path, world: World) -> ReadyRun:
     """Return the plan of a run of a shape by a recipe, as the command line makes it."""
     options = {
         "model": "tiny",

@@ -33,7 +33,7 @@ from gptscale.foresight.calibrate.steps import PLAIN, step_here
 from gptscale.foresight.time.data_sheets import GLOO, HERE
 from gptscale.foresight.time.operations import MessageShape
 from gptscale.foresight.time.work import Operation
-from gptscale.launchers.run.preflight import Plan
+from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder
 
@@ -44,7 +44,7 @@ SMALL = 4096
 class RecipeLoop:
     """A recipe with all that a run has around it, stepped a block at a time."""
 
-    def __init__(self, plan: Plan, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, plan: ReadyRun, folder: Path, stack: ExitStack) -> None:
         self.run, self.start = plan.run, 0
         self.seconds: list[float] = []
         self.engine: Engine = get(self.run.recipe).load().build(self.run, plan.recipe_config)
@@ -116,7 +116,7 @@ def measure(task: dict[str, Any], world: World) -> list[dict[str, Any]]:
     ]
 
 
-def probes_of(plans: dict[str, Plan]) -> dict[int, list[str]]:
+def probes_of(plans: dict[str, ReadyRun]) -> dict[int, list[str]]:
     """Return the recipes whose layers are timed, by micro-batch. Some hold the plain model's."""
     sizes: dict[int, list[str]] = {}
     for name, plan in plans.items():

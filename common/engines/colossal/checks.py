@@ -51,6 +51,18 @@ def check_pipeline(run: Run, schedule: str, chunks: int) -> None:
         )
 
 
+def stage_sizes(n_layer: int, stages: int, chunks: int) -> list[int]:
+    """Return how many blocks each run of blocks has, in the model's order.
+
+    Stage s computes every `stages`-th run, from s on. Blocks that are over go to the runs in the middle, as in Colossal-AI 0.5.0,
+    pipeline/stage_manager.py, distribute_layers.
+    """
+    runs = stages * chunks
+    even, over = divmod(n_layer, runs)
+    first = runs // 2 - over // 2
+    return [even + (first <= i < first + over) for i in range(runs)]
+
+
 def takes(schedule: str, stages: int, micro_batches: int) -> bool:
     """Return whether Colossal-AI's schedule takes this many micro-batches."""
     # pipeline/schedule/one_f_one_b.py and interleaved_pp.py, load_batch

@@ -21,9 +21,10 @@ from gptscale.common.engines.colossal.weights import FlatLayout, fill, named_par
 from gptscale.common.engines.torch_engine import TorchEngine, holding_back
 from gptscale.common.measure.live_state import StateTensor, held_by_torch, tensors_in
 from gptscale.common.measure.offload import Offload
-from gptscale.common.optim.fused import ADAMW_STATE, decay_groups
+from gptscale.common.optim.fused import decay_groups
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.optim.stepper import Stepper
+from gptscale.common.settings.optimizers import ADAMW_STATE
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard

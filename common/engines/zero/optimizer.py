@@ -23,9 +23,9 @@ from gptscale.common.errors import CheckpointError, ConfigError, NumericError
 from gptscale.common.measure.live_state import StateTensor, attributes_named, live_state, tensors_in
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.initial_weights import init_weights
-from gptscale.common.optim.fused import ADAMW_STATE
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.optimizers import ADAMW_STATE
 from gptscale.common.state import Shard
 
 # The attribute in which each of DeepSpeed's optimizers keeps this rank's fp32 weights. BF16_Optimizer is stage 1 in bf16.

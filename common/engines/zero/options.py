@@ -51,7 +51,7 @@ class DeepSpeedConfig(RecipeConfig):
         if self.offload == "nvme" and self.stage != 3:
             raise ConfigError(f"stage {self.stage} cannot offload to nvme", "in --stage", "use stage 3, or offload cpu")
         if self.nvme_path is not None and self.offload != "nvme":
-            raise ConfigError("nvme_path is for recipe zero_infinity only", "in --nvme-path", "leave it out")
+            raise ConfigError("nvme_path is for a recipe that offloads to nvme only", "in --nvme-path", "leave it out")
 
     @property
     def ops(self) -> tuple[str, ...]:

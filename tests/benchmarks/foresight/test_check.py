@@ -130,7 +130,7 @@ def nanotron_cells(**changes):
     return cells | {name: str(value) for name, value in changes.items()}
 
 
-def test_nanotron_starts_no_pipeline_without_blocks_or_with_too_few_micro_batches():
+def test_nanotron_starts_no_pipeline_with_too_few_blocks_or_micro_batches():
     def reason(**changes):
         return NANOTRON.read(CellsOfRow(nanotron_cells(**changes), "")).cannot_start
 

@@ -22,7 +22,7 @@ def operations(run):
 
 
 @pytest.mark.parametrize("gpu", ["a100", "v100"])
-def test_an_all_reduce_inside_a_node_is_one_operation_on_the_links_of_its_gpu(gpu):
+def test_an_all_reduce_in_a_node_is_one_operation_on_its_gpus_links(gpu):
     row = {"gpu": gpu, "n_gpus": "4", "size_B": str(8 * MIB), "time_ns_out_of_place": "250000"}
     run = read_all_reduce(CellsOfRow(row, ""))
     (operation,) = run.step.operations()

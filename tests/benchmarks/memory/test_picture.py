@@ -29,7 +29,7 @@ def dots(axis):
     return [(line.get_xdata()[0], line.get_ydata()[0], line.get_fillstyle()) for line in axis.lines]
 
 
-def test_what_was_measured_and_what_was_predicted_are_dots_on_the_line_of_their_way(axis):
+def test_measured_and_predicted_are_dots_on_the_line_of_their_way(axis):
     ladder = ladder_of("yes", "4")
     draw_panel(axis, ladder, ladder.searches, ["fsdp", "ddp"])
     assert dots(axis) == [(6, 1, "none"), (4, 1, "full")]

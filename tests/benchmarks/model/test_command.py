@@ -79,7 +79,7 @@ def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, t
     result = capsys.readouterr()
     printed = result.err.splitlines()[-1]
     assert "in minimal and" in printed
-    assert "more than 0.0001 apart, in bench model" in printed
+    assert "more than 0.0001 apart, in benchmarks.model" in printed
     rows = pd.read_csv(tmp_path / "b.csv").query("kind == 'contender'").set_index("name")
     assert (rows.tokens_per_s > 0).all()
     assert rows.failure.isna()["single"]

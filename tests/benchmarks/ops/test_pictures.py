@@ -18,7 +18,7 @@ def gelu(what, size_kib, ours, torchs):
     return {"operator": "gelu", "what": what, "size_kib": size_kib, **rates, **COMMON}
 
 
-def test_operations_per_second_stand_over_operations_per_byte_under_the_roof():
+def test_flops_stand_over_operations_per_byte_under_the_roof():
     # 8 and 2 operations for each byte; 8 million in 100 microseconds are 80 GFLOP/s.
     rows = [convolution("5x5 forward", 8e6, 1e6, 100.0, 200.0), convolution("5x5 both", 24e6, 12e6, 2000.0, 1000.0)]
     (axis,) = roofline(pd.DataFrame(rows)).axes
@@ -34,7 +34,7 @@ def test_operations_per_second_stand_over_operations_per_byte_under_the_roof():
     }
 
 
-def test_a_panel_for_each_direction_with_ours_drawn_through_and_pytorchs_dotted():
+def test_a_panel_per_direction_with_ours_solid_and_pytorchs_dotted():
     rows = [gelu("tanh forward", 1, 10, 9), gelu("tanh forward", 4, 12, 8), gelu("tanh backward", 1, 7, 6)]
     forward, backward = over_size(pd.DataFrame(rows)).axes
     assert (forward.get_title(), backward.get_title()) == (

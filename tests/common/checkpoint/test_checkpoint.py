@@ -1,12 +1,15 @@
 """Checkpoints: they come back bit for bit in any layout, damage is found, and a failed save leaves nothing."""
 
+import errno
 import json
 import os
+import pathlib
 import shutil
+import sys
 
 import pytest
 import torch
-from holder import FACTS, Holder, poison, reseal
+from holder import FACTS, Holder, make_version_1, poison, reseal
 
 from gptscale.common.checkpoint import reader as checkpoint_reader
 from gptscale.common.checkpoint import writer as checkpoint_writer
@@ -34,6 +37,18 @@ class Part(Holder):
 def saved(tmp_path):
     save(Holder(), tmp_path, 2, FACTS)
     return save(Holder(), tmp_path, 4, FACTS)
+
+
+def fails_to_open(monkeypatch, path, error):
+    """Let each opening of `path` fail, as a disk or a file system of a network does."""
+    really_open = pathlib.Path.open
+
+    def opened(self, *args, **kwargs):
+        if self == path:
+            raise error
+        return really_open(self, *args, **kwargs)
+
+    monkeypatch.setattr(pathlib.Path, "open", opened)
 
 
 def test_comes_back_bit_for_bit(saved):
@@ -210,15 +225,34 @@ def test_damage_is_named_and_the_one_before_is_taken(saved, tmp_path, damage):
     assert (tmp_path / "step-4.corrupt").exists()
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE])
+@pytest.mark.parametrize("opened", ["manifest.json", DATA])
+def test_a_passing_read_error_renames_no_checkpoint(saved, tmp_path, monkeypatch, number, opened):
+    fails_to_open(monkeypatch, saved / opened, OSError(number, os.strerror(number)))
+    with pytest.raises(StorageError, match=f"cannot be read .*{os.strerror(number)}"):
+        newest_valid(tmp_path, pytest.fail)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-2", "step-4"}
+
+
+def test_a_broken_safetensors_renames_no_checkpoint(saved, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(StorageError, match=r"cannot be read .*safetensors"):
+        newest_valid(tmp_path, pytest.fail)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-2", "step-4"}
+
+
+def test_a_read_error_of_one_rank_is_told_to_all(saved, monkeypatch):
+    reader, told = Reader(saved).verify(), []
+    monkeypatch.setattr(checkpoint_reader, "gather_objects", lambda outcome: told.append(outcome) or [outcome])
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(StorageError):
+        reader.load_into(Holder(fill=0.0))
+    assert [type(failure) for _, failure in told] == [StorageError]
+
+
 def test_version_1_is_still_read(saved):
     """It had neither the manifest's own hash nor the types of tensors."""
-    content = json.loads((saved / "manifest.json").read_bytes())
-    content |= {"format_version": 1}
-    del content["manifest_sha256"]
-    for file in content["files"]:
-        for box in file["boxes"]:
-            del box["dtype"]
-    (saved / "manifest.json").write_text(json.dumps(content))
+    make_version_1(saved)
     target = Holder(fill=0.0)
     Reader(saved).verify().load_into(target)
     for name, t in Holder().tensors.items():

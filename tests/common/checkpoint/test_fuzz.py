@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from holder import FACTS, Holder, reseal
+from holder import FACTS, Holder, make_version_1, reseal
 
 from gptscale.common.checkpoint import writer as checkpoint_writer
 from gptscale.common.checkpoint.reader import Reader
@@ -172,23 +172,13 @@ def outcome(checkpoint):
     return target.tensors, target.steps, reader.step
 
 
-def version_1(checkpoint):
-    """Rewrite the manifest as the first version of the format had it: without its hash and the types of tensors."""
-    content = json.loads((checkpoint / "manifest.json").read_bytes()) | {"format_version": 1}
-    del content["manifest_sha256"]
-    for entry in content["files"]:
-        for box in entry["boxes"]:
-            del box["dtype"]
-    (checkpoint / "manifest.json").write_text(json.dumps(content, indent=1))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peak memory is read from Linux's /proc")
 def test_a_changed_checkpoint_is_refused_or_gives_what_was_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_writer, "FILE_BYTES", 150)
     originals = [save(Holder(), tmp_path / str(version), 4, FACTS) for version in (1, 2)]
-    version_1(originals[0])
+    make_version_1(originals[0])
     assert len(list(originals[0].glob("rank-*"))) > 1
     expected, checkpoint = Holder(), tmp_path / "step-4"
     longest_s, most_bytes, endings = defaultdict(float), defaultdict(int), Counter()

@@ -28,6 +28,6 @@ def test_what_a_run_adds(there, saves, keep, new, tmp_path, monkeypatch):
         check(needed - 1)
 
 
-def test_the_disk_of_a_folder_that_is_not_there_yet_is_that_of_the_nearest_one(tmp_path):
+def test_a_folder_that_is_not_there_yet_has_the_disk_of_the_nearest_one(tmp_path):
     with pytest.raises(StorageError, match=f"in {tmp_path}, free space"):
         space.check_free(tmp_path / "a" / "b", saves=0, keep=2, checkpoint_bytes=0, log_bytes=2**62)

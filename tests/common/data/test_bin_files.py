@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,18 +10,18 @@ from gptscale.common.errors import DataError, StorageError
 IDS = np.array([5, 0, 256, 50256, 7], dtype=np.uint16)
 
 
-def header(*ints: int) -> bytes:
+def header(*ints):
     return np.array(ints, dtype="<i4").tobytes().ljust(1024, b"\0")
 
 
-def test_nanogpts_layout_is_nothing_but_little_endian_ids(tmp_path: Path) -> None:
+def test_nanogpts_layout_is_nothing_but_little_endian_ids(tmp_path):
     path = tmp_path / "a.bin"
     assert write_bin(path, [IDS[:2], IDS[2:]]) == 5
     assert path.read_bytes() == b"\x05\0\0\0\x00\x01\x50\xc4\x07\0"
     assert map_ids(path).tolist() == IDS.tolist()
 
 
-def test_llmcs_layout_has_its_header(tmp_path: Path) -> None:
+def test_llmcs_layout_has_its_header(tmp_path):
     path = tmp_path / "a.bin"
     assert write_bin(path, [IDS[:2], IDS[2:]], "llmc") == 5
     assert path.read_bytes() == header(20240520, 1, 5) + IDS.tobytes()
@@ -34,9 +29,7 @@ def test_llmcs_layout_has_its_header(tmp_path: Path) -> None:
 
 
 @given(ids=st.lists(st.integers(0, 50256), max_size=50))
-def test_no_gpt2_text_in_nanogpts_layout_can_look_like_llmcs(
-    ids: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_no_gpt2_text_in_nanogpts_layout_can_look_like_llmcs(ids, tmp_path_factory):
     path = tmp_path_factory.mktemp("bin") / "a.bin"
     write_bin(path, [np.array(ids, dtype=np.uint16)])
     assert map_ids(path).tolist() == ids
@@ -58,7 +51,7 @@ def test_no_gpt2_text_in_nanogpts_layout_can_look_like_llmcs(
         (header(20240520, 1, 5)[:100], "100 bytes, expected 1034"),
     ],
 )
-def test_a_damaged_file_is_refused_with_expected_and_actual(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_damaged_file_is_refused_with_expected_and_actual(tmp_path, content, message):
     path = tmp_path / "a.bin"
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"{message}.*in .*a\.bin, check the file") as caught:
@@ -66,17 +59,17 @@ def test_a_damaged_file_is_refused_with_expected_and_actual(tmp_path: Path, cont
     assert "\n" not in str(caught.value)
 
 
-def test_a_header_that_counts_nothing_is_an_empty_file_of_tokens(tmp_path: Path) -> None:
+def test_a_header_that_counts_nothing_is_an_empty_file_of_tokens(tmp_path):
     path = tmp_path / "a.bin"
     write_bin(path, [], "llmc")
     assert len(map_ids(path)) == 0
 
 
-def test_a_failure_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failure_half_way_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "a.bin"
     write_bin(path, [IDS])
 
-    def broken() -> Iterator[np.ndarray]:
+    def broken():
         yield IDS
         raise OSError(28, "No space left on device")
 
@@ -86,9 +79,9 @@ def test_a_failure_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert map_ids(path).tolist() == IDS.tolist()
 
 
-def test_more_tokens_than_llmcs_count_can_say_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tokens_than_llmcs_count_can_say_are_refused(tmp_path, monkeypatch):
     class Many(np.ndarray):
-        def __len__(self) -> int:
+        def __len__(self):
             return 2**31
 
     with pytest.raises(StorageError, match=r"2147483648 tokens are more than llm.c's header can count"):

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +18,7 @@ TWO = ["first\nfile\n", "second"]
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text("ab1é😀\n\r\t '.", min_size=1, max_size=120), piece_bytes=st.integers(1, 40))
-def test_the_ids_of_the_pieces_are_the_ids_of_the_whole(
-    bpe_folder: str, tmp_path: Path, text: str, piece_bytes: int
-) -> None:
+def test_the_ids_of_the_pieces_are_the_ids_of_the_whole(bpe_folder, tmp_path, text, piece_bytes):
     path, bpe = tmp_path / "a.txt", get_tokenizer(bpe_folder)
     path.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +28,7 @@ def test_the_ids_of_the_pieces_are_the_ids_of_the_whole(
         assert np.concatenate([bpe.encode(piece) for piece in pieces]).tolist() == bpe.encode(text).tolist()
 
 
-def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "PIECE_BYTES", 100)
     path = tmp_path / "a.txt"
     path.write_text("word\n" * 1000)
@@ -42,13 +37,13 @@ def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monk
     assert max(map(len, pieces)) <= 200
 
 
-def test_each_document_is_ended_by_the_end_of_text() -> None:
+def test_each_document_is_ended_by_the_end_of_text():
     ids = np.concatenate(list(encode([["a", "b"], [], ["c"]], ByteTokenizer())))
     assert ids.dtype == np.uint16
     assert ids.tolist() == [97, 98, 256, 256, 99, 256]
 
 
-def test_a_text_file_keeps_its_line_ends(tmp_path: Path) -> None:
+def test_a_text_file_keeps_its_line_ends(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"a\r\nb\rc\n")
     assert bytes(load_ids(str(tmp_path / "a.txt"), ByteTokenizer())[:-1].astype(np.uint8)) == b"a\r\nb\rc\n"
 
@@ -57,18 +52,14 @@ def test_a_text_file_keeps_its_line_ends(tmp_path: Path) -> None:
     ("content", "piece_bytes", "offset"),
     [(b"abc\xffdef", 1024, 3), (b"abcdef\xc3\x28", 4, 6), (b"abc\xe2\x82", 4, 3), (b"\x93NUMPY\x01\0", 1024, 0)],
 )
-def test_what_is_not_utf8_is_refused_at_its_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, piece_bytes: int, offset: int
-) -> None:
+def test_what_is_not_utf8_is_refused_at_its_offset(tmp_path, monkeypatch, content, piece_bytes, offset):
     monkeypatch.setattr(documents, "PIECE_BYTES", piece_bytes)
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=rf"byte {offset} is not UTF-8 text.*in .*a\.txt, convert it"):
         load_ids(str(tmp_path / "a.txt"), ByteTokenizer())
 
 
-def test_more_text_than_should_be_encoded_at_every_start_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_text_than_should_be_encoded_at_every_start_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "TEXT_CHARS_MAX", 10)
     (tmp_path / "a.txt").write_text("0123456789")
     assert len(load_ids(str(tmp_path / "a.txt"), ByteTokenizer())) == 11
@@ -77,7 +68,7 @@ def test_more_text_than_should_be_encoded_at_every_start_is_refused(
         load_ids(str(tmp_path / "a.txt"), ByteTokenizer())
 
 
-def test_the_standard_library_is_the_same_every_time_and_needs_no_cache(tmp_path: Path) -> None:
+def test_the_standard_library_is_the_same_every_time_and_needs_no_cache(tmp_path):
     begin = time.process_time()
     ids = load_ids("stdlib", ByteTokenizer())
     assert time.process_time() - begin < 3
@@ -86,7 +77,7 @@ def test_the_standard_library_is_the_same_every_time_and_needs_no_cache(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_standard_library_is_python_files_by_sorted_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_library_is_python_files_by_sorted_path(tmp_path, monkeypatch):
     for name in ("b.py", "a/z.py", "a.py", "a/tests/t.py", "site-packages/s.py", "test/u.py", "c.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -99,20 +90,20 @@ def test_the_standard_library_is_python_files_by_sorted_path(tmp_path: Path, mon
 class Counted:
     """A tokenizer that counts how often it encodes."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder):
         self.inner, self.calls = get_tokenizer(folder), 0
         self.vocab_size, self.end_of_text = self.inner.vocab_size, self.inner.end_of_text
         self.fingerprint = self.inner.fingerprint
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text):
         self.calls += 1
         return self.inner.encode(text)
 
-    def decode(self, ids: np.ndarray) -> str:
+    def decode(self, ids):
         return self.inner.decode(ids)
 
 
-def test_byte_pairs_are_encoded_once_and_kept_for_this_user_alone(bpe_folder: str, tmp_path: Path) -> None:
+def test_byte_pairs_are_encoded_once_and_kept_for_this_user_alone(bpe_folder, tmp_path):
     path, bpe = tmp_path / "a.txt", Counted(bpe_folder)
     path.write_text("hello world\n")
     ids = load_ids(str(path), bpe)
@@ -128,7 +119,7 @@ def test_byte_pairs_are_encoded_once_and_kept_for_this_user_alone(bpe_folder: st
     assert bpe.calls == 2
 
 
-def test_a_cut_cache_file_is_refused_not_trained_on(bpe_folder: str, tmp_path: Path) -> None:
+def test_a_cut_cache_file_is_refused_not_trained_on(bpe_folder, tmp_path):
     (tmp_path / "a.txt").write_text("hello world\n")
     load_ids(str(tmp_path / "a.txt"), get_tokenizer(bpe_folder))
     (cached,) = (tmp_path / "cache" / "gptscale").iterdir()
@@ -138,9 +129,7 @@ def test_a_cut_cache_file_is_refused_not_trained_on(bpe_folder: str, tmp_path: P
 
 
 @pytest.mark.parametrize("home", ["relative", "/proc/nowhere", "/dev/null"])
-def test_without_a_place_for_the_cache_nothing_is_written(
-    bpe_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
-) -> None:
+def test_without_a_place_for_the_cache_nothing_is_written(bpe_folder, tmp_path, monkeypatch, home):
     monkeypatch.setenv("XDG_CACHE_HOME", home)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("hello")
@@ -149,7 +138,7 @@ def test_without_a_place_for_the_cache_nothing_is_written(
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> str:
+def saved(tmp_path):
     datasets: Any = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"text": TWO, "code": ["x", None], "n": [1, 2]})
     datasets.DatasetDict({"train": rows, "extra": rows.select([1])}).save_to_disk(str(tmp_path / "saved"))
@@ -157,7 +146,7 @@ def saved(tmp_path: Path) -> str:
     return f"hf:{tmp_path / 'saved'}"
 
 
-def test_a_saved_dataset_is_a_document_per_row(saved: str, tmp_path: Path) -> None:
+def test_a_saved_dataset_is_a_document_per_row(saved, tmp_path):
     assert [list(document) for document in open_documents(saved)] == [["first\nfile\n"], ["second"]]
     assert [list(document) for document in open_documents(f"{saved}:extra")] == [["second"]]
     assert [list(document) for document in open_documents(f"{saved}:train:code")] == [["x"], [""]]
@@ -165,7 +154,7 @@ def test_a_saved_dataset_is_a_document_per_row(saved: str, tmp_path: Path) -> No
     assert ByteTokenizer().decode(load_ids(saved, ByteTokenizer())) == "first\nfile\nsecond"
 
 
-def test_a_datasets_wrong_split_or_column_names_the_right_ones(saved: str, tmp_path: Path) -> None:
+def test_a_datasets_wrong_split_or_column_names_the_right_ones(saved, tmp_path):
     with pytest.raises(DataError, match=r"no split 'test'.*use one of: train extra"):
         open_documents(f"{saved}:test")
     with pytest.raises(DataError, match=r"no column 'texts'.*use one of: text code n"):
@@ -179,7 +168,7 @@ def test_a_datasets_wrong_split_or_column_names_the_right_ones(saved: str, tmp_p
         open_documents(f"hf:{tmp_path / 'gone'}:train")
 
 
-def test_a_dataset_of_an_unreachable_hub_is_an_error_at_once(unreachable_hub: None) -> None:
+def test_a_dataset_of_an_unreachable_hub_is_an_error_at_once(unreachable_hub):
     pytest.importorskip("datasets")
     begin = time.perf_counter()
     with pytest.raises(DataError, match=r"dataset 'wikitext' is not on this machine.*save_to_disk"):
@@ -187,7 +176,7 @@ def test_a_dataset_of_an_unreachable_hub_is_an_error_at_once(unreachable_hub: No
     assert time.perf_counter() - begin < 20
 
 
-def test_without_the_datasets_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_datasets_library_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         ConfigError, match=r"hf: needs the datasets library .*, in --data, pip install 'gptscale\[hf\]'"

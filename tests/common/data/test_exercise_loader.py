@@ -1,9 +1,5 @@
 """The exercise's data loader: an epoch gives each sequence once, and a batch depends on seed and step alone."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import psutil
 import pytest
 import torch
@@ -20,7 +16,7 @@ from gptscale.common.settings.run_config import RunConfig
 CPU = torch.device("cpu")
 
 
-def made(data_rank: int = 0, data_size: int = 1, *, n: int = 32, workers: int = 0, batch: int = 8) -> ExerciseBatches:
+def made(data_rank=0, data_size=1, *, n=32, workers=0, batch=8):
     config = RunConfig(seq_len=16)
     run = Run(
         "handout", config, config.gpt(), plan_batch(data_size, global_batch_size=batch), World(0, 0, 1, CPU, 60.0)
@@ -28,11 +24,11 @@ def made(data_rank: int = 0, data_size: int = 1, *, n: int = 32, workers: int = 
     return ExerciseBatches(run, n, workers, data_rank, data_size)
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a, b):
     return a.sequences == b.sequences and torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
 
 
-def test_targets_are_the_next_ids_and_the_last_counts_nothing() -> None:
+def test_targets_are_the_next_ids_and_the_last_counts_nothing():
     batch = made().batch(0)
     assert batch.inputs.shape == batch.targets.shape == (8, 16)
     assert torch.equal(batch.targets[:, :-1], batch.inputs[:, 1:])
@@ -40,7 +36,7 @@ def test_targets_are_the_next_ids_and_the_last_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("data_size", [1, 2])
-def test_an_epoch_has_every_sequence_once_and_the_next_has_another_order(data_size: int) -> None:
+def test_an_epoch_has_every_sequence_once_and_the_next_has_another_order(data_size):
     ranks = [made(rank, data_size) for rank in range(data_size)]
     epochs = []
     for epoch in range(2):
@@ -52,13 +48,13 @@ def test_an_epoch_has_every_sequence_once_and_the_next_has_another_order(data_si
 
 
 @pytest.mark.parametrize("data_size", [1, 2])
-def test_the_sequences_of_any_rank_are_known_beforehand(data_size: int) -> None:
+def test_the_sequences_of_any_rank_are_known_beforehand(data_size):
     ranks = [made(rank, data_size) for rank in range(data_size)]
     for step in (0, 1, 5):
         assert [rank.batch(step).sequences for rank in ranks] == [ranks[0].sequences(step, r) for r in range(data_size)]
 
 
-def test_a_resumed_run_reads_on_where_it_was() -> None:
+def test_a_resumed_run_reads_on_where_it_was():
     unbroken = made()
     batches = [unbroken.batch(step) for step in range(8)]
     resumed = made()
@@ -66,7 +62,7 @@ def test_a_resumed_run_reads_on_where_it_was() -> None:
 
 
 @pytest.mark.world
-def test_workers_give_the_same_batches_and_end_with_the_reader() -> None:
+def test_workers_give_the_same_batches_and_end_with_the_reader():
     expected = [made().batch(step) for step in range(5)]
     before = set(psutil.Process().children(recursive=True))
     with Prefetcher(made(workers=2), CPU) as data:
@@ -78,6 +74,6 @@ def test_workers_give_the_same_batches_and_end_with_the_reader() -> None:
     assert not alive
 
 
-def test_too_few_sequences_are_one_line() -> None:
+def test_too_few_sequences_are_one_line():
     with pytest.raises(ConfigError, match="4 sequences are less than a global batch of 8"):
         made(n=4)

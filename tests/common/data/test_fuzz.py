@@ -33,7 +33,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-def damaged(data: bytes, draw: random.Random) -> bytes:
+def damaged(data, draw):
     """Return the bytes with some of them flipped, cut, repeated, filled, or replaced by another number."""
     content = bytearray(data)
     for _ in range(draw.choice([1, 1, 2, 8])):
@@ -56,7 +56,7 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
     return bytes(content)
 
 
-def changed(tree, draw: random.Random):
+def changed(tree, draw):
     """Return a JSON tree with one of its values changed, taken out, or put into many lists."""
     if isinstance(tree, dict) and tree and draw.random() < 0.8:
         key = draw.choice(list(tree))
@@ -68,7 +68,7 @@ def changed(tree, draw: random.Random):
     return value
 
 
-def memory(field: str) -> int:
+def memory(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
 

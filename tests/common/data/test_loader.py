@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,18 +10,17 @@ from hypothesis import strategies as st
 from gptscale.common.data import loader
 from gptscale.common.data.loader import Batches, Prefetcher, split
 from gptscale.common.data.sources import Array, Synthetic, open_source
-from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
 
 
-def counting(n: int) -> Array:
+def counting(n):
     """Return a source whose token i is i, so that a batch shows where it was read."""
     return Array(np.arange(n, dtype=np.uint16), 65536, "counting")
 
 
-def test_a_batch_is_slices_of_the_source_and_targets_are_one_further() -> None:
+def test_a_batch_is_slices_of_the_source_and_targets_are_one_further():
     batch = Batches(counting(1000), seq_len=16, global_batch_size=4, seed=1).batch(5)
     assert batch.step == 5
     assert batch.inputs.shape == batch.targets.shape == (4, 16)
@@ -36,14 +31,14 @@ def test_a_batch_is_slices_of_the_source_and_targets_are_one_further() -> None:
 
 
 @given(n_tokens=st.integers(9, 500), seq_len=st.integers(1, 8), step=st.integers(0, 200))
-def test_no_batch_reads_beyond_the_source_and_none_of_it_is_wasted(n_tokens: int, seq_len: int, step: int) -> None:
+def test_no_batch_reads_beyond_the_source_and_none_of_it_is_wasted(n_tokens, seq_len, step):
     batches = Batches(counting(n_tokens), seq_len=seq_len, global_batch_size=4, seed=0)
     assert batches.n_sequences * seq_len + 1 <= n_tokens < (batches.n_sequences + 1) * seq_len + 1
     assert int(batches.batch(step).targets.max()) < n_tokens
 
 
 @pytest.mark.parametrize("data_size", [1, 2, 4])
-def test_the_ranks_together_read_the_global_batch(data_size: int) -> None:
+def test_the_ranks_together_read_the_global_batch(data_size):
     source = counting(1000)
     alone = Batches(source, seq_len=16, global_batch_size=8, seed=1).batch(9)
     ranks = [
@@ -55,14 +50,14 @@ def test_the_ranks_together_read_the_global_batch(data_size: int) -> None:
     assert all(ranks[0].sequences(9, r) == rank.batch(9).sequences for r, rank in enumerate(ranks))
 
 
-def test_a_new_object_resumes_anywhere() -> None:
+def test_a_new_object_resumes_anywhere():
     first = Batches(Synthetic(257, 3), seq_len=16, global_batch_size=4, seed=1)
     walked = [first.batch(step).inputs for step in range(20)]
     again = Batches(Synthetic(257, 3), seq_len=16, global_batch_size=4, seed=1)
     assert all(torch.equal(again.batch(step).inputs, walked[step]) for step in (17, 3, 19))
 
 
-def test_the_held_out_part_is_the_end_and_training_never_reads_it() -> None:
+def test_the_held_out_part_is_the_end_and_training_never_reads_it():
     train, held_out = split(counting(1000), seq_len=16)
     assert (len(train), len(held_out)) == (950, 50)
     assert held_out.read(0, 50).tolist() == list(range(950, 1000))
@@ -71,28 +66,28 @@ def test_the_held_out_part_is_the_end_and_training_never_reads_it() -> None:
     assert train.fingerprint == held_out.fingerprint == counting(1000).fingerprint
 
 
-def test_a_short_source_still_holds_one_sequence_out() -> None:
+def test_a_short_source_still_holds_one_sequence_out():
     train, held_out = split(counting(34), seq_len=16)
     assert (len(train), len(held_out)) == (17, 17)
     assert [Batches(part, seq_len=16, global_batch_size=1, seed=0).n_sequences for part in (train, held_out)] == [1, 1]
 
 
 @pytest.mark.parametrize(("n_tokens", "fix"), [(33, "use --seq-len 15"), (4, "use --seq-len 1 "), (3, "more text")])
-def test_too_few_tokens_are_an_error_whose_advice_works(n_tokens: int, fix: str) -> None:
+def test_too_few_tokens_are_an_error_whose_advice_works(n_tokens, fix):
     with pytest.raises(DataError, match=rf"{n_tokens} tokens, expected at least 34.*in counting.*{fix}"):
         split(counting(n_tokens), seq_len=16)
     if "--seq-len" in fix:
         split(counting(n_tokens), seq_len=int(fix.split()[2]))
 
 
-def test_a_source_shorter_than_one_sequence_and_a_batch_that_does_not_divide_are_refused() -> None:
+def test_a_too_short_source_and_a_batch_that_does_not_divide_are_refused():
     with pytest.raises(DataError, match="16 tokens, expected at least 17"):
         Batches(counting(16), seq_len=16, global_batch_size=4, seed=0)
     with pytest.raises(ConfigError, match=r"global batch 6 is not divisible by 4 data ranks.*use 4 or 8"):
         Batches(counting(100), seq_len=16, global_batch_size=6, seed=0, data_size=4)
 
 
-def test_a_batch_of_mapped_tokens_takes_well_under_a_millisecond(tmp_path: Path) -> None:
+def test_a_batch_of_mapped_tokens_takes_well_under_a_millisecond(tmp_path):
     path = tmp_path / "tokens.bin"
     np.random.default_rng(0).integers(0, 50257, 2_000_000, dtype=np.uint16).tofile(path)
     batches = Batches(open_source(str(path), vocab_size=50257), seq_len=1024, global_batch_size=8, seed=1)
@@ -107,17 +102,17 @@ def test_a_batch_of_mapped_tokens_takes_well_under_a_millisecond(tmp_path: Path)
 class Scripted(Batches):
     """Batches that record what is read, and that can fail or wait."""
 
-    def __init__(self, before: Callable[[int], None] = lambda step: None) -> None:
+    def __init__(self, before=lambda step: None):
         super().__init__(counting(1000), seq_len=16, global_batch_size=4, seed=1)
         self.before, self.asked = before, list[int]()
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step):
         self.asked.append(step)
         self.before(step)
         return super().batch(step)
 
 
-def test_the_prefetcher_gives_the_same_batches_in_order_and_reads_each_once() -> None:
+def test_the_prefetcher_gives_the_same_batches_in_order_each_read_once():
     batches = Scripted()
     with Prefetcher(batches, CPU) as data:
         got = [data.get(step) for step in range(10)]
@@ -128,7 +123,7 @@ def test_the_prefetcher_gives_the_same_batches_in_order_and_reads_each_once() ->
     assert set(batches.asked[10:]) <= {10, 11}
 
 
-def test_the_prefetcher_reads_ahead_and_no_further() -> None:
+def test_the_prefetcher_reads_ahead_and_no_further():
     reached = threading.Event()
     batches = Scripted(lambda step: reached.set() if step == 3 else None)
     with Prefetcher(batches, CPU, depth=3) as data:
@@ -138,16 +133,16 @@ def test_the_prefetcher_reads_ahead_and_no_further() -> None:
         assert batches.asked == [0, 1, 2, 3]
 
 
-def test_an_unexpected_step_starts_the_reading_ahead_anew() -> None:
+def test_an_unexpected_step_starts_the_reading_ahead_anew():
     batches = Scripted()
     with Prefetcher(batches, CPU) as data:
         assert [data.get(step).step for step in (0, 1, 7, 8, 2)] == [0, 1, 7, 8, 2]
 
 
-def test_what_goes_wrong_in_the_thread_is_raised_for_its_step_and_reading_goes_on() -> None:
+def test_an_error_in_the_thread_is_raised_for_its_step_and_reading_goes_on():
     failures = [OSError("disk gone"), SystemExit(3), TimeoutError("slow server")]
 
-    def fail_once(step: int) -> None:
+    def fail_once(step):
         if step == 2 and failures:
             raise failures.pop(0)
 
@@ -162,9 +157,9 @@ def test_what_goes_wrong_in_the_thread_is_raised_for_its_step_and_reading_goes_o
         assert [data.get(step).step for step in (2, 3)] == [2, 3]
 
 
-def test_a_read_that_hangs_is_an_error_and_holds_up_neither_the_next_steps_nor_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hanging_read_is_an_error_and_holds_up_neither_steps_nor_end(
+    monkeypatch,
+):
     monkeypatch.setattr(loader, "WAIT_S_MAX", 0.05)
     release = threading.Event()
     data = Prefetcher(Scripted(lambda step: release.wait(200) and None), CPU)
@@ -177,7 +172,7 @@ def test_a_read_that_hangs_is_an_error_and_holds_up_neither_the_next_steps_nor_t
     release.set()
 
 
-def test_closing_ends_the_thread_and_further_steps_are_refused() -> None:
+def test_closing_ends_the_thread_and_further_steps_are_refused():
     with Prefetcher(Scripted(), CPU) as data:
         data.get(0)
     with pytest.raises(RuntimeError, match="after close"):

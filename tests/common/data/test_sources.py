@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib
 import os
 import time
@@ -11,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gptscale.common.data import sources as tokens
-from gptscale.common.data.bin_files import Layout, write_bin
-from gptscale.common.data.sources import Array, SourceSpan, Synthetic, TokenSource, fingerprint, open_source
+from gptscale.common.data.bin_files import write_bin
+from gptscale.common.data.sources import Array, SourceSpan, Synthetic, fingerprint, open_source
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.run_config import RunConfig
 
 
 @pytest.fixture(params=["synthetic", "stdlib", "text", "nanogpt", "llmc"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> TokenSource:
+def source(request, tmp_path):
     """Return one source of every kind."""
     data = request.param
     if data == "text":
@@ -30,7 +28,7 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> TokenSource:
     return open_source(data, tokenizer="bytes", vocab_size=257, seed=5)
 
 
-def test_every_kind_keeps_the_contract(source: TokenSource) -> None:
+def test_every_kind_keeps_the_contract(source):
     whole = source.read(0, 1000)
     assert whole.dtype == np.int64
     assert 0 <= whole.min() <= whole.max() < source.vocab_size == 257
@@ -45,14 +43,14 @@ def test_every_kind_keeps_the_contract(source: TokenSource) -> None:
 
 
 @given(start=st.integers(0, 2**31 - 1000), seed=st.integers(0, 2**31 - 1), vocab_size=st.integers(2, 2**31))
-def test_synthetic_ids_are_a_function_of_seed_and_position(start: int, seed: int, vocab_size: int) -> None:
+def test_synthetic_ids_are_a_function_of_seed_and_position(start, seed, vocab_size):
     ids = Synthetic(vocab_size, seed).read(start, 1000)
     assert np.array_equal(ids[300:310], Synthetic(vocab_size, seed).read(start + 300, 10))
     assert ids.min() >= 0
     assert ids.max() < vocab_size
 
 
-def test_synthetic_ids_are_uniform_and_seeds_differ() -> None:
+def test_synthetic_ids_are_uniform_and_seeds_differ():
     ids = Synthetic(257, 1).read(10**9, 257 * 400)
     counts = np.bincount(ids, minlength=257)
     # This is a chi-square test, with a limit of five sigma.
@@ -62,7 +60,7 @@ def test_synthetic_ids_are_uniform_and_seeds_differ() -> None:
     assert Synthetic(257, 1).fingerprint != Synthetic(257, 2).fingerprint
 
 
-def test_a_fingerprint_tells_content_not_layout(tmp_path: Path) -> None:
+def test_a_fingerprint_tells_content_not_layout(tmp_path):
     ids = np.arange(1000, dtype=np.uint16)
     write_bin(tmp_path / "a.bin", [ids])
     write_bin(tmp_path / "b.bin", [ids], "llmc")
@@ -73,7 +71,7 @@ def test_a_fingerprint_tells_content_not_layout(tmp_path: Path) -> None:
     assert len({first, fingerprint(changed), fingerprint(ids[:-1]), fingerprint(np.append(ids, 0))}) == 4
 
 
-def test_a_sampled_fingerprint_still_sees_both_ends_and_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampled_fingerprint_still_sees_both_ends_and_growth(monkeypatch):
     monkeypatch.setattr(tokens, "SCAN_BYTES_MAX", 2**21)
     ids = np.zeros(2**21, dtype=np.uint16)
     prints = {fingerprint(ids), fingerprint(np.append(ids, np.uint16(0)))}
@@ -85,7 +83,7 @@ def test_a_sampled_fingerprint_still_sees_both_ends_and_growth(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("layout", ["nanogpt", "llmc"])
-def test_an_id_outside_the_vocabulary_is_named_when_opening(tmp_path: Path, layout: Layout) -> None:
+def test_an_id_outside_the_vocabulary_is_named_when_opening(tmp_path, layout):
     ids = np.zeros(10_000, dtype=np.uint16)
     ids[7777:] = 60000
     write_bin(tmp_path / "a.bin", [ids], layout)
@@ -98,7 +96,7 @@ def test_an_id_outside_the_vocabulary_is_named_when_opening(tmp_path: Path, layo
     assert len(open_source(str(tmp_path / "a.bin"), vocab_size=60001)) == 10_000
 
 
-def test_a_file_too_large_to_scan_is_checked_read_by_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_too_large_to_scan_is_checked_read_by_read(monkeypatch):
     monkeypatch.setattr(tokens, "SCAN_BYTES_MAX", 2**21)
     ids = np.zeros(2**21, dtype=np.uint16)
     ids[1_000_005] = 300
@@ -108,19 +106,19 @@ def test_a_file_too_large_to_scan_is_checked_read_by_read(monkeypatch: pytest.Mo
         SourceSpan(source, 1_000_000, 1_000_010).read(0, 10)
 
 
-def test_a_hundred_megabytes_open_in_seconds(tmp_path: Path) -> None:
+def test_a_hundred_megabytes_open_in_seconds(tmp_path):
     np.zeros(50_000_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
     begin = time.process_time()
     open_source(str(tmp_path / "a.bin"), vocab_size=257)
     assert time.process_time() - begin < 3
 
 
-def test_text_is_its_bytes_and_the_end_of_text(tmp_path: Path) -> None:
+def test_text_is_its_bytes_and_the_end_of_text(tmp_path):
     (tmp_path / "a.md").write_text("hé")
     assert open_source(str(tmp_path / "a.md"), vocab_size=257).read(0, 4).tolist() == [104, 0xC3, 0xA9, 256]
 
 
-def test_a_bpe_source_is_the_same_from_the_cache(tmp_path: Path, bpe_folder: str) -> None:
+def test_a_bpe_source_is_the_same_from_the_cache(tmp_path, bpe_folder):
     (tmp_path / "a.txt").write_text("import os\n" * 50)
     first, second = (open_source(str(tmp_path / "a.txt"), tokenizer=bpe_folder, vocab_size=400) for _ in range(2))
     assert first.fingerprint == second.fingerprint
@@ -138,7 +136,7 @@ def test_a_bpe_source_is_the_same_from_the_cache(tmp_path: Path, bpe_folder: str
         ("photo.txt", b"\x89PNG", r"byte 0 is not UTF-8 text .*photo\.txt"),
     ],
 )
-def test_a_bad_file_is_refused_by_name(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_a_bad_file_is_refused_by_name(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     before = sorted(tmp_path.rglob("*"))
@@ -148,7 +146,7 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, name: str, content: bytes
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused(tmp_path):
     (tmp_path / "folder.bin").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for data in (tmp_path, tmp_path / "folder.bin"):
@@ -158,22 +156,22 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         open_source(str(tmp_path / "pipe"), vocab_size=257)
 
 
-def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("text")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(DataError, match=r"a\.txt may not be read"):
         open_source(str(tmp_path / "a.txt"), vocab_size=257)
 
 
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused_with_both_numbers() -> None:
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
     with pytest.raises(ConfigError, match=r"tokenizer bytes has 257 ids, the model's vocabulary 100.*--vocab-size 257"):
         open_source("stdlib", tokenizer="bytes", vocab_size=100)
     assert open_source("synthetic", tokenizer="bytes", vocab_size=100).vocab_size == 100
 
 
-def test_the_standard_library_is_read_once_in_a_process_and_those_that_it_forks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_standard_library_is_read_once_by_a_process_and_its_forks(
+    monkeypatch,
+):
     (name,) = RunConfig(data="stdlib").data_imports
     importlib.import_module(name)
     # Whatever opens it from now on finds it.

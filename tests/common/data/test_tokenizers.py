@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import socket
 import sys
@@ -20,7 +18,7 @@ text_or_code = st.one_of(st.text(max_size=40), words)
 
 
 @given(text=text_or_code)
-def test_bytes_round_trip(text: str) -> None:
+def test_bytes_round_trip(text):
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
     assert ids.dtype == np.uint16
@@ -28,7 +26,7 @@ def test_bytes_round_trip(text: str) -> None:
     assert tokenizer.decode(np.append(ids, tokenizer.end_of_text)) == text
 
 
-def test_bytes_need_nothing_and_end_texts_with_256() -> None:
+def test_bytes_need_nothing_and_end_texts_with_256():
     tokenizer = get_tokenizer("bytes")
     assert (tokenizer.vocab_size, tokenizer.end_of_text, tokenizer.fingerprint) == (257, 256, None)
     assert tokenizer.encode("half a pair \ud800").tolist()[-1] == ord("?")
@@ -37,7 +35,7 @@ def test_bytes_need_nothing_and_end_texts_with_256() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=text_or_code)
-def test_byte_pairs_round_trip_and_no_text_makes_the_end_of_text(bpe_folder: str, text: str) -> None:
+def test_byte_pairs_round_trip_and_no_text_makes_the_end_of_text(bpe_folder, text):
     tokenizer = get_tokenizer(bpe_folder)
     ids = tokenizer.encode(text)
     assert ids.dtype == np.uint16
@@ -46,7 +44,7 @@ def test_byte_pairs_round_trip_and_no_text_makes_the_end_of_text(bpe_folder: str
     assert tokenizer.decode(np.append(ids, tokenizer.end_of_text).astype(np.uint16)) == text
 
 
-def test_byte_pairs_are_shorter_than_bytes_and_their_vocabulary_has_a_name(bpe_folder: str) -> None:
+def test_byte_pairs_are_shorter_than_bytes_and_their_vocabulary_has_a_name(bpe_folder):
     tokenizer = get_tokenizer(bpe_folder)
     assert len(tokenizer.encode("import os\nimport os\n")) < 20
     assert tokenizer.decode(tokenizer.encode("half a pair \ud800")) == "half a pair ?"
@@ -54,14 +52,14 @@ def test_byte_pairs_are_shorter_than_bytes_and_their_vocabulary_has_a_name(bpe_f
     assert len(str(tokenizer.fingerprint)) == 64
 
 
-def test_a_folder_that_lacks_a_file_names_it(tmp_path: Path) -> None:
+def test_a_folder_that_lacks_a_file_names_it(tmp_path):
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(DataError, match=r"lacks merges\.txt, in --tokenizer, give a folder"):
         get_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize("vocabulary", ["[1, 2", "{}", '{"a": "x"}'])
-def test_a_folder_with_damaged_files_is_one_line(tmp_path: Path, vocabulary: str) -> None:
+def test_a_folder_with_damaged_files_is_one_line(tmp_path, vocabulary):
     (tmp_path / "vocab.json").write_text(vocabulary)
     (tmp_path / "merges.txt").write_text("#version: 0.2\nx y\n")
     with pytest.raises(DataError, match="holds no byte-pair encoding") as caught:
@@ -69,7 +67,7 @@ def test_a_folder_with_damaged_files_is_one_line(tmp_path: Path, vocabulary: str
     assert "\n" not in str(caught.value)
 
 
-def test_a_vocabulary_beyond_16_bits_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_beyond_16_bits_is_refused(tmp_path):
     words = {"<|endoftext|>": 0} | {f"w{i}": i for i in range(1, 65537)}
     (tmp_path / "vocab.json").write_text(json.dumps(words))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
@@ -77,14 +75,12 @@ def test_a_vocabulary_beyond_16_bits_is_refused(tmp_path: Path) -> None:
         get_tokenizer(str(tmp_path))
 
 
-def test_an_unknown_name_says_what_there_is() -> None:
+def test_an_unknown_name_says_what_there_is():
     with pytest.raises(ConfigError, match="unknown tokenizer 'gpt3', in --tokenizer, use bytes, gpt2, or a folder"):
         get_tokenizer("gpt3")
 
 
-def test_gpt2_comes_from_the_hubs_cache_without_a_network(
-    bpe_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreachable_hub: None
-) -> None:
+def test_gpt2_comes_from_the_hubs_cache_without_a_network(bpe_folder, tmp_path, monkeypatch, unreachable_hub):
     snapshot = tmp_path / "hub" / "models--gpt2" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     for name in tokenizers.BPE_FILES:
@@ -94,16 +90,14 @@ def test_gpt2_comes_from_the_hubs_cache_without_a_network(
     assert get_tokenizer("gpt2").fingerprint == get_tokenizer(bpe_folder).fingerprint
 
 
-def test_gpt2_without_network_or_cache_is_an_error_at_once(unreachable_hub: None) -> None:
+def test_gpt2_without_network_or_cache_is_an_error_at_once(unreachable_hub):
     begin = time.perf_counter()
     with pytest.raises(DataError, match=r"tokenizer 'gpt2' is not on this machine.*give a folder with vocab.json"):
         get_tokenizer("gpt2")
     assert time.perf_counter() - begin < 20
 
 
-def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(
-    monkeypatch: pytest.MonkeyPatch, unreachable_hub: None
-) -> None:
+def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(monkeypatch, unreachable_hub):
     monkeypatch.setattr(hub, "WAIT_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -115,7 +109,7 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(
     assert time.perf_counter() - begin < 20
 
 
-def test_without_transformers_the_error_says_how_to_get_it(bpe_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_the_error_says_how_to_get_it(bpe_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     for name in ("gpt2", bpe_folder):
         with pytest.raises(ConfigError, match=r"needs transformers .*, in --tokenizer, pip install 'gptscale\[hf\]'"):

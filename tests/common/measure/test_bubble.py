@@ -52,7 +52,7 @@ def test_an_order_that_waits_for_itself_is_told():
         simulate({0: [("B", 0, 0), ("F", 0, 0)]}, 1)
 
 
-def test_gaps_are_bubble_until_the_input_is_there_and_communication_from_then_on():
+def test_gaps_are_bubble_until_the_input_came_and_then_communication():
     spans = {0: [StageSpan("F", 0, 0, 0.0, 1.0)], 1: [StageSpan("F", 1, 0, 1.25, 2.0)]}
     assert gaps(spans, 2) == {0: [("bubble", 1.0, 2.0)], 1: [("bubble", 0.0, 1.0), ("communication", 1.0, 1.25)]}
 

@@ -1,12 +1,9 @@
 """What others take of a machine is told from counters, and cores that a run does not use cost it nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -42,11 +39,11 @@ QUIET = MachineTime("a", 10.0, {0: 9.0, 1: 9.0}, {0: 0.0, 1: 0.0}, own_s=9.0, th
         ([replace(QUIET, busy_s={}, stolen_s={})], None),
     ],
 )
-def test_taken_fraction(ranks: list[MachineTime], taken: float | None) -> None:
+def test_taken_fraction(ranks, taken):
     assert taken_fraction(ranks) == (None if taken is None else pytest.approx(taken))
 
 
-def test_counters_are_read_as_linux_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_are_read_as_linux_writes_them(tmp_path, monkeypatch):
     monkeypatch.setattr(contention.os, "sched_getaffinity", lambda pid: {1})
     (tmp_path / "stat").write_text("cpu  9 9 9\ncpu0 1 1 1 1 1 1 1 1 0 0\ncpu1 100 20 3 999 999 4 5 700 0 0\nintr 1\n")
     assert processor_times(tmp_path) == {1: (1.32, 7.0)}
@@ -54,7 +51,7 @@ def test_counters_are_read_as_linux_writes_them(tmp_path: Path, monkeypatch: pyt
     assert throttled_s(tmp_path) == 0.0
 
 
-def test_a_program_beside_is_seen_and_a_child_of_our_own_is_not() -> None:
+def test_a_program_beside_is_seen_and_a_child_of_our_own_is_not():
     spin = "import time\nwhile time.process_time() < 0.6: pass"
     clock = MachineClock(threads=1)
     ended = subprocess.run([sys.executable, "-c", spin], check=True)
@@ -65,7 +62,7 @@ def test_a_program_beside_is_seen_and_a_child_of_our_own_is_not() -> None:
     assert sum(lap.busy_s.values()) >= lap.own_s - 0.1
 
 
-def test_a_bench_refuses_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bench_refuses_a_busy_machine(monkeypatch):
     """Before it begins, and when it has measured. The neighbour is one in figures."""
     monkeypatch.setattr(quiet, "WATCH_S", 1e-3)
     taken = iter([0.3, 0.01, 0.2, 0.0, 0.0])

@@ -1,7 +1,5 @@
 """Exchanges are noted as they begin, on two real ranks, and cost an untraced step nothing."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 import worlds
@@ -9,11 +7,11 @@ import worlds
 from gptscale.common.measure.exchanges import ExchangeLog, _nbytes
 
 
-def test_two_ranks_note_the_same_exchanges_and_what_each_wait_is_for() -> None:
+def test_two_ranks_note_the_same_exchanges_and_what_each_wait_is_for():
     worlds.ranks("world_exchanges.py", 2)
 
 
-def test_functions_are_torchs_own_when_nobody_watches_even_after_an_error() -> None:
+def test_functions_are_torchs_own_when_nobody_watches_even_after_an_error():
     own = dist.all_reduce
     try:
         with ExchangeLog().watching():
@@ -24,7 +22,7 @@ def test_functions_are_torchs_own_when_nobody_watches_even_after_an_error() -> N
     assert dist.all_reduce is own
 
 
-def test_bytes_are_those_of_the_larger_side() -> None:
+def test_bytes_are_those_of_the_larger_side():
     one, two = torch.zeros(2), torch.zeros(4)
     assert _nbytes((one, two)) == 16
     assert _nbytes(([one, one, one], two)) == 24

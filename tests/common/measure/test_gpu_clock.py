@@ -1,7 +1,5 @@
 """The clock, power and throttling of a GPU, by a driver that answers, refuses, or does not know the device."""
 
-from __future__ import annotations
-
 import sys
 import types
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ CUDA = torch.device("cuda")
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def driver(monkeypatch):
     """A driver whose GPU was held down by power for 3 of 10 seconds, in which it used 4,000 J."""
     nvml = types.ModuleType("pynvml")
     times, asked = iter([100.0, 110.0]), {"energy": iter([5_000_000, 9_000_000]), 0: iter([int(1e9), int(4e9)])}
@@ -28,7 +26,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     nvml.nvmlClocksThrottleReasonSwPowerCap, nvml.nvmlClocksThrottleReasonSwThermalSlowdown = 4, 32
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: next(asked["energy"])
 
-    def violation(handle: str, policy: int) -> SimpleNamespace:
+    def violation(handle, policy):
         if policy not in asked:
             raise OSError("Not Supported")
         return SimpleNamespace(violationTime=next(asked[policy]))
@@ -43,7 +41,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return nvml
 
 
-def test_a_gpu_that_is_held_down_by_power(driver: types.ModuleType) -> None:
+def test_a_gpu_that_is_held_down_by_power(driver):
     lap = GpuClock(CUDA).lap()
     assert (lap.clock_mhz, lap.clock_max_mhz, lap.power_w) == (1410, 1980, 400.0)
     assert lap.throttled == {"power": pytest.approx(0.3)}
@@ -53,8 +51,8 @@ def test_a_gpu_that_is_held_down_by_power(driver: types.ModuleType) -> None:
     )
 
 
-def test_what_a_driver_refuses_is_none(driver: types.ModuleType) -> None:
-    def refuse(*arguments: object) -> None:
+def test_what_a_driver_refuses_is_none(driver):
+    def refuse(*arguments):
         raise OSError("Not Supported")
 
     for name in [name for name in vars(driver) if name.startswith("nvmlDeviceGet") and "Handle" not in name]:
@@ -63,10 +61,10 @@ def test_what_a_driver_refuses_is_none(driver: types.ModuleType) -> None:
     assert str(GpuTime()) == ""
 
 
-def test_a_device_that_the_driver_does_not_know(driver: types.ModuleType) -> None:
+def test_a_device_that_the_driver_does_not_know(driver):
     driver.nvmlDeviceGetHandleByUUID = lambda uuid: (_ for _ in ()).throw(OSError("Not Found"))
     assert GpuClock(CUDA).lap() == GpuTime()
 
 
-def test_a_machine_without_a_gpu_asks_no_driver() -> None:
+def test_a_machine_without_a_gpu_asks_no_driver():
     assert MachineClock(torch.device("cpu")).lap().gpu_time is None

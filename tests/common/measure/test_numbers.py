@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptscale.common.measure.devices import PEAK_TFLOPS, device_name, peak_tflops, supports_bf16
+from gptscale.common.measure.devices import device_name, peak_tflops, supports_bf16
 from gptscale.common.measure.flops import (
     handout_flops_per_token,
     handout_n_params,
@@ -15,6 +15,7 @@ from gptscale.common.measure.flops import (
     model_flops_per_token,
     palm_flops_per_token,
 )
+from gptscale.common.measure.gpus import GPUS
 from gptscale.common.measure.speed import Speed, peak_memory, speed
 from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.learning_rate import learning_rate
@@ -82,7 +83,7 @@ def test_peaks(name, precision, peak):
 
 def test_peaks_are_dense():
     """A sparse headline figure in the table would halve every MFU."""
-    assert max(rates.get("bf16", 0.0) for _, rates in PEAK_TFLOPS) <= 2500.0
+    assert max(gpu.tflops.get("bf16", 0.0) for gpu in GPUS) <= 2500.0
 
 
 def test_cpu_has_a_name_and_no_peak():

@@ -1,9 +1,7 @@
 """Own work of ranks: counted on a made-up clock, compared between ranks, and found in real worlds with a slow rank."""
 
-import csv
-
 import pytest
-from worlds import ranks
+from worlds import ranks, rows
 
 from gptscale.common.measure import slow_ranks
 from gptscale.common.measure.slow_ranks import SlowRanks, slowest
@@ -80,7 +78,6 @@ def test_a_rank_that_sleeps_is_named(recipe, tmp_path, capfd):
     err = capfd.readouterr().err
     assert "gptscale: warning: rank 1 is slow: " in err
     assert "above all in forward, in steps 4 to 12" in err
-    with (tmp_path / "summary.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows(tmp_path / "summary.csv")
     assert row["slowest_rank"] == "1"
     assert float(row["slowest_rank_ratio"]) > 1.5

@@ -1,7 +1,5 @@
 """A trace tells waits from work, and what the work is made of, on the host and on a device."""
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 
@@ -23,7 +21,7 @@ from gptscale.common.measure.step_trace import (
 from gptscale.common.process.progress import Progress, StepMark, progress
 
 
-def test_marks_are_kept_only_while_a_step_is_traced() -> None:
+def test_marks_are_kept_only_while_a_step_is_traced():
     with progress.marking() as marks:
         progress.at("forward")
         with progress.waiting():
@@ -40,7 +38,7 @@ def test_marks_are_kept_only_while_a_step_is_traced() -> None:
     assert all(before.end == after.begin for before, after in pairwise(marks))
 
 
-def test_a_mark_costs_a_timed_step_nothing_to_speak_of() -> None:
+def test_a_mark_costs_a_timed_step_nothing_to_speak_of():
     own = Progress()
     began = time.thread_time()
     for _ in range(1000):
@@ -48,12 +46,12 @@ def test_a_mark_costs_a_timed_step_nothing_to_speak_of() -> None:
     assert (time.thread_time() - began) / 1000 < 100e-6
 
 
-def test_a_traced_step_of_this_process() -> None:
+def test_a_traced_step_of_this_process():
     a = torch.ones(256, 256)
     # The wait for data of each step, measured from inside and from outside: the trace's lies between, on a busy machine too.
     least_s, most_s = [], []
 
-    def step(i: int) -> None:
+    def step(i):
         before = time.perf_counter()
         progress.at("data")
         began = time.perf_counter()
@@ -80,7 +78,7 @@ def test_a_traced_step_of_this_process() -> None:
     assert trace_steps(0, step, torch.device("cpu")).operations == []
 
 
-def test_work_is_that_of_each_operation_without_those_it_calls() -> None:
+def test_work_is_that_of_each_operation_without_those_it_calls():
     segments = [StepMark("forward", False, 0.0, 10.0), StepMark("optimizer", False, 10.0, 20.0)]
     operations = [
         TracedOperation("DistributedDataParallel.forward", False, 0.0, 10.0),
@@ -97,7 +95,7 @@ def test_work_is_that_of_each_operation_without_those_it_calls() -> None:
     assert n == 5
 
 
-def test_a_device_computes_waits_copies_or_idles_for_a_reason() -> None:
+def test_a_device_computes_waits_copies_or_idles_for_a_reason():
     host = [StepMark("data", False, 0.0, 2.0), StepMark("forward", False, 2.0, 10.0)]
     operations = [
         TracedOperation("sm90_xmma_gemm_f32f32", True, 3.0, 5.0),
@@ -132,5 +130,5 @@ def test_a_device_computes_waits_copies_or_idles_for_a_reason() -> None:
         ("fsdp::split_with_sizes_copy", ELEMENTWISE),
     ],
 )
-def test_kinds_of_kernels(name: str, kind: str | None) -> None:
+def test_kinds_of_kernels(name, kind):
     assert kind_of(name, "forward") == kind

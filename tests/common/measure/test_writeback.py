@@ -1,9 +1,6 @@
 """What the kernel works to write this process's bytes to disk is not taken by others."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,11 +12,11 @@ from gptscale.common.measure.writeback import Writeback, writeback
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def stat(name: str, parent: int, user: int, system: int) -> str:
+def stat(name, parent, user, system):
     return f"7 ({name}) S {parent} 0 0 0 -1 0 0 0 0 0 {user} {system} 0 0 20 0 1\n"
 
 
-def test_counters_are_read_as_linux_writes_them(tmp_path: Path) -> None:
+def test_counters_are_read_as_linux_writes_them(tmp_path):
     for number, line in enumerate(
         (
             stat("kworker/u8:0-writeback", 2, 3 * TICKS, 4 * TICKS),
@@ -42,11 +39,11 @@ def test_counters_are_read_as_linux_writes_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "everything", "seconds"), [(50, 100, 2.0), (100, 100, 4.0), (200, 100, 4.0), (0, 100, 0.0), (9, 0, 0.0)]
 )
-def test_the_kernels_time_is_shared_by_what_was_written(own: int, everything: int, seconds: float) -> None:
+def test_the_kernels_time_is_shared_by_what_was_written(own, everything, seconds):
     assert Writeback(14.0, 5 + own, 7 + everything).since(Writeback(10.0, 5, 7)) == seconds
 
 
-def test_a_run_that_saves_is_not_disturbed_by_its_own_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_saves_is_not_disturbed_by_its_own_writing(monkeypatch):
     """`bench saves` refused its own figures: for a GiB the kernel works for seconds, which counted as other programs'."""
     moments = iter(
         [

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,16 +12,16 @@ SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
 
 
 @pytest.fixture
-def ids() -> torch.Tensor:
+def ids():
     """Two sequences of 33 token ids."""
     return torch.randint(0, 301, (2, 33), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="session")
-def random_model() -> Callable[..., GPT]:
+def random_model():
     """Return a function that makes the same GPT with random weights at every call."""
 
-    def make(gpt: GPTConfig = SMALL, std: float = 0.2) -> GPT:
+    def make(gpt=SMALL, std=0.2):
         torch.manual_seed(0)
         model = GPT(gpt)
         for p in model.parameters():
@@ -37,11 +32,11 @@ def random_model() -> Callable[..., GPT]:
 
 
 @pytest.fixture(scope="session")
-def run_on() -> Callable[..., Run]:
+def run_on():
     """Return a function that makes a run of one process on `device` with some options."""
 
-    def make(device: torch.device, **options: Any) -> Run:
+    def make(device, batch=None, **options):
         config = RunConfig(**options)
-        return Run("single", config, config.gpt(), plan_batch(1), World(0, 0, 1, device, 120.0))
+        return Run("single", config, config.gpt(), batch or plan_batch(1), World(0, 0, 1, device, 120.0))
 
     return make

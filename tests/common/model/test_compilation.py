@@ -19,13 +19,12 @@ from gptscale.common.model.compilation import (
     check_compile,
     try_instruction_sets_without_torch,
 )
-from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
-from gptscale.common.settings.run import Run
-from gptscale.common.settings.run_config import RunConfig
 from gptscale.recipes.single import SingleConfig, build
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# A step of two micro-batches.
+TWICE = plan_batch(1, global_batch_size=4, grad_accum_steps=2)
 
 
 @pytest.mark.slow
@@ -87,7 +86,7 @@ def test_modes_of_compilation_that_mean_nothing_are_refused(run_on):
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkeypatch):
+def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkeypatch, run_on):
     """Once before an optimizer step, whatever it accumulates, and once before each micro-batch of an evaluation."""
     modes, begun = [], []
 
@@ -97,9 +96,7 @@ def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkey
 
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(len(begun)))
-    config = RunConfig(model="tiny", n_layer=2, seq_len=16, compile=True, compile_mode=mode, device="cpu")
-    batch = plan_batch(1, global_batch_size=4, grad_accum_steps=2)
-    run = Run("single", config, config.gpt(), batch, World.from_environment(config.device, config.dist_timeout_s))
+    run = run_on(CPU, TWICE, model="tiny", n_layer=2, seq_len=16, compile=True, compile_mode=mode)
     engine = build(run, SingleConfig())
     ids = torch.randint(0, 257, (4, 17))
     assert engine.train_step(Batch(0, ids[:, :-1], ids[:, 1:]), 1e-3).loss.isfinite()
@@ -112,22 +109,14 @@ def test_the_mode_reaches_the_compiler_and_graphs_are_told_of_steps(mode, monkey
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
-def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing):
+def test_cuda_graphs_train_as_the_same_kernels_do_without(checkpointing, run_on):
     """Accumulating over two micro-batches, with an evaluation between steps."""
     ids = torch.randint(0, 257, (6, 4, 129), generator=torch.Generator().manual_seed(0)).cuda()
     found = []
     for mode in ("default", "reduce-overhead"):
         torch._dynamo.reset()
-        config = RunConfig(
-            model="tiny", compile=True, compile_mode=mode, activation_checkpointing=checkpointing, device="cuda"
-        )
-        run = Run(
-            "single",
-            config,
-            config.gpt(),
-            plan_batch(1, global_batch_size=4, grad_accum_steps=2),
-            World.from_environment(config.device, config.dist_timeout_s),
-        )
+        options = {"model": "tiny", "compile": True, "compile_mode": mode, "activation_checkpointing": checkpointing}
+        run = run_on(CUDA, TWICE, **options)
         engine, losses = build(run, SingleConfig()), []
         for step, some in enumerate(ids):
             batch = Batch(step, some[:, :-1], some[:, 1:])

@@ -1,7 +1,6 @@
 """The moments in bf16 and 8 bits: against AdamW in fp64, through checkpoints, on shards, compiled."""
 
 import dataclasses
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,10 +15,10 @@ from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import ConfigError
 from gptscale.common.optim import compact_adamw
-from gptscale.common.optim.fused import ADAMW_STATE, FusedOptimizer
+from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.process.world import World
-from gptscale.common.settings.run_config import MOMENT_BYTES, RunConfig
-from gptscale.common.train import train
+from gptscale.common.settings.optimizers import ADAMW_STATE, OPTIMIZERS
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes.single import SingleConfig, build
 
@@ -178,11 +177,11 @@ def test_bytes_are_those_of_the_formula(form):
     params = parameters({"a": (64, 128), "b": (512, 64)})
     optimizer = FusedOptimizer(params, config_of(form))
     numel = sum(p.numel() for p in params.values())
-    assert optimizer.nbytes() == (4 + MOMENT_BYTES[form]) * numel
+    assert optimizer.nbytes() == (4 + OPTIMIZERS["adamw"].state_bytes[form]) * numel
     for step in range(2):
         give_gradients(params, seed=step)
         optimizer.step(LR, torch.tensor(1.0))
-    assert optimizer.nbytes() == (4 + MOMENT_BYTES[form]) * numel
+    assert optimizer.nbytes() == (4 + OPTIMIZERS["adamw"].state_bytes[form]) * numel
 
 
 def test_slices_do_not_change_the_result(monkeypatch):
@@ -209,26 +208,10 @@ def engine_and_plan(tmp_path, form, **changes):
     return build(plan.run, SingleConfig()), plan
 
 
-class Data:
-    def __init__(self, plan):
-        self.batches = plan.batches(plan.train, 0, 1)
-
-    def get(self, step):
-        return self.batches.batch(step)
-
-
-class Silent:
-    def waiting(self):
-        return nullcontext()
-
-    paused = waiting
-
-    def step(self, step, lr, result):
-        return False
-
-
 def run_steps(engine, plan, start, steps):
-    train(engine, Data(plan), Silent(), lr_at=plan.run.lr_at, start=start, steps=steps)
+    batches = plan.batches(plan.train, 0, 1)
+    for step in range(start, steps):
+        engine.train_step(batches.batch(step), plan.run.lr_at(step))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -319,9 +302,7 @@ def test_compiled_it_is_one_graph_for_all_sizes_and_equal(monkeypatch):
     """The first slice has as many blocks as the code has values: a length that must not be tied to it."""
     counter = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(
-        compact_adamw,
-        "_compiled",
-        lambda: torch.compile(compact_adamw.update_slice, backend=counter, fullgraph=True),
+        compact_adamw, "_compiled", lambda: torch.compile(compact_adamw.update_slice, backend=counter, fullgraph=True)
     )
     shapes = {"first": (256, 256), **SHAPES, "last": (512, 300)}
     eager, fused = parameters(shapes), parameters(shapes)

@@ -30,7 +30,7 @@ def outcome(folder, code, *words, timeout=400, **variables):
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def test_a_program_is_forked_with_torch_imported_and_its_own_words_folder_and_environment(tmp_path, monkeypatch):
+def test_a_program_is_forked_with_torch_its_own_words_and_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = (
         "import os, sys\n"

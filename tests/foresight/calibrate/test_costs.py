@@ -52,7 +52,7 @@ def test_what_was_written_is_read(file):
     assert sum('"kind"' in line for line in file.read_text().splitlines()) == 2
 
 
-def test_measurements_are_added_beside_older_ones_and_disagreement_is_spread(file):
+def test_measurements_are_added_to_older_ones_and_disagreement_is_spread(file):
     add(file, measured(timed(PRODUCT, 1.0e-3)))
     add(file, measured(timed(PRODUCT, 1.2e-3)))
     (machine,) = read(file)

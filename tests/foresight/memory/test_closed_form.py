@@ -16,7 +16,7 @@ from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.optim import blockwise, compact_adamw
 from gptscale.common.process.world import World
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
-from gptscale.common.settings.run_config import MOMENT_BYTES
+from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.foresight.memory import activations, state
 from gptscale.foresight.memory.activations import kept_per_token
 from gptscale.foresight.memory.closed_form import Need, WayToFit, need
@@ -104,7 +104,7 @@ def test_what_a_block_keeps_is_what_autograd_saves():
 def test_constants_are_those_of_the_modules_that_import_torch():
     assert activations.LOGITS_BYTES == loss.LOGITS_BYTES
     assert (state.SMALL, state.BLOCK) == (compact_adamw.SMALL, blockwise.BLOCK)
-    assert MOMENT_BYTES["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
+    assert OPTIMIZERS["adamw"].state_bytes["8bit"] == 2 + 2 * 4 / blockwise.BLOCK
 
 
 def test_planning_needs_no_torch():
@@ -112,7 +112,7 @@ def test_planning_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_sixteen_bits_throughout_is_korthikantis_count_without_masks_and_the_attention_square():
+def test_in_16_bits_it_is_korthikantis_count_without_masks_and_square():
     # The heads of this model are 128 wide, so that nothing is padded.
     step = Step(PRESETS["gpt3-6.7b"], 1, "bf16", "cuda")
     kept = kept_per_token(step, RECIPES["zero_offload"](step, 8.0), "none")
@@ -122,7 +122,7 @@ def test_sixteen_bits_throughout_is_korthikantis_count_without_masks_and_the_att
     assert kept_per_token(step, RECIPES["zero_offload"](step, 8.0), "full") == 2 * 4096
 
 
-def test_state_is_sixteen_bytes_per_parameter_and_smaller_moments_take_less():
+def test_state_is_16_bytes_a_parameter_and_smaller_moments_take_less():
     n = GPT.n_params_in_memory
     state = {
         m: need(Step(GPT, 0, "fp32", "cuda"), WayToFit("single", "full", m)).device / n

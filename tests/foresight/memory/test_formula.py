@@ -7,7 +7,7 @@ import re
 import pytest
 from planned_runs import planned_words
 
-from gptscale.foresight.memory.formula import state_formula
+from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.launchers.run.options import parse_run
 from gptscale.recipes import RECIPES, get
 

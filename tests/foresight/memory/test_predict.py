@@ -4,11 +4,11 @@ import pytest
 from planned_runs import planned_words
 
 from gptscale.common.engines.colossal.weights import CUT_DIMS
+from gptscale.common.engines.rank_shapes import CUT_BY_TENSOR_RANKS
 from gptscale.foresight.memory.closed_form import predict
-from gptscale.foresight.memory.state import CUT_BY_TENSOR_RANKS
 from gptscale.foresight.memory.world_bytes import LAYOUTS
+from gptscale.foresight.simulate.simulation import simulate
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.simulation import simulate
 from gptscale.recipes import RECIPES
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,7 @@ def decided(plan, wanted, answer):
     return simulated
 
 
-def test_the_recommended_row_is_simulated_first_and_others_until_enough_fit(plan):
+def test_the_recommended_row_is_simulated_first_until_enough_rows_fit(plan):
     recommended = plan.recommended.candidate.run.recipe
     simulated = decided(plan, 2, lambda row: memory_of(GIB))
     assert simulated[0] == recommended

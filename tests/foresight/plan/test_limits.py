@@ -29,7 +29,7 @@ def test_an_operation_uses_one_resource(operation, cause):
     assert cause_of(operation, MACHINES) == cause
 
 
-def test_a_step_without_one_of_its_resources_and_without_waits_between_stages():
+def test_a_step_without_each_resource_and_without_waits_between_stages():
     """Rank 0 computes 3 s and sends for 1 s, and then rank 1 computes 2 s: 6 s in all."""
     step = StepWork()
     first = step.add("forward", 0, COMPUTING, {PRODUCT: 3.0})

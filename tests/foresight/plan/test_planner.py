@@ -21,7 +21,7 @@ OURS = "single,ddp,fsdp,fsdp_offload,zero1,zero2,zero3,zero_offload,zero_infinit
 
 
 @pytest.mark.slow
-def test_every_listed_run_is_one_that_its_own_command_line_makes_and_preflight_accepts(resolver):
+def test_every_listed_run_is_what_its_command_makes_and_preflight_accepts(resolver):
     cluster = gpu_cluster("h100-80", 2, 4, None)
     config = RunConfig(model="gpt2", global_batch_size=32, precision="bf16", device="cuda")
     listed = enumerate_runs(config, cluster, OURS.split(","), resolver(8))
@@ -99,7 +99,7 @@ def test_offloaded_state_is_on_the_host_and_its_bus_is_in_the_step(planned):
     assert rows["zero_offload"].tokens_per_s > rows["zero_infinity"].tokens_per_s
 
 
-def test_a_recipe_through_another_library_shares_the_row_of_the_same_strategy(planned):
+def test_a_recipe_of_another_library_shares_its_strategys_row(planned):
     rows, also = merged(planned("1.6b", "fsdp,accelerate_fsdp,lightning_fabric").best)
     assert also[[row.candidate.run.recipe for row in rows].index("fsdp")] == ["accelerate_fsdp", "lightning_fabric"]
 
@@ -156,7 +156,7 @@ def test_what_was_calibrated_has_a_time_and_what_is_far_from_it_has_none(tmp_pat
     assert all("not calibrated" in row.timing.refused for row in unknown.rows)
 
 
-def test_one_device_holds_what_single_holds_and_under_ddp_the_buckets_beside_it(planned):
+def test_one_device_holds_what_single_holds_and_under_ddp_buckets_too(planned):
     """DDP has buckets with one rank too, as torch's allocator showed under the mock."""
     rows = [row.candidate for row in planned("gpt2", "single,ddp,lightning_fabric", per_node=1, batch=8).rows]
     bytes_of = {

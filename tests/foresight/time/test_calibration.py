@@ -47,7 +47,7 @@ def costs(rows, others=()):
     return calibrate([measured(step) for step in rows], asked, RATES, PRIORS)
 
 
-def test_steps_of_known_operations_are_predicted_without_having_been_measured():
+def test_unmeasured_steps_of_known_operations_are_predicted():
     rows = [
         world(layers=layers, pp=pp, dp=dp, micro_batches=m)
         for layers in (8, 16, 24)
@@ -136,7 +136,7 @@ def test_waiting_sends_cost_both_stages_and_others_only_the_way():
     assert math.isclose(sum(item.name.startswith("send") for item in waits.items), 2 * 4)
 
 
-def test_gradients_that_are_reduced_beside_backward_are_as_many_and_cost_less():
+def test_gradients_reduced_beside_backward_are_as_many_and_cost_less():
     def sent(step):
         works = [step.works[item.work] for item in step.items]
         return sum(op.shape[0] * n for work in works for op, n in work.items() if op.kind == "gradient all-reduce")

@@ -56,18 +56,6 @@ def test_the_longest_stage_sets_the_pace():
     assert length == pytest.approx((m - 1) * longest + 3 * (p - 1) + longest)
 
 
-def test_orders_are_those_of_the_measured_pipeline():
-    """The same computations as common/measure/bubble.py plays, in the same time."""
-    from gptscale.common.measure.bubble import bubble_fraction, simulate
-
-    for order, n_stages in ((one_forward_one_backward(4, 8), 4), (gpipe(3, 5), 3), (interleaved(4, 2, 8), 8)):
-        timeline = play(pipeline(order, n_stages), seconds)
-        spans = simulate(order, n_stages)
-        assert timeline.seconds == max(span.end for of_rank in spans.values() for span in of_rank)
-        busy = sum(timeline.busy_s(rank, COMPUTE) for rank in order)
-        assert 1 - busy / timeline.seconds / len(order) == pytest.approx(bubble_fraction(spans))
-
-
 def gathered(n_blocks, compute, gather):
     """Return blocks that each wait for their own gather, which runs ahead on its stream."""
     step = StepWork()
@@ -130,7 +118,7 @@ def test_items_that_wait_for_each_other_are_refused():
         play(step, seconds)
 
 
-def test_the_host_launches_while_the_device_works_and_the_slower_one_counts():
+def test_the_host_launches_while_the_device_works_and_the_slower_counts():
     """So does what is sent beside products. What is sent in between holds up all of them."""
     beside = Operation(f"{BESIDE}host", (), "a link")
     assert seconds_of({UNIT: 9.0, LAUNCH: 1.0}, seconds) == pytest.approx(9, rel=1e-3)

@@ -24,6 +24,7 @@ from gptscale.launchers.run.preflight import resolve
 
 BOTH = (0, 1)
 SMALL, LARGE = 4096, 2**20
+MACHINE = this_machine(torch.device("cpu"), 2)
 
 
 def run_of(*words: str) -> Run:
@@ -40,7 +41,7 @@ def calibrate(file: Path, run: Run, product_s: float, spread: float = 0.02, redu
     reduced = Operation("all-reduce", MessageShape(LARGE, 2, 2, 1), GLOO)
     seconds = {**dict.fromkeys(products_of(run), product_s), reduced: reduce_s}
     timed = [TimedOperation(operation, "fp32", s, spread, 7) for operation, s in seconds.items()]
-    add(file, MeasuredMachine(this_machine(torch.device("cpu"), 2), timed))
+    add(file, MeasuredMachine(MACHINE, timed))
 
 
 def processors(share: float) -> Sequence[float]:
@@ -57,13 +58,13 @@ def test_products_of_a_step_are_those_of_all_layers_and_passes() -> None:
 
 
 def test_an_unmeasured_machine_expects_nothing(tmp_path: Path) -> None:
-    assert calibrated_run(run_of(), traced(LARGE, 0.01), tmp_path / "none.json") is None
+    assert calibrated_run(run_of(), traced(LARGE, 0.01), MACHINE, tmp_path / "none.json") is None
 
 
 def test_products_that_take_longer_than_calibrated(tmp_path: Path) -> None:
     run, traces = run_of(), traced(LARGE, 0.01)
     calibrate(tmp_path / "c.json", run, product_s=1e-4)
-    expected = calibrated_run(run, traces, tmp_path / "c.json")
+    expected = calibrated_run(run, traces, MACHINE, tmp_path / "c.json")
     assert expected is not None
     assert expected.products_s == pytest.approx(1e-4 * sum(products_of(run).values()) / 2)
     # Of a backward of 0.1 s, the made-up traces count 0.7 as products.
@@ -75,7 +76,7 @@ def test_products_that_take_longer_than_calibrated(tmp_path: Path) -> None:
 def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path: Path) -> None:
     run = run_of()
     calibrate(tmp_path / "c.json", run, product_s=1e-4, spread=0.5)
-    expected = calibrated_run(run, traced(LARGE, 0.01), tmp_path / "c.json")
+    expected = calibrated_run(run, traced(LARGE, 0.01), MACHINE, tmp_path / "c.json")
     assert expected is not None
     assert expected.products_s is None
 
@@ -88,7 +89,7 @@ def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path: 
 def test_an_exchange_that_is_slower_than_calibrated(tmp_path: Path, wait_s: float, words: str) -> None:
     run, traces = run_of(), traced(LARGE, wait_s)
     calibrate(tmp_path / "c.json", run, product_s=1e-4)
-    expected = calibrated_run(run, traces, tmp_path / "c.json")
+    expected = calibrated_run(run, traces, MACHINE, tmp_path / "c.json")
     assert expected is not None
     assert expected.slow_exchange(Replay(traces), traces) == words
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from made_traces import HEALTHY, Part, trace
 
+from gptscale.common.measure.step_trace import TRANSFER, host_share
 from gptscale.foresight.verdict.removals import (
     with_less_host,
     with_one_micro_batch,
@@ -12,8 +13,8 @@ from gptscale.foresight.verdict.removals import (
     with_rank_as_others,
     without,
 )
-from gptscale.foresight.verdict.replay import TRANSFER, Replay
-from gptscale.foresight.verdict.shares import host_share, host_shares, shares_of, slowed, waiting_for
+from gptscale.foresight.verdict.replay import Replay
+from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed, waiting_for
 from gptscale.foresight.verdict.waits import find_waits
 
 BOTH = (0, 1)
@@ -56,7 +57,7 @@ def test_others_wait_for_a_late_rank_and_then_for_the_transfer() -> None:
     ]
 
 
-def test_a_transfer_that_hides_behind_computation_costs_what_is_seen_of_it_until_that_is_gone() -> None:
+def test_a_transfer_behind_computation_costs_its_visible_part_alone() -> None:
     # The same exchange twice: seen from its begin on, where it takes 0.05 s, and begun 0.03 s before the wait for it.
     hidden = [
         *reduced(0.02, 0.05),
@@ -156,7 +157,7 @@ def test_slower_than_calibrated_is_a_share_of_its_own_from_a_tenth_on() -> None:
     assert sum(slow.values()) == pytest.approx(1.0)
 
 
-def test_a_disturbed_profiled_step_tells_only_how_many_operations_there_were() -> None:
+def test_a_disturbed_profiled_step_tells_only_its_count_of_operations() -> None:
     disturbed = trace(0, HEALTHY)
     disturbed.profiled = [mark._replace(processor_s=0.5 * mark.processor_s) for mark in disturbed.segments]
     disturbed.n_operations, disturbed.operation_s = 950, 1e-5

@@ -10,8 +10,11 @@ import pytest
 from made_traces import HEALTHY, Part, trace
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.evidence import EVIDENCE, RANKS_MAX, RankEvidence, RunEvidence, RunFacts, judged_ranks
 from gptscale.common.measure.limits import TAKEN_MAX
-from gptscale.foresight.verdict.evidence import RANKS_MAX, RankEvidence, verdict_of
+from gptscale.foresight.commands import why
+from gptscale.foresight.verdict import of_run
+from gptscale.foresight.verdict.evidence_file import read_evidence
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge, named
 from gptscale.foresight.verdict.picture import draw
@@ -29,12 +32,11 @@ from gptscale.foresight.verdict.remedies import (
     MEMORY,
     THREADS,
     WORDS,
-    RunFacts,
     options_against,
 )
 from gptscale.foresight.verdict.verdict import Cause, Verdict
-from gptscale.launchers.commands import why
 from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.lenet.run.worker import parse_vision
 
 FACTS = RunFacts("ddp", grad_accum_steps=4, micro_batch_size=2)
@@ -87,7 +89,7 @@ def test_an_injected_cause_is_named_and_sized(word: str) -> None:
     assert verdict.columns()["bound_by"] == word
 
 
-def test_a_pipeline_of_single_sequences_is_promised_what_more_micro_batches_leave() -> None:
+def test_a_pipeline_of_single_sequences_gains_what_micro_batches_leave() -> None:
     ranks, _, _ = INJECTED[BUBBLE]
     facts = RunFacts("pipeline", pipeline=True, micro_batch_size=1, grad_accum_steps=2)
     verdict = verdict_on(*ranks, facts=facts)
@@ -130,7 +132,7 @@ def test_what_short_steps_keep_is_the_hosts_only_where_the_host_takes_part(host:
     assert verdict_on(HEALTHY, HEALTHY, host=host, fixed=fixed).bound_by == word
 
 
-def test_what_is_exchanged_in_each_micro_batch_is_not_helped_by_more_of_them() -> None:
+def test_exchanges_of_each_micro_batch_are_not_helped_by_more_of_them() -> None:
     assert options_against(LINKS, replace(FACTS, recipe="zero2")) == "--micro-batch-size 8 --grad-accum-steps 1".split()
     one = RunFacts("zero3", micro_batch_size=4)
     assert options_against(LINKS, one) == ["--micro-batch-size", "8"]
@@ -138,9 +140,7 @@ def test_what_is_exchanged_in_each_micro_batch_is_not_helped_by_more_of_them() -
 
 
 @pytest.mark.parametrize(("processors", "step_s"), [({0, 1}, 0.096), ({0}, 0.190), (set(), 0.096)])
-def test_ranks_that_share_processors_are_promised_no_more_than_these_can_do(
-    processors: set[int], step_s: float
-) -> None:
+def test_ranks_that_share_processors_are_promised_no_more_than_those(processors: set[int], step_s: float) -> None:
     """Each of two ranks computes for 0.095 s. With one processor for both a step without transfers is twice as long."""
     slow = [*HEALTHY, Part("optimizer", True, 0.2)]
     traces = [replace(trace(rank, slow), processors=frozenset(processors)) for rank in range(2)]
@@ -167,7 +167,7 @@ def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
     assert verdict.shares["no processor"] == pytest.approx(95 / 191)
 
 
-def test_what_a_ranks_own_threads_take_from_each_other_was_not_taken_by_others() -> None:
+def test_contention_among_a_ranks_own_threads_is_not_others_contention() -> None:
     verdict = verdict_on(HEALTHY, HEALTHY, processor=0.3, taken=0.1, right_threads_s=0.048)
     assert verdict.bound_by == THREADS
     (contended,) = [cause for cause in verdict.causes if cause.name == CONTENDED]
@@ -233,19 +233,83 @@ def test_a_cut_or_changed_verdict_is_one_line(tmp_path: Path) -> None:
             read_verdict(tmp_path)
 
 
-def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them() -> None:
     late = [*HEALTHY, Part("backward", False, 0.07)]
     waiting = [*HEALTHY, Part("backward", True, 0.07)]
-    evidence = [RankEvidence(trace(r, late if r == 101 else waiting), 0.001, None) for r in range(200)]  # type: ignore[arg-type]
-    verdict = verdict_of(evidence, FACTS, [0.166] * 10, None)
-    assert verdict is not None
+    evidence = [RankEvidence(trace(r, late if r == 101 else waiting), 0.001, None) for r in range(200)]
+    verdict = of_run.verdict_on(RunEvidence("summary.csv", FACTS, judged_ranks(evidence), [0.166] * 10))
     assert (verdict.bound_by, verdict.late_rank) == (LATE, 101)
     assert len(verdict.ranks) <= RANKS_MAX
-    assert verdict_of([*evidence, None], FACTS, [0.166], None) is None
-    assert verdict_of(evidence, FACTS, [], None) is None
-    # What goes wrong in a verdict is said, and the run goes on.
-    assert verdict_of(evidence[:1], FACTS, [float("nan"), "x"], None) is None  # type: ignore[list-item]
-    assert "this run has no verdict" in capsys.readouterr().err
+    assert 150 in [e.trace.rank for e in judged_ranks(evidence, (150, 2.0))]
+
+
+def evidence_of_a_run() -> RunEvidence:
+    exchange = ("all_reduce", (0, 1), 4096)
+    parts = [*HEALTHY, Part("backward", True, 0.07, 0, exchange, 1)]
+    ranks = [
+        RankEvidence(replace(trace(r, parts), processors=frozenset({0, 3})), 0.001, 0.1, {"forward": 0.2})
+        for r in (0, 1)
+    ]
+    return RunEvidence("lenet.csv", replace(FACTS, recipe=""), ranks, [0.166] * 10, 0.01, (1, 1.3), ["rank 0: hot"])
+
+
+def test_evidence_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / EVIDENCE).write_bytes(evidence_of_a_run().as_json())
+    assert read_evidence(tmp_path) == evidence_of_a_run()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"format_version": 9}, "has version 9, not 1"),
+        ({"ranks": []}, "cut or damaged"),
+        ({"ranks": [{}]}, "cut or damaged"),
+        ({"facts": {"ghost": 1}}, "cut or damaged"),
+        ({"step_times_s": []}, "cut or damaged"),
+        # No row outside of the results folder is touched.
+        ({"summary": "../other/summary.csv"}, "cut or damaged"),
+    ],
+)
+def test_damaged_evidence_is_one_line(tmp_path: Path, change: dict[str, object], what: str) -> None:
+    content = json.loads(evidence_of_a_run().as_json()) | change
+    (tmp_path / EVIDENCE).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=what):
+        read_evidence(tmp_path)
+
+
+def test_why_judges_a_run_that_no_launcher_judged_and_fills_its_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, summary = tmp_path / "runs/r", tmp_path / "lenet.csv"
+    folder.mkdir(parents=True)
+    (folder / EVIDENCE).write_bytes(evidence_of_a_run().as_json())
+    summary.write_text("version,run_id,bound_by,gain_if_removed\n1,r,,\n1,other,,\n")
+    assert why.main([str(folder)]) == 0
+    verdict = read_verdict(folder)
+    assert verdict.notes == ["rank 0: hot"]
+    assert capsys.readouterr().out.startswith(verdict.line())
+    assert verdict.cause is not None
+    row = f"1,r,{verdict.bound_by},{verdict.gain(verdict.cause)!r}"
+    assert summary.read_text() == f"version,run_id,bound_by,gain_if_removed\n{row}\n1,other,,\n"
+    # The second time it is read.
+    (folder / EVIDENCE).write_text("")
+    assert why.main([str(folder)]) == 0
+
+
+def test_a_defect_of_the_lab_is_seen_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_verdict(tmp_path)
+    assert capsys.readouterr() == ("", "")
+    (tmp_path / EVIDENCE).write_text("{")
+    tell_verdict(tmp_path)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has no verdict (its evidence.json is cut or damaged" in line
+    monkeypatch.setattr(of_run, "judge_run", lambda folder: 1 / 0)
+    tell_verdict(tmp_path)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("Traceback")
+    assert "has no verdict, by a defect of gptscale (ZeroDivisionError, see above)" in last
 
 
 @pytest.mark.parametrize(

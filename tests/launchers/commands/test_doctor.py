@@ -26,9 +26,9 @@ def test_says_what_is_missing_and_the_line_that_brings_it(capsys, monkeypatch, t
     (tmp_path / "broken_engine-1.0.dist-info" / "METADATA").write_text("Name: broken-engine\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     rows = {
-        "absent": Recipe("gptscale.recipes.single", "SingleConfig", "", engine="deepspeed-of-nowhere"),
-        "broken": Recipe("gptscale.recipes.single", "SingleConfig", "", engine="broken-engine"),
-        "gpu": Recipe("gptscale.recipes.single", "SingleConfig", "", needs_cuda=True),
+        "absent": Recipe("gptscale.recipes.single", "SingleConfig", "", "replicas", engine="deepspeed-of-nowhere"),
+        "broken": Recipe("gptscale.recipes.single", "SingleConfig", "", "replicas", engine="broken-engine"),
+        "gpu": Recipe("gptscale.recipes.single", "SingleConfig", "", "replicas", needs_cuda=True),
     }
     for name, row in rows.items():
         monkeypatch.setitem(gptscale.recipes.RECIPES, name, row)

@@ -115,7 +115,7 @@ CASES = {
     "stage": (["run", "zero_offload", "--stage", "4"], "stage 4 is out of range, in --stage, use 1, 2 or 3"),
     "stage of a preset": (["run", "zero2", "--stage", "3"], "zero2 fixes stage 2, in --stage, leave it out, or use another recipe"),
     "nvme path missing": (["run", "zero_infinity", "--nvme-path", "nowhere"], "nowhere is no folder, in --nvme-path"),
-    "nvme path for another": (["run", "zero3", "--nvme-path", "."], "nvme_path is for recipe zero_infinity only"),
+    "nvme path for another": (["run", "zero3", "--nvme-path", "."], "nvme_path is for a recipe that offloads to nvme only"),
     "DeepSpeed's JSON missing": (["run", "zero2", "--ds-config", "nowhere.json"], "No such file or directory, in --ds-config"),
     "a pair that does not work": (["run", "zero3", "--compile"], "zero3 does not work with compile True: at stage 3 DeepSpeed"),
     "a GPU's row": (["run", "fairscale_fsdp", "--device", "cpu"], "fairscale_fsdp needs a CUDA device"),
@@ -170,7 +170,7 @@ def test_data_files(case, capsys, folder):
 
 
 def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
-    row = Recipe("gptscale.recipes.single", "SingleConfig", "", engine="deepspeed-of-nowhere")
+    row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="deepspeed-of-nowhere")
     monkeypatch.setitem(gptscale.recipes.RECIPES, "absent", row)
     assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(capsys, folder, ["run", "absent"])
 
@@ -181,7 +181,7 @@ def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_fac
     (home / "broken_engine-1.0.dist-info").mkdir()
     (home / "broken_engine-1.0.dist-info" / "METADATA").write_text("Name: broken-engine\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(home)
-    row = Recipe("gptscale.recipes.single", "SingleConfig", "", engine="broken-engine")
+    row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="broken-engine")
     monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", row)
     line = refused(capsys, folder, ["run", "broken"])
     assert (
@@ -335,7 +335,7 @@ def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
 
 
 @pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])
-def test_another_model_is_refused_before_the_start_however_the_run_is_named(resume, capsys, folder):
+def test_another_model_is_refused_before_the_start_whatever_the_run_name(resume, capsys, folder):
     """The newest checkpoint with a sound manifest is compared. Nothing is verified or set aside yet."""
     checkpoints = folder / "results" / "runs" / "mine" / "checkpoints"
     save(Holder(), checkpoints, 4, {"workload": {"n_layer": 3, "seed": 1234}})
@@ -408,10 +408,11 @@ def test_doctor_and_list_run(capsys, folder):
     assert json.loads(out[out.index("{") :])
 
 
-def test_an_engine_at_a_version_that_is_not_known_to_work(capsys, folder, monkeypatch):
-    monkeypatch.setattr(gptscale.recipes, "version", lambda name: "0.9.5")
+@pytest.mark.parametrize("version", ["0.9.5", "0.19.9", "0.19.80"])
+def test_an_engine_at_a_version_that_is_not_known_to_work(version, capsys, folder, monkeypatch):
+    monkeypatch.setattr(gptscale.recipes, "version", lambda name: version)
     said = refused(capsys, folder, ["run", "zero2"])
-    assert "deepspeed 0.9.5 is installed, this recipe works with 0.19.*" in said
+    assert f"deepspeed {version} is installed, this recipe is known to work with 0.19.8 alone" in said
     assert "pip install 'gptscale[deepspeed]'" in said
 
 

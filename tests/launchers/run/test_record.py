@@ -14,7 +14,7 @@ GIB = 2**30
 RECORDER = SimpleNamespace(step_times_s=[2.0, 2.0])
 
 
-def test_offload_counts_the_fullest_the_slowest_and_the_longest_waiting_rank():
+def test_offload_counts_the_fullest_slowest_and_longest_waiting_rank():
     ranks = [
         Offload(cpu_bytes=GIB, disk_bytes=4 * GIB, read_bytes_per_s=2 * GIB, write_bytes_per_s=GIB, waits_s=(9, 1, 1)),
         Offload(cpu_bytes=3 * GIB, read_bytes_per_s=GIB, write_bytes_per_s=3 * GIB, waits_s=(9, 0, 1)),
@@ -36,7 +36,7 @@ def test_without_files_there_are_no_rates():
     assert figures["offload_wait_fraction"] == 0.0
 
 
-def test_the_bubble_is_the_share_of_the_timed_steps_in_which_ranks_computed_nothing():
+def test_the_bubble_is_the_share_of_timed_steps_that_ranks_idled():
     ranks = [
         Bubble(0.25, busy_s=(9.0, 1.5, 1.5), span_s=(9.0, 2.0, 2.0)),
         Bubble(0.25, busy_s=(9.0, 1.0, 1.0), span_s=(9.0, 2.0, 2.0)),
@@ -45,7 +45,7 @@ def test_the_bubble_is_the_share_of_the_timed_steps_in_which_ranks_computed_noth
     assert bubble_figures(ranks, RECORDER) == {"bubble_fraction": pytest.approx(3 / 8), "bubble_fraction_theory": 0.25}
 
 
-def test_a_run_whose_steps_were_all_warm_up_has_the_theory_and_the_bytes_alone():
+def test_a_run_of_warm_up_steps_alone_has_theory_and_bytes_only():
     recorder = SimpleNamespace(step_times_s=[])
     assert bubble_figures([Bubble(0.5, (1.0,), (2.0,))], recorder)["bubble_fraction"] is None
     assert offload_figures([Offload(cpu_bytes=GIB, waits_s=(1.0,))], recorder)["offload_wait_fraction"] is None

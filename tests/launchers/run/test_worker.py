@@ -252,14 +252,14 @@ def test_results_that_are_removed_during_the_run_end_it_with_5(plan, tmp_path, b
     assert row(tmp_path)["status"] == "failed"
 
 
-def test_errors_of_collectives_are_a_peers_and_those_of_data_workers_are_the_datas():
+def test_an_error_in_a_collective_blames_a_peer_and_in_a_data_worker_data():
     assert isinstance(as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
     assert isinstance(as_known(RuntimeError("Application timeout caused pair closure")), PeerError)
     assert isinstance(as_known(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")), DataError)
     assert as_known(ValueError("a defect")) is None
 
 
-def test_a_connection_that_breaks_in_the_data_loader_is_a_dead_worker_and_no_full_disk():
+def test_a_connection_lost_in_the_data_loader_is_a_dead_worker():
     """The loader meets the broken connection before it knows that the worker is dead: seen once in some hundred kills."""
     source = "def get():\n    raise ConnectionResetError(104, 'Connection reset by peer')"
     loader, elsewhere = {}, {}

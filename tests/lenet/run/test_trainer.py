@@ -75,7 +75,7 @@ def test_the_trainer_computes_what_our_loop_does(tmp_path: Path, idx_folder: Pat
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_trainer_asked_to_stop_within_an_epoch_continues_as_if_it_had_not(
+def test_a_trainer_stopped_within_an_epoch_continues_as_if_it_had_not(
     tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {**LONG, "data": str(idx_folder), "strategy": "trainer_bare"}

@@ -138,7 +138,7 @@ def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(
     )
 
 
-def test_auto_begins_and_a_resume_from_an_older_step_sets_aside_what_lies_beyond(
+def test_auto_begins_and_resuming_an_older_step_sets_later_ones_aside(
     tmp_path: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"data": str(idx_folder), "batch_size": 16, "save_every": 1, "resume": "auto"}

@@ -113,7 +113,7 @@ def test_a_compiler_that_fails_or_hangs_is_one_line(tmp_path, case):
     assert not [p for p in psutil.Process().children(recursive=True) if p.name() == "sleep"]
 
 
-def test_a_build_under_way_elsewhere_is_an_error_and_a_finished_one_is_kept(folder):
+def test_another_build_under_way_is_an_error_and_a_finished_one_is_kept(folder):
     target = folder / "built"
 
     def build(work):

@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from gptscale.common.errors import StorageError
+from gptscale.common.settings.run import todays_workload, workload_hash
 from gptscale.launchers.cli import main
 from gptscale.results.comparison import picture, summary_file
 from gptscale.results.comparison.groups import Comparison, compare
@@ -34,6 +35,10 @@ from gptscale.results.record.step_log import StepLog
 
 WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
 LONG_RECIPE = "accelerate_fsdp"
+
+
+def hash_of(work: dict[str, Any]) -> str:
+    return workload_hash(todays_workload(work, {}))
 
 
 def add_run(
@@ -89,7 +94,7 @@ def add_run(
         "seed": 1234,
         "device": "cpu: somebody's",
         "torch_version": "2.11.0",
-        "workload_hash": f"{work['model']}-{work['steps']}-{work['lr']}",
+        "workload_hash": hash_of(work),
     }
     append_summary(out, row | (measured if ran else {}) | changes)
     folder = out / "runs" / run_id
@@ -187,7 +192,7 @@ class Axis:
     def set(self, **style: Any) -> None: ...
 
 
-def test_a_bar_of_state_is_stacked_by_kind_and_ends_at_the_rest_of_the_peak(tmp_path: Path) -> None:
+def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path: Path) -> None:
     add_run(tmp_path, "single", 1000.0, peak_mem_allocated_gib=20.0, **STATE)
     axis = Axis()
     draw_memory(axis, compare(load([tmp_path])).ranked, ["black"])  # type: ignore[arg-type]
@@ -737,12 +742,37 @@ def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path: Path) -
 
 def test_other_optimizer_state_is_other_work_and_named(tmp_path: Path) -> None:
     add_run(tmp_path, "single", 100.0, optimizer_state="fp32")
-    add_run(tmp_path, "single", 90.0, optimizer_state="8bit", work={"lr": 1.0, "optimizer_state_precision": "8bit"})
-    comparison = compare(load([tmp_path]), "tiny-20-0.0005")
+    add_run(tmp_path, "single", 90.0, optimizer_state="8bit", work={"lr": 1.0, "optimizer_state": "8bit"})
+    comparison = compare(load([tmp_path]), hash_of(WORK))
     assert order(comparison) == ["single x1"]
     (apart,) = comparison.apart
     assert apart.name == "single x1 state=8bit"
-    assert "optimizer_state_precision 8bit" in apart.notes[0]
+    assert "optimizer_state 8bit" in apart.notes[0]
+
+
+OLDER_WORK = {**WORK, "betas": [0.9, 0.95], "optimizer_state_precision": "fp32"}
+
+
+@pytest.mark.parametrize(("on_spike", "ranked"), [("warn", ["ddp x2", "single x1"]), ("skip", ["ddp x2"])])
+def test_work_that_an_older_version_recorded_is_hashed_as_todays(
+    tmp_path: Path, on_spike: str, ranked: list[str]
+) -> None:
+    """Until 0.3.0 a workload was without `on_spike`, and two of its names were others. run.json had all options already."""
+    older = add_run(tmp_path, "single", 100.0, workload_hash="0123456789abcdef")
+    add_run(tmp_path, "ddp", 200.0)
+    start = tmp_path / "runs" / older / "run.json"
+    write_json(start, json.loads(start.read_text()) | {"workload": OLDER_WORK, "config": {"on_spike": on_spike}})
+    comparison = compare(load([tmp_path]), hash_of(WORK))
+    assert order(comparison) == ranked
+    assert [group.notes for group in comparison.apart] == [["other work: on_spike skip (ranked: warn)"]][
+        : 2 - len(ranked)
+    ]
+
+
+def test_a_row_without_run_json_keeps_its_hash(tmp_path: Path) -> None:
+    gone = add_run(tmp_path, "single", workload_hash="0123456789abcdef")
+    (tmp_path / "runs" / gone / "run.json").unlink()
+    assert list(load([tmp_path]).workload_hash) == ["0123456789abcdef"]
 
 
 def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path: Path) -> None:

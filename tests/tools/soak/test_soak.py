@@ -110,7 +110,7 @@ def test_damage_to_a_checkpoint_is_seen(run, harm):
         Reader(run / "checkpoints" / "step-8").verify()
 
 
-def test_all_kinds_of_faults_come_before_one_comes_again_and_the_seed_fixes_them():
+def test_every_kind_of_fault_comes_before_a_repeat_and_the_seed_fixes_them():
     faults, work = list(FAULTS.values()), SoakWork("ddp", 2, 7)
     n_runs = len(faults) // FAULTS_PER_RUN
     names = [fault.name for index in range(n_runs) for fault in drawn(faults, work, index)]

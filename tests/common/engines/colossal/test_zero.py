@@ -55,7 +55,7 @@ def stepper_of(gemini):
     return GeminiStepper(RUN, gemini, gemini.working)
 
 
-def test_each_rank_holds_the_boxes_of_its_part_and_fills_them_with_the_initial_weights():
+def test_each_rank_fills_the_boxes_of_its_part_with_initial_weights():
     gemini = Gemini()
     boxes = {shard.name: shard for shard in stepper_of(gemini).state()}
     assert list(boxes) == [f"{kind}/{name}" for kind in ("model",) for name in ("wpe.weight", "ln_f.bias")] + [
@@ -80,14 +80,14 @@ def test_a_step_has_the_rate_and_computes_the_norm_once():
 
 
 @pytest.mark.parametrize(("place", "norm", "factor"), [("cpu", 4.0, 0.25), ("cpu", 0.5, 1.0), ("cuda", 4.0, 1.0)])
-def test_gradients_on_the_host_are_clipped_here_and_those_on_the_device_by_the_optimizer(place, norm, factor):
+def test_gradients_are_clipped_here_on_the_host_else_by_the_optimizer(place, norm, factor):
     gemini = Gemini(norm, place)
     stepper_of(gemini).step(0.1, torch.tensor(1.0))
     torch.testing.assert_close(gemini.gradients, torch.full((35,), factor), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf")), (1.0, float("nan"))])
-def test_after_a_number_that_is_not_finite_gemini_never_steps_again(loss, norm):
+def test_after_nan_or_inf_gemini_never_steps_again(loss, norm):
     gemini = Gemini(norm)
     stepper = stepper_of(gemini)
     stepper.step(0.1, torch.tensor(loss))
@@ -106,7 +106,7 @@ def test_counters_come_back_and_the_loaded_weights_are_published():
     assert stepper.offload().cpu_bytes == 3 * 4 * 35
 
 
-def test_the_norm_of_low_level_zero_is_taken_over_all_groups_of_parameters_and_of_ranks():
+def test_low_level_zeros_norm_is_over_all_parameter_and_rank_groups():
     stores = {
         name: SimpleNamespace(torch_pg=name, get_working_grads_by_group_id=lambda group, name=name: (name, group))
         for name in ("dense", "experts")

@@ -31,7 +31,7 @@ def gpt():
 
 
 @pytest.mark.parametrize("sizes", [[4], [2, 2], [1, 2, 1], [2, 2, 0]])
-def test_stages_one_after_another_compute_the_loss_and_the_gradients_of_the_model(sizes, gpt):
+def test_stages_in_turn_compute_the_loss_and_gradients_of_the_model(sizes, gpt):
     ids = torch.randint(0, 30, (2, 9), generator=torch.Generator().manual_seed(1))
     loss = gpt(ids[:, :-1], ids[:, 1:])
     loss.backward()

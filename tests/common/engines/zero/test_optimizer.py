@@ -8,7 +8,7 @@ import torch
 from gptscale.common.engines.zero import operators
 from gptscale.common.engines.zero.optimizer import ZeroOptimizer, count_up, loss_scale_floor
 from gptscale.common.errors import NumericError
-from gptscale.common.optim.fused import ADAMW_STATE
+from gptscale.common.settings.optimizers import ADAMW_STATE
 from gptscale.launchers.run.preflight import why_not_here
 
 

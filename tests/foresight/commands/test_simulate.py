@@ -4,8 +4,8 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.commands.simulate import SimulateOptions, ranks_of
 from gptscale.launchers.cli import main
-from gptscale.launchers.commands.simulate import SimulateOptions, ranks_of
 
 
 @pytest.mark.parametrize(

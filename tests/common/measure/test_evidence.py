@@ -1,4 +1,4 @@
-"""Evidence is what further steps show. It leaves the process as it was, and a fault in it is no fault of the run."""
+"""Evidence is what further steps show. It leaves the process as it was."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import pytest
 import torch
 from made_traces import HEALTHY, Part, trace
 
+from gptscale.common.measure import evidence
 from gptscale.common.measure.contention import MachineTime
+from gptscale.common.measure.evidence import RankEvidence, evidence_of, notes, right_threads
 from gptscale.common.measure.step_trace import STEPS
 from gptscale.common.process.progress import progress
-from gptscale.foresight.verdict import evidence
-from gptscale.foresight.verdict.evidence import RankEvidence, evidence_of, right_threads
-from gptscale.foresight.verdict.of_run import TimedRun, notes
 
 CPU = torch.device("cpu")
 
@@ -36,7 +35,7 @@ def threads(monkeypatch: pytest.MonkeyPatch):
     torch.set_num_threads(before)
 
 
-def test_further_steps_are_traced_in_order_and_the_waits_are_those_of_the_timed_steps(threads) -> None:
+def test_further_steps_are_traced_with_the_waits_of_the_timed_steps(threads) -> None:
     taken: list[int] = []
 
     def step(i: int) -> None:
@@ -44,7 +43,6 @@ def test_further_steps_are_traced_in_order_and_the_waits_are_those_of_the_timed_
         compute(0.002)
 
     own = evidence_of(3, step, CPU, [0.1, 0.3])
-    assert own is not None
     assert (own.trace.rank, len(own.trace.ends), own.data_wait_s) == (3, STEPS, pytest.approx(0.2))
     assert taken == list(range(STEPS + 1))
     assert (own.right_threads_s, own.fixed, own.alloc_retries) == (None, {}, 0)
@@ -62,7 +60,6 @@ def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads) -
     # Threads that wait for each other take time that does not shrink with the tokens: that is not measured then.
     own = evidence_of(0, step, CPU, [], short_step=lambda i: pytest.fail("a short step"))
     assert had == [2] * (STEPS + 1) + [3] * (STEPS + 1)
-    assert own is not None
     assert own.right_threads_s is not None
     assert own.right_threads_s >= 0.002
     assert torch.get_num_threads() == 2
@@ -78,18 +75,17 @@ def test_what_of_a_part_does_not_shrink_with_the_tokens(threads) -> None:
         compute(0.022)
 
     own = evidence_of(0, lambda i: compute(0.04), CPU, [], short_step=short_step)
-    assert own is not None
     assert own.fixed["forward"] == pytest.approx(0.4, abs=0.1)
     # They go on behind the steps before, in turn with whole ones.
     assert taken == [STEPS + 1 + 2 * i for i in range(STEPS + 1)]
 
 
-def test_a_step_that_fails_leaves_no_evidence_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_fails_is_heard_of(threads) -> None:
     def step(i: int) -> None:
         raise RuntimeError("no more data")
 
-    assert evidence_of(2, step, CPU, [0.1]) is None
-    assert "rank 2: this run has no verdict (no more data)" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="no more data"):
+        evidence_of(2, step, CPU, [0.1])
 
 
 def test_processors_are_shared_between_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +98,7 @@ def test_processors_are_shared_between_the_ranks_of_a_machine(monkeypatch: pytes
 def test_notes_say_what_the_meters_saw() -> None:
     retried = RankEvidence(trace(1, [Part(*part) for part in HEALTHY]), 0.0, None, alloc_retries=3)
     quiet = MachineTime("host", 10.0, {0: 1.0}, {0: 0.0}, 1.0, 0.0, 1)
-    timed = TimedRun([0.1], None, 0.0, [quiet, None], offload_wait=0.25)
-    assert notes([None, retried], timed) == [
+    assert notes([retried], [quiet, None], offload_wait=0.25) == [
         "rank 1: the allocator freed its cache and tried again 3 times",
         "in the timed steps 25.0% of the time was a wait for state off the device",
     ]

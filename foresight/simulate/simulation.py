@@ -41,7 +41,7 @@ LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefin
 class Simulation:
     """One rank's memory, and what one step asks of its device.
 
-    facts: what launchers/run/simulated.py leaves, in bytes. calls: None if no step ended.
+    facts: what foresight/simulate/simulated.py leaves, in bytes. calls: None if no step ended.
     """
 
     facts: dict[str, Any]
@@ -67,7 +67,7 @@ def simulate(
 ) -> Simulation:
     """Run `rank` of a world of `world_size` under the mock, and return what it needs.
 
-    device: a name of mock_cuda/devices.py. Raises ConfigError if the run is refused, and GptscaleError
+    device: a name of common/measure/gpus.py. Raises ConfigError if the run is refused, and GptscaleError
     if it fails under the mock.
     """
     row = get(recipe)
@@ -81,7 +81,7 @@ def simulate(
             "-W",
             "ignore",
             "-m",
-            "gptscale.launchers.run.simulated",
+            "gptscale.foresight.simulate.simulated",
             name,
             *words,
         ]
@@ -126,7 +126,7 @@ def rank_memory(simulation: Simulation, rank: int) -> RankMemory:
 
 
 def mock_variables(environment_name: str, device: str, devices: int) -> dict[str, str]:
-    """Return the variables under which a program of an environment sees `devices` devices of a name of mock_cuda/devices.py."""
+    """Return the variables under which a program of an environment sees `devices` devices of a name of common/measure/gpus.py."""
     version = _cuda_version(_torch_folder(environment_name))
     return environment(device_named(device), prepare_mock(environment_name), devices, version)
 

@@ -132,9 +132,8 @@ def main(argv: Sequence[str]) -> int:
     if launched:
         return worker.as_rank(task.device, lambda world: _measure_and_show(task, world))
     words = (json.dumps(dataclasses.asdict(task)),)
-    print(
-        f"measuring {options.model} on {world.world_size} ranks of {world.device.type} ...", file=sys.stderr, flush=True
-    )
+    what = f"{options.model} on {world.world_size} ranks of {world.device.type}"
+    print(f"measuring {what} ...", file=sys.stderr, flush=True)
     if status := launch(Program("gptscale.foresight.calibrate.worker", words), world.world_size, fork=not cuda):
         return status
     show(out)

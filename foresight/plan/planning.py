@@ -17,14 +17,14 @@ from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.memory.report import RankMemory
+from gptscale.foresight.plan.options import PlanOptions
 from gptscale.foresight.plan.planner import WorkPlan, plan
 from gptscale.foresight.plan.question import Cluster, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.report import merged
 from gptscale.foresight.plan.rows import PlannedRow
+from gptscale.foresight.simulate.simulation import rank_memory, simulate
 from gptscale.foresight.time.data_sheets import sheet_of
-from gptscale.launchers.plan.options import PlanOptions
 from gptscale.launchers.run.preflight import resolve
-from gptscale.launchers.run.simulation import rank_memory, simulate
 from gptscale.recipes import unsupported
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.launchers.plan.options import PlanOptions
+from gptscale.foresight.plan.options import PlanOptions
 from gptscale.recipes import RECIPES
 from gptscale.results.render import console, table
 
@@ -26,8 +26,8 @@ def main(argv: Sequence[str]) -> int:
     names = list(RECIPES) if options.recipes == "all" else parse_names(options.recipes, RECIPES, "recipe", "--recipes")
     # After the options are parsed, because they import torch.
     from gptscale.foresight.plan.decision import decide, find_limits
+    from gptscale.foresight.plan.planning import cluster_of, plan_for, simulated_memory
     from gptscale.foresight.plan.report import merged, nothing_fits
-    from gptscale.launchers.plan.planning import cluster_of, plan_for, simulated_memory
 
     cluster = cluster_of(options)
     with console(stderr=True).status(f"planning for {cluster}"):
@@ -88,7 +88,7 @@ def _leave(options: PlanOptions, plan: WorkPlan, shown: PlanTable, argv: Sequenc
     """Explain a row and write the files that the options name."""
     from gptscale.foresight.plan.files import write_figure, write_plan, write_table
     from gptscale.foresight.plan.picture import draw_row, draw_scaling, explained, scaling_speeds
-    from gptscale.launchers.plan.planning import best_by_devices, simulated_memory
+    from gptscale.foresight.plan.planning import best_by_devices, simulated_memory
 
     number = options.explain or shown.recommended
     if number > len(shown.rows):

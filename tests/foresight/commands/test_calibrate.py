@@ -9,11 +9,11 @@ from worlds import ok
 from gptscale.common.errors import ConfigError
 from gptscale.foresight.calibrate.costs import cost_table
 from gptscale.foresight.calibrate.file import read
+from gptscale.foresight.commands.calibrate import main
 from gptscale.foresight.time.calibration import CALIBRATED
 from gptscale.foresight.time.data_sheets import GLOO, HERE
 from gptscale.foresight.time.operations import MessageShape
 from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
-from gptscale.launchers.commands.calibrate import main
 
 TINY = ["--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 16, "--repeats", 3, "--micro-batch-size", 2]
 

@@ -1,28 +1,24 @@
-"""A plan in a file: its rows with the options that start them, under a hash, so that a run can be held to its prediction."""
+"""The file of a plan: its rows with the options that start them, under a hash, so that a run can be compared with its row."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gptscale.common.errors import ConfigError, DataError, StorageError
-from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.checks import OF_THE_MACHINE
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.run_config import SPLIT
 from gptscale.common.settings.user_file import read_json
-from gptscale.results.record.files import replace_file
 
 FORMAT_VERSION = 1
 FILE_BYTES_MAX = 2**24
 # What a prediction holds for. Data, seed, steps, rates and what a run leaves behind are free.
-PLANNED = "seq_len precision optimizer optimizer_state activation_checkpointing compile attention dropout tp_size pp_size".split()
-GIB = 2**30
+PLANNED = (*SPLIT, "seq_len", "precision", "optimizer", "optimizer_state", "dropout")
 
 
 class FrozenRow(NamedTuple):
@@ -38,28 +34,16 @@ class FrozenRow(NamedTuple):
     plan_hash: str
 
 
-def options_of(run: Run, config: RecipeConfig) -> dict[str, str]:
-    """Return all that a prediction of a run depends on, by name."""
+def options_of(run: Run, config: Any) -> dict[str, str]:
+    """Return all that a prediction of a run depends on, by name. config: its recipe's own options."""
     facts: dict[str, Any] = {"recipe": run.recipe, "ranks": run.world.world_size}
     facts |= {name: getattr(run.config, name) for name in PLANNED}
     facts |= {"seq_len": run.seq_len, "tp_size": run.tp_size, "pp_size": run.pp_size}
-    facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size")}
+    facts |= {name: getattr(run.batch, name) for name in ("global_batch_size", "micro_batch_size", "grad_accum_steps")}
     facts |= {name: getattr(run.gpt, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
     own = dataclasses.asdict(config).items()
     facts |= {name: value for name, value in own if name not in OF_THE_MACHINE}
     return {name: str(value) for name, value in facts.items()}
-
-
-def save_plan(path: Path, content: Mapping[str, Any]) -> str:
-    """Write a plan under its hash and return that."""
-    versions = {"gptscale": importlib.metadata.version("gptscale"), "torch": importlib.metadata.version("torch")}
-    document = {"format": FORMAT_VERSION, "versions": versions, **content}
-    document["sha256"] = _hash(document)
-    try:
-        replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "in --save", "give another file") from None
-    return str(document["sha256"])
 
 
 def read_row(path: Path, number: int | None = None) -> FrozenRow:
@@ -79,7 +63,7 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
         if version != FORMAT_VERSION:
             what = f"the plan has format {version}, this gptscale reads {FORMAT_VERSION}"
             raise DataError(what, where, anew)
-        if recorded_hash != _hash(content):
+        if recorded_hash != hash_of(content):
             raise DataError("the plan was changed after it was saved: its hash does not hold", where, anew)
         rows, recommended = content["rows"], content["recommended"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -91,7 +75,7 @@ def read_row(path: Path, number: int | None = None) -> FrozenRow:
     return FrozenRow(**{name: row[name] for name in FrozenRow._fields[:-1]}, plan_hash=recorded_hash[:16])
 
 
-def check_planned(run: Run, config: RecipeConfig, path: Path, number: int | None) -> None:
+def check_planned(run: Run, config: Any, path: Path, number: int | None) -> None:
     """Raise ConfigError unless a run is what a row of a plan predicts."""
     row, own = read_row(path, number), options_of(run, config)
     different = [
@@ -111,28 +95,6 @@ def predicted_columns(path: Path | None, number: int | None) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 
-def with_plan(argv: Sequence[str]) -> list[str]:
-    """Return a command line with what its --plan says before what the user types: the recipe, the processes, all options."""
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--plan") else [word])]
-    path, number = _value(words, "--plan"), _value(words, "--plan-row")
-    if path is None:
-        return list(argv)
-    if number is not None and not number.isdecimal():
-        raise ConfigError(f"{number!r} is no row", "in --plan-row", "use a number of the plan's table")
-    row = read_row(Path(path), int(number) if number else None)
-    own = words[:1] if not words[0].startswith("-") else [row.recipe]
-    if row.nodes > 1:
-        per_node = str(row.ranks // row.nodes)
-        words = ["gptscale", "submit", row.recipe, "--nodes", str(row.nodes), "--gpus-per-node", per_node]
-        fix = "use " + shlex.join([*words, *row.words, "--plan", str(path)])
-        raise ConfigError(f"the plan is for {row.nodes} nodes", "in --plan", fix)
-    return [*own, "--nproc", str(row.ranks), *row.words, *(words[1:] if own == words[:1] else words)]
-
-
-def _value(words: Sequence[str], option: str) -> str | None:
-    place = max((i for i, word in enumerate(words[:-1]) if word == option), default=-1)
-    return words[place + 1] if place >= 0 else None
-
-
-def _hash(content: Mapping[str, Any]) -> str:
+def hash_of(content: Mapping[str, Any]) -> str:
+    """Return the hash under which a plan is kept."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

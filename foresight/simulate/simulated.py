@@ -21,7 +21,6 @@ import torch.distributed as dist
 
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engine import Engine, StepResult
-from gptscale.common.engines.torch_engine import SteppedEngine
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.begin import begin_process, share_cores
 from gptscale.common.process.ending import is_out_of_memory, report
@@ -36,9 +35,9 @@ from gptscale.foresight.mock_cuda import library
 from gptscale.foresight.mock_cuda.counter import CudaCounter
 from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out
 from gptscale.foresight.mock_cuda.world import lone_group
+from gptscale.foresight.simulate.simulation import OOM_EXIT_STATUS
 from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import Plan, preflight
-from gptscale.launchers.run.simulation import OOM_EXIT_STATUS
+from gptscale.launchers.run.preflight import ReadyRun, preflight
 from gptscale.recipes import get
 
 # The first step makes the optimizer's state, and DDP orders its buckets anew after it. The second is as all that follow.
@@ -86,16 +85,16 @@ def main(argv: list[str]) -> int:
     with simulating():
         try:
             config, recipe_config = parse_run(recipe, words)
-            plan = preflight(recipe, config, recipe_config, World.from_environment("cuda", config.dist_timeout_s))
+            ready = preflight(recipe, config, recipe_config, World.from_environment("cuda", config.dist_timeout_s))
         except GptscaleError as error:
             print(f"gptscale: error: {error}", file=sys.stderr, flush=True)
             return 2
         share_cores()
-        return _simulate(plan, Path(folder))
+        return _simulate(ready, Path(folder))
 
 
-def _simulate(plan: Plan, folder: Path) -> int:
-    run = plan.run
+def _simulate(ready: ReadyRun, folder: Path) -> int:
+    run = ready.run
     counter = CudaCounter(run.world.device)
     owners = Owners(counter)
     marks = StepMarks(counter)
@@ -107,17 +106,17 @@ def _simulate(plan: Plan, folder: Path) -> int:
         stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
         torch.cuda.init()
         capability, _ = torch.cuda.get_device_capability(run.world.device)
-        facts["closed_form_bytes"] = predict(run, plan.recipe_config, capability)
+        facts["closed_form_bytes"] = predict(run, ready.recipe_config, capability)
         watching = stack.enter_context(ExitStack())
         try:
             watching.enter_context(owners.watching())
             with counter.counting(), library.listing(folder / "calls.tsv"):
-                engine = get(run.recipe).load().build(run, plan.recipe_config)
+                engine = get(run.recipe).load().build(run, ready.recipe_config)
                 stack.callback(engine.close)
                 if hasattr(engine, "plugin"):
                     know_what_peers_send(run, engine)
                 owners.of_engine(engine)
-                batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
+                batches = ready.batches(ready.train, engine.data_rank, engine.data_size)
                 data = stack.enter_context(Prefetcher(batches, run.world.device))
                 with owners.part(FORWARD):
                     train(engine, data, marks, lr_at=run.lr_at, start=0, steps=STEPS)
@@ -128,7 +127,7 @@ def _simulate(plan: Plan, folder: Path) -> int:
                 watching.close()
             # Before the steps that nobody waits for, whose collectives' tensors live on until NCCL's watchdog comes by.
             facts |= _peaks(run.world.device)
-            if isinstance(engine, SteppedEngine) and (state := engine.live_state()):
+            if state := engine.live_state():
                 facts["state"] = asdict(state)
             facts["host_s"] = _issue_time_s(engine, data)
         except BaseException as error:

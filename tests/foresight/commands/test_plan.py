@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gptscale.common.errors import ConfigError
-from gptscale.launchers.commands.plan import main
+from gptscale.foresight.commands.plan import main
 from gptscale.launchers.commands.run import main as run
 
 SMALL = [

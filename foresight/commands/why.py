@@ -35,8 +35,14 @@ def main(argv: Sequence[str]) -> int:
     options = parse(WhyOptions, argv, prog="gptscale why", about="Why a run is as slow as it is.")
     if options.run is None:
         raise ConfigError("no RUN is given", "in why", "give the folder of a run, such as results/runs/NAME")
+    from gptscale.common.measure.evidence import EVIDENCE, VERDICT
     from gptscale.foresight.verdict.files import read_verdict
 
+    if (options.run / EVIDENCE).exists() and not (options.run / VERDICT).exists():
+        # No launcher did, as under torchrun.
+        from gptscale.foresight.verdict.of_run import judge_run
+
+        judge_run(options.run)
     verdict = read_verdict(options.run)
     show(verdict)
     if options.png:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+import tyro
+
+from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
@@ -37,8 +40,7 @@ class PlanOptions:
     """Machines."""
     gpus_per_node: int = 8
     """Devices of one machine."""
-    device: str = DEVICE
-    """a100-80 | h100-80 | h200 | b200 | 24gb."""
+    device: Annotated[str, tyro.conf.arg(help=f"{' | '.join(PLAYED)}.")] = DEVICE
     link: str | None = None
     """Names with commas between: nvlink, nvlink3 to 5, pcie4, pcie5 in a node, ib-400, roce-400, ethernet-10 and others between
     nodes, in Gb/s of all ports of a node. Default: what the device usually has."""

@@ -14,23 +14,21 @@ from typing import Annotated, ClassVar
 import tyro
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
 from gptscale.foresight.mock_cuda.calls import StepCalls
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.launchers.run.remedies import TRIES, remedies
-from gptscale.recipes import get
+from gptscale.recipes import get, names_with
 from gptscale.results.render import DPI, console, table
 
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
-WITHOUT_EFFECT = (
-    "steps,eval_every,eval_batches,timing_warmup_steps,log_every,on_spike,check_replicas,save_every,save_last,keep_checkpoints,"
-    "resume,trust_checkpoint,allow_data_change,out,run_name,tensorboard,wandb,plan,plan_row,verdict,profile"
-)
+WITHOUT_EFFECT = ",".join(("steps", "on_spike", *KEPT))
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class SimulateOptions:
     """Processes of the world, one per device."""
     rank: str = "0"
     """Ranks to simulate: numbers with commas between, last, or stages (the first rank of each pipeline stage)."""
-    device_kind: Annotated[str, tyro.conf.arg(name="as")] = "h100-80"
-    """The device to play: a100-80 | h100-80 | h200 | b200 | 24gb."""
+    device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device to play: {' | '.join(PLAYED)}.")] = "h100-80"
     gpus_per_node: int = 8
     """Devices of one machine."""
     host_memory: float | None = None
@@ -96,13 +93,12 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
     if options.rank == "last":
         return [options.nproc - 1]
     if options.rank == "stages":
-        axes = get(recipe).axes
-        if "pp" not in axes:
-            raise ConfigError(f"{recipe} has no pipeline stages", "in --rank", "name ranks, or use recipe pipeline")
-        stages = config.pp_size or (options.nproc if axes[0] == "pp" else 1)
-        # The pipeline is the outermost axis of our own mesh. Colossal-AI's has the data ranks there, and stages next.
-        apart = (config.tp_size or 1) if get(recipe).engine == "colossalai" else max(1, options.nproc // stages)
-        return [stage * apart for stage in range(stages)]
+        if "pp" not in get(recipe).axes:
+            fix = f"name ranks, or use {names_with(lambda row: 'pp' in row.axes)}"
+            raise ConfigError(f"{recipe} has no pipeline stages", "in --rank", fix)
+        from gptscale.launchers.run.preflight import mesh_of
+
+        return mesh_of(recipe, config, options.nproc).ranks("pp")
     words = [word.strip() for word in options.rank.split(",")]
     if not all(word.isdecimal() and int(word) < options.nproc for word in words):
         fix = f"use numbers from 0 to {options.nproc - 1}, last, or stages"
@@ -113,7 +109,7 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
 def _simulate(
     recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
 ) -> RankMemory:
-    from gptscale.launchers.run.simulation import rank_memory, simulate
+    from gptscale.foresight.simulate.simulation import rank_memory, simulate
 
     simulated_rank = simulate(
         recipe,

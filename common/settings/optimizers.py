@@ -1,0 +1,39 @@
+"""The table of optimizers: the module of each, and what others need to know before torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+OptimizerName = Literal["adamw", "sgd"]
+
+
+class OptimizerRow(NamedTuple):
+    """One row. module: has `fused` and `of_torch`, which make the optimizer of torch's own recipes and of libraries.
+
+    state_keys: the tensors that torch keeps for each parameter; in a checkpoint they are `NAME.KEY/PARAMETER`.
+    state_bytes: of those per parameter, by the precisions that --optimizer-state may have.
+    options: fields of RunConfig that no other optimizer reads, with commas between. why: it does not, for the error.
+    """
+
+    module: str
+    title: str
+    state_keys: tuple[str, ...] = ()
+    state_bytes: Mapping[str, float] = {"fp32": 0.0}
+    options: str = ""
+    why: str = ""
+
+
+OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
+    "adamw": OptimizerRow(
+        "gptscale.common.optim.adamw",
+        "AdamW",
+        ("exp_avg", "exp_avg_sq"),
+        # In 8 bits each has an fp32 scale per block of 256 (common/optim/blockwise.py).
+        {"fp32": 8.0, "bf16": 4.0, "8bit": 2.0 + 2 * 4 / 256},
+        "beta1,beta2",
+        "{optimizer} keeps no means of gradients",
+    ),
+    "sgd": OptimizerRow("gptscale.common.optim.sgd", "SGD"),
+}
+ADAMW_STATE = OPTIMIZERS["adamw"].state_keys

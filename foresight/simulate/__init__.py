@@ -1,0 +1,1 @@
+"""Simulate one rank of a world that is not there."""

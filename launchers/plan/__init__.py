@@ -1,1 +1,0 @@
-"""What `gptscale plan` is asked, and what it prints and writes."""

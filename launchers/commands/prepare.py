@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError, StorageError
@@ -15,28 +16,61 @@ from gptscale.ops.build.cache import BuildError, CacheFolderError
 from gptscale.recipes import RECIPES, get
 from gptscale.results.render import console
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 # The lab whose mock is compiled too. It is found by its name, because nothing here depends on it.
 LAB = "gptscale.foresight.simulate.simulation"
 
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """For which recipes to compile."""
+    """What to compile."""
 
-    recipes: str = "all"
-    """Names with commas between, or all."""
+    recipes: str = ""
+    """Only what these need: names with commas between, or all. By default all, and the package's own operators."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile our own operators, and those of DeepSpeed's that the recipes need.
+    """Compile those operators of DeepSpeed's that the recipes need, and without --recipes our own and the mock of CUDA too.
 
-    Our own are left out with a message where they cannot be compiled, and with `all` DeepSpeed's too.
+    Unless recipes are named, what cannot be compiled is left out with a message.
     """
     options = parse(PrepareOptions, argv, prog="gptscale prepare", about="Compile what recipes need, before any run.")
-    names = list(RECIPES) if options.recipes == "all" else [name.strip() for name in options.recipes.split(",")]
+    named = options.recipes not in ("", "all")
+    names = [name.strip() for name in options.recipes.split(",")] if named else list(RECIPES)
     for name in names:
         get(name)
     terminal = console(stderr=True)
+    if not options.recipes:
+        _prepare_own(terminal)
+    recipe_of_op: dict[str, str] = {}
+    for name in names:
+        try:
+            config = default_recipe_config(name)
+        except ConfigError as error:
+            if named:
+                raise
+            print(f"leaving out {name}: {error}")
+            continue
+        for op in getattr(config, "ops", ()):
+            recipe_of_op.setdefault(op, name)
+    for op, name in recipe_of_op.items():
+        try:
+            with terminal.status(f"DeepSpeed's {op}"):
+                built = deepspeed_ops.prepare(op, print)
+            print(f"{op} {'compiled' if built else 'is there'}, for {name}", flush=True)
+        except ConfigError as error:
+            if named:
+                raise
+            print(f"leaving out {op}: {error}")
+    if recipe_of_op:
+        print(f"DeepSpeed's operators are in {deepspeed_ops.ops_folder()}")
+    return 0
+
+
+def _prepare_own(terminal: Console) -> None:
+    """Compile the package's C++ operators and its mock of CUDA, which no recipe needs unless its options ask for them."""
     try:
         with terminal.status("the C++ operators"):
             built = kernels.prepare(print)
@@ -50,26 +84,3 @@ def main(argv: Sequence[str]) -> int:
         print(f"the mock of CUDA is there, for gptscale simulate: {mock.parent}")
     except ConfigError as error:
         print(f"leaving out the mock of CUDA: {error}")
-    recipe_of_op: dict[str, str] = {}
-    for name in names:
-        try:
-            config = default_recipe_config(name)
-        except ConfigError as error:
-            if options.recipes != "all":
-                raise
-            print(f"leaving out {name}: {error}")
-            continue
-        for op in getattr(config, "ops", ()):
-            recipe_of_op.setdefault(op, name)
-    for op, name in recipe_of_op.items():
-        try:
-            with terminal.status(f"DeepSpeed's {op}"):
-                built = deepspeed_ops.prepare(op, print)
-            print(f"{op} {'compiled' if built else 'is there'}, for {name}", flush=True)
-        except ConfigError as error:
-            if options.recipes != "all":
-                raise
-            print(f"leaving out {op}: {error}")
-    if recipe_of_op:
-        print(f"DeepSpeed's operators are in {deepspeed_ops.ops_folder()}")
-    return 0

@@ -32,8 +32,7 @@ from gptscale.common.settings.run import Run, workload
 from gptscale.common.settings.run_config import FIXED, RunConfig
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, names_with, unsupported
-from gptscale.results.record.columns import SUMMARY_COLUMNS
-from gptscale.results.record.files import csv_line
+from gptscale.results.columns import SUMMARY
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 
 
@@ -245,7 +244,7 @@ def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
 def _check_results_folder(run: Run) -> None:
     out, name = run.config.out, run.config.run_name
     resumes = run.config.resume is not None
-    check_results_folder(out, name, "summary.csv", csv_line(SUMMARY_COLUMNS), resumes=resumes)
+    check_results_folder(out, name, SUMMARY, resumes=resumes)
 
 
 def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:

@@ -43,7 +43,6 @@ from gptscale.results.record.run_folder import (
     run_directory,
 )
 from gptscale.results.record.summary import print_summary
-from gptscale.results.record.usage import over_ranks
 
 if TYPE_CHECKING:
     from gptscale.common.measure.bubble import Bubble
@@ -143,7 +142,11 @@ class RunRecord:
         row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
         row |= bubble_figures(bubbles, self.recorder) if together else {}
         row |= state_columns(states, state_formula(run, self.ready.recipe_config))
-        row["gpu_util_percent"] = over_ranks([usage for usage in usages if usage])["gpu_util_percent"]
+        if of_gpus := [usage for usage in usages if usage]:
+            # Only a run on GPUs is sampled.
+            from gptscale.results.record.usage import over_ranks
+
+            row["gpu_util_percent"] = over_ranks(of_gpus)["gpu_util_percent"]
         row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
         has_evidence = together and self._leave_evidence(evidence, times, row)
         done = self.recorder.last_step if self.recorder else 0
@@ -251,8 +254,11 @@ def identity(ready: ReadyRun, run_id: str) -> dict[str, Any]:
         "steps": config.steps,
         "warmup_steps": config.timing_warmup_steps,
         "tokens_total": config.steps * run.tokens_per_step,
+        "attention": config.attention,
         "activation_checkpointing": config.activation_checkpointing,
         "compile": config.compile,
+        "optimizer": config.optimizer,
+        "lr": config.peak_lr,
         "optimizer_state": config.optimizer_state,
         "offload": ready.recipe_config.offload,
         "data": ready.data,

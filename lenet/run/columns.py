@@ -11,11 +11,10 @@ import pandas as pd
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_file import read_table
-from gptscale.results.record.columns import STATUSES, cell
+from gptscale.results.columns import RunColumn, RunTable
 from gptscale.results.record.files import append_row
 
 # Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler. Version 2 had no verdicts.
-SCHEMA_VERSION = 3
 NEW_IN_3 = ("bound_by", "gain_if_removed", "taken_fraction")
 SUMMARY_NAME = "lenet.csv"
 # Of a CSV of rows that is read.
@@ -47,22 +46,17 @@ TEXT = (
 ).split()
 
 
+LENET = RunTable(
+    SUMMARY_NAME,
+    tuple(
+        RunColumn(name, str if name in TEXT else float, since=3 if name in NEW_IN_3 else 1) for name in SUMMARY_COLUMNS
+    ),
+)
+
+
 def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
-    """Append one row to `out`/lenet.csv as `append_row` does, where columns that the row does not have stay empty.
-
-    Raises ValueError for a key that is no column, and StorageError as `append_row` does.
-    """
-    if unknown := set(row) - set(SUMMARY_COLUMNS):
-        raise ValueError(f"not columns of {SUMMARY_NAME}: {sorted(unknown)}")
-    if row.get("status") not in STATUSES:
-        raise ValueError(f"status {row.get('status')!r} is none of {STATUSES}")
-    full_row = {**row, "schema_version": SCHEMA_VERSION}
-    return append_row(out / SUMMARY_NAME, SUMMARY_COLUMNS, [cell(full_row.get(column)) for column in SUMMARY_COLUMNS])
-
-
-def header() -> bytes:
-    """Return the first line of lenet.csv."""
-    return (",".join(SUMMARY_COLUMNS) + "\n").encode()
+    """Append one row to `out`/lenet.csv as `append_row` does, where columns that the row does not have stay empty."""
+    return append_row(LENET, out, row)
 
 
 def read_summary(path: Path) -> pd.DataFrame:

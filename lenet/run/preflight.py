@@ -20,7 +20,7 @@ from gptscale.lenet.data.loader import BatchOrder, FastLoader, Loader, Normalise
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models import SIDES, SMALL_SIDES
 from gptscale.lenet.models.registry import ImageShape
-from gptscale.lenet.run.columns import SUMMARY_NAME, header
+from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig, work_of
 from gptscale.lenet.run.engine import weight_dtype
 from gptscale.lenet.run.schedule import rate
@@ -91,7 +91,7 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     check_vision_precision(config, world.device)
     check_strategy(config, world)
     backend_of(config, world)
-    check_results_folder(config.out, config.run_name, SUMMARY_NAME, header(), resumes=config.resume is not None)
+    check_results_folder(config.out, config.run_name, LENET, resumes=config.resume is not None)
     # The transforms need torchvision.
     if config.loader == "dataloader":
         pil_transform(config.augment, SIDES[0])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gptscale.results.comparison.groups import Comparison, Group
+from gptscale.results.columns import SUMMARY, cell, csv_line
+from gptscale.results.comparison.groups import FIGURES, Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
-from gptscale.results.comparison.rows import FIGURES
-from gptscale.results.record.columns import cell
-from gptscale.results.record.files import csv_line
 from gptscale.results.record.summary import as_size
 from gptscale.results.render import markdown, table
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 OPTIONAL = ("time s", "MFU", "GPU %", "bound by")
 # Columns of words, which are flush left. Figures are flush right.
 LEFT = ("recipe", "bound by", "status")
+# Columns that a narrow terminal does not show, the first of them first.
+SPARE = ("p10-p90", "time s", "runs", "GPU %", "MFU", "loss", "step ms")
 IDENTITY = "recipe world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps device workload_hash".split()
 
 
@@ -29,45 +30,43 @@ def cells(comparison: Comparison) -> list[dict[str, str]]:
     base = baseline.median("tokens_per_s") if baseline else None
     groups = comparison.ranked + comparison.apart
     on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
-    memory = ("peak GiB", "peak_mem_allocated_gib") if on_device else ("host GiB", "peak_rss_gib")
+    memory = "peak_mem_allocated_gib" if on_device else "peak_rss_gib"
     n_ranked = len(comparison.ranked)
     unit, scale = state_unit(groups)
     bases = [base if i < n_ranked else None for i in range(len(groups))]
     rows = [_cells(group, memory, (f"state {unit}", scale), b) for group, b in zip(groups, bases, strict=True)]
     # On a CPU the resident set says little beside the state, because it is nearly the same for every recipe.
-    unwanted = {"host GiB" if any(state_gib(group) for group in groups) else f"state {unit}"}
+    unwanted = {SUMMARY["peak_rss_gib"].title if any(state_gib(group) for group in groups) else f"state {unit}"}
     unwanted |= {title for title in OPTIONAL if all(row[title] == "-" for row in rows)}
     return [{title: text for title, text in row.items() if title not in unwanted} for row in rows]
 
 
-def _cells(group: Group, memory: tuple[str, str], state: tuple[str, float], base: float | None) -> dict[str, str]:
+def _cells(group: Group, memory: str, state: tuple[str, float], base: float | None) -> dict[str, str]:
     tokens = group.median("tokens_per_s")
     p10, p90 = group.median("step_time_s_p10"), group.median("step_time_s_p90")
     return {
         "recipe": group.name,
         "runs": str(len(group.rows)),
-        "tokens/s": _shown(tokens, ",.0f"),
-        "speed-up": _shown(tokens / base if tokens and base else None, ".2f", "x"),
-        "time s": _shown(group.median("train_time_s"), ",.1f"),
-        "step ms": _shown(group.median("step_time_s_median"), ",.1f", scale=1e3),
+        **_shown(group, "tokens_per_s"),
+        "speed-up": f"{tokens / base:.2f}x" if tokens and base else "-",
+        **_shown(group, "train_time_s", "step_time_s_median"),
         "p10-p90": f"{p10 * 1e3:,.1f}-{p90 * 1e3:,.1f}" if p10 is not None and p90 is not None else "-",
-        "MFU": _shown(group.median("mfu"), ".1%"),
-        "GPU %": _shown(group.median("gpu_util_percent"), ".0f"),
+        **_shown(group, "mfu", "gpu_util_percent"),
         state[0]: state_text(group, state[1]),
-        memory[0]: _shown(group.median(memory[1]), ".2f"),
-        "loss": _shown(group.median("loss_last"), ".5f"),
+        **_shown(group, memory, "loss_last"),
         "bound by": _bound_by(group),
         "status": _status(group),
     }
 
 
-def _shown(value: float | None, form: str, unit: str = "", *, scale: float = 1.0) -> str:
-    return "-" if value is None else f"{value * scale:{form}}{unit}"
+def _shown(group: Group, *names: str) -> dict[str, str]:
+    """Return the medians of columns as their rows say that they are shown, by their titles."""
+    return {SUMMARY[name].title: SUMMARY[name].shown(group.median(name)) for name in names}
 
 
 def _bound_by(group: Group) -> str:
     """Return what most runs of a group are bound by, with the gain if it were removed, a dash without a verdict."""
-    words = Counter(word for word in group.rows["bound_by"] if word).most_common(1)
+    words = Counter(row["bound_by"] for row in group.rows if row["bound_by"]).most_common(1)
     gain = group.median("gain_if_removed")
     return f"{words[0][0]}{f' -{gain:.0%}' if gain else ''}" if words else "-"
 
@@ -81,19 +80,12 @@ def _status(group: Group) -> str:
 
 def notes(comparison: Comparison) -> list[str]:
     """Return the sentences that stand below the table: ties, costs of offload, idle pipelines, errors."""
-    chains: list[list[str]] = []
-    for group in comparison.ranked:
-        if group.tied_with_faster:
-            chains[-1].append(group.name)
-        else:
-            chains.append([group.name])
-    ties = [" ~ ".join(chain) for chain in chains if len(chain) > 1]
     lines = []
     if len(comparison.ranked) > 1 and (baseline := comparison.baseline) and baseline.recipe != "single":
         lines.append(f"speed-up: beside {baseline.name}, the first of this work, because there is no run of single")
-    lines += [f"no significant difference between neighbours, their spreads overlap: {tie}" for tie in ties]
+    lines += _tiers(comparison.ranked)
     lines += [
-        f"{group.name}: contended, others took {group.median('taken_fraction'):.0%} of the machine while it was timed"
+        f"{group.name}: contended and not ranked, others took {group.median('taken_fraction'):.0%} of the machine"
         for group in comparison.ranked
         if group.contended
     ]
@@ -101,6 +93,18 @@ def notes(comparison: Comparison) -> list[str]:
     lines += [f"{group.name}: {bubble}" for group in comparison.ranked if (bubble := _bubble(group))]
     lines += [f"{group.name}: {planned}" for group in comparison.ranked if (planned := _planned(group))]
     return lines + [f"{group.name}: {note}" for group in comparison.ranked + comparison.apart for note in group.notes]
+
+
+def _tiers(ranked: Sequence[Group]) -> list[str]:
+    """Return a sentence that names the groups of each tier of speed, none if every group differs from the next."""
+    tiers: dict[int, list[str]] = {}
+    for group in ranked:
+        if group.tier:
+            tiers.setdefault(group.tier, []).append(group.name)
+    if len(tiers) == sum(map(len, tiers.values())):
+        return []
+    told = "; ".join(f"{tier}. {', '.join(names)}" for tier, names in tiers.items())
+    return [f"tiers of speed (the spread of each reaches into that of the first of its tier): {told}"]
 
 
 def _offload(group: Group) -> str:
@@ -137,20 +141,44 @@ def _bubble(group: Group) -> str:
 
 
 def show(comparison: Comparison, terminal: Console) -> None:
-    """Print the table and its notes, where text from a CSV is never read as markup."""
+    """Print the table and its notes, where text from a CSV is never read as markup.
+
+    Words are wrapped between words. Where that is not enough, the columns SPARE are left out one by one.
+    """
     from rich.text import Text
 
-    rows = cells(comparison)
-    figures = [title for title in rows[0] if title not in LEFT]
-    printed = table(list(rows[0]), left=LEFT, no_wrap=figures, padding=(0, 1, 0, 0))
+    rows, left_out = cells(comparison), []
+    for title in SPARE:
+        if sum(_width(rows, title, wrapped=title in LEFT) + 1 for title in rows[0]) > terminal.width:
+            left_out += [title] if title in rows[0] else []
+            rows = [{name: text for name, text in row.items() if name != title} for row in rows]
+    widths = {title: _width(rows, title, wrapped=title in LEFT) for title in rows[0]}
+    for title in LEFT:
+        spare = terminal.width - sum(width + 1 for width in widths.values())
+        if title in widths:
+            widths[title] = min(_width(rows, title), widths[title] + max(spare, 0))
+    printed = table(
+        list(rows[0]), left=LEFT, no_wrap=[title for title in rows[0] if title not in LEFT], padding=(0, 1, 0, 0)
+    )
+    for column, width in zip(printed.columns, widths.values(), strict=True):
+        column.width = width
     for i, row in enumerate(rows):
         style = "" if "ok" in row["status"] else "red"
         if i >= len(comparison.ranked):
             style = "dim"
         printed.add_row(*(Text(text) for text in row.values()), style=style)
     terminal.print(printed)
-    for note in notes(comparison):
+    said = notes(comparison)
+    if left_out:
+        said.append(f"not shown in {terminal.width} columns, but in the files: {', '.join(left_out)}")
+    for note in said:
         terminal.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+
+
+def _width(rows: Sequence[dict[str, str]], title: str, *, wrapped: bool = False) -> int:
+    """Return the width that a column needs, 0 for one that is not there. wrapped: on lines of one word each."""
+    texts = [title, *(row[title] for row in rows)] if title in rows[0] else []
+    return max((len(part) for text in texts for part in (text.split() if wrapped else [text])), default=0)
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -161,9 +189,7 @@ def as_markdown(comparison: Comparison) -> str:
 def as_csv(comparison: Comparison) -> bytes:
     """Return a CSV line per group with bare figures: medians over the runs that succeeded, lowest and highest tokens/s."""
     base = comparison.baseline.median("tokens_per_s") if comparison.baseline else None
-    titles = (
-        "name ranked runs status bound_by relative_speed tied_with_faster tokens_per_s_low tokens_per_s_high".split()
-    )
+    titles = "name ranked runs status bound_by relative_speed tier tokens_per_s_low tokens_per_s_high".split()
     lines = [csv_line([*titles, *IDENTITY, *FIGURES, "notes"])]
     for i, group in enumerate(comparison.ranked + comparison.apart):
         ranked, tokens = i < len(comparison.ranked), group.median("tokens_per_s")
@@ -175,7 +201,7 @@ def as_csv(comparison: Comparison) -> bytes:
             _status(group),
             _bound_by(group),
             relative,
-            group.tied_with_faster,
+            group.tier,
         ]
         words += [
             *(group.spread or (None, None)),

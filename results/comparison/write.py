@@ -8,8 +8,7 @@ from pathlib import Path
 
 from gptscale.common.errors import StorageError, visible
 from gptscale.results.comparison.groups import Comparison, compare
-from gptscale.results.comparison.read import load
-from gptscale.results.comparison.rows import DAMAGED
+from gptscale.results.comparison.read import DAMAGED, load
 from gptscale.results.comparison.tables import as_csv, as_markdown, show
 from gptscale.results.record.files import as_storage_error
 from gptscale.results.render import console
@@ -18,13 +17,13 @@ from gptscale.results.render import console
 def write_comparison(paths: Sequence[Path], out: Path) -> None:
     """Compare the newest run with those of its work, print that, and leave comparison.{csv,md,png,html} in `out`."""
     rows = load(paths)
-    works = rows.workload_hash[rows.status != DAMAGED]
+    works = [row["workload_hash"] for row in rows if row["status"] != DAMAGED]
     files = {kind: out / f"comparison.{kind}" for kind in ("csv", "md", "png", "html")}
     for file in files.values():
         # What another user may have put into the folder is not followed.
         if file.is_symlink():
             raise StorageError(f"{file} is a symbolic link", "in --out", "remove it or choose another folder")
-    write(compare(rows, works.iloc[-1] if len(works) else None), **files)
+    write(compare(rows, works[-1] if works else None), **files)
 
 
 def write(

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+# Steps from one line to the next where output is no terminal. steps.csv has every step.
+LOG_EVERY = 10
+
+
 class Bar:
     """A progress bar on a terminal, with lines above it.
 
@@ -24,6 +28,10 @@ class Bar:
         if self._progress:
             self._task = self._progress.add_task(name, total=steps)
             self._progress.start()
+
+    @property
+    def on_terminal(self) -> bool:
+        return self._progress is not None
 
     def step(self, step: int) -> None:
         """Move the bar to `step`."""
@@ -46,6 +54,7 @@ class Bar:
 class StepLines:
     """A line for each step of a GPT's training, with its speed and the time that is left.
 
+    In a log file there is a line for the first step, the last, and every LOG_EVERY-th between.
     second_step: the speed if a step took one second. All rates are that speed over the step's time.
     """
 
@@ -56,9 +65,13 @@ class StepLines:
         self._tflops = second_step.fp8_tflops_per_device or second_step.tflops_per_device or 0.0
         self._utilisation = second_step.fp8_mixed_utilisation if fp8 else second_step.mfu
         self._bar = Bar(name, steps)
+        self._has_said = False
 
     def step(self, step: int, loss: float, step_time_s: float, peak_gib: float) -> None:
         """Print how a step went, and when the last will be done."""
+        if self._has_said and not self._bar.on_terminal and step % LOG_EVERY and step != self._steps:
+            return
+        self._has_said = True
         left_s = int((self._steps - step) * step_time_s)
         share = "-" if self._utilisation is None else f"{self._utilisation / step_time_s:.1%}"
         self.say(

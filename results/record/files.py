@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,47 +16,35 @@ from filelock import FileLock, Timeout
 
 from gptscale.common.errors import StorageError
 from gptscale.common.process.mock import is_mock
-from gptscale.results.record.columns import SUMMARY_COLUMNS, summary_cells
+from gptscale.results.columns import SUMMARY, RunTable, csv_line
 
 LOCK_WAIT_S = 60.0
 
 
-def csv_line(cells: Iterable[str]) -> bytes:
-    """Return the cells as one CSV line with its newline."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
-
-
 def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
     """Append one row to `out`/summary.csv, as `append_row` does, and return the file's path."""
-    return append_row(out / "summary.csv", SUMMARY_COLUMNS, summary_cells(row))
+    return append_row(SUMMARY, out, row)
 
 
-def append_row(path: Path, columns: Sequence[str], cells: Sequence[str]) -> Path:
-    """Append one row to a CSV that many runs share, and return its path.
+def append_row(table: RunTable, out: Path, row: Mapping[str, Any]) -> Path:
+    """Append one row to the table in `out`, which many runs share, and return the path of its file.
 
-    It is one write under a lock, and a torn last line is cut off first. Raises StorageError if the file has other columns,
-    the lock stays taken or the disk is full or fails.
+    It is one write under a lock, and a torn last line is cut off first. A file of an earlier version is extended before it.
+    Raises ValueError for a row that is none, and StorageError if the file has other columns, the lock stays taken or the disk
+    is full or fails.
     """
+    path, line = out / table.file, csv_line(table.cells(row))
     if is_mock():
         raise StorageError(
             "CUDA is a mock, and its figures are none", f"in {path}", "use gptscale simulate, which leaves no row"
         )
-    line, header = csv_line(cells), csv_line(columns)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01)
-        with lock, opened(path) as descriptor:
-            cut_torn_line(descriptor, path)
-            if os.fstat(descriptor).st_size == 0:
-                line = header + line
-            elif os.pread(descriptor, len(header), 0) != header:
-                raise StorageError(
-                    f"{path} has other columns", "in --out", "point --out to another folder, or move the file"
-                )
-            append(descriptor, line, path)
-            sync(descriptor, path)
+        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
+            _extend(table, path)
+            with opened(path) as descriptor:
+                append(descriptor, line if os.fstat(descriptor).st_size else table.header + line, path)
+                sync(descriptor, path)
     except Timeout:
         raise StorageError(
             f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "in --out", "end the process that holds it"
@@ -66,6 +52,22 @@ def append_row(path: Path, columns: Sequence[str], cells: Sequence[str]) -> Path
     except OSError as error:
         raise as_storage_error(error, path) from None
     return path
+
+
+def _extend(table: RunTable, path: Path) -> None:
+    """Cut off a torn last line, and bring a file of an earlier version under today's header in one move.
+
+    Raises StorageError if the file is not this table's.
+    """
+    with opened(path) as descriptor:
+        cut_torn_line(descriptor, path)
+        with open(descriptor, "rb", closefd=False) as file:
+            header = file.readline()
+            if fault := table.fault(header):
+                raise StorageError(f"{path} {fault}", "in --out", "point --out to another folder, or move the file")
+            older = header + file.read() if header not in (b"", table.header) else b""
+    if older:
+        replace_file(path, table.extended(older))
 
 
 def write_json(path: Path, value: Any) -> None:

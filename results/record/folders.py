@@ -8,15 +8,19 @@ from pathlib import Path
 from gptscale.common.checkpoint.folders import step_folders
 from gptscale.common.errors import CheckpointError, ConfigError, StorageError
 from gptscale.common.settings.checks import RUN_WORDS
+from gptscale.results.columns import RunTable
+
+# No header is as long as that.
+HEADER_BYTES_MAX = 2**16
 
 
-def check_results_folder(out: Path, run_name: str | None, summary: str, header: bytes, *, resumes: bool) -> None:
+def check_results_folder(out: Path, run_name: str | None, table: RunTable, *, resumes: bool) -> None:
     """Raise ConfigError or StorageError unless a run can write its folder and its row under `out`.
 
     StorageError: the disk, or the rights on it, do not allow it.
 
     The folder, or the nearest one that exists above it, must be a folder that can be written.
-    summary: the name of the file of rows, which must begin with `header` if it exists.
+    table: that of the row, whose file is of this or an earlier version if it exists.
     resumes: whether the run continues an earlier one, whose folder then may exist.
     """
     nearest = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
@@ -24,11 +28,11 @@ def check_results_folder(out: Path, run_name: str | None, summary: str, header: 
         kind = StorageError if nearest.is_dir() else ConfigError
         fix = "point --out to a folder that can"
         raise kind(f"results folder {out} cannot be written", f"at {nearest}", fix)
-    rows = out / summary
+    rows = out / table.file
     if rows.exists() and not rows.is_file():
         raise ConfigError(f"{rows} is no file", "in --out", "remove it, or choose another folder")
-    if rows.exists() and _first_bytes(rows, len(header)) not in (b"", header):
-        raise ConfigError(f"{rows} has other columns", "in --out", "point --out to another folder, or move the file")
+    if rows.exists() and (fault := table.fault(_first_line(rows))):
+        raise ConfigError(f"{rows} {fault}", "in --out", "point --out to another folder, or move the file")
     if run_name and not resumes and (out / "runs" / run_name).exists():
         fix = "add --resume or choose another --run-name"
         raise ConfigError(f"run {run_name} exists already", f"in {out}", fix)
@@ -38,9 +42,9 @@ def check_results_folder(out: Path, run_name: str | None, summary: str, header: 
         )
 
 
-def _first_bytes(path: Path, count: int) -> bytes:
+def _first_line(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(count)
+        return file.readline(HEADER_BYTES_MAX)
 
 
 def resume_folder(out: Path, run_name: str | None, resume: str) -> Path | None:

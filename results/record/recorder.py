@@ -32,9 +32,9 @@ from gptscale.results.record.console import StepLines
 from gptscale.results.record.files import warn
 from gptscale.results.record.spike_log import SpikeLog
 from gptscale.results.record.step_log import StepLog, close_logs
-from gptscale.results.record.usage import UsageSampler
 
 if TYPE_CHECKING:
+    from gptscale.results.record.usage import UsageSampler
     from gptscale.results.record.wandb_board import WandbBoard
 
 # From 2**16 the loss scale is at its floor after 16 skipped steps. What still overflows then has another cause.
@@ -262,6 +262,8 @@ class Recorder:
             with self.paused():
                 self._machine = MachineClock(self.run.world.device)
                 if self.run.world.device.type == "cuda":
+                    from gptscale.results.record.usage import UsageSampler
+
                     self.usage = UsageSampler(self.run.world.device, columns=("gpu_util_percent",))
                     self._sampling.enter_context(self.usage)
         if last and self._machine and not self.machine_time:

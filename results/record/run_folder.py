@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
 from gptscale.common.settings.user_file import read_bytes
-from gptscale.results.record.columns import cell
-from gptscale.results.record.files import as_storage_error, csv_line, opened, replace_file, warn, write_json
+from gptscale.results.columns import cell, csv_line
+from gptscale.results.record.files import as_storage_error, opened, replace_file, warn, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from gptscale.common.errors import StorageError
-from gptscale.results.record.columns import cell
-from gptscale.results.record.files import LOCK_WAIT_S, as_storage_error, csv_line, opened, replace_file
+from gptscale.results.columns import cell, cells_of, csv_line
+from gptscale.results.record.files import LOCK_WAIT_S, as_storage_error, opened, replace_file
 
 
 def set_cells(path: Path, run_id: str, cells: Mapping[str, Any]) -> bool:
@@ -26,10 +25,10 @@ def set_cells(path: Path, run_id: str, cells: Mapping[str, Any]) -> bool:
         with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
             with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 header, *lines = file.read().split(b"\n")
-            columns = _cells(header)
+            columns = cells_of(header)
             # Behind the last newline nothing stands, or a row that is torn.
             for place, line in reversed(list(enumerate(lines[:-1]))):
-                row = dict(zip(columns, _cells(line), strict=False)) if run_id.encode() in line else {}
+                row = dict(zip(columns, cells_of(line), strict=False)) if run_id.encode() in line else {}
                 if row.get("run_id") == run_id and len(row) == len(columns) and csv_line(row.values()) == line + b"\n":
                     row |= {name: cell(value) for name, value in cells.items() if name in row}
                     lines[place] = csv_line(row.values())[:-1]
@@ -41,11 +40,3 @@ def set_cells(path: Path, run_id: str, cells: Mapping[str, Any]) -> bool:
     except OSError as error:
         raise as_storage_error(error, path) from None
     return False
-
-
-def _cells(line: bytes) -> list[str]:
-    """Return the cells of a line, none of one that is no text or no row."""
-    try:
-        return next(csv.reader([line.decode()]), [])
-    except (UnicodeDecodeError, csv.Error):
-        return []

@@ -12,17 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import StorageError
-from gptscale.results.record.columns import STEP_COLUMNS, cell
-from gptscale.results.record.files import (
-    append,
-    csv_line,
-    cut_torn_line,
-    open_private,
-    opened,
-    replace_file,
-    sync,
-    warn,
-)
+from gptscale.results.columns import STEP_COLUMNS, cell, csv_line
+from gptscale.results.record.files import append, cut_torn_line, open_private, opened, replace_file, sync, warn
 
 STEP = re.compile(rb"(\d{1,18}),")
 # No row of ours is as long. A damaged file may be one line of any length.

@@ -21,6 +21,7 @@ from gptscale.launchers.commands.run import with_plan
 from gptscale.lenet.comparison.rows import read_rows
 from gptscale.lenet.run.columns import read_summary
 from gptscale.recipes.zero import ZeroConfig
+from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.read import load
 from gptscale.results.record.folders import check_results_folder
 from gptscale.results.record.launch_with_row import rows_of
@@ -128,9 +129,8 @@ def test_a_floor_that_is_no_number(floor, tmp_path):
 @pytest.mark.timeout(20)
 def test_a_summary_that_is_a_pipe_holds_up_no_run(tmp_path):
     os.mkfifo(tmp_path / "summary.csv")
-    header = b"a,b\n"
     with pytest.raises(GptscaleError, match=r"summary.csv is no file, in --out"):
-        check_results_folder(tmp_path, None, "summary.csv", header, resumes=False)
+        check_results_folder(tmp_path, None, SUMMARY, resumes=False)
     os.mkfifo(tmp_path / "run.json")
     assert read_json(tmp_path / "run.json") == {}
     (tmp_path / "device").symlink_to("/dev/zero")

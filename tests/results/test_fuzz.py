@@ -19,12 +19,12 @@ import pytest
 from rich.console import Console
 
 from gptscale.common.errors import ConfigError, StorageError
+from gptscale.results.columns import STEP_COLUMNS, SUMMARY
 from gptscale.results.comparison.groups import compare
 from gptscale.results.comparison.page import page
 from gptscale.results.comparison.picture import figure_png, steps_of
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, show
-from gptscale.results.record.columns import STEP_COLUMNS, SUMMARY_COLUMNS
 from gptscale.results.record.files import append_summary, write_json
 from gptscale.results.record.recorder import _before
 from gptscale.results.record.step_log import StepLog
@@ -81,7 +81,7 @@ def made(out: Path) -> list[Path]:
     """Leave three runs, and return the files to damage."""
     files = [out / "summary.csv"]
     for n, recipe in enumerate(("single", "ddp", "fsdp")):
-        row = dict.fromkeys(SUMMARY_COLUMNS, 1.0) | dict.fromkeys(("model", "data", "device", "host"), "tiny")
+        row = dict.fromkeys(SUMMARY.names, 1.0) | dict.fromkeys(("model", "data", "device", "host"), "tiny")
         row |= {"schema_version": 4, "run_id": f"{recipe}-1", "status": "ok", "error": "", "recipe": recipe}
         row |= {"timestamp": "2026-01-01", "workload_hash": "abcd" if n < 2 else "ef01", "world_size": n + 1}
         append_summary(out, row)

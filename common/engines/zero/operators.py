@@ -135,6 +135,10 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
     if reason := what_is_missing(op):
         raise ConfigError(*reason)
 
+    # It is linked with pin_memory, and its own builder would compile that a second time.
+    if op == "async_io":
+        prepare("pin_memory", say)
+
     def build(work: Path) -> Path:
         say(f"compiling DeepSpeed's {op} (about {ABOUT_S[op]} s on 2 cores, once) ...")
         return _build(op, work)
@@ -188,7 +192,18 @@ def start_deepspeed(device: torch.device) -> None:
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
 
 
-if __name__ == "__main__":
+def _compile(op: str) -> None:
+    """Compile `op` with DeepSpeed's builder, and import it."""
     from deepspeed.ops.op_builder import cpu as builders
 
-    getattr(builders, BUILDERS[sys.argv[1]])().load(verbose=True)
+    if op == "async_io":
+        load(["pin_memory"])
+    builder = getattr(builders, BUILDERS[op])()
+    # Nobody debugs these libraries, and writing the tables for a debugger takes time.
+    flags = [flag for flag in builder.cxx_args() if flag != "-g"]
+    builder.cxx_args = lambda: flags
+    builder.load(verbose=True)
+
+
+if __name__ == "__main__":
+    _compile(sys.argv[1])

@@ -15,8 +15,8 @@ from filelock import FileLock
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError, StorageError
+from gptscale.launchers.commands import prepare
 from gptscale.ops.build import cache as build_cache
-from gptscale.ops.build import kernels as extension
 
 pytest.importorskip("deepspeed")
 PREPARE = [sys.executable, "-m", "gptscale.launchers.cli", "prepare", "--recipes", "zero_infinity"]
@@ -25,17 +25,29 @@ PREPARE = [sys.executable, "-m", "gptscale.launchers.cli", "prepare", "--recipes
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A cache of its own, with all that zero_infinity needs but pin_memory, the quickest to compile."""
-    there, kernels = deepspeed_ops.ops_folder(), extension.cached()
+    there = deepspeed_ops.ops_folder()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = deepspeed_ops.ops_folder()
-    if not kernels.exists():
-        pytest.skip(f"our operators are not compiled in {kernels}: run gptscale prepare")
-    shutil.copytree(kernels.parent, extension.cached().parent)
     for op in ("cpu_adam", "async_io"):
         if not (there / op).exists():
             pytest.skip(f"{op} is not compiled in {there}: run gptscale prepare")
         shutil.copytree(there / op, folder / op)
     return folder
+
+
+ALL = {*deepspeed_ops.BUILDERS}
+COMPILED = {(): {"own", *ALL}, ("--recipes", "all"): ALL, ("--recipes", "ddp,zero_offload"): {"cpu_adam"}}
+
+
+@pytest.mark.parametrize("words", COMPILED, ids=" ".join)
+def test_with_recipes_only_what_they_need_is_compiled(monkeypatch, capsys, words):
+    """Our own operators and the mock of CUDA would make the first comparison wait, and no recipe needs them."""
+    compiled = []
+    monkeypatch.setattr(deepspeed_ops, "prepare", lambda op, say: compiled.append(op))
+    monkeypatch.setattr(prepare, "_prepare_own", lambda terminal: compiled.append("own"))
+    assert prepare.main(words) == 0
+    assert {*compiled} == COMPILED[words]
+    assert "cpu_adam is there, for zero_offload" in capsys.readouterr().out
 
 
 @pytest.mark.slow

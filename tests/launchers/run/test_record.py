@@ -1,13 +1,20 @@
 """Columns of a run's row from what its ranks measured. Runs in tests/launchers/run/test_worker.py leave whole rows."""
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gptscale.common.measure.bubble import Bubble
+from gptscale.common.measure.live_state import LiveState
 from gptscale.common.measure.offload import Offload
-from gptscale.launchers.run.record import bubble_figures, new_run_id, offload_figures
+from gptscale.common.measure.speed import Memory, Speed
+from gptscale.common.settings import plan_file
+from gptscale.foresight.verdict.verdict import Verdict
+from gptscale.launchers.run.record import bubble_figures, figures, identity, new_run_id, offload_figures
+from gptscale.results.columns import SUMMARY
+from gptscale.results.record.facts import highest, state_columns
 
 GIB = 2**30
 # Two timed steps of 2 s behind a warm-up that is not timed.
@@ -51,13 +58,44 @@ def test_a_run_of_warm_up_steps_alone_has_theory_and_bytes_only():
     assert offload_figures([Offload(cpu_bytes=GIB, waits_s=(1.0,))], recorder)["offload_wait_fraction"] is None
 
 
-@pytest.mark.parametrize("figures", [offload_figures, bubble_figures])
-def test_other_runs_have_no_such_columns(figures):
-    assert figures([None, None], RECORDER) == {}
-    assert figures([Offload(), Bubble(0.0, (), ())], None) == {}
+@pytest.mark.parametrize("part", [offload_figures, bubble_figures])
+def test_other_runs_have_no_such_columns(part):
+    assert part([None, None], RECORDER) == {}
+    assert part([Offload(), Bubble(0.0, (), ())], None) == {}
 
 
 def test_a_run_without_a_name_gets_one_that_no_twin_has():
     names = {new_run_id("fsdp") for _ in range(20)}
     assert all(re.fullmatch(r"fsdp-\d{8}-\d{6}-[0-9a-f]{4}", name) for name in names)
     assert len(names) > 15
+
+
+def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
+    """A key that is no column would be found after the last step, when the row is written."""
+    row = SimpleNamespace(predicted_step_time_s=1.0, predicted_peak_mem_gib=1.0, plan_hash="")
+    monkeypatch.setattr(plan_file, "read_row", lambda path, number: row)
+    slow, spikes = SimpleNamespace(rank=1, ratio=2.0), SimpleNamespace(skipped=lambda: 0)
+    steps = SimpleNamespace(
+        loss_first=1.0, loss_last=1.0, speed=Speed, slow_ranks=slow, spikes=spikes, train_time_s=1.0, **vars(RECORDER)
+    )
+    cause = SimpleNamespace(name="data-bound", share=0.5, without_s=0.5)
+    verdict = Verdict("data-bound", 1.0, 0.0, 1.0, {}, [cause])
+    made = {
+        "start": identity(plan(), "r"),
+        "plan": plan_file.predicted_columns(Path("plan.json"), 1),
+        "steps": figures(None, steps),
+        "offload": offload_figures([Offload(cpu_bytes=GIB)], RECORDER),
+        "bubble": bubble_figures([Bubble(0.5, (1.0,), (2.0,))], RECORDER),
+        "state": state_columns([LiveState()], ("16 N", GIB)),
+        "memory": {f"peak_{kind}" for kind in highest([Memory(1.0, 1.0, 1.0)])},
+        "verdict": verdict.columns(),
+    }
+    for source, row in made.items():
+        assert set(row) == {column.name for column in SUMMARY.columns if column.source == source}, source
+    assert {column.source for column in SUMMARY.columns} - set(made) == {"row", "usage", "contention"}
+
+
+def test_optimizer_rate_and_attention_are_columns(plan):
+    row = identity(plan("--optimizer", "sgd", "--lr", "0.5", "--attention", "math"), "r")
+    assert (row["optimizer"], row["lr"], row["attention"]) == ("sgd", 0.5, "math")
+    assert identity(plan(), "r")["lr"] > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_gpu_is_sampled_in_the_timed_steps_only(
     ):
         monkeypatch.setattr(recorder_module, name, lambda *args, of=stand_in: of())
     monkeypatch.setattr(recorder_module, "peak_memory", lambda device: Memory(1.0, 1.0, 1.0))
-    monkeypatch.setattr(recorder_module, "UsageSampler", sampler)
+    monkeypatch.setattr("gptscale.results.record.usage.UsageSampler", sampler)
     monkeypatch.setattr(Clock, "lap", lambda clock: None, raising=False)
     run, clock = make_run(timing_warmup_steps=3), Clock()
     run = dataclasses.replace(run, world=dataclasses.replace(run.world, device=torch.device(device)))
@@ -188,7 +189,7 @@ def test_evaluating_and_saving_are_not_timed(tmp_path: Path) -> None:
 def test_writing_counts_as_time_of_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
-        monkeypatch.setattr(recorder._console, "say", lambda line: clock.passes(0.25))
+        monkeypatch.setattr(recorder._console, "step", lambda *figures: clock.passes(0.25))
         record(recorder, clock, range(1, 11))
     assert pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist() == pytest.approx([0.5] + [0.75] * 9)
 
@@ -326,9 +327,20 @@ def test_console_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     with Recorder(make_run(steps=300), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 13))
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith("step  12/300  loss 0.8333  500.0 ms  128 tok/s  ")
-    assert line.endswith("TFLOP/s  MFU -  ETA 0:02:24")
+    assert line.startswith("step  10/300  loss 1.0000  500.0 ms  128 tok/s  ")
+    assert line.endswith("TFLOP/s  MFU -  ETA 0:02:25")
     assert " GiB  " in line
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_a_log_has_every_tenth_line_the_first_and_the_last(on_terminal, tmp_path, capsys, monkeypatch):
+    if on_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    clock = Clock()
+    with Recorder(make_run(steps=23), tmp_path, start_step=4, clock=clock) as recorder:
+        record(recorder, clock, range(5, 24))
+    steps = [int(step) for step in re.findall(r"(?m)step +(\d+)/23  loss", capsys.readouterr().out)]
+    assert steps == (list(range(5, 24)) if on_terminal else [5, 10, 20, 23])
 
 
 def test_other_ranks_keep_silent_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

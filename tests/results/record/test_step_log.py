@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gptscale.common.errors import StorageError
-from gptscale.results.record.columns import STEP_COLUMNS
+from gptscale.results.columns import STEP_COLUMNS
 from gptscale.results.record.step_log import StepLog, close_logs
 
 

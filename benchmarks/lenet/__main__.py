@@ -1,4 +1,4 @@
-"""`python -m benchmarks.lenet`: images/s of the fast loader beside a plain PyTorch script of the same model, in the same run.
+"""`python -m benchmarks.lenet`: images/s of the fast loader beside a plain PyTorch script of the same model.
 
 The contenders run in turn, each in a process of its own with the same number of threads, and their medians over rounds are
 compared. The time is the wall time of whole training epochs with loading and augmentation, without tests and imports.

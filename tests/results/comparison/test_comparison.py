@@ -726,7 +726,7 @@ def test_work_that_an_older_version_recorded_is_hashed_as_todays(
 def test_a_row_without_run_json_keeps_its_hash(tmp_path: Path) -> None:
     gone = add_run(tmp_path, "single", workload_hash="0123456789abcdef")
     (tmp_path / "runs" / gone / "run.json").unlink()
-    assert list(load([tmp_path]).workload_hash) == ["0123456789abcdef"]
+    assert [row["workload_hash"] for row in load([tmp_path])] == ["0123456789abcdef"]
 
 
 def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path: Path) -> None:

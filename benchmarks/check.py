@@ -90,7 +90,7 @@ def operator_ratios(folder: Path, busy: Sequence[str]) -> dict[str, float]:
 def mnist_ratios(folder: Path, mnist: Path) -> dict[str, float]:
     """Return the three ratios of MNIST, of three seeds each the median."""
     data = ["--data", str(mnist)]
-    plain = measured(folder / "bench.csv", *LENET, "bench", *data, "--rounds", "1").set_index("contender")
+    plain = measured(folder / "bench.csv", "benchmarks.lenet", *data, "--rounds", "1").set_index("contender")
     rows = {
         preset: measured(
             folder / f"{preset}.csv", *LENET, "baseline", *data, "--preset", preset, "--out", str(folder / preset)

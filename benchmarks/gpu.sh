@@ -45,7 +45,7 @@ stages=(
     "precision gptscale lenet precision $vision --repeats 1 --csv $out/precision.csv --png $out/precision.png"
     "fused   gptscale lenet fused $vision --repeats 1 --csv $out/fused.csv --png $out/fused.png"
     "ops     python -m benchmarks.ops --device cuda --csv $out/ops.csv --pictures $out"
-    "minigrad gptscale minigrad --model LeNet --pool-backward triton --data $images --device cuda --epochs 2 --csv $out/minigrad.csv"
+    "minigrad gptscale lenet minigrad --model LeNet --pool-backward triton --data $images --device cuda --epochs 2 --csv $out/minigrad.csv"
     "heads25 python -m benchmarks.model --heads 25 --contenders single_compiled --rounds 1 --steps 50 --csv $out/heads25.csv"
     "text    python -m benchmarks.model --data text --contenders single_compiled --rounds 1 --steps 50 --csv $out/text.csv"
     "graphs  python -m benchmarks.model --contenders single_compiled,single_graphs --rounds 1 --steps 50 --csv $out/graphs.csv"

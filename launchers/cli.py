@@ -70,10 +70,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "lenet.cli",
         "gptscale lenet WORD [options]: the vision experiments; `gptscale lenet --help` lists the words.",
     ),
-    "minigrad": (
-        "lenet.minigrad.command",
-        "gptscale minigrad [--model pure_linear|simple_conv|LeNet]: train with a small autograd, beside the old figures.",
-    ),
 }
 HELP = ("-h", "--help", "help")
 

@@ -14,7 +14,7 @@ LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 32_210),
     "foresight": (("foresight",), 11_150),
-    "lenet": (("lenet",), 7_510),
+    "lenet": (("lenet",), 7_260),
     "the package": ((*CORE, *LABS), 50_850),
     "the tests": (("tests",), 29_830),
 }

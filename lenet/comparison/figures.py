@@ -16,11 +16,6 @@ COLOURS = ("#56B4E9", "#E69F00", "#009E73")
 # Of curves and classes, one for each variant (Okabe & Ito 2008).
 VARIANT_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 
-PART_COLOURS = (
-    "#0072B2", "#56B4E9", "#D55E00", "#117733", "#E69F00", "#CC79A7", "#F0E442", "#882255", "#009E73", "#999999", "#661100",
-    "#000000", "#BBBBBB",
-)  # fmt: skip
-
 
 def bars(panel: Any, groups: Mapping[str, list[Any]], columns: Sequence[Column], title: str) -> None:
     """Draw the medians of the variants side by side for each column, with a line from the lowest to the highest repeat."""
@@ -88,21 +83,6 @@ def classes(panel: Any, groups: Mapping[str, list[Any]], reports: Sequence[Mappi
     panel.grid(axis="x", alpha=0.15)
     panel.grid(axis="y", alpha=0.3)
     panel.legend(fontsize=8)
-
-
-def stacked(panel: Any, parts: pd.DataFrame, title: str) -> None:
-    """Draw a bar for each column of `parts`, stacked of its rows, the largest rows first."""
-    left = [0.0] * len(parts.columns)
-    for i, (part, figures) in enumerate(parts.fillna(0.0).iterrows()):
-        panel.barh(
-            range(len(left)), list(figures), 0.7, left=left, color=PART_COLOURS[i % len(PART_COLOURS)], label=str(part)
-        )
-        left = [a + b for a, b in zip(left, figures, strict=True)]
-    panel.set_yticks(range(len(left)), list(parts.columns))
-    panel.invert_yaxis()
-    panel.set_title(title, fontsize=10)
-    panel.grid(axis="x", alpha=0.3)
-    panel.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def grid(

@@ -1,7 +1,6 @@
 """The measured rows of a study as CSVs: FILE.csv has a row per run, FILE-epochs.csv a row per epoch of each run.
 
-FILE-times.csv has quantiles of the time of a run's steps. FILE-where.csv has a row per part of a step of each run whose stack was
-sampled, and is only there if any was.
+FILE-times.csv has quantiles of the time of a run's steps, and FILE-windows.csv, of report A's settings alone, means of losses.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ import pandas as pd
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_file import read_table
+from gptscale.lenet.comparison.windows import WINDOW_COLUMNS, window_losses
 from gptscale.lenet.run.columns import (
     EPOCH_COLUMNS,
     FILE_BYTES_MAX,
     SUMMARY_COLUMNS,
     TIME_COLUMNS,
     WARMUP_STEPS,
-    WHERE_COLUMNS,
     read_summary,
 )
 
-# What tells whose epoch, or whose part, a row is.
+# These tell whose epoch, or whose times, a row is.
 RUN_COLUMNS = ["run_id", "variant", "seed"]
-DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS, "where": WHERE_COLUMNS}
+DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS, "windows": WINDOW_COLUMNS}
 
 
 class MeasuredRows(NamedTuple):
-    """The rows of runs, those of their epochs, of the times of their steps, and of the parts of their steps."""
+    """The rows of runs, those of their epochs, of the times of their steps, and of losses over windows of steps."""
 
     runs: pd.DataFrame
     epochs: pd.DataFrame
     times: pd.DataFrame
-    where: pd.DataFrame
+    windows: pd.DataFrame
 
 
 def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
@@ -45,6 +44,9 @@ def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
     for kind, columns in DETAILS.items():
         frames = [pd.DataFrame(columns=[*RUN_COLUMNS, *columns])]
         for row in runs[RUN_COLUMNS].to_dict("records"):
+            # Report A alone gives losses of windows.
+            if kind == "windows" and not str(row["variant"]).startswith("report_a"):
+                continue
             detail = _detail(out / "runs" / str(row["run_id"]), kind)
             if detail is not None:
                 frames.append(detail.assign(**{str(name): cell for name, cell in row.items()}))
@@ -77,7 +79,10 @@ def read_rows(files: str, study: str) -> MeasuredRows:
         runs.append(frame)
         for kind, frames in details.items():
             if beside(file, kind).is_file():
-                frames.append(_read_details(beside(file, kind)))
+                details_of_file = _read_details(beside(file, kind))
+                # The first files of windows have the seed alone.
+                known = [column for column in RUN_COLUMNS if column in details_of_file]
+                frames.append(details_of_file.merge(frame[RUN_COLUMNS], on=known))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
     return MeasuredRows(every, *(_joined(frames) for frames in details.values()))
 
@@ -93,7 +98,7 @@ def _read_details(file: Path) -> pd.DataFrame:
 
 
 def beside(csv: Path, kind: str) -> Path:
-    """Return the path of the file of `epochs` or of `where` beside a CSV of runs."""
+    """Return the path of the file of `epochs` or of `times` beside a CSV of runs."""
     return csv.with_name(f"{csv.stem}-{kind}.csv")
 
 
@@ -108,12 +113,14 @@ def by_variant(details: pd.DataFrame, variants: Sequence[str]) -> dict[str, list
 
 def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
     """Return the rows of one kind that a run's folder has, or None if it has none."""
-    file = folder / ("steps.csv" if kind == "times" else f"{kind}.csv")
+    file = folder / ("epochs.csv" if kind == "epochs" else "steps.csv")
     if not file.is_file():
         return None
     rows = pd.read_csv(file)
-    if kind != "times":
+    if kind == "epochs":
         return rows
+    if kind == "windows":
+        return window_losses(rows)
     ms = 1e3 * (rows.load_s + rows.update_s)[WARMUP_STEPS:]
     return pd.DataFrame([ms.quantile([0.1, 0.5, 0.9]).tolist()], columns=TIME_COLUMNS)
 

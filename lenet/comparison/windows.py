@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 import pandas as pd
 
 from gptscale.lenet.comparison.reference_figures import LENET_WITH_ADAM
-from gptscale.lenet.comparison.rows import beside
 
 BATCHES = 200
+WINDOW_COLUMNS = "epoch window loss".split()
 
 
 def window_losses(steps: pd.DataFrame) -> pd.DataFrame:
@@ -22,17 +22,16 @@ def window_losses(steps: pd.DataFrame) -> pd.DataFrame:
     return means.loc[means["size"] == BATCHES, "mean"].rename("loss").reset_index()
 
 
-def losses_by_window(windows: pd.DataFrame) -> list[dict[str, str]]:
-    """Return the mean loss of each 200 batches, an epoch per line: the median over runs, and that of report A."""
-    medians = windows.pivot_table(index="epoch", columns="window", values="loss", aggfunc="median")
-    lines = []
-    for (epoch, losses), report in zip(medians.iterrows(), LENET_WITH_ADAM["losses"], strict=False):
-        line = {"epoch": str(epoch)} | {f"to batch {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(losses)}
-        lines.append(line | {f"report A: {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})
-    return lines
-
-
-def earlier_windows(files: str) -> pd.DataFrame:
-    """Return the mean losses of each 200 batches that were written beside CSVs, which `files` names, or an empty table."""
-    paths = [beside(Path(file), "windows") for file in files.split(",")]
-    return pd.concat([pd.DataFrame(), *(pd.read_csv(path) for path in paths if path.is_file())], ignore_index=True)
+def losses_by_window(windows: pd.DataFrame, variants: Sequence[str]) -> list[list[dict[str, str]]]:
+    """Return a table for each variant that has them: an epoch per line, the median over runs, and that of report A."""
+    tables = []
+    for variant in variants:
+        rows = windows[windows.variant == variant]
+        medians = rows.pivot_table(index="epoch", columns="window", values="loss", aggfunc="median")
+        lines = []
+        for (epoch, losses), report in zip(medians.iterrows(), LENET_WITH_ADAM["losses"], strict=False):
+            line = {f"epoch of {variant}": str(epoch)}
+            line |= {f"to batch {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(losses)}
+            lines.append(line | {f"report A: {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})
+        tables.append(lines)
+    return [lines for lines in tables if lines]

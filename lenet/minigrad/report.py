@@ -1,22 +1,19 @@
-"""The experiment's rows beside those of report B (docs/lenet/README.md): tables, a CSV with the same columns, a picture."""
+"""The experiment's rows beside those of report B (docs/lenet/README.md): tables, and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from gptscale.lenet.minigrad.timing import StepTimes
-from gptscale.results.render import DPI, subplots, table
+from gptscale.lenet.minigrad.training import StepTimes
+from gptscale.results.render import DPI, subplots
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
+Lines = list[dict[str, str]]
 REPORT_COLUMNS = ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
 # The report's seconds per step, with a pooling backward of Python loops and with one in CUDA.
 REPORT_LOOP = StepTimes(0.005984, 0.13259, 0.29507, 0.44229)
@@ -39,24 +36,21 @@ def report_run(model: str, pool_backward: str) -> pd.DataFrame:
     return figures[figures.model == model].reset_index(drop=True)
 
 
-def epochs_table(measured: pd.DataFrame, reported: pd.DataFrame | None) -> Table:
-    """Return a table with a line for each epoch, with the report's figure beside each of ours unless `reported` is None."""
-    titles = ["epoch"]
-    for column in REPORT_COLUMNS[2:]:
-        titles.append(column.removesuffix("_time_s").replace("_", " ") + (" s" if column.endswith("_s") else ""))
-        titles += [] if reported is None else ["theirs"]
-    by_epoch = {} if reported is None else {int(row["epoch"]): row for row in reported.to_dict("records")}
-    result = _dim_theirs(table(titles, left=()))
+def epoch_lines(measured: pd.DataFrame, reported: pd.DataFrame | None) -> Lines:
+    """Return a line for each epoch, with the report's figure behind each of ours unless `reported` is None."""
+    theirs = {} if reported is None else {row["epoch"]: row for row in reported.to_dict("records")}
+    lines = []
     for row in measured.to_dict("records"):
-        cells = [str(row["epoch"])]
+        line = {"epoch": str(row["epoch"])}
         for column in REPORT_COLUMNS[2:]:
-            digits = 2 if column.endswith("_s") else 5
-            cells.append(f"{row[column]:.{digits}f}")
+            form = ".2f" if column.endswith("_s") else ".5f"
+            title = column.removesuffix("_time_s").replace("_", " ") + (" s" if column.endswith("_s") else "")
+            line[title] = format(row[column], form)
             if reported is not None:
-                other = by_epoch.get(int(row["epoch"]))
-                cells.append(f"{other[column]:.{digits}f}" if other is not None else "-")
-        result.add_row(*cells)
-    return result
+                other = theirs.get(row["epoch"])
+                line[f"their {title}"] = format(other[column], form) if other else "-"
+        lines.append(line)
+    return lines
 
 
 TIMED = {
@@ -67,7 +61,7 @@ TIMED = {
 }
 
 
-def times_lines(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> list[dict[str, str]]:
+def times_lines(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> Lines:
     """Return the milliseconds of one step by a loop and by a kernel, with the report's figures beside them."""
     titles = (f"{loop_name} ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio")
     lines = []
@@ -80,7 +74,7 @@ def times_lines(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name:
     return lines
 
 
-def last_lines(runs: Mapping[str, pd.DataFrame], reported: Mapping[str, pd.DataFrame]) -> list[dict[str, str]]:
+def last_lines(runs: Mapping[str, pd.DataFrame], reported: Mapping[str, pd.DataFrame]) -> Lines:
     """Return the last epoch of each model, and below each that of the report, with the median seconds of an epoch."""
     lines = []
     for name, measured in runs.items():
@@ -98,26 +92,6 @@ def _last_line(title: str, rows: pd.DataFrame, cpu_s: float | None = None) -> di
     line |= {"test loss": f"{last.test_loss:.4f}", "test error": f"{100 * last.test_err:.2f} %"}
     line |= {"s per epoch": f"{rows.epoch_time_s.median():.2f}"}
     return line | {"processor s": "-" if cpu_s is None else f"{cpu_s:.2f}"}
-
-
-def printed(lines: Sequence[Mapping[str, str]]) -> Table:
-    """Return lines as a table to print."""
-    titles = list(lines[0])
-    return _dim_theirs(table(titles, (line.values() for line in lines), left=titles[:1]))
-
-
-def _dim_theirs(result: Table) -> Table:
-    """Print the report's columns less brightly than ours, and return the table."""
-    for column in result.columns:
-        column.style = "dim" if str(column.header).startswith("their") else ""
-    return result
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write the rows to `path` in one move, so that readers see the old file or the new one."""
-    new_file = path.with_name(f".{path.name}.new")
-    pd.DataFrame(list(rows)).to_csv(new_file, index=False, float_format="%.6g")
-    new_file.replace(path)
 
 
 def draw(path: Path, runs: Mapping[str, pd.DataFrame], reported: Mapping[str, pd.DataFrame], title: str) -> None:

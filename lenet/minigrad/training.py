@@ -1,21 +1,27 @@
-"""The training loop of the autograd experiment, and the measurement after each epoch, on images in memory."""
+"""The images of the autograd experiment, its training loop, and the times of one step by operation."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from gptscale.common.errors import NumericError
+from gptscale.common.errors import ConfigError, DataError, NumericError
 from gptscale.common.settings.learning_rate import learning_rate
-from gptscale.ops.minigrad.backward import OpStopwatch, backward
-from gptscale.ops.minigrad.layers import Module
-from gptscale.ops.minigrad.loss import softmax_cross_entropy
-from gptscale.ops.minigrad.optimizers import Optimizer
-from gptscale.ops.minigrad.tensor import Array, Tensor, recording
+from gptscale.lenet.data.sources import LabelledImages, open_data
+from gptscale.lenet.minigrad.convolution import MaxPooling
+from gptscale.lenet.minigrad.layers import Module, softmax_cross_entropy
+from gptscale.lenet.minigrad.optimizers import Optimizer
+from gptscale.lenet.minigrad.tensor import Array, Op, Tensor, backward, recording
 
+# Side of the images in pixels, which the models are made for.
+SIDE = 28
+CLASSES = 10
 EVALUATION_BATCH_SIZE = 1000
 
 
@@ -26,12 +32,47 @@ class Samples:
     images: Array
     labels: Array
 
+    @classmethod
+    def of(cls, part: LabelledImages, n: int | None = None) -> Samples:
+        """Return the first `n` images, or all."""
+        return cls(part.images[:n].float() / 255, part.labels[:n])
+
     def to(self, device: torch.device) -> Samples:
         """Return a copy on the device."""
         return Samples(self.images.to(device), self.labels.to(device))
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images for training and for testing.
+
+    is_whole_mnist: whether they are all of MNIST, on which report B's figures were measured.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    is_whole_mnist: bool
+
+
+def open_digits(data: str, root: Path = Path(), train_samples: int | None = None, *, download: bool = False) -> Digits:
+    """Open the images that --data of a vision run names, which must be grey images of the ten digits.
+
+    train_samples: number of training images, the first ones, or None for all.
+    """
+    data_set = open_data(data, root=root, image_size=SIDE, download=download)
+    if data_set.channels != 1 or len(data_set.classes) != CLASSES:
+        shape = f"{data_set.channels} channels and {len(data_set.classes)} classes"
+        raise DataError(f"images with {shape}", f"in {data}", "give grey images of the ten digits")
+    n = len(data_set.train)
+    if train_samples is not None and train_samples > n:
+        raise ConfigError(f"{train_samples} of {n} images", "in --train-samples", f"use 1 to {n}")
+    train, test = Samples.of(data_set.train, train_samples), Samples.of(data_set.test)
+    has_all_images = (len(train), len(test)) == (60_000, 10_000)
+    return Digits(data_set.name, train, test, is_whole_mnist=has_all_images and data_set.name == "MNIST")
 
 
 @dataclass(frozen=True)
@@ -51,13 +92,11 @@ class Epoch:
     epoch_cpu_s: float
 
 
-def train_step(
-    model: Module, optimizer: Optimizer, images: Array, labels: Array, *, stopwatch: OpStopwatch | None = None
-) -> Tensor:
+def train_step(model: Module, optimizer: Optimizer, images: Array, labels: Array) -> Tensor:
     """Take one step on one batch and return its loss, which was computed before the step."""
     optimizer.zero_grad()
     loss = softmax_cross_entropy(model(Tensor(images)), labels)
-    backward(loss, stopwatch=stopwatch)
+    backward(loss)
     optimizer.step()
     return loss
 
@@ -96,6 +135,45 @@ def evaluate(model: Module, samples: Samples) -> tuple[float, float]:
     if not loss < float("inf"):
         raise NumericError(f"the loss is {loss}", "after an epoch", "lower --lr")
     return loss / len(samples), wrong / len(samples)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step of LeNet, as medians over steps.
+
+    pool_2_backward_s: the gradient of the second pooling layer, which backward reaches first. backward_s: all of backward.
+    """
+
+    forward_s: float
+    pool_2_backward_s: float
+    pool_1_backward_s: float
+    backward_s: float
+
+
+def time_steps(lenet: Module, images: Array, labels: Array, steps: int) -> StepTimes:
+    """Return medians over `steps` forwards and backwards on one batch, after one that is not counted.
+
+    No weight changes.
+    """
+    device, rows = images.device, []
+    for _ in range(steps + 1):
+        pools_s: list[float] = []
+
+        @contextmanager
+        def around(op: Op, pools_s: list[float] = pools_s) -> Iterator[None]:
+            began_s = clock(device)
+            yield
+            if isinstance(op, MaxPooling):
+                pools_s.append(clock(device) - began_s)
+
+        began_s = clock(device)
+        loss = softmax_cross_entropy(lenet(Tensor(images)), labels)
+        forward_ended_s = clock(device)
+        backward(loss, around=around)
+        rows.append((forward_ended_s - began_s, *pools_s, clock(device) - forward_ended_s))
+    for parameter in lenet.parameters():
+        parameter.grad = None
+    return StepTimes(*(statistics.median(column) for column in zip(*rows[1:], strict=True)))
 
 
 def clock(device: torch.device) -> float:

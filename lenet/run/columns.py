@@ -39,8 +39,6 @@ EPOCH_COLUMNS = (
 WARMUP_STEPS = 3
 # Quantiles of a run's steps, loading included, without the first ones. They are what a mean is not: blind to a short disturbance.
 TIME_COLUMNS = "p10_ms median_ms p90_ms".split()
-# Of where.csv: shares of the samples of rank 0's main thread, without those within tests.
-WHERE_COLUMNS = "part share ms_per_step".split()
 TEXT = (
     "run_id timestamp status error study variant model operators gelu batch_norm data augment loader strategy backend precision "
     "amp loss_scale channels_last optimizer lr_schedule class_accuracy bound_by device host torch_version git_commit "

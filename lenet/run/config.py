@@ -91,7 +91,7 @@ class VisionConfig:
     (ddp by Lightning Fabric) | trainer (ddp by Lightning's Trainer, as it comes) | trainer_bare (without its bar, logger and
     checkpoints)."""
     precision: Precision = "fp32"
-    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16. A CPU without fast products of bf16 or fp16 computes in fp32 and rounds."""
+    """fp32 | tf32 (CUDA, Ampere) | bf16 | fp16."""
     amp: bool = True
     """With bf16 and fp16: autocast, weights in fp32. --no-amp casts weights and images instead."""
     loss_scale: str | None = None
@@ -125,8 +125,6 @@ class VisionConfig:
     verdict: bool = True
     """Trace a few further steps after the last one, and say what limits the speed. Runs shorter than 20 steps, and those of
     Lightning's Trainer, have no verdict."""
-    sample_stack: bool = False
-    """Sample what the process runs a thousand times a second, and write the milliseconds of a step by part to where.csv."""
     wandb: bool = False
     """The same scalars for Weights & Biases, in runs/NAME/wandb; WANDB_MODE=offline keeps them on this machine."""
     study: str = "train"

@@ -17,7 +17,6 @@ from gptscale.common.process.progress import progress
 from gptscale.common.process.world import World
 from gptscale.common.state import Shard, shard_of
 from gptscale.lenet.models.batch_norm import synced
-from gptscale.lenet.models.half_products import rounded_products
 from gptscale.lenet.models.registry import ImageShape, build_model
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.optimizer import make_optimizer, make_scaler
@@ -71,7 +70,6 @@ class VisionEngine:
         self.has_dropout = any(isinstance(m, nn.Dropout) for m in model.modules())
         self.optimizer = make_optimizer(config, self.module)
         self.model, self.backward = distribute(self.module, config, world)
-        self.products = rounded_products(config.precision, DTYPES[config.precision], world.device)
         self.scaler, self.fixed_scale = make_scaler(config, world.device)
         # A scalar tensor, 1 if the last step overflowed and was left out, else 0. None without a loss scale.
         self.skipped: Tensor | None = None
@@ -86,9 +84,8 @@ class VisionEngine:
     def train_step(self, step: int, images: Tensor, labels: Tensor, lr: float) -> Tensor:
         """Take one optimizer step, 0-based `step` of the run, and return this rank's mean loss, a detached scalar tensor."""
         self.set_rate(lr)
-        with self.products:
-            loss = self.loss(step, images, labels)
-            self.backward(tell_backward(self.scaler.scale(loss)))
+        loss = self.loss(step, images, labels)
+        self.backward(tell_backward(self.scaler.scale(loss)))
         progress.at("optimizer")
         self.scaler.step(self.optimizer)
         self.scaler.update(self.fixed_scale)
@@ -137,7 +134,7 @@ class VisionEngine:
         hits, totals = (torch.zeros(self.n_classes, dtype=torch.int64, device=device) for _ in range(2))
         loss = torch.zeros((), dtype=torch.float64, device=device)
         for images, labels in batches:
-            with self.products, self._autocast():
+            with self._autocast():
                 logits = self.module(images).float()
             loss += F.cross_entropy(logits, labels, reduction="sum")
             totals += torch.bincount(labels, minlength=self.n_classes)

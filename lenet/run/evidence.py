@@ -1,4 +1,4 @@
-"""What limits a vision run's speed: the evidence after its last step, the verdict on it, and which code its steps are in."""
+"""What limits a vision run's speed: the evidence after its last step, for whoever judges it."""
 
 from __future__ import annotations
 
@@ -17,50 +17,13 @@ from gptscale.common.measure.evidence import (
     right_threads,
 )
 from gptscale.common.measure.speed import synchronize
-from gptscale.common.measure.stack_sampler import Place, StackSampler
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
-from gptscale.lenet.run.columns import SUMMARY_NAME, WHERE_COLUMNS
+from gptscale.lenet.run.columns import SUMMARY_NAME
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.results.record.run_folder import leave_evidence
-
-# Parts of a step with the code that tells them: the end of a file's folder or name, and a function or "" for all of the file.
-# The innermost place that one of them names decides.
-PARTS = (
-    ("forward", "lenet/models/", ""),
-    ("forward", "lenet/run/engine.py", "loss"),
-    ("data", "lenet/data/", ""),
-    ("recording", "lenet/run/recorder.py", ""),
-    ("optimizer", "torch/optim/", ""),
-    ("backward", "torch/_tensor.py", "backward"),
-    ("DDP", "torch/nn/parallel/", ""),
-    ("broadcast of a signal", "pytorch_lightning/loops/", "_broadcast_sigterm_tensor"),
-    ("progress bar", "pytorch_lightning/callbacks/progress/", ""),
-    ("checkpoints", "pytorch_lightning/callbacks/model_checkpoint.py", ""),
-    ("checkpoints", "pytorch_lightning/trainer/connectors/checkpoint_connector.py", ""),
-    ("logging", "pytorch_lightning/loggers/", ""),
-    ("logging", "pytorch_lightning/trainer/connectors/logger_connector/", ""),
-    ("logging", "pytorch_lightning/core/module.py", "log"),
-    ("rest of the Trainer", "pytorch_lightning/", ""),
-    ("Fabric", "lightning_fabric/", ""),
-)
-# The loops of steps, ours and the Trainer's. Outside of them, and within the test at their end, nothing is part of a step.
-LOOPS = ("lenet/run/loop.py", "pytorch_lightning/loops/training_epoch_loop.py")
-NOT_STEPS = ("end_epoch", "on_run_end")
-
-
-def part_of_step(stack: Sequence[Place]) -> str | None:
-    """Return the part of a step that a stack is in, or None before, between and after steps."""
-    in_loop = any(file.endswith(LOOPS) for file, _ in stack)
-    if not in_loop or any(function in NOT_STEPS for _, function in stack):
-        return None
-    for file, function in stack:
-        for part, path, only in PARTS:
-            if path in file and only in ("", function):
-                return part
-    return "rest of the loop"
 
 
 def vision_evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
@@ -108,10 +71,3 @@ def leave_vision_evidence(
         slow_loader=config.loader == "dataloader",
     )
     leave_evidence(folder, RunEvidence(SUMMARY_NAME, facts, judged_ranks(ranks), times_s, taken))
-
-
-def write_where(folder: Path, sampled: StackSampler, recorder: VisionRecorder) -> None:
-    """Write the milliseconds of a step by part."""
-    step_ms = 1e3 * recorder.totals.train_time_s / recorder.totals.steps
-    lines = [f"{part},{share},{share * step_ms}" for part, share in sampled.shares().items()]
-    (folder / "where.csv").write_text("\n".join([",".join(WHERE_COLUMNS), *lines]) + "\n")

@@ -146,7 +146,7 @@ def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
         if device.type != "cuda" or not supports_bf16(torch.cuda.get_device_capability(device)):
             raise ConfigError("tf32 needs a GPU of Ampere (8.0) or newer", "in --precision", "use fp32")
         return
-    # A CPU can compute these models in fp16 (lenet/models/half_products.py), but not the GPT's attention and loss.
+    # A CPU can compute these models in fp16, but not the GPT's attention and loss.
     if device.type == "cuda":
         check_gpu_precision(config.precision, device)
 

@@ -18,8 +18,8 @@ from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.evidence import RankEvidence
 from gptscale.common.measure.speed import Memory, peak_memory
+from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
-from gptscale.lenet.models.half_products import rounding_note
 from gptscale.lenet.run.columns import append_summary
 from gptscale.lenet.run.evidence import leave_vision_evidence
 from gptscale.lenet.run.preflight import VisionPlan
@@ -82,7 +82,7 @@ class VisionRunRow:
         if self.plan.world.is_main:
             stack.enter_context(run_directory(config.out, self.run_id, resumes=config.resume is not None))
             write_json(self.folder / "run.json", of_this_start(self.description()))
-            for line in [] if self.quiet else rounding_note(config.precision, self.plan.world.device):
+            for line in [] if self.quiet else emulation(config.precision, self.plan.world.device):
                 print(line, flush=True)
         # The folder exists before any other rank goes on.
         gather_objects(None)

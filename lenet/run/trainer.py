@@ -54,7 +54,7 @@ def trainer_epochs(
         use_distributed_sampler=False,
         reload_dataloaders_every_n_epochs=1,
     )
-    with engine.products, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         trainer.fit(module)
     return module.stopped

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import ConfigError, GptscaleError, PeerError, StorageError
-from gptscale.common.measure.stack_sampler import StackSampler
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
 from gptscale.common.process.roll_call import refuse
@@ -22,7 +21,7 @@ from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.checkpoints import VisionSaver, check_space, resume
 from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.evidence import part_of_step, vision_evidence, write_where
+from gptscale.lenet.run.evidence import vision_evidence
 from gptscale.lenet.run.loop import train_epochs
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
 from gptscale.lenet.run.record import VisionRunRow
@@ -123,11 +122,8 @@ class PlannedRun:
             with ExitStack() as stack:
                 self.recorder = stack.enter_context(recorder)
                 stack.enter_context(self.sampler)
-                sampled = stack.enter_context(StackSampler(part_of_step)) if plan.config.sample_stack else None
                 stopped = loop_of(plan)(plan, engine, recorder, start, saver, stop)
             self.row.steps_are_over(recorder, stop.exit_status if stopped else 0)
-            if sampled and plan.world.is_main:
-                write_where(folder, sampled, recorder)
             # A study asks for figures alone.
             if not (stopped or quiet):
                 self.row.machine_time = recorder.machine_time()

@@ -39,15 +39,15 @@ class Cell:
 def run_grid(
     cells: Sequence[Cell],
     base: VisionConfig,
-    repeats: int,
+    seeds: Sequence[int],
     places: Sequence[Mapping[str, str]] = ({},),
     *,
     download: bool = False,
 ) -> pd.DataFrame:
-    """Run every cell `repeats` times, in turn, and return their rows of lenet.csv in that order.
+    """Run every cell with each seed, in turn, and return their rows of lenet.csv in that order.
 
     All cells are checked before the first run, so that a ConfigError is raised before anything has run.
-    base: what all runs share; each turn adds one to its seed. places: the variables of the environment that a run has beside this
+    base: what all runs share but for the seed. places: the variables of the environment that a run has beside this
     process's. As many runs as there are places go on at once.
     """
     # Before the first import of torch, which the warm parent and its runs then share.
@@ -62,17 +62,17 @@ def run_grid(
 
     def run(turn: int, cell: Cell, config: VisionConfig) -> None:
         place = free.get()
-        print(f"round {turn + 1} of {repeats}: {cell.variant}", file=sys.stderr, flush=True)
+        print(f"round {turn + 1} of {len(seeds)}: {cell.variant}", file=sys.stderr, flush=True)
         try:
             run_cell(config, cell, place)
         finally:
             free.put(place)
 
     runs = []
-    for turn in range(repeats):
+    for turn, seed in enumerate(seeds):
         for cell, config in zip(cells, configs, strict=True):
             name = f"{base.study}-{uuid.uuid4().hex[:12]}"
-            runs.append((turn, cell, dataclasses.replace(config, seed=base.seed + turn, run_name=name)))
+            runs.append((turn, cell, dataclasses.replace(config, seed=seed, run_name=name)))
     if len(places) == 1:
         for one in runs:
             run(*one)

@@ -20,13 +20,12 @@ from torch.utils._pytree import tree_leaves
 
 from gptscale.common.measure.speed import reset_peak_memory
 
-CATEGORIES = ("weights", "optimizer state", "inputs", "gradients", "activations", "other")
-
 
 class Event(NamedTuple):
-    """An allocation (change_bytes above 0) or a release.
+    """An allocation (change_bytes above 0), a release, or the begin or the end of a phase (0 bytes, and no storage).
 
     time_s: seconds since the account began, for an allocation until its operator began. op: the operator, empty for a release.
+    allocated_bytes and peak_allocated_bytes: the count of CUDA's allocator at a phase's end, and its highest in this step.
     """
 
     time_s: float
@@ -35,20 +34,8 @@ class Event(NamedTuple):
     op: str
     storage: int
     change_bytes: int
-
-
-class Mark(NamedTuple):
-    """The end of a phase, with the number of events until then.
-
-    allocated_bytes and peak_allocated_bytes: the count of CUDA's allocator now and its highest in this step, None elsewhere.
-    """
-
-    step: int
-    phase: str
-    n_events: int
-    time_s: float
-    allocated_bytes: int | None
-    peak_allocated_bytes: int | None
+    allocated_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
 
 
 class StorageAccount(TorchDispatchMode):
@@ -63,15 +50,14 @@ class StorageAccount(TorchDispatchMode):
         super().__init__()
         self.device, self.live_bytes = device, 0
         self.events: list[Event] = []
-        self.marks: list[Mark] = []
         # By number of the storage.
         self.categories: list[str] = []
+        self._nbytes: list[int] = []
+        self._phase_of_allocation: list[str] = []
         self._step, self._phase = 0, "setup"
         self._began, self._operator_began_s = time.perf_counter(), 0.0
         # By address of the StorageImpl.
         self._watched: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
-        self._phase_of_allocation: list[str] = []
-        self._nbytes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._operator_began_s = self._now()
@@ -86,10 +72,10 @@ class StorageAccount(TorchDispatchMode):
         # Releases from now on are no part of the account.
         self._watched.clear()
 
-    def hold(self, tensors: Iterable[Tensor], category: str) -> None:
+    def hold(self, tensors: Iterable[Tensor | None], category: str) -> None:
         """Count the storages of `tensors`, old and new ones, as `category`."""
         for tensor in tensors:
-            if tensor.device.type == self.device.type:
+            if tensor is not None and tensor.device.type == self.device.type:
                 self.categories[self._number(tensor)] = category
 
     def saved(self, tensor: Tensor) -> Tensor:
@@ -108,35 +94,33 @@ class StorageAccount(TorchDispatchMode):
         counted: tuple[int | None, int | None] = None, None
         if self.device.type == "cuda":
             counted = torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(self.device)
-        self.marks.append(Mark(self._step, self._phase, len(self.events), self._now(), *counted))
+        self.events.append(Event(self._now(), self._step, self._phase, "", -1, 0, *counted))
         self._phase = phase
         if step is not None:
             self._step = step
             reset_peak_memory(self.device)
+        self.events.append(Event(self._now(), self._step, self._phase, "", -1, 0))
 
     def timeline(self) -> pd.DataFrame:
         """Return a row for each event: its fields, `category`, `live_bytes` after it, and the live bytes of each category."""
         frame = pd.DataFrame(self.events, columns=list(Event._fields))
-        frame["category"] = [self.categories[number] for number in frame.storage]
+        # A phase's begin or end has the number -1, and is of no category.
+        frame["category"] = [[*self.categories, ""][number] for number in frame.storage]
         frame["live_bytes"] = frame.change_bytes.cumsum()
-        for category in CATEGORIES:
+        for category in dict.fromkeys(self.categories):
             frame[category] = frame.change_bytes.where(frame.category == category, 0).cumsum()
         return frame
 
     def _number(self, tensor: Tensor, op: str = "") -> int:
         """Return the number of the tensor's storage, after adding an event if it is new or has another size than before."""
         storage = tensor.untyped_storage()
-        entry = self._watched.get(storage._cdata)
-        if entry is None:
-            number = len(self.categories)
+        address = storage._cdata
+        if address not in self._watched:
+            self._watched[address] = len(self.categories), weakref.ref(storage, lambda _: self._release(address))
             self.categories.append("inputs" if self._phase == "loading" else "other")
             self._phase_of_allocation.append(self._phase)
             self._nbytes.append(0)
-            address = storage._cdata
-            released = weakref.ref(storage, lambda _: self._release(address))
-            self._watched[address] = number, released
-        else:
-            number = entry[0]
+        number, _ = self._watched[address]
         self._change(number, storage.nbytes() - self._nbytes[number], op)
         return number
 

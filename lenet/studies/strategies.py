@@ -2,7 +2,7 @@
 
 Report B (docs/lenet/README.md) credited DDP with a speed-up that came from worker processes, since DDP had 4 of them and the
 baseline none. Here a grid whose strategies load in different ways is refused. Report A found Lightning's Trainer slower, for
-reasons that it did not know. Here the time that each strategy adds to a step is a column, and --sample-stack tells where it goes.
+reasons that it did not know. Here the time that each strategy adds to a step is a column.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ class StrategiesOptions(StudyOptions):
     """As in gptscale lenet train."""
     num_workers: str = "0"
     """Worker processes of every process's loader; `single=0,ddp=4` is understood, and refused as unfair."""
-    sample_stack: bool = False
-    """Tell how many milliseconds of a step are in which part of the code, from samples, which slow a step a little."""
 
     @property
     def names(self) -> list[str]:
@@ -95,7 +93,7 @@ def why_not(name: str) -> str | None:
 def grid(options: StrategiesOptions) -> list[Cell]:
     """Return cells of each strategy, with one process and, where the strategy can have several, with `nproc`."""
     shared: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "loader": options.loader}
-    shared |= {"num_workers": options.workers, "sample_stack": options.sample_stack}
+    shared |= {"num_workers": options.workers}
     cells = []
     for name in options.names:
         for nproc in (1,) if name in ("single", "dataparallel") else sorted({1, options.nproc}):
@@ -118,9 +116,9 @@ def reference_rows(result: StudyResult[StrategiesOptions]) -> Lines:
 
 
 def tables_below(result: StudyResult[StrategiesOptions]) -> list[Lines]:
-    """Return what each strategy adds to a step, the parts of a step if they were sampled, loss by epoch, accuracy by class."""
+    """Return what each strategy adds to a step, loss by epoch, and accuracy by class."""
     losses, classes = loss_table(result.curves, REPORTS), class_table(result.groups, REPORTS)
-    return [lines for lines in (step_table(result), where_table(result), losses, classes) if lines]
+    return [lines for lines in (step_table(result), losses, classes) if lines]
 
 
 def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
@@ -150,36 +148,17 @@ def _spread(values: pd.Series, between: str = "-") -> str:
     return f"{values.median():.2f} ({values.min():.2f}{between}{values.max():.2f})"
 
 
-def parts_of_steps(result: StudyResult[StrategiesOptions]) -> pd.DataFrame:
-    """Return the milliseconds of each part of a step, the largest first, in each variant: medians over repeats."""
-    where = result.measured.where
-    medians = where.pivot_table(index="part", columns="variant", values="ms_per_step", aggfunc="median")
-    order = medians.max(axis=1).sort_values(ascending=False).index
-    return medians.loc[order, [variant for variant in result.groups if variant in medians.columns]]
-
-
-def where_table(result: StudyResult[StrategiesOptions]) -> Lines:
-    """Return a line for each part of a step, with its milliseconds in each variant."""
-    if result.measured.where.empty:
-        return []
-    lines = parts_of_steps(result).map(lambda ms: f"{ms:.2f}" if ms >= 0.005 else "-")
-    return [{"part of a step, ms": str(part)} | dict(line) for part, line in lines.iterrows()]
-
-
 def draw(result: StudyResult[StrategiesOptions], title: str, path: Path) -> None:
-    """Write a figure of the curves over several epochs, of the training time, and of the parts of a step if sampled."""
+    """Write a figure of the curves over several epochs, and of the training time."""
     curved = bool(result.curves) and result.rows.epochs.max() > 1
-    sampled = not result.measured.where.empty
     counts, heights = ([3], [4.6]) if curved else ([], [])
     bars_in = 1.6 + 0.42 * len(result.groups)
-    figure, rows = figures.grid([*counts, 2 if sampled else 1], [*heights, bars_in], 15.0, title)
+    figure, rows = figures.grid([*counts, 1], [*heights, bars_in], 15.0, title)
     if curved:
         figures.curves(rows[0][0], result.curves, "train_loss", "training loss", reports=REPORTS)
         figures.curves(rows[0][1], result.curves, "test_accuracy", "test accuracy (%)", 100)
         figures.classes(rows[0][2], result.groups, REPORTS)
     figures.bars(rows[-1][0], result.groups, [TRAINING], "training time (s)")
-    if sampled:
-        figures.stacked(rows[-1][1], parts_of_steps(result), "parts of a step (ms)")
     figure.savefig(path, dpi=DPI)
 
 

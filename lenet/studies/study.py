@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StudyOptions:
-    """Options of every study: on which images, for how long and how often it trains, and where its files go."""
+class StudyFiles:
+    """Options of every study: on which images and which device it works, and where its files go."""
 
     data: str = "digits"
     """As in gptscale lenet train."""
@@ -38,6 +38,52 @@ class StudyOptions:
     """Where torchvision keeps mnist and cifar10."""
     download: bool = False
     """Download mnist or cifar10 to --data-dir if it is not there."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """As in gptscale lenet train."""
+    out: Path = Path("results")
+    """Folder for lenet.csv, runs/, and the figure."""
+    csv: Path | None = None
+    """File for this study's rows; those of epochs go beside it, to NAME-epochs.csv."""
+    md: Path | None = None
+    """File for the tables in Markdown."""
+    png: Path | None = None
+    """File for the figure; default STUDY.png in --out."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
+
+    def __post_init__(self) -> None:
+        for name in ("csv", "md", "png"):
+            check_output_file(getattr(self, name), f"--{name}")
+
+
+@dataclass(frozen=True)
+class GridOptions(StudyFiles):
+    """Options of a study that trains a grid of runs, or shows the rows of earlier calls."""
+
+    rows: str = ""
+    """What earlier calls wrote by --csv, with commas between: their rows are shown together, and nothing is run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows:
+            others = {f.name for f in dataclasses.fields(self)} - {"rows", "out", "csv", "md", "png"}
+            refuse_changed(self, sorted(others), "--rows runs nothing")
+
+    @property
+    def seed_numbers(self) -> Sequence[int]:
+        """The seed of each turn of the grid."""
+        raise NotImplementedError
+
+    def base(self, study: str) -> VisionConfig:
+        """Return what all runs of the study share."""
+        shared = {name: getattr(self, name) for name in ("data", "device", "out")}
+        return VisionConfig(**shared, data_dir=self.data_dir.absolute(), study=study, tensorboard=False)
+
+
+@dataclass(frozen=True)
+class StudyOptions(GridOptions):
+    """Options of a study whose runs last as long, and are repeated as often, as one says."""
+
     epochs: int = 3
     """Of each run."""
     repeats: int = 3
@@ -46,45 +92,22 @@ class StudyOptions:
     """Seed of the first turn, which the others count up from: further turns may be another call, see --rows."""
     max_steps: int | None = None
     """Ends each run after that many optimizer steps."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """As in gptscale lenet train."""
-    out: Path = Path("results")
-    """Folder for lenet.csv, runs/, and the figure."""
-    csv: Path | None = None
-    """File for this study's rows of lenet.csv; the rows of their epochs go beside it, to NAME-epochs.csv."""
-    md: Path | None = None
-    """File for the tables in Markdown."""
-    png: Path | None = None
-    """File for the figure; default STUDY.png in --out."""
-    rows: str = ""
-    """What earlier calls wrote by --csv, with commas between: their rows are shown together, and nothing is run."""
-
-    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (TORCHVISION_NEED,)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_ranges(self, {"epochs": (1, 10**6), "repeats": (1, 1000), "first_seed": (0, 10**9)})
-        for name in ("csv", "md", "png"):
-            check_output_file(getattr(self, name), f"--{name}")
-        if self.rows:
-            others = {f.name for f in dataclasses.fields(self)} - {"rows", "out", "csv", "md", "png"}
-            refuse_changed(self, sorted(others), "--rows runs nothing")
+
+    @property
+    def seed_numbers(self) -> Sequence[int]:
+        """The seed of each turn of the grid."""
+        return range(self.first_seed, self.first_seed + self.repeats)
 
     def base(self, study: str) -> VisionConfig:
-        """Return what all runs of the study share, with the seed of the first turn."""
-        return VisionConfig(
-            data=self.data,
-            data_dir=self.data_dir.absolute(),
-            epochs=self.epochs,
-            max_steps=self.max_steps,
-            seed=self.first_seed,
-            device=self.device,
-            out=self.out,
-            study=study,
-            tensorboard=False,
-        )
+        """Return what all runs of the study share."""
+        return dataclasses.replace(super().base(study), epochs=self.epochs, max_steps=self.max_steps)
 
 
-OptionsT = TypeVar("OptionsT", bound=StudyOptions)
+OptionsT = TypeVar("OptionsT", bound=GridOptions)
 
 
 @dataclass(frozen=True)
@@ -176,7 +199,7 @@ def measured(study: Study[OptionsT], options: OptionsT) -> MeasuredRows:
 
         return read_rows(options.rows, study.name)
     base = options.base(study.name)
-    runs = run_grid(study.cells(options), base, options.repeats, study.places(options), download=options.download)
+    runs = run_grid(study.cells(options), base, options.seed_numbers, study.places(options), download=options.download)
     from gptscale.lenet.comparison.rows import rows_of_runs
 
     return rows_of_runs(options.out, runs)
@@ -184,7 +207,7 @@ def measured(study: Study[OptionsT], options: OptionsT) -> MeasuredRows:
 
 def finish(
     study: str,
-    options: StudyOptions,
+    options: StudyFiles,
     every: Sequence[Lines],
     notes: Sequence[str],
     draw: Callable[[Path], None],

@@ -37,7 +37,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
                 for size, k in ((16, 0.1), (256, 1), (1024, 1))
             ]
             pd.DataFrame(rows, columns=["operator", "size_kib", "ratio_to_torch"]).to_csv(csv)
-        elif words[2] == "bench":
+        elif words[0] == "benchmarks.lenet":
             names = ["plain, 0 workers", "fast loader"]
             pd.DataFrame({"contender": names, "ratio_to_0_workers": [1.0, figures["fast loader"]]}).to_csv(csv)
         else:
@@ -57,7 +57,7 @@ def test_all_goals_reached(benches: dict[str, object], tmp_path: Path, capsys: p
     assert all(line.endswith(": reached") for line in lines)
     assert "mnist_25_s_over_time_to_99 1.923" in " ".join(lines)
     asked = [words[2] if words[0].endswith("cli") else words[0] for words in benches["asked"]]
-    assert asked == ["benchmarks.model", "benchmarks.ops", "bench", "baseline", "baseline"]
+    assert asked == ["benchmarks.model", "benchmarks.ops", "benchmarks.lenet", "baseline", "baseline"]
     assert all("--allow-busy" in words for words in benches["asked"][:2])
 
 

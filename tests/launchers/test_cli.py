@@ -91,10 +91,9 @@ STUDIES = [word for word in USAGE if word != "train"]
         (["--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "ddp", "--precision", "fp4"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
         *((["lenet", word, "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ) for word in STUDIES),
-        (["minigrad", "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "single", "--steps", "1", "--data", "synthetic", "--device", "cpu"], 0, NEVER),
     ],
-    ids=["list", "help", "a refused option", *STUDIES, "minigrad", "a run"],
+    ids=["list", "help", "a refused option", *STUDIES, "a run"],
 )
 def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwanted):
     """Of the command and, since they inherit the variable, of the ranks that it starts."""

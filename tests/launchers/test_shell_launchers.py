@@ -78,13 +78,13 @@ def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
             assert config.device in ("auto", "cuda")
             unsupported.check(words[2], config, recipe_config)
             recipes.append(words[2])
-        elif words[1] in ("lenet", "minigrad"):
+        elif words[1] == "lenet":
             assert " --device cuda" in " ".join(words)
             with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
                 patch.setattr(command_line, "_check_paths", lambda options: sys.exit(0))
                 main(words[1:])
             assert not end.value.code, words
-            experiments.append(words[2] if words[1] == "lenet" else words[1])
+            experiments.append(words[2])
         else:
             assert words[:6] == ["python", "-m", "pytest", "-q", "-m", "gpu"]
     assert asked == set(benches)
@@ -99,7 +99,7 @@ def test_the_gpu_script_takes_images_and_the_gpus_that_there_are(tmp_path):
     smi.chmod(0o755)
     words = ("--list", "--images", "MNIST/raw", tmp_path / "out")
     listed = shell(GPU_SH, *words, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.splitlines()
-    vision = [line for line in listed if " lenet " in line or "minigrad" in line]
+    vision = [line for line in listed if " lenet " in line]
     assert len(vision) == 6
     assert all("--data MNIST/raw " in line for line in vision)
     assert [line.split()[2] for line in vision if "--nproc 2 " in line] == ["strategies", "batch", "backend"]

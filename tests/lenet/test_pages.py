@@ -25,7 +25,6 @@ TABLES = (
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-vgg19-quarter", ALL),
     ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies", ("| run | processes |", "| run | median step")),
     ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies-curves", ("| run | epoch 1", "| run | 0 |")),
-    ("strategies", "strategies", "2026-11-23-cpu-lenet-strategies-sampled", ("| part of a step",)),
     ("workers", "workers", "2026-11-21-cpu-lenet-workers", ALL),
 )
 

@@ -19,7 +19,6 @@ COMMANDS = [
     "benchmarks.model",
     "benchmarks.ops",
     "lenet train",
-    "minigrad",
     "tools.soak",
     "simulate fsdp",
 ]

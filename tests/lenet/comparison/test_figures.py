@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gptscale.lenet.comparison.figures import bars, classes, curves, grid, stacked
+from gptscale.lenet.comparison.figures import bars, classes, curves, grid
 from gptscale.lenet.comparison.tables import Column
 
 
@@ -52,11 +52,3 @@ def test_rows_of_panels_may_differ_in_number() -> None:
     figure, rows = grid([2, 3], [4.0, 2.0], 10.0, "title")
     assert [len(row) for row in rows] == [2, 3]
     assert tuple(figure.get_size_inches()) == (10.0, 6.0)
-
-
-def test_parts_are_stacked_from_the_left() -> None:
-    panel = Figure().subplots()
-    stacked(
-        panel, pd.DataFrame({"single": [2.0, 1.0], "ddp": [3.0, float("nan")]}, index=["backward", "data"]), "parts"
-    )
-    assert [(bar.get_x(), bar.get_width()) for bar in panel.patches] == [(0, 2), (0, 3), (2, 1), (3, 0)]  # type: ignore[attr-defined]

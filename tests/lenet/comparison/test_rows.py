@@ -15,7 +15,7 @@ NUMBERS = {"n_params": 1, "seed": 1, "test_accuracy": 0.5, "batch_size": 64}
 
 
 def folder_of_runs(out: Path, names: dict[str, str], study: str = "batch") -> pd.DataFrame:
-    """Write a lenet.csv and the epochs of runs, whose variants are given by name. The last run has where.csv too."""
+    """Write a lenet.csv and the epochs of runs, whose variants are given by name."""
     rows = [
         dict.fromkeys(SUMMARY_COLUMNS, "") | NUMBERS | {"run_id": n, "variant": v, "study": study}
         for n, v in names.items()
@@ -30,7 +30,6 @@ def folder_of_runs(out: Path, names: dict[str, str], study: str = "batch") -> pd
         (folder / "steps.csv").write_text(
             "step,load_s,update_s\n" + "".join(f"{i},0.001,{i / 1e3}\n" for i in range(1, 14))
         )
-    (folder / "where.csv").write_text("part,share,ms_per_step\nforward,0.75,3.0\nbackward,0.25,1.0\n")
     return read_summary(out / "lenet.csv")
 
 
@@ -38,14 +37,13 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     runs = folder_of_runs(tmp_path / "out", {"r1": "a", "r2": "b"})
     rows = rows_of_runs(tmp_path / "out", runs)
     written = write_rows(tmp_path / "x.csv", rows)
-    assert [path.name for path in written] == ["x.csv", "x-epochs.csv", "x-times.csv", "x-where.csv"]
+    assert [path.name for path in written] == ["x.csv", "x-epochs.csv", "x-times.csv"]
     # The first three steps of 13 do not count: 5 to 14 ms.
     assert rows.times[["p10_ms", "median_ms", "p90_ms"]].iloc[0].tolist() == pytest.approx([5.9, 9.5, 13.1])
     again = read_rows(str(tmp_path / "x.csv"), "batch")
     for ours, theirs in zip(rows, again, strict=True):
         pd.testing.assert_frame_equal(ours.reset_index(drop=True), theirs, check_dtype=False)
     assert list(by_variant(again.epochs, ["b", "a", "none"])) == ["b", "a"]
-    assert again.where.variant.tolist() == ["b", "b"]
 
 
 def test_several_files_are_read_together_and_no_run_twice(tmp_path: Path) -> None:

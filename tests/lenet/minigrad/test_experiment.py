@@ -9,17 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 
 from gptscale.common.errors import DataError, NumericError
 from gptscale.launchers.cli import main
 from gptscale.lenet.minigrad import report
-from gptscale.lenet.minigrad.digits import open_digits
-from gptscale.lenet.minigrad.timing import StepTimes, time_steps
-from gptscale.lenet.minigrad.training import Samples, evaluate, train, train_step
+from gptscale.lenet.minigrad.layers import build
+from gptscale.lenet.minigrad.optimizers import SGD, Adam
+from gptscale.lenet.minigrad.training import Samples, StepTimes, evaluate, open_digits, time_steps, train, train_step
 from gptscale.ops import registry as library
-from gptscale.ops.minigrad.models import build
-from gptscale.ops.minigrad.optimizers import SGD, Adam
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def small_mnist(tmp_path: Path, stripes: Samples) -> Path:
     for name, n in (("train", 400), ("t10k", 200)):
         idx_file(folder / f"{name}-images-idx3-ubyte", (stripes.images[-n:, 0] * 255).numpy())
         idx_file(folder / f"{name}-labels-idx1-ubyte", stripes.labels[-n:].numpy())
-    return tmp_path / "data"
+    return folder
 
 
 @pytest.mark.parametrize("model", ["pure_linear", "simple_conv", "LeNet"])
@@ -123,7 +120,7 @@ def test_pure_linear_on_mnist(mnist: Path) -> None:
 
 @pytest.mark.slow
 def test_lenet_on_a_part_of_mnist(mnist: Path) -> None:
-    digits = open_digits(str(mnist), 6400)
+    digits = open_digits(str(mnist), train_samples=6400)
     assert len(digits.train) == 6400
     # The old figures are not of a part.
     assert not digits.is_whole_mnist
@@ -161,17 +158,13 @@ def test_the_tables_lay_theirs_beside_ours() -> None:
     old = report.report_run("pure_linear", "auto")
     # Ours have one epoch more than theirs.
     ours = pd.concat([old.head(2) * 1, old.tail(1).assign(epoch=20)])
-    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(report.epochs_table(ours, old))
-    header, first, _, beyond = console.export_text().splitlines()
-    assert header.split().count("theirs") == 5
-    assert first.split()[:3] == ["0", "0.22435", "0.22435"]
-    assert beyond.split()[2] == "-"
-    console.print(report.printed(report.times_lines(StepTimes(1, 2, 3, 6), StepTimes(1, 0.5, 0.5, 2), "loop", "cpp")))
-    text = console.export_text()
-    assert "4.0x" in text
-    assert "340.0x" in text
-    console.file.close()
+    first, _, beyond = report.epoch_lines(ours, old)
+    assert len([title for title in first if title.startswith("their ")]) == 5
+    assert list(first.values())[:3] == ["0", "0.22435", "0.22435"]
+    assert beyond["their train loss"] == "-"
+    times = report.times_lines(StepTimes(1, 2, 3, 6), StepTimes(1, 0.5, 0.5, 2), "loop", "cpp")
+    assert times[1]["ratio"] == "4.0x"
+    assert times[1]["their ratio"] == "340.0x"
 
 
 @pytest.mark.slow
@@ -179,9 +172,7 @@ def test_the_command_trains_times_and_writes(
     small_mnist: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     csv, md, png = tmp_path / "rows.csv", tmp_path / "tables.md", tmp_path / "curves.png"
-    words = (
-        f"minigrad --data {small_mnist} --epochs 2 --batch-size 50 --timed-steps 1 --csv {csv} --md {md} --png {png}"
-    )
+    words = f"lenet minigrad --data {small_mnist} --epochs 2 --batch-size 50 --timed-steps 1 --csv {csv} --md {md} --png {png}"
     assert main(words.split()) == 0
     said = capsys.readouterr().out
     assert "400 images to learn from, 200 to test with" in said
@@ -215,8 +206,9 @@ def test_the_loops_train_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> 
     rows = {}
     for name in ("loop", "windows", "auto"):
         csv = tmp_path / f"{name}.csv"
-        words = f"minigrad --data {small_mnist} --model LeNet --epochs 1 --batch-size 16 --train-samples 48 "
-        assert main([*words.split(), "--timed-steps", "0", "--pool-backward", name, "--csv", str(csv)]) == 0
+        words = f"lenet minigrad --data {small_mnist} --out {tmp_path} --model LeNet --epochs 1 --batch-size 16 "
+        words += f"--train-samples 48 --timed-steps 0 --pool-backward {name} --csv {csv}"
+        assert main(words.split()) == 0
         rows[name] = pd.read_csv(csv)
     columns = list(report.REPORT_COLUMNS[1:6])
     for name in ("loop", "windows"):
@@ -227,7 +219,7 @@ def test_the_loops_train_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> 
 def test_the_default_data_needs_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn brings the digits")
     monkeypatch.chdir(tmp_path)
-    assert main("minigrad --model pure_linear --epochs 12 --batch-size 32 --csv rows.csv".split()) == 0
+    assert main("lenet minigrad --model pure_linear --epochs 12 --batch-size 32 --csv rows.csv".split()) == 0
     assert pd.read_csv("rows.csv").test_err.iloc[-1] < 0.08
 
 
@@ -247,10 +239,10 @@ REFUSED = {
         "--pool-backward triton --device cpu",
         "triton needs tensors on a CUDA device, not on cpu, in --pool-backward",
     ),
-    "no such folder": ("--data nowhere", "no MNIST in nowhere, in --data"),
-    "a folder without MNIST": ("--data .", "MNIST('data', download=True)"),
-    "another end": ("--csv rows.txt", "rows.txt does not end in .csv, in --csv, use rows.csv"),
-    "nowhere to write": ("--png no/curves.png", "mkdir -p no"),
+    "no such folder": ("--data nowhere", "nowhere is no folder, in --data"),
+    "a folder without MNIST": ("--data .", "holds neither idx files nor train/CLASS/ folders"),
+    "another end": ("--png curves.txt", "curves.txt does not end as a picture does, in --png"),
+    "nowhere to write": ("--csv no/rows.csv", "is in a folder that does not exist, in --csv"),
     "a typing mistake": ("--poolbackward loop", "did you mean '--pool-backward'"),
 }
 
@@ -261,7 +253,7 @@ def test_what_is_refused(
 ) -> None:
     words, part = REFUSED[name]
     monkeypatch.chdir(tmp_path)
-    assert main(["minigrad", *words.split()]) == 2
+    assert main(["lenet", "minigrad", *words.split()]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("gptscale: error: ")
@@ -270,12 +262,12 @@ def test_what_is_refused(
 
 
 def test_more_images_than_there_are(small_mnist: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["minigrad", "--data", str(small_mnist), "--train-samples", "401"]) == 2
+    assert main(["lenet", "minigrad", "--data", str(small_mnist), "--train-samples", "401"]) == 2
     assert "401 of 400 images, in --train-samples, use 1 to 400" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named(small_mnist: Path) -> None:
-    file = small_mnist / "MNIST" / "raw" / "train-labels-idx1-ubyte"
+    file = small_mnist / "train-labels-idx1-ubyte"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match="train-labels-idx1-ubyte"):
         open_digits(str(small_mnist))

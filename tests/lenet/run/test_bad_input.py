@@ -62,8 +62,6 @@ CASES = {
     "single of two": ([*TRAIN, "--nproc", "2", "--strategy", "single"], "single is one process, not 2, in --strategy"),
     "numbers of workers": (["lenet", "workers", "--workers", "some"], "'some' is no list of numbers, in --workers"),
     "repeats": (["lenet", "workers", "--repeats", "0"], "repeats 0 is out of range"),
-    "bench rounds": (["lenet", "bench", "--rounds", "0"], "rounds 0 is out of range, in --rounds, use 1 to 100"),
-    "bench data": (["lenet", "bench", "--data", "nowhere"], "nowhere is no folder"),
     "resume without a name": ([*TRAIN, "--resume"], "add --run-name NAME or give --resume PATH"),
 }  # fmt: skip
 

@@ -53,7 +53,9 @@ def test_every_model_learns(sample: VisionData, model: str) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16-pure", "fp16-pure"])
 def test_every_precision_learns(sample: VisionData, precision: str) -> None:
     name, _, pure = precision.partition("-")
-    found = losses(sample, 40, model="cnn", precision=name, amp=not pure, optimizer="sgd", lr=0.01)
+    # torch emulates short types on most processors, many times slower than fp32.
+    n_images = 40 if name == "fp32" else 20
+    found = losses(sample, n_images, model="cnn", precision=name, amp=not pure, optimizer="sgd", lr=0.01)
     assert found[-1] < found[0] - 0.2, found
 
 

@@ -1,4 +1,4 @@
-"""Tests of runs by Lightning's Trainer: they compute, stop and resume as our loop does, and tell where their steps go."""
+"""Tests of runs by Lightning's Trainer: they compute, stop and resume as our loop does."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def table(outcome: RunOutcome, name: str) -> pd.DataFrame:
 @pytest.mark.usefixtures("alone")
 def test_the_trainer_computes_what_our_loop_does(tmp_path: Path, idx_folder: Path, strategy: str) -> None:
     ours = run(tmp_path, "ours", data=str(idx_folder), strategy="single", **LONG)
-    its = run(tmp_path, "its", data=str(idx_folder), strategy=strategy, sample_stack=True, **LONG)
+    its = run(tmp_path, "its", data=str(idx_folder), strategy=strategy, **LONG)
     assert its.exit_status == 0
     a, b = (table(outcome, "steps.csv") for outcome in (ours, its))
     assert float(((a.loss - b.loss).abs() / a.loss).max()) <= 1e-5
@@ -71,10 +71,6 @@ def test_the_trainer_computes_what_our_loop_does(tmp_path: Path, idx_folder: Pat
     ]
     assert ends[0].equals(ends[1])
     assert its.row["strategy"] == strategy
-    where = table(its, "where.csv")
-    assert {"forward", "backward", "optimizer"} <= set(where.part)
-    assert where.share.sum() == pytest.approx(1)
-    assert where.ms_per_step.sum() == pytest.approx(1e3 * its.row["train_time_s"] / 18)
     assert (its.folder / "lightning").is_dir() == (strategy == "trainer")
 
 
@@ -130,19 +126,15 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_its_name(
 def test_two_ranks_by_the_trainer_give_the_losses_of_one(
     tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With several ranks the Trainer broadcasts in every step whether it was told to end, which the samples show."""
     options = {"data": str(idx_folder), "epochs": 8, "batch_size": 16}
     one = run(tmp_path, "one", strategy="single", **options)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name)
-    config = VisionConfig(
-        out=tmp_path, run_name="two", device="cpu", strategy="trainer_bare", sample_stack=True, **options
-    )  # type: ignore[arg-type]
+    config = VisionConfig(out=tmp_path, run_name="two", device="cpu", strategy="trainer_bare", **options)  # type: ignore[arg-type]
     ok("lenet", "train", "--nproc", 2, *option_words(config))
     a, b = table(one, "steps.csv"), pd.read_csv(tmp_path / "runs/two/steps.csv", float_precision="round_trip")
     assert len(a) == len(b) == 48
     assert float(((a.loss - b.loss).abs() / a.loss).max()) <= 1e-5
-    assert "broadcast of a signal" in set(pd.read_csv(tmp_path / "runs/two/where.csv").part)
 
 
 def test_what_the_trainer_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

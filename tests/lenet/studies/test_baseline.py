@@ -1,4 +1,4 @@
-"""Tests of `gptscale lenet baseline` and `bench`: what they write, and that the embedded digits are learned."""
+"""Tests of `gptscale lenet baseline`: what it writes, and that the embedded digits are learned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gptscale.lenet.comparison.windows import losses_by_window, window_losses
 from gptscale.lenet.run.columns import SUMMARY_COLUMNS
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.presets import PRESETS
-from gptscale.lenet.studies import bench
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +26,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path) -> None:
     """Run the command as a user types it, for one seed, and check accuracy, rows, table and figure."""
     pytest.importorskip("sklearn")
     files = {name: tmp_path / f"b.{name}" for name in ("csv", "md", "png")}
@@ -37,13 +36,10 @@ def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path, capsys: pytest.C
     assert list(rows) == SUMMARY_COLUMNS
     assert rows.test_accuracy[0] >= 0.985
     assert (rows.study[0], rows.variant[0], rows.n_test[0]) == ("baseline", "digits", 449)
-    said = capsys.readouterr().out
-    assert "scikit-learn's handwritten digits" in said
+    assert "scikit-learn's handwritten digits" in rows.data[0]
     written = files["md"].read_text()
-    for word in ("seed 1", "median", "report B: RandomAffine", "99.19 %"):
+    for word in ("| digits | 30 | 32 |", "exercise: must exceed", "report B: RandomAffine", "99.19", "epoch 30"):
         assert word in written
-    assert written.count("\n") == 7 + 1 + 5
-    assert "| median | " in written.split("\n\n")[1]
     assert len(pd.read_csv(tmp_path / "b-epochs.csv")) == 30
     # The same tables again, from the files.
     again = ["--rows", str(files["csv"]), "--md", str(tmp_path / "again.md"), "--png", str(tmp_path / "again.png")]
@@ -67,9 +63,9 @@ def test_losses_are_means_of_200_batches_beside_the_report() -> None:
         steps = pd.DataFrame({"epoch": [1] * 938 + [2] * 938, "loss": [loss] * 938 + [loss / 2] * 938})
         # These steps are behind the last whole window of the epoch.
         steps.loc[900:937, "loss"] = 1e6
-        runs.append(window_losses(steps).assign(seed=loss))
-    lines = losses_by_window(pd.concat(runs))
-    assert [line["epoch"] for line in lines] == ["1", "2"]
+        runs.append(window_losses(steps).assign(seed=loss, variant="report_a"))
+    (lines,) = losses_by_window(pd.concat(runs), ["report_a", "text"])
+    assert [line["epoch of report_a"] for line in lines] == ["1", "2"]
     assert list(lines[0].values()) == ["1", *["2.000"] * 4, "0.681", "0.171", "0.117", "0.092"]
     assert lines[1]["to batch 800"] == "1.000"
 
@@ -77,21 +73,3 @@ def test_losses_are_means_of_200_batches_beside_the_report() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_valid(name: str) -> None:
     assert VisionConfig(**PRESETS[name]).epochs >= 3
-
-
-@pytest.mark.slow
-def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run one round on the digits, with every contender in a process of its own, and check the ratios."""
-    pytest.importorskip("sklearn")
-    # The ratios are to the first two.
-    names = ["plain, 0 workers", "plain, 2 workers", "fast loader"]
-    monkeypatch.setattr(bench, "CONTENDERS", {name: bench.CONTENDERS[name] for name in names})
-    words = ["lenet", "bench", "--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "b.csv")]
-    assert main(words) == 0
-    frame = pd.read_csv(tmp_path / "b.csv").set_index("contender")
-    assert frame.index.tolist() == names
-    assert frame.ratio_to_0_workers["plain, 0 workers"] == 1
-    ratio = frame.images_per_s["fast loader"] / frame.images_per_s["plain, 2 workers"]
-    assert frame.ratio_to_2_workers["fast loader"] == pytest.approx(ratio)
-    assert (frame.images_per_s > 0).all()
-    assert (frame.batch_size == 32).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from gptscale.launchers.cli import main
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.studies.memory import StepView, VisionMemoryOptions, allocator_history, table, take_steps
-from gptscale.lenet.studies.memory_account import CATEGORIES, StorageAccount
+from gptscale.lenet.studies.memory import CATEGORIES, VisionMemoryOptions, allocator_history, table, take_steps
+from gptscale.lenet.studies.memory_account import StorageAccount
 
 BATCH, STEPS = 32, 2
 # Numbers that torch wraps are tensors of 8 bytes, which no operator returns.
@@ -35,8 +34,14 @@ def planned(device: str = "cpu", **options: Any) -> VisionPlan:
 
 def ends(account: StorageAccount, step: int = STEPS) -> dict[str, Any]:
     """Return live bytes at the end of each phase of a step."""
-    view = StepView.of(account, account.timeline(), step)
-    return {mark.phase: row for mark, _, row in view.ends()} | {"peak": view.peak}
+    rows = step_of(account, step)
+    ends = rows.groupby("phase", sort=False).tail(1)
+    return {row.phase: row for _, row in ends.iterrows()} | {"peak": rows.loc[rows.live_bytes.idxmax()]}
+
+
+def step_of(account: StorageAccount, step: int = STEPS) -> pd.DataFrame:
+    timeline = account.timeline()
+    return timeline[timeline.step == step]
 
 
 def taken(plan: VisionPlan) -> StorageAccount:
@@ -157,13 +162,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_count_of_cudas_allocator_stands_below_the_sum() -> None:
-    account = taken(planned())
-    view = StepView.of(account, account.timeline(), STEPS)
-    assert [row["MiB"] for row in table(view)] == [*CATEGORIES, "all"]
-    counted = [
-        m._replace(allocated_bytes=(i + 1) * 2**20, peak_allocated_bytes=9 * 2**20) for i, m in enumerate(view.marks)
-    ]
-    last = table(dataclasses.replace(view, marks=counted))[-1]
+    step = step_of(taken(planned()))
+    assert [row["MiB"] for row in table(step)] == [*CATEGORIES, "all"]
+    counted = step.groupby("phase", sort=False).ngroup().add(1) * 2**20
+    last = table(step.assign(allocated_bytes=counted, peak_allocated_bytes=9 * 2**20))[-1]
     assert list(last.values()) == ["CUDA's allocator", "1.00", "2.00", "3.00", "4.00", "9.00"]
 
 
@@ -232,6 +234,5 @@ def test_the_sum_is_what_cudas_allocator_counts(precision: str, tmp_path: Path) 
     asked = [of_asked for of_asked, _ in account.apart]
     assert max(asked) - min(asked) <= WRAPPED_BYTES
     assert all(most >= least for least, most in account.apart)
-    marks = [mark for mark in account.marks if mark.step == STEPS]
-    assert all(mark.allocated_bytes for mark in marks)
+    assert step_of(account).groupby("phase").allocated_bytes.last().gt(0).all()
     assert (tmp_path / "s.pickle").stat().st_size > 0

@@ -9,8 +9,7 @@ import pytest
 
 from gptscale.lenet.comparison.rows import MeasuredRows
 from gptscale.lenet.comparison.tables import Column, not_significant, of, overlaps, table
-from gptscale.lenet.run.evidence import part_of_step
-from gptscale.lenet.studies.strategies import StrategiesOptions, step_table, where_table
+from gptscale.lenet.studies.strategies import StrategiesOptions, step_table
 from gptscale.lenet.studies.study import StudyResult
 
 
@@ -18,7 +17,7 @@ from gptscale.lenet.studies.study import StudyResult
 def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]) -> None:
     """One process, and Fabric on one and two, must have the same loss. Other files test DDP and the Trainer."""
     pytest.importorskip("lightning_fabric")
-    rows = study("strategies", "--strategies", "single,fabric", "--batch-size", "16", "--sample-stack")
+    rows = study("strategies", "--strategies", "single,fabric", "--batch-size", "16")
     assert rows.world_size.to_dict() == {"single x1": 1, "fabric x1": 1, "fabric x2": 2}
     assert rows.strategy.tolist() == ["single", "fabric", "fabric"]
     for column in ("loss_first", "loss_last"):
@@ -26,7 +25,7 @@ def test_strategies_compute_the_same(study: Callable[..., pd.DataFrame], capsys:
     assert rows.test_accuracy.nunique() == 1
     said = capsys.readouterr().out
     assert "dataparallel was not run" in said
-    for title in ("added to a plain step, ms", "part of a step, ms", "epoch 1", "report B: DDP, 8 GPUs"):
+    for title in ("added to a plain step, ms", "epoch 1", "report B: DDP, 8 GPUs"):
         assert title in said
 
 
@@ -35,42 +34,11 @@ def test_what_a_strategy_adds_is_taken_from_the_same_turn() -> None:
     runs = pd.DataFrame({"variant": ["single x1", "ddp x1"], "status": "ok"})
     steps = [("single x1", 1, 3.0), ("single x1", 2, 9.0), ("ddp x1", 1, 4.0), ("ddp x1", 2, 10.5), ("ddp x1", 3, 99.0)]
     times = pd.DataFrame(steps, columns=["variant", "seed", "median_ms"]).assign(p10_ms=1.0, p90_ms=12.0)
-    where = pd.DataFrame(
-        [("ddp x1", 1, "backward", 1.5), ("ddp x1", 2, "backward", 2.5), ("single x1", 1, "data", 0.001)],
-        columns=["variant", "seed", "part", "ms_per_step"],
-    )
-    result = StudyResult(StrategiesOptions(), MeasuredRows(runs, pd.DataFrame(), times, where))
+    result = StudyResult(StrategiesOptions(), MeasuredRows(runs, pd.DataFrame(), times, pd.DataFrame()))
     plain, ddp = step_table(result)
     assert plain["median step, ms"] == "6.00 (3.00-9.00)"
     assert plain["added to a plain step, ms"] == "-"
     assert ddp["added to a plain step, ms"] == "1.25 (1.00 to 1.50)"
-    assert where_table(result) == [
-        {"part of a step, ms": "backward", "single x1": "-", "ddp x1": "2.00"},
-        {"part of a step, ms": "data", "single x1": "-", "ddp x1": "-"},
-    ]
-
-
-def test_samples_are_put_to_their_parts() -> None:
-    loop = ("/x/lenet/run/loop.py", "train_epochs")
-    torch_adam = ("/x/torch/optim/adam.py", "step")
-    assert (
-        part_of_step([("/x/torch/nn/conv.py", "forward"), ("/x/lenet/models/registry.py", "forward"), loop])
-        == "forward"
-    )
-    assert part_of_step([torch_adam, loop]) == "optimizer"
-    assert part_of_step([("/x/contextlib.py", "__exit__"), loop]) == "rest of the loop"
-    # Lightning computes the loss inside of the optimizer's step.
-    epoch_loop = ("/x/pytorch_lightning/loops/training_epoch_loop.py", "advance")
-    closure = ("/x/pytorch_lightning/loops/optimization/automatic.py", "closure")
-    assert part_of_step([("/x/lenet/run/engine.py", "loss"), closure, torch_adam, epoch_loop]) == "forward"
-    assert part_of_step([("/x/contextlib.py", "inner"), closure, torch_adam, epoch_loop]) == "rest of the Trainer"
-    signal = ("/x/pytorch_lightning/loops/training_epoch_loop.py", "_broadcast_sigterm_tensor")
-    assert part_of_step([("/x/torch/distributed/c10d.py", "broadcast"), signal, epoch_loop]) == "broadcast of a signal"
-    # Neither a test nor the start of a run is part of a step.
-    assert (
-        part_of_step([("/x/lenet/models/registry.py", "forward"), ("/x/lenet/run/loop.py", "end_epoch"), loop]) is None
-    )
-    assert part_of_step([("/x/lenet/models/registry.py", "build_model")]) is None
 
 
 @pytest.mark.slow

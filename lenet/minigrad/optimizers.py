@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gptscale.ops.minigrad.layers import Parameter
-from gptscale.ops.minigrad.tensor import Array
+from gptscale.lenet.minigrad.layers import Parameter
+from gptscale.lenet.minigrad.tensor import Array
 
 
 class Optimizer:

@@ -1,4 +1,4 @@
-"""`gptscale lenet bench`: images/s of the fast loader beside a plain PyTorch script of the same model, in the same run.
+"""`python -m benchmarks.lenet`: images/s of the fast loader beside a plain PyTorch script of the same model.
 
 The contenders run in turn, each in a process of its own with the same number of threads, and their medians over rounds are
 compared. The time is the wall time of whole training epochs with loading and augmentation, without tests and imports.
@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gptscale.common.errors import GptscaleError
-from gptscale.common.process.task import answer, run_worker
+from gptscale.common.process.task import run_worker
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
+from gptscale.launchers.cli import start
 from gptscale.lenet.comparison.reference_figures import LOADER_WORKERS
 from gptscale.lenet.comparison.tables import show, with_references
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
@@ -77,7 +76,7 @@ class LenetContender:
 
 def main(argv: Sequence[str]) -> int:
     """Measure all contenders, print the table, write the file."""
-    options = parse(LenetBenchOptions, argv, prog="gptscale lenet bench", about="Beside a plain PyTorch script.")
+    options = parse(LenetBenchOptions, argv, prog="python -m benchmarks.lenet", about="Beside a plain PyTorch script.")
     # It imports torch, so not before the options are read.
     from gptscale.lenet.run.preflight import make_plan, world_from_environment
 
@@ -124,32 +123,7 @@ def run_contender(name: str, options: LenetBenchOptions, seed: int) -> dict[str,
         task |= {"lr_schedule": schedule, "operators": "custom", "channels_last": False}
     else:
         task |= {"num_workers": workers}
-    module = "gptscale.lenet.studies.bench" if workers is None else "gptscale.lenet.studies.plain"
-    return run_worker(module, task)
-
-
-def train_fast(task: dict[str, Any]) -> dict[str, Any]:
-    """Train by this package in this process, with all files of a run, and return the epochs' seconds and the accuracy."""
-    import pandas as pd
-    import torch
-
-    from gptscale.lenet.run.preflight import world_from_environment
-    from gptscale.lenet.run.worker import train
-
-    torch.set_num_threads(task.pop("threads"))
-    del task["contender"]
-    with tempfile.TemporaryDirectory() as folder:
-        config = VisionConfig(
-            **task | {"data_dir": Path(task["data_dir"])}, out=Path(folder), device="cpu", study="bench"
-        )
-        outcome = train(config, world_from_environment(config), quiet=True)
-        if outcome.exit_status:
-            raise GptscaleError(str(outcome.row["error"]), "in lenet bench", "see the message above")
-        epochs = pd.read_csv(outcome.folder / "epochs.csv")
-    n_images = int(outcome.row["n_train"])
-    # This package leaves out an incomplete last batch. These are the seconds for as many images as the plain script takes.
-    seconds = [n_images / rate for rate in epochs.images_per_s]
-    return {"epoch_times_s": seconds, "accuracy": outcome.row["test_accuracy"], "n_images": n_images}
+    return run_worker("benchmarks.lenet.fast" if workers is None else "benchmarks.lenet.plain", task)
 
 
 def figures(contenders: Sequence[LenetContender], options: LenetBenchOptions) -> pd.DataFrame:
@@ -214,4 +188,4 @@ def table(frame: pd.DataFrame) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    answer(train_fast)
+    sys.exit(start(main))

@@ -1,6 +1,6 @@
 """LeNet-5 as one writes it without this package: DataLoader, PIL transforms, Adam, a loop.
 
-`gptscale lenet bench` compares with it and runs it as `python -m gptscale.lenet.studies.plain TASK`, where TASK is JSON. The last
+`python -m benchmarks.lenet` compares with it and runs it as `python -m benchmarks.lenet.plain TASK`, where TASK is JSON. The last
 line that it prints is its result.
 """
 

@@ -13,14 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.functional import vjp
 
-from gptscale.ops.minigrad.backward import backward, topological_order
-from gptscale.ops.minigrad.convolution import Fold, Unfold, Windows, conv2d
-from gptscale.ops.minigrad.kernels import ConvBiasReLU, MaxPooling
-from gptscale.ops.minigrad.layers import ConvReLU, Linear, Module, Parameter, find_parameters
-from gptscale.ops.minigrad.loss import LogSumExp, softmax_cross_entropy
-from gptscale.ops.minigrad.models import build
-from gptscale.ops.minigrad.optimizers import SGD, Adam
-from gptscale.ops.minigrad.tensor import Array, Op, Tensor, broadcast_to, recording, sum_to
+from gptscale.lenet.minigrad.convolution import ConvBiasReLU, Fold, MaxPooling, Unfold, Windows, conv2d
+from gptscale.lenet.minigrad.layers import (
+    ConvReLU,
+    Linear,
+    LogSumExp,
+    Module,
+    Parameter,
+    build,
+    find_parameters,
+    softmax_cross_entropy,
+)
+from gptscale.lenet.minigrad.optimizers import SGD, Adam
+from gptscale.lenet.minigrad.tensor import (
+    Array,
+    Op,
+    Tensor,
+    backward,
+    broadcast_to,
+    recording,
+    sum_to,
+    topological_order,
+)
 
 LABELS = torch.tensor([2, 0, 1])
 
@@ -350,7 +364,7 @@ def test_pooling_gives_the_gradient_of_a_tie_to_one_element() -> None:
 
 
 def test_an_operation_of_ones_own_is_two_methods() -> None:
-    """docs/ops/minigrad.md shows the same operation."""
+    """docs/lenet/minigrad.md shows the same operation."""
 
     class Tanh(Op):
         def compute(self, a: Array) -> Array:
@@ -371,7 +385,7 @@ def test_an_operation_of_ones_own_is_two_methods() -> None:
 
 
 def test_the_pages_examples_run() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "ops" / "minigrad.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "lenet" / "minigrad.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 4
     exec("\n".join(blocks), {})

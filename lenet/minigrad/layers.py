@@ -1,4 +1,4 @@
-"""Layers: parameters, the modules that hold them, and the search that finds every parameter of any model."""
+"""Layers and their parameters, the loss of a classifier, and three models for images of 28 x 28 pixels and ten classes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Literal
 
 import torch
 
-from gptscale.ops.minigrad.convolution import conv2d
-from gptscale.ops.minigrad.kernels import ConvBiasReLU, MaxPooling
-from gptscale.ops.minigrad.tensor import Array, Tensor
+from gptscale.lenet.minigrad.convolution import ConvBiasReLU, MaxPooling, conv2d
+from gptscale.lenet.minigrad.tensor import Array, Op, Tensor
 
 Convolution = Literal["kernel", "im2col"]
 
@@ -144,3 +143,76 @@ class Sequential(Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+class LogSumExp(Op):
+    """`log(sum(exp(a)))` over the last axis, which stays with length 1.
+
+    Its derivative is the softmax of `a`. The largest element is subtracted first, because exp overflows float32 from 89 on.
+    """
+
+    def compute(self, a: Array) -> Array:
+        largest = a.amax(-1, keepdim=True)
+        return (a - largest).exp().sum(-1, keepdim=True).log() + largest
+
+    def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
+        (a,) = node.inputs
+        return (out_grad * (a - node).exp(),)
+
+
+def softmax_cross_entropy(logits: Tensor, labels: Array) -> Tensor:
+    """Return the mean over the batch of `-log softmax(logits)[label]`, in nats.
+
+    logits: (batch, classes). labels: (batch,), whole numbers from 0.
+    """
+    classes = torch.arange(logits.shape[-1], device=labels.device)
+    one_hot = Tensor((labels[:, None] == classes).to(logits.array.dtype))
+    of_sample = LogSumExp()(logits) - (logits * one_hot).sum(-1, keepdim=True)
+    return of_sample.mean()
+
+
+def pure_linear(random: torch.Generator) -> Module:
+    """Build two linear layers with 100 hidden units: 79,510 parameters."""
+    return Sequential(Flatten(), Linear(28 * 28, 100, random), ReLULayer(), Linear(100, 10, random))
+
+
+def simple_conv(random: torch.Generator, *, convolution: Convolution = "kernel") -> Module:
+    """Build one convolution, with a single filter of 5 x 5, and two linear layers: 79,536 parameters."""
+    return Sequential(
+        # 28 x 28
+        ConvReLU(1, 1, 5, random, padding=2, convolution=convolution),
+        Flatten(),
+        Linear(28 * 28, 100, random),
+        ReLULayer(),
+        Linear(100, 10, random),
+    )
+
+
+def lenet(random: torch.Generator, *, convolution: Convolution = "kernel", pool_backward: str = "auto") -> Module:
+    """Build LeNet-5 (LeCun et al. 1998) with max pooling and ReLU, as is usual today: 61,706 parameters."""
+    return Sequential(
+        # 28 x 28
+        ConvReLU(1, 6, 5, random, padding=2, convolution=convolution),
+        # 14 x 14
+        MaxPool(2, backward=pool_backward),
+        # 10 x 10
+        ConvReLU(6, 16, 5, random, convolution=convolution),
+        # 5 x 5
+        MaxPool(2, backward=pool_backward),
+        Flatten(),
+        Linear(16 * 5 * 5, 120, random),
+        ReLULayer(),
+        Linear(120, 84, random),
+        ReLULayer(),
+        Linear(84, 10, random),
+    )
+
+
+def build(name: str, *, seed: int = 0, convolution: Convolution = "kernel", pool_backward: str = "auto") -> Module:
+    """Build the model of that name, with weights that depend on the seed alone."""
+    random = torch.Generator().manual_seed(seed)
+    if name == "pure_linear":
+        return pure_linear(random)
+    if name == "simple_conv":
+        return simple_conv(random, convolution=convolution)
+    return lenet(random, convolution=convolution, pool_backward=pool_backward)

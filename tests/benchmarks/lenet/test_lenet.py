@@ -1,0 +1,42 @@
+"""Tests of `python -m benchmarks.lenet`: the contenders do the same work, and their ratios are those of their rates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks.lenet import __main__ as bench
+from gptscale.launchers.cli import start
+
+
+@pytest.mark.slow
+def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run one round on the digits, with every contender in a process of its own, and check the ratios."""
+    pytest.importorskip("sklearn")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # The ratios are to the first two.
+    names = ["plain, 0 workers", "plain, 2 workers", "fast loader"]
+    monkeypatch.setattr(bench, "CONTENDERS", {name: bench.CONTENDERS[name] for name in names})
+    words = ["--rounds", "1", "--threads", "1", "--csv", str(tmp_path / "b.csv")]
+    assert bench.main(words) == 0
+    frame = pd.read_csv(tmp_path / "b.csv").set_index("contender")
+    assert frame.index.tolist() == names
+    assert frame.ratio_to_0_workers["plain, 0 workers"] == 1
+    ratio = frame.images_per_s["fast loader"] / frame.images_per_s["plain, 2 workers"]
+    assert frame.ratio_to_2_workers["fast loader"] == pytest.approx(ratio)
+    assert (frame.images_per_s > 0).all()
+    assert (frame.batch_size == 32).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rounds", "0"], "rounds 0 is out of range, in --rounds, use 1 to 100"),
+        (["--data", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert start(bench.main, words) == 2
+    assert message in capsys.readouterr().err

@@ -27,11 +27,6 @@ class Batch(NamedTuple):
     # indices of the sequences in the data source. An error names the batch by them.
     sequences: tuple[int, ...] = ()
 
-    def to(self, device: torch.device) -> Batch:
-        """Copy the batch to `device` without blocking the host."""
-        inputs, targets = (t.to(device, non_blocking=True) for t in (self.inputs, self.targets))
-        return self._replace(inputs=inputs, targets=targets)
-
 
 class StepResult(NamedTuple):
     """The figures of one optimizer step, as tensors, so that the loop decides when to read them and wait."""

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gptscale.common.data.loader import to_device
 from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.bubble import StageSpan, bubble_fraction, gaps
@@ -122,7 +123,7 @@ def worker(names: str, words: Sequence[str]) -> None:
             engine = get("pipeline").load().build(plan.run, plan.recipe_config)
             batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
             for step in range(STEPS):
-                engine.train_step(batches.batch(step).to(world.device), plan.run.lr_at(step))
+                engine.train_step(to_device(batches.batch(step), world.device), plan.run.lr_at(step))
             bubbles = gather_objects(engine.bubble())
             began = min(b.began_at for b in bubbles)
             trace = {

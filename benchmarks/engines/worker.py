@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.engines.minimal_splits import LIBRARY_SETUPS, SETUPS
-from gptscale.common.data.loader import Prefetcher
+from gptscale.common.data.loader import Prefetcher, to_device
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.model.build import materialise, meta_gpt
@@ -61,7 +61,7 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
         tempfile.tempdir = str(folder)
         minimal_step = LIBRARY_SETUPS[name](run) if name in LIBRARY_SETUPS else SETUPS[name](whole_model(run), Block)
         batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
-        batch = batches.batch(0).to(run.world.device)
+        batch = to_device(batches.batch(0), run.world.device)
         run_folder = folder / f"rank{run.world.rank}"
         run_folder.mkdir()
         with (

@@ -87,6 +87,12 @@ class Batches:
         return Batch(step, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), sequences)
 
 
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch to `device` without blocking the host."""
+    inputs, targets = (t.to(device, non_blocking=True) for t in (batch.inputs, batch.targets))
+    return batch._replace(inputs=inputs, targets=targets)
+
+
 class Prefetcher:
     """Batches on the device, which one thread reads `depth` steps ahead of the loop.
 
@@ -121,7 +127,7 @@ class Prefetcher:
                 raise
             what = f"step {step + 1} waited {WAIT_S_MAX:g} s for its batch"
             raise DataError(what, f"in {self.batches.source.name}", "check the disk it lies on") from None
-        batch = batch.to(self.device)
+        batch = to_device(batch, self.device)
         # Ask for the next batches only now: a reader woken earlier would hold Python's lock while this thread waits for it.
         newest = self._ahead[-1][0] if self._ahead else step
         for following in range(newest + 1, step + 1 + self.depth):

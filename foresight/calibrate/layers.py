@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gptscale.common.data.loader import to_device
 from gptscale.common.engine import Batch
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.measure.speed import synchronize
@@ -83,7 +84,7 @@ def engine_of(run: Run) -> TorchEngine:
 def batch_of(run: Run) -> Batch:
     """Return a batch of random tokens, one micro-batch."""
     rows = torch.randint(0, run.gpt.vocab_size, (run.batch.micro_batch_size, run.seq_len + 1))
-    return Batch(0, rows[:, :-1].contiguous(), rows[:, 1:].contiguous(), ()).to(run.world.device)
+    return to_device(Batch(0, rows[:, :-1].contiguous(), rows[:, 1:].contiguous()), run.world.device)
 
 
 def phase_seconds(engine: TorchEngine, batch: Batch, micro_batches: int = 1) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gptscale.common.checkpoint.replicas import ReplicaCheck
-from gptscale.common.data.loader import Prefetcher
+from gptscale.common.data.loader import Prefetcher, to_device
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, PeerError, StorageError
 from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
@@ -176,7 +176,9 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
             if not run.config.eval_every or step % run.config.eval_every:
                 return None
             progress.at("evaluation")
-            losses = [engine.eval_loss(held_out.batch(i).to(run.world.device)) for i in range(run.config.eval_batches)]
+            losses = [
+                engine.eval_loss(to_device(held_out.batch(i), run.world.device)) for i in range(run.config.eval_batches)
+            ]
             return torch.stack(losses).mean()
 
         saver = Saver(ready, engine, record.folder / "checkpoints", recorder.sync, spikes)

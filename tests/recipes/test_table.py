@@ -108,7 +108,10 @@ def test_the_contract_stays_small():
 
     lines = Path(engine.__file__).read_text().splitlines()
     assert len([line for line in lines if not line.strip().startswith("#")]) < 80
-    assert "bubble close counters eval_loss load_counters offload skip_steps state train_step".split() == METHODS
+    assert (
+        "bubble close counters eval_loss live_state load_counters offload skip_steps state train_step".split()
+        == METHODS
+    )
 
 
 @pytest.mark.parametrize("module_name", MODULES)

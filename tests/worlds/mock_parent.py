@@ -23,7 +23,8 @@ from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
 from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out
 from gptscale.foresight.mock_cuda.world import lone_group
-from gptscale.launchers.run import simulated, worker
+from gptscale.foresight.simulate import simulated
+from gptscale.launchers.run import worker
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
 from gptscale.recipes import get

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from gptscale.common.process.world import world_of
+from gptscale.common.settings.plan_file import PLANNED
 from gptscale.common.settings.run import changed_work, todays_workload
 from gptscale.common.settings.run_config import FIXED, KEPT, NOT_WORK, SPLIT, RunConfig
-from gptscale.foresight.plan.frozen import PLANNED
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.preflight import preflight
 

@@ -11,7 +11,7 @@ import worlds
 from worlds import ok
 
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
-from gptscale.foresight.verdict.files import NAME, read_verdict
+from gptscale.foresight.verdict.files import read_verdict
 from gptscale.foresight.verdict.remedies import CONTENDED, DATA
 
 SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
@@ -59,7 +59,7 @@ def test_a_slow_reader_is_found_in_a_real_run(tmp_path: Path) -> None:
     worlds.ranks("world_slow_reader.py", 2, *words, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path)
     with (tmp_path / "summary.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
-    causes = json.loads((tmp_path / "runs/run" / NAME).read_text())["causes"]
+    causes = json.loads((tmp_path / "runs/run/verdict.json").read_text())["causes"]
     (data,) = [cause for cause in causes if cause["name"] == DATA]
     assert 1 - data["without_s"] / float(row["step_time_s_median"]) > 0.4
     assert row["bound_by"] in (DATA, CONTENDED)

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gptscale.common.engines.colossal.checks import bubble_fraction, default_micro_batches, stage_sizes
+from gptscale.common.engines.rank_shapes import stage_of
 from gptscale.common.process import environments
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.memory.state import stage_of
 from gptscale.recipes.colossal_hybrid import ColossalPipelineConfig
 
 

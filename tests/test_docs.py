@@ -20,7 +20,7 @@ def test_every_relative_link_leads_to_a_file(page):
 
 
 def test_the_readme_fits_a_screen_or_two():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -12,16 +12,16 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 32_210),
-    "foresight": (("foresight",), 11_150),
+    "core": (CORE, 23_750),
+    "foresight": (("foresight",), 9_460),
     "lenet": (("lenet",), 7_260),
-    "the package": ((*CORE, *LABS), 50_850),
-    "the tests": (("tests",), 29_830),
+    "the package": ((*CORE, *LABS), 40_450),
+    "the tests": (("tests",), 28_500),
 }
 LOADED = {
     "a rank": (["launchers/run/worker.py"], 10_500),
-    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_900),
-    **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_450) for path in (ROOT / "recipes").glob("[!_u]*.py")},
+    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_700),
+    **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_000) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }
 
 

@@ -44,7 +44,7 @@ def test_overview_and_list(capsys):
     assert main([]) == main(["--help"]) == main(["list"]) == main(["--version"]) == 0
     said = capsys.readouterr().out
     assert not [name for name in [*COMMANDS, *RECIPES] if name not in said]
-    assert "gptscale 0.2.0" in said
+    assert "gptscale 0.3.0" in said
 
 
 def test_a_reader_that_leaves_early_is_no_error():

@@ -27,7 +27,7 @@ PCIE_SPECIFICATION = "PCI-SIG, 16 lanes, 128b/130b"
 
 
 def _sheets(gpu: Gpu) -> dict[str, DeviceSheet]:
-    """Return a GPU's sheets: in 16 bits by its name, in others with the precision behind it."""
+    """Return the data sheets of a GPU by name. Other precisions than 16 bits stand behind the name."""
     names = {"fp16": gpu.name, "fp32": f"{gpu.name} fp32", "fp8": f"{gpu.name} fp8"}
     return {
         name: DeviceSheet(1e12 * gpu.tflops[precision], gpu.memory, gpu.bus, gpu.source)

@@ -19,7 +19,7 @@ LAB = "gptscale.foresight.verdict.of_run"
 
 
 def tell_verdict(folder: Path) -> None:
-    """Have a run judged and print the line of its verdict, nothing for a run that left no evidence.
+    """Ask the lab for the verdict on a run and print its line. A run without evidence has none.
 
     The run is over, and its exit status stands. What goes wrong here is said, and the row has no verdict.
     """

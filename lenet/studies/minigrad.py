@@ -44,7 +44,7 @@ class MinigradOptions(StudyFiles):
     lr: float | None = None
     """Learning rate at the start. Default: 0.001 for adam, 0.1 for sgd."""
     momentum: float = 0.0
-    """Of sgd."""
+    """Momentum of sgd."""
     pool_backward: PoolBackward = "auto"
     """LeNet's max pooling backward: auto | loop (element by element, slow) | windows (one by one) | python | cpp | triton."""
     convolution: Literal["kernel", "im2col"] = "kernel"

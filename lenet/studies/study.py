@@ -43,7 +43,7 @@ class StudyFiles:
     out: Path = Path("results")
     """Folder for lenet.csv, runs/, and the figure."""
     csv: Path | None = None
-    """File for this study's rows; those of epochs go beside it, to NAME-epochs.csv."""
+    """File for the rows of this study. The rows of its epochs go to NAME-epochs.csv beside it."""
     md: Path | None = None
     """File for the tables in Markdown."""
     png: Path | None = None
@@ -85,7 +85,7 @@ class StudyOptions(GridOptions):
     """Options of a study whose runs last as long, and are repeated as often, as one says."""
 
     epochs: int = 3
-    """Of each run."""
+    """Passes over the training images, in each run."""
     repeats: int = 3
     """Turns of the whole grid, each with a seed of its own."""
     first_seed: int = 1

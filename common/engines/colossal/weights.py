@@ -15,21 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.common.engines.flat_shards import shards_of_range
+from gptscale.common.engines.rank_shapes import CUT_BY_TENSOR_RANKS
 from gptscale.common.model.hf_weights import name_pairs
 from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.state import Shard
 
-# The dim of this package's tensor that Colossal-AI's GPT2Policy cuts over tensor ranks. Every rank has all of the others.
-CUT_DIMS = {
-    "wte.weight": 0,
-    "attn.qkv.weight": 0,
-    "attn.qkv.bias": 0,
-    "attn.proj.weight": 1,
-    "mlp.fc.weight": 0,
-    "mlp.fc.bias": 0,
-    "mlp.proj.weight": 1,
-}
+# The dim of this package's tensor that Colossal-AI's GPT2Policy cuts over tensor ranks. Every rank has all of the positions.
+CUT_DIMS = {name: dim for name, dim in CUT_BY_TENSOR_RANKS.items() if name != "wpe.weight"}
 
 
 def cut_dim(name: str) -> int | None:

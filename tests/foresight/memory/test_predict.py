@@ -3,8 +3,6 @@
 import pytest
 from planned_runs import planned_words
 
-from gptscale.common.engines.colossal.weights import CUT_DIMS
-from gptscale.common.engines.rank_shapes import CUT_BY_TENSOR_RANKS
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.memory.world_bytes import LAYOUTS
 from gptscale.foresight.simulate.simulation import simulate
@@ -57,8 +55,3 @@ def test_sharded_state_falls_with_the_ranks_and_a_world_of_64_needs_no_process()
         for n in (8, 64)
     ]
     assert peaks[0]["optimizer state"] / peaks[1]["optimizer state"] == pytest.approx(8, rel=0.01)
-
-
-def test_tensor_ranks_cut_the_same_dimensions_in_the_closed_form_and_in_colossal():
-    """The closed form imports no torch, so it has a table of its own. Colossal-AI alone keeps the positions whole."""
-    assert {"wpe.weight": 0, **CUT_DIMS} == CUT_BY_TENSOR_RANKS

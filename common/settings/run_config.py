@@ -30,7 +30,7 @@ KEPT = (
 ).split()
 # Any other option makes the work of two runs unequal. A tokenizer shows in the tokens, which have a fingerprint.
 NOT_WORK = frozenset({*SPLIT, *KEPT, "device", "dist_timeout_s", "tokenizer"})
-# What a run that continues may not change.
+# Options that a continued run may not change.
 FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
 
 # A shorter run has no verdict.

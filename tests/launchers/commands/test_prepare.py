@@ -80,7 +80,7 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, pretending_
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     again = subprocess.run(PREPARE, capture_output=True, text=True, timeout=400, check=True)
     assert "compiling" not in again.stdout
-    # Of a processor, since a busy machine takes longer.
+    # Processor seconds, since a busy machine takes longer.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 20
 
 

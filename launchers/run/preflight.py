@@ -214,7 +214,7 @@ def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, mesh: Mesh) -> B
 def _check_device(run: Run) -> None:
     if get(run.recipe).needs_cuda and run.world.device.type != "cuda":
         raise ConfigError(
-            f"{run.recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
+            f"{run.recipe} needs a CUDA device", "on this machine", "`gptscale doctor` says which recipes run here"
         )
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 # Dots per inch of every picture.
@@ -42,14 +42,14 @@ def console(log_columns: int | None = None, **options: Any) -> Console:
 
     options: of rich's Console, such as highlight=False, which prints numbers without colours.
     """
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     return Console(width=None if Console().is_terminal else log_columns, **options)
 
 
 def table(
     titles: Sequence[str],
-    rows: Iterable[Iterable[str]] = (),
+    rows: Iterable[Iterable[RenderableType]] = (),
     *,
     left: Collection[str] | None = None,
     no_wrap: Collection[str] = (),

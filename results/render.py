@@ -42,7 +42,7 @@ def console(log_columns: int | None = None, **options: Any) -> Console:
 
     options: of rich's Console, such as highlight=False, which prints numbers without colours.
     """
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     return Console(width=None if Console().is_terminal else log_columns, **options)
 

@@ -97,13 +97,18 @@ def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
     it is told when the row is written.
     """
     with suppress(StorageError):
-        write_json(folder / "status.json", of_this_start(_end_of(row, step) | {"row": dict(row)}))
+        write_json(folder / "status.json", of_this_start(end_of(row, step) | {"row": dict(row)}))
+
+
+def has_ended(folder: Path, steps: int) -> bool:
+    """Return whether a run has taken all its `steps` and left its row."""
+    end = read_json(folder / "status.json")
+    return end.get("status") == "ok" and "row" not in end and end.get("step") == steps
 
 
 def is_over(folder: Path, config: RunConfig) -> bool:
     """Return whether --resume auto finds that a run has taken all its steps and left its row, and say so if it has."""
-    end = read_json(folder / "status.json") if config.resume == "auto" else {}
-    is_done = end.get("status") == "ok" and "row" not in end and end.get("step") == config.steps
+    is_done = config.resume == "auto" and has_ended(folder, config.steps)
     if is_done and os.environ.get("RANK", "0") == "0":
         print(f"run {folder.name} is done: its {config.steps} steps and its row are in {folder.parents[1]}", flush=True)
     return is_done
@@ -121,7 +126,8 @@ def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:
         return False
 
 
-def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
+def end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Return what status.json says of a run that has ended."""
     return {"status": row["status"], "error": row["error"], "step": step}
 
 
@@ -136,7 +142,7 @@ def leave_row(
     path = None
     try:
         path = append(out, row)
-        write_json(folder / "status.json", of_this_start(_end_of(row, step)))
+        write_json(folder / "status.json", of_this_start(end_of(row, step)))
         return path
     except StorageError as error:
         table = csv_line(row) + csv_line(cell(value) for value in row.values())

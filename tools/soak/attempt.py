@@ -24,12 +24,13 @@ ORPHAN_LIMIT_S = 10.0
 class Attempt:
     """A started run in the folder `run`. Its output goes to the file `log`.
 
-    begun_at: the step of the newest checkpoint before the start.
+    begun_at: the step of the newest checkpoint before the start. wrong: what was seen while it ran and should not have been.
     """
 
     def __init__(self, program: Program, nproc: int, run: Path, log: Path) -> None:
         self.nproc, self.run, self.log = nproc, run, log
         self.begun_at = newest_step(run)
+        self.wrong: list[str] = []
         self._rows_before = self._rows_version()
         self._began = time.monotonic()
         self.seconds = 0.0
@@ -58,6 +59,12 @@ class Attempt:
                 if process.name().startswith("rank "):
                     ranks.append((process.name(), process))
         return [process for _, process in sorted(ranks, key=lambda rank: int(rank[0].split()[1]))]
+
+    def look_for_manifest(self) -> None:
+        """Note a newest checkpoint that got its name before its manifest."""
+        newest = step_folders(self.run / "checkpoints")[0]
+        if newest.exists() and not (newest / "manifest.json").exists():
+            self.wrong.append(f"{newest.name} got its name before its manifest")
 
     def has_ranks(self) -> bool:
         """Return whether all ranks have been started."""

@@ -46,18 +46,26 @@ def broken_promises(run: Path, before: Bytes) -> list[str]:
             wrong.append(str(error))
     for path in (run / "steps.csv", run / "eval.csv", run / "spikes.csv", run.parents[1] / "summary.csv"):
         wrong += torn_lines(path)
+    # Each start goes on from the newest checkpoint, so that none is beyond it. Rows beyond it are, and stay whole.
+    wrong += [f"{path.name} was a good checkpoint" for path in (run / "checkpoints").glob("*.discarded*")]
+    for path in run.glob("*.discarded.csv"):
+        with (run / path.name.replace(".discarded", "")).open("rb") as kept:
+            wrong += torn_lines(path, kept.readline().decode())
     return wrong
 
 
-def torn_lines(path: Path) -> list[str]:
-    """Return what is wrong with the lines of a CSV, if it exists and is not empty: each must have all its columns."""
-    text = path.read_text() if path.exists() else ""
+def torn_lines(path: Path, header_line: str = "") -> list[str]:
+    """Return what is wrong with the lines of a CSV, if it exists and is not empty: each must have all its columns.
+
+    header_line: that of a file of discarded rows, which has none, and to which several starts add.
+    """
+    text = header_line + path.read_text() if path.exists() else ""
     if not text:
         return []
     wrong = [] if text.endswith("\n") else [f"the last line of {path.name} is torn"]
     header, *rows = csv.reader(text.splitlines())
     wrong += [f"line {i} of {path.name} is torn" for i, row in enumerate(rows, 2) if len(row) != len(header)]
-    if header[0] == "step":
+    if header[0] == "step" and not header_line:
         steps = [int(row[0]) if row and row[0].isdecimal() else 0 for row in rows if len(row) == len(header)]
         if steps != sorted(set(steps)):
             wrong.append(f"{path.name} has steps twice or in disorder")

@@ -172,6 +172,7 @@ FAULTS = {
         Fault("kill a rank", (PEER,), ANY, kill_rank),
         Fault("kill all ranks", (PEER,), ANY, kill_all_ranks),
         Fault("kill the launcher", (-signal.SIGKILL,), ("launch", *ANY), kill_launcher),
+        Fault("kill before the row", (-signal.SIGKILL,), ("last",), kill_launcher),
         Fault("SIGTERM", (PREEMPTED,), ("launch", *ANY), terminate, early=STARTING, limit_s=30.0),
         Fault("SIGTERM to a rank", (PREEMPTED,), ANY, terminate_rank, early=STARTING, limit_s=30.0),
         Fault("SIGTERM twice", (PREEMPTED, PEER, -signal.SIGTERM), LATER, terminate_twice, limit_s=30.0),

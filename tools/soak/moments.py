@@ -8,7 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from tools.soak.attempt import Attempt, last_row, newest_step
-from tools.soak.work import EVAL_EVERY
+from tools.soak.work import EVAL_EVERY, STEPS
 
 # What a moment waits for in the run's folder.
 WHAT = {
@@ -19,6 +19,7 @@ WHAT = {
     "save": "a folder of a checkpoint that is being written",
     "rename": "its manifest, just before it gets its name",
     "commit": "a new checkpoint, just after it got its name",
+    "last": "the last checkpoint, before the run has its row",
 }
 
 
@@ -33,7 +34,7 @@ class Moment(NamedTuple):
     def draw(cls, random: Random, names: tuple[str, ...]) -> Moment:
         """Choose one of the moments `names`, a number of steps and a delay."""
         name = random.choice(names)
-        longest_s = {"launch": 0.6, "start": 1.5, "step": 0.05, "commit": 0.02}.get(name, 0.0)
+        longest_s = {"launch": 0.6, "start": 1.5, "step": 0.05, "commit": 0.02, "last": 0.01}.get(name, 0.0)
         return cls(name, random.randint(1, 8), random.uniform(0.0, longest_s))
 
     def wait(self, attempt: Attempt) -> bool:
@@ -42,6 +43,8 @@ class Moment(NamedTuple):
             came = attempt.wait_until(attempt.has_ranks) and attempt.wait_until(self._condition(attempt))
             if not came:
                 return False
+            if self.name in ("commit", "last"):
+                attempt.look_for_manifest()
         time.sleep(self.delay_s)
         return attempt.process.poll() is None
 
@@ -57,6 +60,8 @@ class Moment(NamedTuple):
             return lambda: attempt.done_step() > 0 and any(checkpoints.glob(".tmp-step-*/manifest.json"))
         if self.name == "commit":
             return lambda: newest_step(attempt.run) > attempt.begun_at
+        if self.name == "last":
+            return lambda: newest_step(attempt.run) == STEPS
         return lambda: True
 
 

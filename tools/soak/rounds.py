@@ -52,10 +52,12 @@ def soak(
 def drawn(faults: Sequence[Fault], work: SoakWork, index: int) -> list[Fault]:
     """Return the faults of a recipe's run number `index`: all kinds come once, in any order, before one comes again.
 
-    In a run, damage comes last, when there are checkpoints to damage.
+    In a run, damage comes late, when there are checkpoints to damage, and what strikes at the last step comes last.
     """
     deck: list[Fault] = []
     end = (index + 1) * FAULTS_PER_RUN
     while len(deck) < end:
         deck += Random(f"{work.seed} {work.recipe} {len(deck)}").sample(faults, len(faults))
-    return sorted(deck[end - FAULTS_PER_RUN : end], key=lambda fault: fault.damage is not None)
+    return sorted(
+        deck[end - FAULTS_PER_RUN : end], key=lambda fault: ("last" in fault.moments, fault.damage is not None)
+    )

@@ -172,6 +172,31 @@ def test_a_run_that_is_done_stays_as_it_is(plan, tmp_path, capsys, resume, statu
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("resume", ["auto", "newest"])
+@pytest.mark.parametrize("left", [{}, {"status": "failed", "step": 0}, {"status": "ok", "step": 2, "row": None}])
+@pytest.mark.parametrize("has_row", [False, True])
+def test_a_run_killed_between_its_last_save_and_its_row_gets_it(plan, tmp_path, capsys, resume, left, has_row):
+    assert entry.work(plan("--steps", "2", "--save-last")) == 0
+    expected, summary = row(tmp_path), tmp_path / "summary.csv"
+    if "row" in left:
+        left = left | {"row": {name: value for name, value in expected.items() if name != "schema"}}
+        left["row"]["steps"] = 2
+    if not has_row:
+        summary.write_text(summary.read_text().splitlines()[0] + "\n")
+    (tmp_path / "runs" / "r" / "status.json").write_text(json.dumps(left))
+    words = ["--steps", "2", "--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", "--resume", resume]
+    assert main(["run", "single", *words]) == 0
+    assert "was ended after its last save, at step 2: its row is there now" in capsys.readouterr().err
+    found = row(tmp_path)
+    for column in ("run_id", "status", "error", "loss_first", "loss_last", "workload_hash", "steps"):
+        assert found[column] == expected[column], column
+    assert json.loads((tmp_path / "runs" / "r" / "status.json").read_text())["status"] == "ok"
+    with pytest.raises(SystemExit) as end:
+        entry.run_recipe("single", words)
+    assert end.value.code == (0 if resume == "auto" else 2)
+    assert len(summary.read_text().splitlines()) == 2
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch, capsys, number, expected):
     original = single.build

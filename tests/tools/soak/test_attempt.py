@@ -37,6 +37,15 @@ def test_the_newest_checkpoint_is_the_one_with_the_highest_step(tmp_path):
     assert newest_step(tmp_path) == 12
 
 
+def test_a_checkpoint_that_has_its_name_before_its_manifest_is_noted(tmp_path):
+    seen = SimpleNamespace(run=tmp_path, wrong=[])
+    (tmp_path / "checkpoints" / "step-8").mkdir(parents=True)
+    Attempt.look_for_manifest(seen)
+    (tmp_path / "checkpoints" / "step-8" / "manifest.json").touch()
+    Attempt.look_for_manifest(seen)
+    assert seen.wrong == ["step-8 got its name before its manifest"]
+
+
 @pytest.fixture
 def begin(monkeypatch, tmp_path):
     """Return a function that starts a shell command in the place of a run whose folder is `tmp_path`."""

@@ -8,7 +8,7 @@ import pytest
 
 from tools.soak.faults import ANY, LATER
 from tools.soak.moments import WHAT, Moment, evaluates
-from tools.soak.work import EVAL_EVERY
+from tools.soak.work import EVAL_EVERY, STEPS
 
 
 def attempt(run: Path, done_step: int, begun_at: int = 4) -> SimpleNamespace:
@@ -16,14 +16,19 @@ def attempt(run: Path, done_step: int, begun_at: int = 4) -> SimpleNamespace:
 
 
 def test_every_moment_is_drawn_and_the_seed_fixes_it():
-    names = ("launch", *ANY)
+    names = ("launch", "last", *ANY)
     assert {Moment.draw(Random(i), names).name for i in range(100)} == set(WHAT)
     assert Moment.draw(Random(1), LATER) == Moment.draw(Random(1), LATER)
 
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("save", ".tmp-step-8-ab"), ("rename", ".tmp-step-8-ab/manifest.json"), ("commit", "step-8/manifest.json")],
+    [
+        ("save", ".tmp-step-8-ab"),
+        ("rename", ".tmp-step-8-ab/manifest.json"),
+        ("commit", "step-8/manifest.json"),
+        ("last", f"step-{STEPS}/x"),
+    ],
 )
 def test_a_save_is_seen_by_its_files(name, file, tmp_path):
     has_come = Moment(name, 1, 0.0)._condition(attempt(tmp_path, 8))

@@ -14,13 +14,15 @@ from worlds import gptscale
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
+from gptscale.common.errors import GptscaleError
+from gptscale.common.process.program import Program
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.start import nproc_of
 from gptscale.recipes import RECIPES
 from tools.soak import damage, report
-from tools.soak.broken_run import FINISHED, Outcome
+from tools.soak.broken_run import FINISHED, Outcome, unbroken_run
 from tools.soak.contract import broken_promises, bytes_of, torn_lines
 from tools.soak.faults import FAULTS
 from tools.soak.lost_bits import bits, cells
@@ -99,6 +101,26 @@ def test_a_run_that_keeps_its_checkpoints_breaks_no_promise(run):
     assert broken_promises(run, before) == []
     save(OneTensor([3.0, 4.0]), run / "checkpoints", 12, FACTS)
     assert broken_promises(run, before) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("3,2.5\n", []),
+        ("3,2.5\n3,", ["the last line of steps.discarded.csv is torn"]),
+    ],
+)
+def test_what_was_discarded_is_looked_at_too(run, rows, expected):
+    (run / "steps.discarded.csv").write_text(rows)
+    assert broken_promises(run, {}) == expected
+    (run / "checkpoints" / "step-8").rename(run / "checkpoints" / "step-8.discarded")
+    assert "step-8.discarded was a good checkpoint" in broken_promises(run, {})
+
+
+def test_a_reference_run_that_fails_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(SoakWork, "program", lambda *args, **options: Program("gptscale.launchers.cli", ("run", "no")))
+    with pytest.raises(GptscaleError, match=r"ddp fails without any fault \(status 2, not 0"):
+        unbroken_run(SoakWork("ddp", 1, 1), tmp_path / "unbroken")
 
 
 @pytest.mark.parametrize("harm", [damage.flip_in_newest, damage.cut_in_newest, damage.remove_in_newest])

@@ -15,6 +15,7 @@ from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATU
 from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
+from gptscale.common.process.output import forgive_output
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail
 
@@ -74,6 +75,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gptscale lenet WORD [options]: the vision experiments; `gptscale lenet --help` lists the words.",
     ),
 }
+# Commands whose work is worth more than their lines.
+TRAINS = ("run", "sweep", "lenet")
 HELP = ("-h", "--help", "help")
 
 
@@ -92,8 +95,10 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         name_user()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())
+    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and words[:1] and words[0] in TRAINS:
+        forgive_output()
     try:
-        words = list(sys.argv[1:] if argv is None else argv)
         if words != ["--version"] and not {*words} & {*HELP}:
             refuse_mock("carry out this command")
         status = command(words)

@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 
 from gptscale.common.process.environments import name_user
+from gptscale.common.process.output import forgive_output
 
 # malloc.h of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -22,6 +23,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 def begin_process() -> None:
     """Make output and signals safe, and name the user. The main thread of a process calls this first."""
+    forgive_output()
     whole_lines()
     signals_on_their_own_stack()
     hang_up_ends()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
+from gptscale.common.process.output import tell_lost_output
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, gather_objects, process_group
@@ -56,10 +57,9 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_status if isinstance(error, StorageError) else 2)
     share_cores()
     status = work(ready)
-    # The reader may be gone, or the disk of the log full.
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    tell_lost_output()
+    sys.stdout.flush()
+    sys.stderr.flush()
     # Everything is on disk. The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's
     # thread that is still alive, which happens now and then with gloo ("terminate called without ...").
     os._exit(status)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
+from gptscale.common.process.output import lost_output
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import cell, csv_line
@@ -128,7 +129,8 @@ def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:
 
 def end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Return what status.json says of a run that has ended."""
-    return {"status": row["status"], "error": row["error"], "step": step}
+    lost = {"lost_output": said} if (said := lost_output()) else {}
+    return {"status": row["status"], "error": row["error"], "step": step, **lost}
 
 
 def leave_row(

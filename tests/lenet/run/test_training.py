@@ -18,6 +18,7 @@ from holder import reseal
 from worlds import Started, command, ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.engine import Batch, StepResult
 from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
@@ -120,10 +121,10 @@ def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(
     whole = run(tmp_path, "whole", **options)
     original = VisionEngine.train_step
 
-    def asked(self: VisionEngine, step: int, *rest: Any) -> torch.Tensor:
-        if step == 8:
+    def asked(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
+        if batch.step == 8:
             signal.raise_signal(signal.SIGTERM)
-        return original(self, step, *rest)
+        return original(self, batch, lr)
 
     with monkeypatch.context() as patch:
         patch.setattr(VisionEngine, "train_step", asked)
@@ -199,8 +200,9 @@ def test_a_loss_that_is_none_stops_the_run_with_its_row(
 ) -> None:
     original = VisionEngine.train_step
 
-    def harmed(self: VisionEngine, step: int, images: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return original(self, step, images * float("inf") if step == 4 else images, *rest)
+    def harmed(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
+        harm = float("inf") if batch.step == 4 else 1.0
+        return original(self, batch._replace(inputs=batch.inputs * harm), lr)
 
     monkeypatch.setattr(VisionEngine, "train_step", harmed)
     ended = run(tmp_path, "r", data=str(idx_folder), epochs=5)
@@ -255,10 +257,10 @@ def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     pytest.importorskip("torchvision")
     step, before = VisionEngine.train_step, set(psutil.Process().children())
 
-    def train_step(engine: VisionEngine, number: int, *batch: Any) -> Any:
-        for worker in set(psutil.Process().children()) - before if number == 2 else ():
+    def train_step(engine: VisionEngine, batch: Batch, lr: float) -> Any:
+        for worker in set(psutil.Process().children()) - before if batch.step == 2 else ():
             worker.kill()
-        return step(engine, number, *batch)
+        return step(engine, batch, lr)
 
     monkeypatch.setattr(VisionEngine, "train_step", train_step)
     outcome = run(tmp_path, "r", data=str(idx_folder), loader="dataloader", num_workers=1, batch_size=4)
@@ -277,7 +279,7 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = VisionConfig(epochs=1, batch_size=256, tensorboard=False, device="cpu", out=tmp_path, run_name="r")
-    words = ("gptscale.lenet.run.record", "VisionRunRow.finish", str(rank), "lenet", *option_words(config))
+    words = ("gptscale.lenet.run.record", "VisionRecord.finish", str(rank), "lenet", *option_words(config))
     program = Program(str(WORLDS / "world_killed_in.py"), words)
     folder, summary = tmp_path / "runs" / "r", tmp_path / "lenet.csv"
     assert launch_with_row(program, 2, folder, summary, append_summary, fork=True) == 0

@@ -24,7 +24,7 @@ for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
 # It logs an exception that it also raises, with a page of the whole schedule.
 logging.getLogger("torch.distributed.pipelining.schedules").addFilter(lambda record: False)
 
-# What the ranks of a run import, whatever its recipe: the worker, what parses its options, and what rank 0 records with.
+# Imports of every rank, whatever its recipe: the worker, what parses its options, and what rank 0 records with.
 WORKER_IMPORTS = ("gptscale.launchers.run.worker", "tyro", "tensorboard.compat.proto.event_pb2", "numpy.ma")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DPI = 110
 
 
-# What a rank's time goes to, in a verdict. Computation is blue and green, waiting is warm.
+# Shares of a rank's time in a verdict. Computation is blue and green, waiting is warm.
 SHARE_COLOURS = {
     "data": "#D55E00",
     "host": "#BBBBBB",

@@ -18,7 +18,7 @@ from gptscale.common.settings.needs import ignored, refuse_ignored
 T = TypeVar("T")
 # Words that are a path unless they are something else.
 MAY_NAME_A_FILE = ("data", "tokenizer", "resume")
-# What other trainers call our options, for whoever types it here.
+# Names of our options in other trainers, for whoever types them here.
 OTHER_NAMES = {
     "learning_rate": "lr",
     "batch_size": "global_batch_size",

@@ -13,7 +13,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run
 
-# Of a weight, or of a part of the optimizer's state, which a checkpoint holds in fp32 whatever the run keeps it in.
+# Bytes of a weight, or of a part of the optimizer's state. A checkpoint holds fp32 whatever the run keeps it in.
 FP32_BYTES = 4
 
 

@@ -103,13 +103,13 @@ class Recorder:
         self.data_waits_s: list[float] = []
         self.loss_first: float | None = None
         self.loss_last: float | None = None
-        # Of all steps, warm-up included, and on rank 0 also of those before a resume.
+        # Time of all steps, warm-up included, and on rank 0 also of those before a resume.
         self.train_time_s = 0.0
         self._pending: list[PendingStep] = []
         self._waited_s = 0.0
         self._skipped = 0
         self.slow_ranks: SlowRanks | None = None
-        # Of the timed steps.
+        # Processor time of the timed steps.
         self.machine_time: MachineTime | None = None
         self._machine: MachineClock | None = None
         # Only of a GPU, also of the timed steps.

@@ -22,7 +22,7 @@ from gptscale.results.record.files import as_storage_error, opened, replace_file
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
 START = "GPTSCALE_START"
-# What a run writes has some kilobytes.
+# A run's own JSON files have some kilobytes.
 JSON_BYTES_MAX = 2**24
 
 
@@ -63,7 +63,7 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
             raise ConfigError(f"run {run_id} exists already", f"in {out}", "add --resume or choose another --run-name")
         os.ftruncate(descriptor, 0)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        # What an earlier start showed says nothing of this one.
+        # A failure of an earlier start says nothing of this one.
         (folder / EVIDENCE).unlink(missing_ok=True)
         # On a full disk the run is locked all the same, only its holder is not named.
         with suppress(OSError):

@@ -121,7 +121,7 @@ WITHIN = {
 def test_a_command_that_a_signal_ends_says_so_in_one_line(number, status, within):
     code = (
         "import os, signal, sys; from gptscale.launchers import cli\n"
-        # What a shell starts in the background ignores SIGINT, and so do its children.
+        # A program that a shell starts in the background ignores SIGINT, and so do its children.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"def strike(): os.kill(os.getpid(), signal.{number})\n"
         f"def carry_out(words): {WITHIN[within]}; signal.pause()\n"

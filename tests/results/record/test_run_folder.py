@@ -37,7 +37,7 @@ def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=60)
-    # What a dead process held is free.
+    # A lock of a dead process is free.
     with run_directory(tmp_path, "a"):
         pass
 

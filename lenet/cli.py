@@ -91,7 +91,7 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     from gptscale.common.process.world import runs_on_cuda
     from gptscale.launchers.run.record import new_run_id
     from gptscale.launchers.run.verdict import tell_verdict
-    from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
+    from gptscale.lenet.run.columns import LENET
     from gptscale.lenet.run.preflight import local_world, make_plan
     from gptscale.results.record.launch_with_row import launch_with_row
 
@@ -100,8 +100,8 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     name = config.run_name or new_run_id(f"lenet-{config.model}")
     words = option_words(dataclasses.replace(config, run_name=name))
     program = Program("gptscale.lenet.run.worker", tuple(words), imports=imports_of(config))
-    folder, summary = config.out / "runs" / name, config.out / SUMMARY_NAME
-    status = launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))
+    folder = config.out / "runs" / name
+    status = launch_with_row(program, nproc, folder, LENET, fork=not runs_on_cuda(config.device))
     if status == 0:
         tell_verdict(folder)
     return status

@@ -9,10 +9,9 @@ import platform
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -30,8 +29,9 @@ from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
+from gptscale.results.columns import SUMMARY, RunTable
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import (
     START,
@@ -61,13 +61,13 @@ class RunRecord:
     """The folder of a run, locked by this run while it lasts, into which rank 0 writes.
 
     ready: a run of the GPT. Another kind of run derives from this class, and says what its row and its run.json hold.
-    append: writes a row to the summary. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it
+    table: gets its row. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it
     exists, so that even the row of a failed run holds what was measured before. evidence: set after the last step, of a run that
     gets a verdict. ended: how the run ended, set when its steps are over and saved. row: what was written at the end. row_taken:
     whether the disk took it, None before that.
     """
 
-    append: Callable[[Path, Mapping[str, Any]], Path] = staticmethod(append_summary)
+    table: RunTable = SUMMARY
 
     def __init__(self, ready: ReadyRun, kind: str, *, quiet: bool = False) -> None:
         self.ready, self.quiet = ready, quiet
@@ -98,9 +98,7 @@ class RunRecord:
         gather_objects(None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._stack.close()
 
     def check_space(self) -> None:
@@ -210,7 +208,7 @@ class RunRecord:
         if self.recorder and self.recorder.all_rows_on_disk():
             self.ended = ended
             if self.ready.run.world.is_main:
-                row = self.identity() | {"status": ended.status, "error": ""} | self.figures() | _peaks([self.memory])
+                row = self.identity() | {"status": ended.status, "error": ""} | self.figures() | highest([self.memory])
                 leave_end(self.folder, row, self.recorder.last_step)
 
     def finish(self, status: str, error: BaseException | str = "", *, alone: bool = False) -> bool:
@@ -228,13 +226,13 @@ class RunRecord:
             return True
         memories, evidence, times, usages, *of_engines = zip(*gathered, strict=True)
         row = self.identity() | {"status": status, "error": str(error)} | self.figures()
-        row |= _peaks(memories) | self.figures_of_ranks(usages, *of_engines, together=together)
+        row |= highest(memories) | self.figures_of_ranks(usages, *of_engines, together=together)
         row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
         ranks = [of_rank for of_rank in evidence if of_rank is not None]
         judged = self.run_evidence(ranks, times, row) if together and len(ranks) == len(evidence) else None
         has_evidence = judged is not None and leave_evidence(self.folder, judged)
         done = self.recorder.last_step if self.recorder else 0
-        path = leave_row(self.append, run.config.out, self.folder, row, done)
+        path = leave_row(self.table, run.config.out, self.folder, row, done)
         self.row, self.row_taken = row, path is not None
         if path and self.recorder and not self.quiet:
             self.tell(path, has_evidence=has_evidence)
@@ -280,7 +278,7 @@ class RunRecord:
             right_threads=right_threads(),
         )
         return RunEvidence(
-            "summary.csv",
+            self.table.file,
             facts,
             judged_ranks(ranks, late),
             self.recorder.step_times_s,
@@ -288,10 +286,6 @@ class RunRecord:
             late,
             notes(ranks, times, row.get("offload_wait_fraction")),
         )
-
-
-def _peaks(memories: Sequence[Memory]) -> dict[str, Any]:
-    return {f"peak_{kind}": value for kind, value in highest(memories).items()}
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:

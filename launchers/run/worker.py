@@ -65,7 +65,6 @@ def work(ready: ReadyRun) -> int:
     """Train, leave the row and the files, and return the exit status."""
     run = ready.run
     group = process_group(run.world, facts=_facts_to_compare(ready)) if get(run.recipe).axes else nullcontext()
-
     return train_and_record(run.world, group, partial(RunRecord, ready, run.recipe), partial(_train, ready))
 
 

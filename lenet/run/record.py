@@ -15,7 +15,7 @@ import torch
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, right_threads
 from gptscale.launchers.run.record import RunRecord
-from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
+from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, other_devices, strategy_of
@@ -35,7 +35,7 @@ class VisionRecord(RunRecord):
     began: `time.perf_counter()` when the run began to load its data. quiet: a study asks for figures alone.
     """
 
-    append = staticmethod(append_summary)
+    table = LENET
     recorder: VisionRecorder | None
     n_params: int | None = None
 
@@ -75,7 +75,7 @@ class VisionRecord(RunRecord):
             slow_loader=config.loader == "dataloader",
         )
         times_s = [load + update for load, update in zip(recorder.data_waits_s, recorder.updates_s, strict=True)]
-        return RunEvidence(SUMMARY_NAME, facts, judged_ranks(ranks), times_s, row["taken_fraction"])
+        return RunEvidence(self.table.file, facts, judged_ranks(ranks), times_s, row["taken_fraction"])
 
     def tell(self, path: Path, *, has_evidence: bool) -> None:
         """Print the lines that end a run."""

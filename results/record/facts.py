@@ -22,7 +22,11 @@ from gptscale.common.measure.speed import Memory
 
 def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
     """Return the maximum over ranks of each kind of memory in GiB, None where the device does not count that kind."""
-    columns = {"allocated_gib": "mem_allocated_gib", "reserved_gib": "mem_reserved_gib", "rss_gib": "rss_gib"}
+    columns = {
+        "allocated_gib": "peak_mem_allocated_gib",
+        "reserved_gib": "peak_mem_reserved_gib",
+        "rss_gib": "peak_rss_gib",
+    }
     result: dict[str, float | None] = {}
     for kind, column in columns.items():
         values = [value for memory in memories if (value := getattr(memory, kind)) is not None]

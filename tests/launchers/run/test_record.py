@@ -89,7 +89,7 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
         "offload": offload_figures([Offload(cpu_bytes=GIB)], RECORDER),
         "bubble": bubble_figures([Bubble(0.5, (1.0,), (2.0,))], RECORDER),
         "state": state_columns([LiveState()], ("16 N", GIB)),
-        "memory": {f"peak_{kind}" for kind in highest([Memory(1.0, 1.0, 1.0)])},
+        "memory": highest([Memory(1.0, 1.0, 1.0)]),
         "verdict": verdict.columns(),
     }
     for source, row in made.items():

@@ -22,11 +22,12 @@ from gptscale.common.engine import Batch, StepResult
 from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
-from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
+from gptscale.lenet.run.columns import LENET, SUMMARY_COLUMNS, read_summary
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import RunOutcome, train
+from gptscale.results.record.files import append_row
 from gptscale.results.record.launch_with_row import launch_with_row
 
 WORLDS = Path(__file__).parents[2] / "worlds"
@@ -241,11 +242,11 @@ def test_bf16_and_the_other_precisions(tmp_path: Path, idx_folder: Path) -> None
 
 def test_a_row_of_other_columns_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not columns"):
-        append_summary(tmp_path, {"status": "ok", "accuracy": 1})
+        append_row(LENET, tmp_path, {"status": "ok", "accuracy": 1})
     with pytest.raises(ValueError, match="status 'fine'"):
-        append_summary(tmp_path, {"status": "fine"})
-    append_summary(tmp_path, {"status": "ok", "error": "=1+1\nx", "run_id": "a"})
-    append_summary(tmp_path, {"status": "failed", "run_id": "b"})
+        append_row(LENET, tmp_path, {"status": "fine"})
+    append_row(LENET, tmp_path, {"status": "ok", "error": "=1+1\nx", "run_id": "a"})
+    append_row(LENET, tmp_path, {"status": "failed", "run_id": "b"})
     rows = read_summary(tmp_path / "lenet.csv")
     assert rows.run_id.tolist() == ["a", "b"]
     assert rows.error[0] == "'=1+1 x"
@@ -282,7 +283,7 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(
     words = ("gptscale.lenet.run.record", "VisionRecord.finish", str(rank), "lenet", *option_words(config))
     program = Program(str(WORLDS / "world_killed_in.py"), words)
     folder, summary = tmp_path / "runs" / "r", tmp_path / "lenet.csv"
-    assert launch_with_row(program, 2, folder, summary, append_summary, fork=True) == 0
+    assert launch_with_row(program, 2, folder, LENET, fork=True) == 0
     with summary.open() as file:
         (row,) = csv.DictReader(file)
     assert (row["status"], row["error"]) == ("ok", "")

@@ -20,7 +20,10 @@ from gptscale.common.settings.command_line import fail
 # Word: module below gptscale, and its line of `gptscale --help`. A module is imported when its word is given, so that a command
 # loads only what it needs.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("launchers.commands.run", "gptscale run RECIPE [options]: train with one strategy."),
+    "run": (
+        "launchers.commands.run",
+        "gptscale run RECIPE [options]: train with one strategy; `gptscale run --help` lists the recipes.",
+    ),
     "submit": (
         "launchers.commands.submit",
         "gptscale submit RECIPE --nodes N [options]: the same as a job of Slurm, which resumes by itself.",
@@ -53,7 +56,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "foresight.commands.calibrate",
         "gptscale calibrate [--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
     ),
-    "list": ("launchers.commands.list_recipes", "gptscale list: the recipes."),
     "doctor": (
         "launchers.commands.doctor",
         "gptscale doctor [--json]: what is installed, what can run here, and why not the rest.",

@@ -22,6 +22,13 @@ def begin_process() -> None:
     """Make output and signals safe. The main thread of a process calls this first."""
     whole_lines()
     signals_on_their_own_stack()
+    hang_up_ends()
+
+
+def hang_up_ends() -> None:
+    """Take SIGHUP, which a lost terminal or ssh session sends, as SIGTERM. Under nohup it stays ignored."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def whole_lines() -> None:

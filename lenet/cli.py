@@ -14,7 +14,7 @@ from gptscale.common.settings.checks import check_range, did_you_mean
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.config import OF_PROCESSES, RUN_IMPORTS, VisionConfig, imports_of, option_words
 
-# Every word but `train` is a module of lenet/studies with a `main`.
+# Every word but `train` is a module of lenet/studies with a `STUDY`, or with a `main` where it is no grid of runs.
 USAGE = {
     "train": "[--nproc N] [options]: train one vision model.",
     "backend": "[--per-rank 32,128] [--nproc N]: NCCL against Gloo, with the spread of equal runs.",
@@ -60,8 +60,12 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"unknown command {argv[0]!r}", "after lenet", did_you_mean(argv[0], USAGE))
     if argv[0] == "train":
         return train(argv[1:])
-    status: int = import_module(f"gptscale.lenet.studies.{argv[0]}").main(argv[1:])
-    return status
+    module = import_module(f"gptscale.lenet.studies.{argv[0]}")
+    if not hasattr(module, "STUDY"):
+        return int(module.main(argv[1:]))
+    from gptscale.lenet.studies.study import run_study
+
+    return run_study(module.STUDY, argv[1:])
 
 
 def train(argv: Sequence[str]) -> int:

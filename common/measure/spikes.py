@@ -9,14 +9,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gptscale.common.process.world import agree_any
-
-if TYPE_CHECKING:
-    from gptscale.common.checkpoint.reader import Reader
 
 WINDOW_STEPS = 128
 # With fewer steps a standard deviation says little, and the loss of a new model still falls too fast.
@@ -58,9 +55,8 @@ class SpikeWatch:
         """Return [losses, norms] for a checkpoint, so that a resumed run decides as one that never stopped."""
         return [list(values) for values in self._recent]
 
-    def restore(self, checkpoint: Reader) -> None:
+    def restore(self, recent: Any) -> None:
         """Take over `recent()` of a saved run. A checkpoint without it begins the statistics anew."""
-        recent = checkpoint.manifest.get("recent_steps")
         if not (isinstance(recent, list) and len(recent) == 2 and all(isinstance(values, list) for values in recent)):
             return
         for values, logarithms, saved in zip(self._recent, self._logarithms, recent, strict=True):

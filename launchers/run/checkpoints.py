@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,33 +31,31 @@ def resume(ready: ReadyRun, engine: Engine, folder: Path, restore: Callable[[Rea
     Without --resume that is step 0. folder: that of the run's own checkpoints. Those beyond the step are set aside.
     restore: gets what the checkpoint has beside the engine's state.
     """
+    is_main = ready.run.world.is_main
     if ready.run.config.resume is None:
         return 0
     # Ranks that look at another moment, or at another disk, must not do otherwise than rank 0.
     source = gather_objects(ready.resume)[0]
     if source is None:
-        if ready.run.world.is_main:
+        if is_main:
             print(f"nothing to resume in {folder}, the run begins at step 0", flush=True)
         return 0
-    step = _load(ready, engine, source, restore)
-    if ready.run.world.is_main:
-        set_aside_beyond(folder, step)
-    return step
-
-
-def _load(ready: ReadyRun, engine: Engine, source: Path, restore: Callable[[Reader], None]) -> int:
     if is_deepspeeds_own(source):
         from gptscale.common.engines.zero.optimizer import load_own
 
-        return load_own(engine, source)
-    reader = agreed(source, ready.check_same_work, is_main=ready.run.world.is_main)
-    reader.load_into(engine)
-    restore(reader)
-    if ready.run.world.is_main:
-        origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
-        changes = changed_work(reader.manifest["workload"], ready.work)
-        print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
-    return reader.step
+        step = load_own(engine, source)
+    else:
+        reader = agreed(source, ready.check_same_work, is_main=is_main)
+        reader.load_into(engine)
+        restore(reader)
+        step = reader.step
+        if is_main:
+            origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
+            changes = changed_work(reader.manifest["workload"], ready.work)
+            print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
+    if is_main:
+        set_aside_beyond(folder, step)
+    return step
 
 
 class Saver:
@@ -74,13 +72,15 @@ class Saver:
         self, ready: ReadyRun, engine: Engine, folder: Path, before: Callable[[], None], spikes: SpikeWatch
     ) -> None:
         self.ready, self.engine, self.folder, self.before, self.spikes = ready, engine, folder, before, spikes
+        self.every = ready.run.config.save_every
         self.check_replicas = ReplicaCheck(engine)
         self.misses = 0
         self.background = BackgroundSave()
 
     def __call__(self, step: int, last: bool) -> None:
         run = self.ready.run
-        check_every, due = run.config.check_replicas, self.is_due(step, last=last)
+        every, check_every = self.every, run.config.check_replicas
+        due = bool(every and step % every == 0) or (last and bool(every or run.config.save_last))
         if self.background.under_way and (due or last or self.background.is_done()):
             progress.at("saving")
             self._attempt(self.background.finish)
@@ -101,13 +101,7 @@ class Saver:
             keep = run.config.keep_checkpoints
             self._attempt(lambda: save(self.engine, self.folder, step, facts, keep=keep), last=last)
 
-    def is_due(self, step: int, *, last: bool) -> bool:
-        """Return whether a checkpoint is to be saved after `step`."""
-        config = self.ready.run.config
-        every = config.save_every
-        return bool(every and step % every == 0) or (last and bool(every or config.save_last))
-
-    def facts(self, step: int) -> Mapping[str, Any]:
+    def facts(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint says of the run beside its work."""
         run = self.ready.run
         tokens = step * run.tokens_per_step

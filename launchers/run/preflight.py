@@ -151,7 +151,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
             if config.resume == "newest" and newest.step >= config.steps:
                 # A damaged one is set aside later, and the one before it continues the run.
                 with suppress(CheckpointError):
-                    check_same_work(newest.verify(), ready)
+                    ready.check_same_work(newest.verify())
     return ready
 
 

@@ -42,7 +42,6 @@ from gptscale.results.record.run_folder import (
     of_this_start,
     run_directory,
 )
-from gptscale.results.record.summary import print_summary
 
 if TYPE_CHECKING:
     from gptscale.common.measure.bubble import Bubble
@@ -240,6 +239,8 @@ class RunRecord:
 
     def tell(self, path: Path, *, has_evidence: bool) -> None:
         """Print the lines that end a run."""
+        from gptscale.results.record.summary import print_summary
+
         print_summary(self.row, path, self.folder)
         if has_evidence and START not in os.environ:
             print(f"  verdict gptscale why {self.folder} tells what limits its speed", flush=True)

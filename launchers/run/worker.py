@@ -170,7 +170,8 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
     if run.config.check_replicas:
         ReplicaCheck(engine).require_replicas()
     spikes = SpikeWatch(skip=run.config.on_spike == "skip")
-    start = resume(ready, engine, record.folder / "checkpoints", spikes.restore)
+    checkpoints = record.folder / "checkpoints"
+    start = resume(ready, engine, checkpoints, lambda saved: spikes.restore(saved.manifest.get("recent_steps")))
     if spikes.skip:
         engine.skip_steps(spikes.skips)
     batches = ready.batches(ready.train, engine.data_rank, engine.data_size)
@@ -190,7 +191,7 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
             ]
             return torch.stack(losses).mean()
 
-        saver = Saver(ready, engine, record.folder / "checkpoints", recorder.sync, spikes)
+        saver = Saver(ready, engine, checkpoints, recorder.sync, spikes)
         try:
             last = train(
                 engine,

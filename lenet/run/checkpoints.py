@@ -23,10 +23,6 @@ class VisionSaver(Saver):
         super().__init__(cast(Any, plan), engine, folder, recorder.sync, SpikeWatch())
         self.every, self.past = plan.config.save_every * plan.batch_order.steps_per_epoch, recorder.past
 
-    def is_due(self, step: int, *, last: bool) -> bool:
-        """Return whether a checkpoint is to be saved after `step`."""
-        return bool(self.every) and (last or step % self.every == 0)
-
     def facts(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint says of the run beside its work."""
         return {"past": dataclasses.asdict(self.past)}

@@ -133,6 +133,7 @@ class VisionConfig:
     """Column of lenet.csv: which cell of the study's grid."""
 
     # Options of the GPT that core asks for, and that no vision run has.
+    save_last: ClassVar[bool] = False
     save_async: ClassVar[bool] = False
     check_replicas: ClassVar[int] = 0
 

@@ -5,7 +5,6 @@ import math
 import random
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -98,10 +97,10 @@ def test_a_restored_watch_decides_alike():
     whole, resumed = SpikeWatch(), SpikeWatch()
     for step in steps(150):
         whole.look(*step)
-    resumed.restore(SimpleNamespace(manifest={"recent_steps": whole.recent()}))
+    resumed.restore(whole.recent())
     rest = [(2.0 + 0.001 * i, 1.0) for i in range(300)]
     assert [resumed.look(*step) for step in rest] == [whole.look(*step) for step in rest]
     for damaged in (None, [], [[1.0]], [["x"], [math.nan]], "text"):
         fresh = SpikeWatch()
-        fresh.restore(SimpleNamespace(manifest={"recent_steps": damaged}))
+        fresh.restore(damaged)
         assert fresh.recent() == [[], []]

@@ -33,15 +33,7 @@ from gptscale.results.columns import SUMMARY, RunTable
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
 from gptscale.results.record.files import write_json
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import (
-    START,
-    RunEnd,
-    leave_end,
-    leave_evidence,
-    leave_row,
-    of_this_start,
-    run_directory,
-)
+from gptscale.results.record.run_folder import START, leave_end, leave_evidence, leave_row, of_this_start, run_directory
 
 if TYPE_CHECKING:
     from gptscale.common.measure.bubble import Bubble
@@ -60,10 +52,10 @@ class RunRecord:
     """The folder of a run, locked by this run while it lasts, into which rank 0 writes.
 
     ready: a run of the GPT. Another kind of run derives from this class, and says what its row and its run.json hold.
-    table: gets its row. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it
-    exists, so that even the row of a failed run holds what was measured before. evidence: set after the last step, of a run that
-    gets a verdict. ended: how the run ended, set when its steps are over and saved. row: what was written at the end. row_taken:
-    whether the disk took it, None before that.
+    table: gets its row. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it exists, so that
+    even the row of a failed run holds what was measured before. evidence: set after the last step, of a run that gets a verdict.
+    ended: the exit status, set when its steps are over and saved. row: what was written at the end. row_taken: whether the disk
+    took it, None before that.
     """
 
     table: RunTable = SUMMARY
@@ -79,7 +71,7 @@ class RunRecord:
         self.of_engine: tuple[Any, ...] = (None, None, None)
         self.memory: Memory | None = None
         self.evidence: RankEvidence | None = None
-        self.ended: RunEnd | None = None
+        self.ended: int | None = None
         self.row_taken: bool | None = None
         self._stack = ExitStack()
 
@@ -162,8 +154,7 @@ class RunRecord:
 
     def figures(self) -> dict[str, Any]:
         """Return the columns that rank 0 measured, none if the run ended before its first step."""
-        recorder = self.recorder
-        if recorder is None:
+        if (recorder := self.recorder) is None:
             return {}
         row = {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last}
         row |= dataclasses.asdict(recorder.speed())
@@ -173,8 +164,7 @@ class RunRecord:
 
     def run_json(self) -> dict[str, Any]:
         """Return the resolved configuration and the environment, for whoever wants to repeat the run."""
-        run = self.ready.run
-        work = self.ready.work
+        run, work = self.ready.run, self.ready.work
         options = option_words(run.recipe, run.config, self.ready.recipe_config)
         return {
             "run_id": self.run_id,
@@ -197,7 +187,7 @@ class RunRecord:
             },
         }
 
-    def steps_are_over(self, engine: Engine, ended: RunEnd) -> None:
+    def steps_are_over(self, engine: Engine, exit_status: int) -> None:
         """Take the figures of this rank before anything else disturbs them, and leave how the run ended.
 
         A rank that dies from now on changes nothing about that, if the rows of all steps are on disk.
@@ -205,9 +195,10 @@ class RunRecord:
         self.of_engine = engine.offload(), engine.bubble(), engine.live_state()
         self.memory = peak_memory(self.ready.run.world.device)
         if self.recorder and self.recorder.all_rows_on_disk():
-            self.ended = ended
+            self.ended = exit_status
             if self.ready.run.world.is_main:
-                row = self.identity() | {"status": ended.status, "error": ""} | self.figures() | highest([self.memory])
+                row = self.identity() | {"status": "interrupted" if exit_status else "ok", "error": ""}
+                row |= self.figures() | highest([self.memory])
                 leave_end(self.folder, row, self.recorder.last_step)
 
     def finish(self, status: str, error: BaseException | str = "", *, alone: bool = False) -> bool:
@@ -230,8 +221,7 @@ class RunRecord:
         ranks = [of_rank for of_rank in evidence if of_rank is not None]
         judged = self.run_evidence(ranks, times, row) if together and len(ranks) == len(evidence) else None
         has_evidence = judged is not None and leave_evidence(self.folder, judged)
-        done = self.recorder.last_step if self.recorder else 0
-        path = leave_row(self.table, run.config.out, self.folder, row, done)
+        path = leave_row(self.table, self.folder, row, self.recorder.last_step if self.recorder else 0)
         self.row, self.row_taken = row, path is not None
         if path and self.recorder and not self.quiet:
             self.tell(path, has_evidence=has_evidence)

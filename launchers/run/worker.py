@@ -36,7 +36,7 @@ from gptscale.recipes import get
 from gptscale.results.record.facts import version
 from gptscale.results.record.files import warn
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import RunEnd, is_over
+from gptscale.results.record.run_folder import is_over
 
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
@@ -115,7 +115,7 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
     missing = heartbeat.missing() if record.row_taken is None else None
     who, where = missing or ("another rank", str(error).splitlines()[0][:160])
     warn(f"rank {heartbeat.rank}: {who} died after the last step, {where}")
-    return ended.exit_status if record.finish(ended.status, alone=True) else StorageError.exit_status
+    return ended if record.finish("interrupted" if ended else "ok", alone=True) else StorageError.exit_status
 
 
 def _facts_to_compare(ready: ReadyRun) -> dict[str, object]:
@@ -209,7 +209,7 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
             saver.wait()
             raise
         status = stop.exit_status if last < run.config.steps else 0
-        record.steps_are_over(engine, RunEnd("interrupted" if status else "ok", status))
+        record.steps_are_over(engine, status)
         if run.config.verdict and last == run.config.steps and last - start >= VERDICT_STEPS_MIN:
             record.evidence = _evidence(engine, data, recorder)
     progress.at("closing")

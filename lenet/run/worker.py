@@ -33,7 +33,6 @@ from gptscale.lenet.run.record import VisionRecord
 from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
 from gptscale.results.record.facts import version
-from gptscale.results.record.run_folder import RunEnd
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +115,7 @@ def _train(record: VisionRecord, stop: StopRequest) -> int:
                 engine, VisionBatches(plan), recorder, lr_at=plan.lr_at, start=start, steps=plan.steps, **after_step
             )
         status = stop.exit_status if last < plan.steps else 0
-        record.steps_are_over(engine, RunEnd("interrupted" if status else "ok", status))
+        record.steps_are_over(engine, status)
     # A study asks for figures alone, and the evidence is of steps of our loop.
     if not (status or record.quiet or plan.config.strategy in BY_TRAINER):
         record.evidence = vision_evidence(plan, engine, recorder)

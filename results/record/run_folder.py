@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
@@ -25,13 +25,6 @@ from gptscale.results.record.files import append_row, as_storage_error, opened, 
 START = "GPTSCALE_START"
 # A run's own JSON files have some kilobytes.
 JSON_BYTES_MAX = 2**24
-
-
-class RunEnd(NamedTuple):
-    """How a run ended: the status of its row, and the exit status."""
-
-    status: str
-    exit_status: int
 
 
 @contextmanager
@@ -125,15 +118,15 @@ def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
     return {"status": row["status"], "error": row["error"], "step": step}
 
 
-def leave_row(table: RunTable, out: Path, folder: Path, row: Mapping[str, Any], step: int) -> Path | None:
+def leave_row(table: RunTable, folder: Path, row: Mapping[str, Any], step: int) -> Path | None:
     """Write the row of a run that has ended, then its status.json, and return the file that has the row.
 
     What the disk does not take is printed in full, and None is returned.
-    table: of `out`, which gets the row. step: the last that was taken.
+    table: gets the row. step: the last that was taken.
     """
     path = None
     try:
-        path = append_row(table, out, row)
+        path = append_row(table, folder.parents[1], row)
         write_json(folder / "status.json", of_this_start(_end_of(row, step)))
         return path
     except StorageError as error:

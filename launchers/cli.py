@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.settings.checks import did_you_mean
@@ -88,6 +89,7 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     """
     if argv is None:
         declare_fresh()
+        name_user()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())
     try:

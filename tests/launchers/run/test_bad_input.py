@@ -20,7 +20,7 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero import swap_folder
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.common.settings.run import workload
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard

@@ -11,7 +11,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from gptscale.common.errors import ConfigError, GptscaleError, PeerError, StorageError
+from gptscale.common.errors import GptscaleError, PeerError, StorageError
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
 from gptscale.common.process.roll_call import refuse
@@ -56,9 +56,6 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
     keep_freed_memory()
     backend = backend_of(config, world)
     with ExitStack() as stack:
-        if backend and "MASTER_ADDR" not in os.environ:
-            what = f"{config.strategy} needs a rendezvous, which no launcher has set"
-            raise ConfigError(what, "in the environment", "start with `gptscale lenet train` or torchrun")
         facts = _facts_to_compare(plan)
         stack.enter_context(process_group(world, facts=facts, cuda_backend=backend) if backend else nullcontext())
         run = PlannedRun(plan, VisionRunRow(plan, began=began, data_time_s=data_time_s, quiet=quiet))

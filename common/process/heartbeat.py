@@ -8,14 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from datetime import timedelta
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
 
+from gptscale.common.errors import ConfigError
 from gptscale.common.process.progress import BETWEEN_STEPS, OWN_PARTS, Progress, progress
-from gptscale.common.process.rendezvous import prefix_of_start, rank_0_serves
+from gptscale.common.process.rendezvous import open_store, prefix_of_start, rank_0_serves
 from gptscale.common.process.shared_memory import HEARTBEATS, SLOT, Slots
 
 INTERVAL_S = 0.5
@@ -162,11 +162,7 @@ def _connect() -> Beats | None:
     """Return the beats of this start, or None if they cannot be reached. No run fails because of its heartbeat."""
     if path := os.environ.get(HEARTBEATS):
         return Slots(path)
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not (host and port):
-        return None
     try:
-        timeout = timedelta(seconds=10)
-        return StoreBeats(dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout))
-    except (RuntimeError, ValueError):
+        return StoreBeats(open_store(-1, timeout_s=10.0))
+    except ConfigError:
         return None

@@ -35,11 +35,8 @@ class RendezvousError(ConfigError):
     """A rendezvous that this rank, and perhaps no other, cannot reach."""
 
 
-def open_store(rank: int, timeout_s: float, reach_s: float | None = None) -> dist.Store:
-    """Return this rank's connection to the rendezvous, which rank 0 opens unless a launcher did, or raise ConfigError.
-
-    timeout_s: for what is asked of it. reach_s: for another to open it, by default REACH_S.
-    """
+def open_store(rank: int, timeout_s: float) -> dist.Store:
+    """Return this rank's connection to the rendezvous, which rank 0 opens unless a launcher did, or raise ConfigError."""
     timeout = timedelta(seconds=timeout_s)
     if path := os.environ.get(RENDEZVOUS):
         if not os.access(path, os.R_OK | os.W_OK):
@@ -47,29 +44,22 @@ def open_store(rank: int, timeout_s: float, reach_s: float | None = None) -> dis
         store = dist.FileStore(path, -1)
         store.set_timeout(timeout)
         return store
-    address, port = master_address()
+    address = os.environ.get("MASTER_ADDR")
+    if not address:
+        raise ConfigError("MASTER_ADDR is not set", "in the environment", START)
+    port = whole_number("MASTER_PORT", None, 1, 65535)
     if serves := rank_0_serves() and rank == 0:
         _check_free(port)
     else:
-        reach(address, port, REACH_S if reach_s is None else reach_s)
+        reach(address, port, REACH_S)
     try:
         # torch's own rendezvous has rank 0 wait here until all ranks are connected, and a refused one never is.
         return dist.TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
         reason = str(error).splitlines()[0][:160]
-        raise RendezvousError(
-            f"{address}:{port} does not serve as a rendezvous ({reason})",
-            IN_PORT,
-            "see that rank 0 runs there, and that no other program has the port",
-        ) from None
-
-
-def master_address() -> tuple[str, int]:
-    """Return the host and port of a rendezvous that is a port, or raise ConfigError."""
-    address = os.environ.get("MASTER_ADDR")
-    if not address:
-        raise ConfigError("MASTER_ADDR is not set", "in the environment", START)
-    return address, whole_number("MASTER_PORT", None, 1, 65535)
+        what = f"{address}:{port} does not serve as a rendezvous ({reason})"
+        fix = "see that rank 0 runs there, and that no other program has the port"
+        raise RendezvousError(what, IN_PORT, fix) from None
 
 
 def rank_0_serves() -> bool:
@@ -143,12 +133,11 @@ def reach(address: str, port: int, limit_s: float) -> None:
         if answer == NUMBER:
             return
         if answer:
-            what, fix = f"is no rendezvous (it answers {answer!r})", "give the address at which rank 0 listens"
-            raise RendezvousError(f"{address}:{port} {what}", IN_PORT, fix)
+            what = f"{address}:{port} is no rendezvous (it answers {answer!r})"
+            raise RendezvousError(what, IN_PORT, "give the address at which rank 0 listens")
         if left_s < 1:
-            what = f"did not answer for {time.monotonic() - began:.0f} s ({reason})"
-            fix = "see that rank 0 runs there, and that nothing blocks the port"
-            raise RendezvousError(f"{address}:{port} {what}", IN_PORT, fix)
+            what = f"{address}:{port} did not answer for {time.monotonic() - began:.0f} s ({reason})"
+            raise RendezvousError(what, IN_PORT, "see that rank 0 runs there, and that nothing blocks the port")
         time.sleep(0.1)
 
 

@@ -20,13 +20,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError, GptscaleError, PeerError
-from gptscale.common.process.rendezvous import (
-    REACH_S,
-    RendezvousError,
-    open_store,
-    prefix_of_start,
-    whole_number,
-)
+from gptscale.common.process.rendezvous import REACH_S, RendezvousError, open_store, prefix_of_start, whole_number
 
 # After a mistake of all ranks rank 0 says it for all. This is how long a refused rank waits to see whether rank 0 comes.
 RANK_0_S = 5.0
@@ -36,8 +30,9 @@ LONGER_S = 10.0
 READ_S = 2.0
 POLL_S = 0.02
 RANKS_MAX = 2**20
-# The bytes of an entry that are read, and the characters of a text in a refusal.
-ENTRY_MAX, TEXT_MAX = 1 << 16, 2000
+# The bytes of an entry that are read.
+ENTRY_MAX = 1 << 20
+WHERE = "in the rendezvous"
 # Beside a key for the entry of each rank: what rank 0 decided, and how many ranks have read it.
 OUTCOME, READ = "outcome", "read"
 
@@ -60,8 +55,7 @@ class Refusal(NamedTuple):
 
     @classmethod
     def of(cls, error: GptscaleError, rank: int = -1) -> Refusal:
-        texts = (text[:TEXT_MAX] for text in (error.what, error.where, error.fix))
-        return cls(rank, socket.gethostname(), error.exit_status, *texts)
+        return cls(rank, socket.gethostname(), error.exit_status, error.what, error.where, error.fix)
 
     @property
     def is_near(self) -> bool:
@@ -79,21 +73,6 @@ class Refusal(NamedTuple):
         return refused
 
 
-def entry_of(content: bytes, key: str) -> dict[str, str] | Refusal | None:
-    """Return the facts of a rank, or why it was refused, from what lies in the rendezvous, or raise ConfigError."""
-    with suppress(ValueError, RecursionError):
-        value = json.loads(content) if len(content) <= ENTRY_MAX else 0
-        if value is None:
-            return None
-        if isinstance(value, dict) and all(isinstance(fact, str) for fact in value.values()):
-            return value
-        if isinstance(value, list) and [type(field) for field in value] == [int, str, int, str, str, str]:
-            rank, host, status, *texts = value
-            return Refusal(rank, host, status, *(text[:TEXT_MAX] for text in texts))
-    what = f"what lies there as {key} was not written by gptscale ({content[:20]!r})"
-    raise ConfigError(what, "in the rendezvous", "see who else can reach its port")
-
-
 class RollCall:
     """The roll call of one start, over a store that all its ranks reach."""
 
@@ -102,12 +81,12 @@ class RollCall:
         self._store = dist.PrefixStore(f"gptscale/roll call/{prefix_of_start()}", store)
 
     @classmethod
-    def of_environment(cls, limit_s: float) -> RollCall | None:
+    def of_environment(cls) -> RollCall | None:
         """Return that of a rank that was refused before it knew its world, or None if it has no peers or cannot reach them."""
         try:
             world_size = whole_number("WORLD_SIZE", 1, 1, RANKS_MAX)
             rank = whole_number("RANK", 0, 0, world_size - 1)
-            return None if world_size == 1 else cls(open_store(rank, REACH_S, limit_s), rank, world_size)
+            return None if world_size == 1 else cls(open_store(rank, REACH_S), rank, world_size)
         except ConfigError:
             return None
 
@@ -120,13 +99,13 @@ class RollCall:
         try:
             self._put(f"rank {self.rank}", dict(facts))
             if self.rank == 0:
-                self._put(OUTCOME, self._decide(timeout_s))
+                self._put(OUTCOME, self._judge(timeout_s))
             outcome = self._outcome(timeout_s + LONGER_S)
         except RuntimeError as error:
             # torch raises it for every error of a store.
             reason = str(error).splitlines()[0][:160]
             raise PeerError(
-                f"rank 0 ended or fell silent before the start ({reason})", "in the rendezvous", "see its own message"
+                f"rank 0 ended or fell silent before the start ({reason})", WHERE, "see its own message"
             ) from None
         if isinstance(outcome, Refusal):
             # A rank that never came does not read.
@@ -152,42 +131,47 @@ class RollCall:
             while self.rank == 0 and self._store.add(READ, 0) < self.world_size and time.monotonic() < deadline:
                 time.sleep(POLL_S)
 
-    def _decide(self, timeout_s: float) -> Refusal | None:
-        """Return the outcome, as rank 0: None if all ranks may go on."""
+    def _judge(self, timeout_s: float) -> Refusal | None:
+        """Wait for all ranks, as rank 0, and return why they may not go on. The first that was refused ends the wait."""
+        deadline, facts = time.monotonic() + timeout_s, dict[int, Any]()
         try:
-            return self._judge(timeout_s)
+            while missing := [rank for rank in range(self.world_size) if rank not in facts]:
+                for rank in missing:
+                    if self._store.check([f"rank {rank}"]):
+                        facts[rank] = self._entry(f"rank {rank}") or {}
+                        if isinstance(facts[rank], Refusal):
+                            return Refusal(*facts[rank])
+                if time.monotonic() > deadline and len(facts) < self.world_size:
+                    raise PeerError(
+                        f"rank {_listed(missing)} did not come within {timeout_s:g} s",
+                        WHERE,
+                        "look for its own message",
+                    )
+                time.sleep(POLL_S if len(facts) < self.world_size else 0.0)
+            check_same_on_ranks([facts[rank] for rank in range(self.world_size)])
         except (ConfigError, PeerError) as error:
             return Refusal.of(error)
-
-    def _judge(self, timeout_s: float) -> Refusal | None:
-        """Wait for all ranks and compare their facts. Returns at once if one was refused, and raises if not all come alike."""
-        deadline = time.monotonic() + timeout_s
-        facts: list[Any] = [None] * self.world_size
-        while missing := [rank for rank, own in enumerate(facts) if own is None]:
-            for rank in missing:
-                if self._store.check([f"rank {rank}"]):
-                    facts[rank] = self._get(f"rank {rank}")
-                if isinstance(facts[rank], Refusal):
-                    return Refusal(*facts[rank])
-            if None in facts and time.monotonic() > deadline:
-                several, pronoun = ("s", "their") if len(missing) > 1 else ("", "its")
-                what = f"rank{several} {_listed(missing)} did not come within {timeout_s:g} s"
-                raise PeerError(what, "in the rendezvous", f"look for {pronoun} own messages")
-            if None in facts:
-                time.sleep(POLL_S)
-        check_same_on_ranks(facts)
         return None
 
     def _outcome(self, limit_s: float) -> dict[str, str] | Refusal | None:
         self._store.wait([OUTCOME], timedelta(seconds=limit_s))
         self._store.add(READ, 1)
-        return self._get(OUTCOME)
+        return self._entry(OUTCOME)
 
     def _put(self, key: str, entry: object) -> None:
         self._store.set(key, json.dumps(entry))
 
-    def _get(self, key: str) -> dict[str, str] | Refusal | None:
-        return entry_of(self._store.get(key), key)
+    def _entry(self, key: str) -> dict[str, str] | Refusal | None:
+        """Return the facts of a rank, or why it was refused, or None, or raise ConfigError."""
+        content = self._store.get(key)
+        with suppress(ValueError, RecursionError):
+            value = json.loads(content) if len(content) <= ENTRY_MAX else 0
+            if value is None or (isinstance(value, dict) and all(isinstance(fact, str) for fact in value.values())):
+                return value
+            if isinstance(value, list) and [type(field) for field in value] == [int, str, int, str, str, str]:
+                return Refusal(*value)
+        what = f"what lies there as {key} was not written by gptscale ({content[:20]!r})"
+        raise ConfigError(what, WHERE, "see who else can reach its port")
 
 
 def refuse(error: GptscaleError) -> None:
@@ -200,15 +184,8 @@ def refuse(error: GptscaleError) -> None:
         if not (isinstance(error, RefusedError) and error.is_said):
             speak(error, of_all=True)
         return
-    began = time.monotonic()
-    roll_call = RollCall.of_environment(RANK_0_S)
-    if roll_call is None:
-        speak(error)
-        # The one that opens the rendezvous may be slower. Nobody else would tell it.
-        roll_call = RollCall.of_environment(REACH_S - (time.monotonic() - began))
-        if roll_call is not None:
-            roll_call.refuse(error)
-    elif not roll_call.refuse(error):
+    roll_call = RollCall.of_environment()
+    if roll_call is None or not roll_call.refuse(error):
         speak(error)
     if roll_call is not None:
         roll_call.leave()

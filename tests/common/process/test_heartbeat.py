@@ -71,6 +71,21 @@ def test_a_beat_is_read_back(store):
     assert (beat.place, beat.waits, beat_of(store, 1)) == ("at step 11 in evaluation", False, None)
 
 
+def test_junk_is_no_beat(store):
+    """It was a traceback in the launcher, and the run had no row."""
+    for junk in (
+        b"{",
+        b"[" * 9999,
+        b'[1, 2, "\\u001b[2J", true, 0.1, 0.1]',
+        b'{"a": 1}',
+        b'[1, "2"]',
+        b"null",
+        b"\xff",
+    ):
+        store[1] = junk
+        assert beat_of(store, 1) is None
+
+
 def test_rank_0_took_the_store_along(store, monkeypatch):
     """Where the launcher holds the store, its loss says nothing about rank 0."""
     own = beats_at(store, 1, 7, "backward")

@@ -1,6 +1,5 @@
 """A rank with a broken environment, or a rendezvous that is not there: one line, soon, before torch tries for minutes."""
 
-import contextlib
 import os
 import socket
 import threading
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import rendezvous
 from gptscale.common.process.program import Program
-from gptscale.common.process.rendezvous import open_store, reach, warn_of_open_port
+from gptscale.common.process.rendezvous import open_store, warn_of_open_port
 from gptscale.common.process.warm_parent import run_captured
 from gptscale.common.process.world import World, process_group
 
@@ -71,30 +70,20 @@ def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypa
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", r"is no rendezvous \(it answers b'HTTP'\)"),
-        (b"", r"did not answer for \d+ s \(it takes the connection and says nothing\)"),
-    ],
-)
-def test_a_server_that_is_no_store_is_refused(address, answer, why):
+def test_a_server_that_is_no_store_is_refused_at_once(address):
     """torch would ask it again and again, with a page of C++ frames each time."""
 
     def serve(listening):
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listening.accept()
-                with connection:
-                    connection.recv(100)
-                    connection.sendall(answer)
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     with socket.create_server(address) as listening:
         thread = threading.Thread(target=serve, args=[listening], daemon=True)
         thread.start()
-        with pytest.raises(ConfigError, match=why):
+        with pytest.raises(ConfigError, match=r"is no rendezvous \(it answers b'HTTP'\)"):
             open_store(1, 5.0)
-        listening.shutdown(socket.SHUT_RDWR)
         thread.join(60)
 
 
@@ -107,22 +96,14 @@ def test_a_port_that_accepts_and_stays_silent_is_told_in_time(address, monkeypat
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_store_is_known_by_its_answer(address, use_libuv):
-    store = dist.TCPStore(*address, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
-    for _ in range(3):
-        reach(*address, 5.0)
-    store.set("a", "b")
-    assert open_store(1, 5.0).get("a") == b"b"
-
-
 def test_a_byte_does_not_hold_the_store_of_rank_0(address):
     """A port scanner sends as much."""
     store = open_store(0, 5.0)
     with socket.create_connection(address) as scanner:
         scanner.sendall(b"\0")
         store.set("a", "b")
-        assert open_store(1, 5.0).get("a") == b"b"
+        for _ in range(3):
+            assert open_store(1, 5.0).get("a") == b"b"
 
 
 def test_a_port_that_is_taken_names_its_process(address):
@@ -142,12 +123,6 @@ def test_a_rendezvous_on_all_interfaces_is_told_in_one_line(address, capsys, mon
     monkeypatch.setenv("GPTSCALE_RENDEZVOUS", "/proc/1/fd/1")
     warn_of_open_port()
     assert capsys.readouterr().err == ""
-
-
-def test_a_launcher_that_is_gone_is_an_error(monkeypatch):
-    monkeypatch.setenv("GPTSCALE_RENDEZVOUS", "/proc/1/fd/999")
-    with pytest.raises(ConfigError, match=r"^/proc/1/fd/999 is not there, in GPTSCALE_RENDEZVOUS, start with"):
-        open_store(0, 5.0)
 
 
 @pytest.mark.slow

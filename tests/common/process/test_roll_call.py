@@ -84,7 +84,7 @@ def test_a_rank_that_never_comes_is_named(monkeypatch):
     monkeypatch.setattr(roll_call, "LONGER_S", 50.0)
     ended, seconds = sign_all_in(FACTS, None, FACTS, None, timeout_s=1.0)
     assert {str(error) for error in ended.values()} == {
-        "ranks 1,3 did not come within 1 s, in the rendezvous, look for their own messages"
+        "rank 1,3 did not come within 1 s, in the rendezvous, look for its own message"
     }
     assert all(isinstance(error, PeerError) for error in ended.values())
     assert seconds < 20

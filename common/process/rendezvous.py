@@ -109,7 +109,7 @@ def _check_free(port: int) -> None:
 def listener(port: int) -> str:
     """Name the process of this machine that listens on a port, as far as this user may see it."""
     for one in psutil.net_connections("tcp"):
-        if one.status == psutil.CONN_LISTEN and one.laddr[1] == port and one.pid:
+        if one.status == psutil.CONN_LISTEN and one.laddr[1:] == (port,) and one.pid:
             with suppress(psutil.NoSuchProcess):
                 return f"process {one.pid} ({psutil.Process(one.pid).name()})"
     return "a process of another user"

@@ -73,7 +73,7 @@ def test_lines_of_ranks_that_print_at_once_stay_whole(start, unbuffered):
         assert sorted(stream.splitlines()) == sorted([f"{r} {'x' * 50} {r}" for r in range(3)] * 200)
 
 
-def test_the_rendezvous_of_local_ranks_is_no_port_and_no_other_user_opens_it(start):
+def test_local_ranks_meet_without_a_port_and_no_other_user_opens_it(start):
     """A byte to the port of torch's store held every run for ever, and nobody has to prove anything to write there."""
     paths = 'os.environ["GPTSCALE_RENDEZVOUS"], os.environ["GPTSCALE_HEARTBEATS"]'
     code = f"[open(path, 'r+b') for path in ({paths})]; print({paths}, flush=True); time.sleep(60)"

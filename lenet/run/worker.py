@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gptscale.common.checkpoint.reader import Reader
-from gptscale.common.errors import ConfigError, GptscaleError, PeerError
+from gptscale.common.errors import GptscaleError, PeerError
 from gptscale.common.process.begin import begin_process, share_cores
 from gptscale.common.process.ending import StopRequest
 from gptscale.common.process.roll_call import refuse
@@ -57,9 +57,6 @@ def train(config: VisionConfig, world: World, *, quiet: bool = False) -> RunOutc
     plan = make_plan(config, world)
     data_time_s = time.perf_counter() - began
     backend, records = backend_of(config, world), []
-    if backend and "MASTER_ADDR" not in os.environ:
-        what = f"{config.strategy} needs a rendezvous, which no launcher has set"
-        raise ConfigError(what, "in the environment", "start with `gptscale lenet train` or torchrun")
     group = process_group(world, facts=_facts_to_compare(plan), cuda_backend=backend) if backend else nullcontext()
 
     def begin_record() -> VisionRecord:

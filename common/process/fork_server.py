@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from gptscale.common.process.environments import name_user
 
-MAX_MESSAGE = 1 << 20
+MAX_MESSAGE = 1 << 10
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -91,10 +91,12 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
             _report_ended(reports)
         if connection.fileno() not in readable:
             continue
-        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 4)
+        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 5)
         if not message:
             _end(reports, servers)
-        request = json.loads(message)
+        with os.fdopen(descriptors.pop(0), "rb") as file:
+            file.seek(0)
+            request = json.load(file)
         if "signal" in request:
             if request["pid"] in reports:
                 os.kill(request["pid"], request["signal"])

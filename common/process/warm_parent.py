@@ -197,7 +197,11 @@ class WarmParent:
         return int(json.loads(answer))
 
     def _send(self, request: dict[str, object], descriptors: list[int]) -> None:
-        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+        # An environment may be larger than a message, so that the request itself is a file in memory.
+        with os.fdopen(os.memfd_create("request"), "r+b") as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            socket.send_fds(self._connection, [b"request"], [file.fileno(), *descriptors])
 
 
 _parents: dict[tuple[str, tuple[str, ...]], WarmParent] = {}

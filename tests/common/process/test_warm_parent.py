@@ -65,6 +65,11 @@ def test_it_ends_as_under_an_interpreter_of_its_own(tmp_path, code, status, says
     assert says in alone.stderr
 
 
+def test_an_environment_may_be_larger_than_a_message(tmp_path):
+    large = dict.fromkeys(("A", "B", "C", "D", "E", "F"), "x" * 100000)
+    assert outcome(tmp_path, "import os; print(len(os.environ['F']))", **large) == (0, "100000\n", "")
+
+
 def test_an_exception_leaves_its_traceback(tmp_path):
     status, _, err = outcome(tmp_path, "def f():\n    1 / 0\nf()")
     assert status == 1

@@ -29,7 +29,7 @@ from gptscale.results.comparison.picture import figure_png, thinned
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.step_log import StepLog
 
 WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
@@ -96,7 +96,7 @@ def add_run(
         "torch_version": "2.11.0",
         "workload_hash": hash_of(work),
     }
-    append_summary(out, row | (measured if ran else {}) | changes)
+    append_row(SUMMARY, out, row | (measured if ran else {}) | changes)
     folder = out / "runs" / run_id
     folder.mkdir(parents=True, exist_ok=True)
     environment = {"python": "3.11.7", "device": row["device"], "packages": {"torch": "2.11.0"}}
@@ -313,7 +313,17 @@ def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path: Path) -> None:
     assert heights[1] > heights[0]
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", '{"shares": 3}', '{"shares": {"data": 7}}', '{"shares": {"data": "x"}}'])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "",
+        "[]",
+        '{"shares": 3}',
+        '{"shares": {"data": 7}}',
+        '{"shares": {"data": "x"}}',
+        '{"shares": {"data": 1' + "0" * 400 + "}}",
+    ],
+)
 def test_a_damaged_verdict_is_no_bar(damaged: str, tmp_path: Path) -> None:
     run_id = add_run(tmp_path, "ddp")
     (tmp_path / "runs" / run_id / "verdict.json").write_text(damaged)

@@ -208,3 +208,22 @@ def test_an_error_is_not_hidden_by_that_of_closing(tmp_path: Path, capsys: pytes
     for log in logs:
         with pytest.raises(OSError, match="Bad file descriptor"):
             log.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace(",", ";").replace(".", ",").replace("\n", "\r\n"),
+        lambda text: "".join(",".join(f'"{cell}"' for cell in line.split(",")) + "\n" for line in text.splitlines()),
+    ],
+)
+def test_what_a_spreadsheet_saved_is_mended(tmp_path: Path, change, capsys) -> None:
+    path = tmp_path / "steps.csv"
+    written(path, range(1, 4))
+    before = path.read_bytes()
+    path.write_bytes(change(before.decode()).encode())
+    StepLog(path, after_step=3).close()
+    assert path.read_bytes() == before
+    assert "was saved by a spreadsheet" in capsys.readouterr().err

@@ -66,7 +66,7 @@ $(COLOSSALAI_CHECKOUT): $(COLOSSALAI_STAMP)
 	@rm -f $(COLOSSALAI)/.gptscale-checkout-*
 	@touch $@
 
-prepare: venv  ## compile our operators and DeepSpeed's (about 5 minutes on 2 cores, once per machine and version)
+prepare: venv  ## compile our operators and DeepSpeed's (about 2 minutes on 2 cores, once per machine and version)
 	@$(BIN)/gptscale prepare
 
 # Before the runs, not beside them: what compiles takes a share of the processors, and compare would rank no row of that time.

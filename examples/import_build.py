@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 import torch
 
+from gptscale.common.data.loader import to_device
 from gptscale.common.engine import Batch, StepResult
 from gptscale.common.process.world import World, process_group
 from gptscale.common.settings.batch_plan import plan_batch
@@ -26,7 +27,7 @@ class Alphabet:
     def get(self, step: int) -> Batch:
         first = 7 * step + 5 * self.data_rank + torch.arange(self.sequences)
         letters = ord("a") + (first.unsqueeze(1) + torch.arange(self.seq_len + 1)) % 26
-        return Batch(step, letters[:, :-1], letters[:, 1:]).to(self.device)
+        return to_device(Batch(step, letters[:, :-1], letters[:, 1:]), self.device)
 
 
 class Printer:

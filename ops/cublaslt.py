@@ -57,7 +57,7 @@ class Heuristic(ctypes.Structure):
 def library() -> ctypes.CDLL:
     """Return the library that torch has loaded, or raise OSError where there is none."""
     process = ctypes.CDLL(None)
-    # What is preloaded in its place is seen here only.
+    # A library preloaded in its place is seen here only.
     if hasattr(process, "cublasLtCreate"):
         return process
     return ctypes.CDLL(f"libcublasLt.so.{(torch.version.cuda or '').split('.')[0]}")

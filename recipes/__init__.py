@@ -24,18 +24,19 @@ for _logger in ("DeepSpeed", "torch.utils.cpp_extension"):
 # It logs an exception that it also raises, with a page of the whole schedule.
 logging.getLogger("torch.distributed.pipelining.schedules").addFilter(lambda record: False)
 
-# What the ranks of a run import, whatever its recipe: the worker, what parses its options, and what rank 0 records with.
+# Imports of every rank, whatever its recipe: the worker, what parses its options, and what rank 0 records with.
 WORKER_IMPORTS = ("gptscale.launchers.run.worker", "tyro", "tensorboard.compat.proto.event_pb2", "numpy.ma")
 
 
 class Recipe(NamedTuple):
     """One row: where a strategy lives, what it asks for, and what is true of it.
 
-    config: the name of its frozen dataclass in `module`. what: one line for `gptscale list`.
+    config: the name of its frozen dataclass in `module`. what: one line for `gptscale run --help`.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
-    release: the version of the engine whose internals were read; "" is any. torch: the oldest that has what it calls.
+    release: the versions of its engine that it is known to work with, as environments.is_release takes them. torch: the oldest
+    that has what it calls.
     environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
 
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
@@ -119,7 +120,7 @@ class Recipe(NamedTuple):
             ) from None
         if not environments.is_release(installed, self.release):
             raise ConfigError(
-                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release} alone",
+                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release}",
                 where,
                 f"pip install 'gptscale[{self.engine}]'",
             )
@@ -265,6 +266,7 @@ RECIPES: dict[str, Recipe] = {
         "AccelerateFSDPConfig",
         "fully_shard through Hugging Face Accelerate",
         engine="accelerate",
+        release="1.10 or newer",
         casts_weights=True,
         memory="rows",
     ),
@@ -273,6 +275,7 @@ RECIPES: dict[str, Recipe] = {
         "LightningFabricConfig",
         "a strategy by name through Lightning Fabric",
         engine="lightning-fabric",
+        release="2.5 or newer",
         memory="strategy",
     ),
     "handout": Recipe(

@@ -14,7 +14,7 @@ from typing import Any
 STEP_COLUMNS = "step tokens loss grad_norm lr step_time_s data_wait_s".split()
 STATUSES = ("ok", "oom", "failed", "interrupted")
 
-# What a spreadsheet runs as a formula (OWASP, CSV injection; CWE-1236).
+# A spreadsheet runs a text that begins so as a formula (OWASP, CSV injection; CWE-1236).
 FORMULA_STARTS = tuple("=+-@\t\r")
 
 

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 # Dots per inch of every picture.
 DPI = 110
 
 
-# What a rank's time goes to, in a verdict. Computation is blue and green, waiting is warm.
+# Shares of a rank's time in a verdict. Computation is blue and green, waiting is warm.
 SHARE_COLOURS = {
     "data": "#D55E00",
     "host": "#BBBBBB",
@@ -49,7 +49,7 @@ def console(log_columns: int | None = None, **options: Any) -> Console:
 
 def table(
     titles: Sequence[str],
-    rows: Iterable[Iterable[str]] = (),
+    rows: Iterable[Iterable[RenderableType]] = (),
     *,
     left: Collection[str] | None = None,
     no_wrap: Collection[str] = (),

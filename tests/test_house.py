@@ -29,7 +29,7 @@ tools benchmarks
 OUTSIDE = ("benchmarks", "tools")
 LEVEL = {room: level for level, line in enumerate(ORDER.strip().splitlines()) for room in line.split()}
 COMMANDS = re.compile(r"gptscale\.(launchers|foresight)\.commands\.|.*\.__main__$")
-# What tools read stands behind a line.
+# Comments for tools stand behind a line.
 FOR_TOOLS = re.compile(r"# *(noqa|type:|fmt:)")
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -189,5 +189,5 @@ SETUPS: dict[str, Callable[[nn.Module, type[nn.Module]], Step]] = {
     "accelerate_fsdp": loops.accelerate_fsdp,
     "lightning_fabric": loops.lightning_fabric,
 }
-# Of recipes that build transformers' model themselves.
+# Recipes that build transformers' model themselves.
 LIBRARY_SETUPS: dict[str, Callable[[Run], Step]] = {"colossal_tensor": colossal, "colossal_pipeline": colossal}

@@ -57,7 +57,7 @@ def compare(name: str, rounds: int, model: str, n_embd: int, folder: Path) -> di
     minimal_s: list[float] = []
     with process_group(run.world):
         engine = recipe.load().build(run, recipe_config)
-        # What a library leaves on disk goes with the folder.
+        # Files that a library leaves on disk go with the folder.
         tempfile.tempdir = str(folder)
         minimal_step = LIBRARY_SETUPS[name](run) if name in LIBRARY_SETUPS else SETUPS[name](whole_model(run), Block)
         batches = plan.batches(plan.train, engine.data_rank, engine.data_size)

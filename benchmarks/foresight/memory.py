@@ -72,7 +72,7 @@ WAYS = {"hybrid_3d": "--tp-size 2 --pp-size 2", "colossal_tensor": "--tp-size 2"
 # The smallest world that has a rank for each place of these ways.
 SMALLEST = {"hybrid_3d": 4, "colossal_tensor": 2, "colossal_pipeline": 2}
 STAGES = {"hybrid_3d": 2, "colossal_pipeline": 2}
-# What tells one row from the others.
+# Columns that tell one row from the others.
 KEY = ("recipe", "nproc", "rank", "options")
 REFUSED = "refused: "
 Rows = dict[tuple[str, ...], dict[str, Any]]

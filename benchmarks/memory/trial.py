@@ -22,8 +22,7 @@ from benchmarks.memory.search import (
     predicted_gib,
 )
 from gptscale.common.process.program import Program
-from gptscale.common.process.task import LIMIT_S
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import LIMIT_S, run_captured
 from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig
@@ -31,7 +30,7 @@ from gptscale.foresight.memory.closed_form import Need, WayToFit, need
 from gptscale.foresight.memory.step import Step
 from gptscale.recipes import get
 
-# What makes two rows figures of the same thing. For recipes that need no other engine `engine_version` is torch's again.
+# Two rows that agree in these columns measure the same. For recipes without another engine `engine_version` is torch's again.
 KEY = (
     "model recipe activation_checkpointing optimizer_state seq_len precision compile device torch_version engine_version"
 ).split()

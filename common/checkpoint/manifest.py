@@ -28,7 +28,7 @@ FIX = "resume from another checkpoint"
 # The writer begins a new file after this many boxes, so a manifest needs no more than the bytes below for each file.
 BOXES_PER_FILE = 1024
 MANIFEST_BYTES, MANIFEST_BYTES_PER_FILE = 2**20, 2**20
-# What the header of a data file needs, at most, for itself and for each box.
+# Most bytes that the header of a data file needs for itself, and for each box.
 HEADER_BYTES, HEADER_BYTES_PER_BOX = 2**12, 2**10
 DATA_FILE = re.compile(r"rank-\d{5}-\d{4}\.safetensors")
 STEP_FOLDER = re.compile(r"step-(\d{1,12})")

@@ -56,7 +56,7 @@ def standard_library() -> Iterable[Document]:
     """Return the running Python's own modules as documents, by sorted path, without tests and installed packages."""
     paths = []
     for folder, below, files in os.walk(sysconfig.get_path("stdlib")):
-        # What is taken out here is not walked: installed packages are many times the library.
+        # A folder taken out here is not walked: installed packages are many times the library.
         below[:] = [name for name in below if name not in NOT_LIBRARY]
         paths += [Path(folder, name) for name in files if name.endswith(".py")]
     # PEP 263 lets a module have another encoding. A few U+FFFD are no reason to refuse the source.

@@ -109,5 +109,5 @@ class ExerciseBatches(Batches):
     def close(self) -> None:
         """End the workers."""
         self._epoch, self._next_step = iter(()), NO_STEP
-        # What a DataLoader with persistent workers keeps. They end with it.
+        # A DataLoader keeps its persistent workers there. They end with it.
         self.loader._iterator = None

@@ -89,7 +89,7 @@ class GPT2Tokenizer:
             ids = self._bpe(clean, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
             return np.asarray(ids, dtype=np.uint16)
         except Exception as error:
-            # What the folder's other files say can raise anything.
+            # The folder's other files can make it raise anything.
             raise DataError(f"the tokenizer cannot encode text ({_first_line(error)})", WHERE, FIX) from None
 
     def decode(self, ids: np.ndarray) -> str:

@@ -23,7 +23,7 @@ from gptscale.common.process.world import agree_any
 # The files in a run's folder: the evidence, and what its judge makes of it.
 EVIDENCE, VERDICT = "evidence.json", "verdict.json"
 FORMAT_VERSION = 1
-# Of more ranks a judge would see no more.
+# More ranks would show a judge nothing new.
 RANKS_MAX = 64
 # A few short steps have so many times fewer tokens. They show what of the work does not shrink with the tokens.
 SHORT = 4

@@ -158,7 +158,7 @@ def work_of(
     """
     work_s = {part: dict.fromkeys(KINDS, 0.0) for part in COMPUTING}
     if kernels := [operation for operation in operations if operation.on_device]:
-        # What a device computes is one part, as device_segments has it.
+        # All work of a device is one part, as device_segments has it.
         for kernel in kernels:
             if kind := kind_of(kernel.name, "forward"):
                 work_s["forward"][kind] += kernel.end - kernel.begin
@@ -174,7 +174,7 @@ def work_of(
         while calls and calls[-1][0] <= operation.begin:
             calls.pop()
         part, seconds = segment.part if segment else "", operation.end - operation.begin
-        # What has no namespace is Python and autograd around the operations.
+        # An event without a namespace is Python or autograd around the operations.
         kind = kind_of(operation.name, part) if part in work_s and "::" in operation.name else None
         if calls:
             _, caller_part, caller = calls[-1]

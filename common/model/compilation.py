@@ -61,7 +61,7 @@ def check_cache(folder: Path) -> None:
         elif stat.S_ISLNK(facts.st_mode):
             problem, mend = "is a symbolic link", f"rm {shlex.quote(str(level))}, or {OWN_CACHE}"
         elif facts.st_mode & 0o022:
-            # What lies in it may be planted already.
+            # Its files may be planted already.
             problem, mend = "may be written by other users", f"rm -r {shlex.quote(str(level))}, or {OWN_CACHE}"
         else:
             continue

@@ -20,7 +20,7 @@ from gptscale.common.model.activations import activation_function
 from gptscale.common.model.loss import LinearCrossEntropy
 from gptscale.common.settings.gpt_config import GPTConfig
 
-# What head_dim must be a multiple of on a device. cuDNN's attention accepts nothing else, and for the other kernels of CUDA torch
+# head_dim must be a multiple of this on a device. cuDNN's attention accepts nothing else, and for the other kernels of CUDA torch
 # would pad q, k and v in three separate copies.
 HEAD_DIM_MULTIPLE = {"cuda": 8}
 

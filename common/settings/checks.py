@@ -16,12 +16,12 @@ from gptscale.common.errors import ConfigError
 
 # It never reads as a path, an option or a hidden file.
 RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-# What --resume may mean beside a path: the newest checkpoint of the run. `auto` begins the run if it has none yet.
+# Words of --resume beside a path: the newest checkpoint of the run. `auto` begins the run if it has none yet.
 RUN_WORDS = ("newest", "auto")
 # Options that may differ between the ranks of a run: where a machine keeps its copy of the data, whose content is compared
 # instead, and its own fast disk. `out` is none of them, because every rank writes its part of a checkpoint there.
 OF_THE_MACHINE = frozenset({"data", "tokenizer", "data_dir", "download", "nvme_path", "ds_config", "plan"})
-# What matplotlib writes; without an ending it adds .png.
+# Formats that matplotlib writes. Without an ending it adds .png.
 PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".eps", ".ps")
 
 

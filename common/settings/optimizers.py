@@ -13,7 +13,7 @@ class OptimizerRow(NamedTuple):
 
     state_keys: the tensors that torch keeps for each parameter; in a checkpoint they are `NAME.KEY/PARAMETER`.
     state_bytes: of those per parameter, by the precisions that --optimizer-state may have.
-    options: fields of RunConfig that no other optimizer reads, with commas between. why: it does not, for the error.
+    options: fields of RunConfig that some optimizers do not read, with commas between. why: they do not, for the error.
     """
 
     module: str

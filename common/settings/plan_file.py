@@ -17,7 +17,7 @@ from gptscale.common.settings.user_file import read_json
 
 FORMAT_VERSION = 1
 FILE_BYTES_MAX = 2**24
-# What a prediction holds for. Data, seed, steps, rates and what a run leaves behind are free.
+# A prediction holds for these options. Data, seed, steps, rates and what a run leaves behind are free.
 PLANNED = (*SPLIT, "seq_len", "precision", "optimizer", "optimizer_state", "dropout")
 
 

@@ -14,7 +14,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges, check_run_name, did_you_mean
 from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName, OptimizerRow
+from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
@@ -30,15 +30,18 @@ KEPT = (
 ).split()
 # Any other option makes the work of two runs unequal. A tokenizer shows in the tokens, which have a fingerprint.
 NOT_WORK = frozenset({*SPLIT, *KEPT, "device", "dist_timeout_s", "tokenizer"})
-# What a run that continues may not change.
+# Options that a continued run may not change.
 FIXED = "n_layer n_head n_embd vocab_size activation optimizer seed seq_len global_batch_size".split()
 
 # A shorter run has no verdict.
 VERDICT_STEPS_MIN = 20
 
 
-def _optimizer_need(name: str, row: OptimizerRow) -> OptionNeed:
-    return OptionNeed(row.options, lambda c: c.optimizer == name, row.why, f"use --optimizer {name}")
+def _optimizer_need(field: str) -> OptionNeed:
+    """Return the need of an option that only some optimizers read."""
+    readers = {name: row for name, row in OPTIMIZERS.items() if field in row.options.split(",")}
+    why = next(iter(readers.values())).why
+    return OptionNeed(field, lambda c: c.optimizer in readers, why, f"use --optimizer {' or '.join(readers)}")
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class RunConfig:
             "a constant rate never falls",
             "use --lr-schedule cosine",
         ),
-        *(_optimizer_need(name, row) for name, row in OPTIMIZERS.items() if row.options),
+        *map(_optimizer_need, sorted({name for row in OPTIMIZERS.values() for name in row.options.split(",") if name})),
         OptionNeed("eval_batches", lambda c: c.eval_every, "the run does not evaluate", "add --eval-every 10"),
         OptionNeed(
             "keep_checkpoints", lambda c: c.save_every or c.save_last, "the run saves no checkpoint", "add --save-last"

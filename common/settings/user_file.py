@@ -19,7 +19,7 @@ from typing import Any
 from gptscale.common.errors import GptscaleError, visible
 
 Refuse = Callable[[str], GptscaleError]
-# Of a whole number in JSON. 64 bits have 19.
+# Digits of a whole number in JSON. 64 bits have 19.
 DIGITS_MAX = 19
 
 

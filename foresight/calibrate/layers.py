@@ -37,7 +37,7 @@ from gptscale.recipes import get
 FEW, MORE = 1, 3
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
-# Of a device that works behind the host: what the host needs to start a forward.
+# The host's time to start a forward, where the device works behind it.
 STARTING = "starting"
 # A backward behind which gradients are not exchanged, because more micro-batches follow.
 ACCUMULATION = "accumulation"

@@ -169,7 +169,7 @@ def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
             f"this host needs {1e3 * memory.extra['host_s']:,.0f} ms to ask for it"
         )
     if memory.out_of_memory:
-        # Of torch's message, what could not be had. The rest is in the table above.
+        # Torch's message says what could not be allocated, and then repeats the table above.
         print(
             f"does not fit: {memory.out_of_memory.split(' GPU ')[0]} The memory is filled by {filled_by(memory)}.",
             file=sys.stderr,

@@ -26,7 +26,7 @@ PARAMETER, GRADIENT, STATE = "parameter", "gradient", "optimizer state"
 GATHERED, BUCKET, LOGITS = "gathered shard", "bucket", "logits and loss"
 # parts of a step
 BUILD, FORWARD, BACKWARD, OPTIMIZER = "build", "forward", "backward", "optimizer"
-# What the name of an attribute of a library's optimizer says, the first that matches. "averaged" and "partition" are DeepSpeed's
+# The meaning of an attribute's name in a library's optimizer, the first that matches. "averaged" and "partition" are DeepSpeed's
 # words for reduced gradients.
 NAMES = (
     (re.compile(r"grad|averaged"), GRADIENT),
@@ -151,7 +151,7 @@ class Owners:
         if torch.compiler.is_compiling() or self._resting:
             return
         self._modules.append(self._names.get(id(module), type(module).__name__))
-        # What a strategy has gathered for this module stands in the place of its shards.
+        # Gathered weights of this module stand in the place of its shards.
         places = {address(p) for p in module._parameters.values() if p is not None}
         self._label(places - self._is_parameter - {0}, GATHERED)
         self._tell()

@@ -22,7 +22,7 @@ from gptscale.foresight.memory.owners import (
 )
 
 ACTIVATION, UNDER_WAY, STEPPING, OTHER = "activation", "under way in backward", "under way in the optimizer", "other"
-# What is made while the engine is built, and is no parameter in the end: weights before they are split.
+# Memory allocated while the engine is built that is no parameter in the end: weights before they are split.
 BUILDING = "while the engine is built"
 # Every label, the surest first: an allocation with two labels is the first of them.
 ORDER = (PARAMETER, STATE, GRADIENT)

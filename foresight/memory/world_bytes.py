@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # transformers' head computes the logits of all rows. Then there are these in fp32, their logarithms of the softmax, and those of
 # the columns that are no padding (common/engines/colossal/gpt2.py, cross_entropy).
 HF_LOGITS = 12
-# Of a table that is cut, a rank's columns: in fp32, with padding masked, their exponentials, and the gradient, made at once.
+# Bytes for each of a rank's columns of a split table: in fp32, with padding masked, their exponentials, and the gradient.
 HF_CUT_LOGITS = 16
 
 # DeepSpeed keeps a weight in files only if a rank's part has this many bytes (runtime/swap_tensor/utils.py, MIN_AIO_BYTES), and
@@ -97,7 +97,7 @@ def _rows(case: Case) -> Answer:
         lingering=4.0 * block,
         # weights, gradients, and the last one of these twice
         block_end=c * ((ahead + 1) * block + 3 * case.run.gpt.n_embd**2) + 4.0 * block,
-        # What was gathered is let go when the next is (all_gather_state, there).
+        # Gathered weights are let go when the next are gathered (all_gather_state, there).
         last_gathered=c * block,
         reduced_at_end=4 * copies * root + 4 * root / shards,
         head_gradient=c,

@@ -17,7 +17,7 @@ LIBRARY = "libgptscale_mock_cuda.so"
 FLAGS = "-shared -fPIC -O1 -fvisibility=hidden -std=gnu11"
 # The part of torch that calls CUDA. Each call that it could make and the mock lacks is made to say so.
 CALLERS = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so")
-# What a call that the mock lacks returns: "not supported" in the words of its library, which torch turns into an error.
+# A call that the mock lacks returns "not supported" in the words of its library, which torch turns into an error.
 REFUSALS = (
     ("cudnn", 3000),
     ("cublas", 15),

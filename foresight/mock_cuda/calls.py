@@ -13,7 +13,7 @@ from typing import Any
 from gptscale.foresight.mock_cuda.library import Call
 
 DEMANGLE_TIMEOUT_S = 60
-# What stands around the part of a kernel's name that says what it does.
+# Text around the part of a kernel's name that says what it does.
 NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::|\(.*$")
 
 

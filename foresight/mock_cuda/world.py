@@ -21,7 +21,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
 from gptscale.common.process.world import World
 
-# Of the C++ object that a group holds, torch calls the methods of the Python object, which must not be freed before.
+# Torch calls the Python object's methods through the C++ object that a group holds, so the Python object must stay.
 _stores: list[dist.Store] = []
 
 

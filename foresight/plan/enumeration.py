@@ -16,7 +16,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.question import Cluster, Resolve
 from gptscale.recipes import RECIPES, Recipe
 
-# What blocks keep for backward, the fastest first. Who has memory for one gains nothing by the next.
+# Ways to keep activations for backward, the fastest first. Who has memory for one gains nothing by the next.
 CHECKPOINTING: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 # Options of recipes that split the work otherwise. A field whose type lists its values takes all of them.
 LISTED = ("schedule", "data_parallel", "strategy")
@@ -112,7 +112,7 @@ def _meshes(cluster: Cluster, axes: Sequence[str]) -> Iterator[tuple[int, int]]:
     for tp_size, pp_size in itertools.product(tensor, stages):
         if n % (tp_size * pp_size) or ("dp" not in axes and tp_size * pp_size != n):
             continue
-        # What is left without tensor ranks and stages is what the recipes of one axis do.
+        # Without tensor ranks and stages it is what the recipes of one axis do.
         if len(axes) > 1 and tp_size * pp_size == 1 and n > 1:
             continue
         yield tp_size, pp_size

@@ -30,7 +30,7 @@ from gptscale.recipes import RECIPES
 REFUSED_ABOVE = 0.25
 # So many rows are played in all, and of each recipe and mesh. Steps of more items take long to play: very many micro-batches.
 PLAYED, PLAYED_OF_SPLIT, LONGEST = 200, 8, 8_000
-# What has this share of the fastest row's speed is as good: no prediction of its grade can tell more.
+# A row with this share of the fastest row's speed is as good: no prediction of its grade can tell more.
 AS_GOOD, AS_GOOD_BY_DATA_SHEET = 0.98, 0.95
 Written = tuple[list[StepWork], int]
 
@@ -117,7 +117,7 @@ def plan(
     costs = costs_of({operation for steps, _ in written for step in steps for operation in step.operations()})
     timed = [dataclasses.replace(row, timing=time_of(steps, costs)) for row, steps in zip(chosen, written, strict=True)]
     order = {name: place for place, name in enumerate(recipes)}
-    # Of equally fast rows the first recipe of the table, which is the simplest.
+    # Equally fast rows stand in the order of the table of recipes, the simplest first.
     timed.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))
     return WorkPlan(cluster, config, timed, None if timed else nearest, n_listed, listed.left_out, costs)
 

@@ -17,7 +17,7 @@ from gptscale.recipes import get
 
 # The closed form was up to 11 % off (docs/guides/simulate.md), and the allocator reserves more than is allocated.
 ALLOWANCE = 1.1
-# Of a normal distribution, 90 % lies within so many standard deviations.
+# 90 % of a normal distribution lies within so many standard deviations.
 NINETY_PERCENT = 1.645
 
 

@@ -256,7 +256,7 @@ def _prior_precision(operations: Sequence[Operation], priors: Mapping[str, Prior
         families.setdefault((operation.kind, operation.on), []).append(i)
     for (kind, _), members in families.items():
         recipe, _, what = kind.removeprefix(BESIDE).rpartition(": ")
-        # What a recipe adds to a layer is on no data sheet.
+        # No data sheet says what a recipe adds to a layer.
         prior = priors[what]._replace(spread=HELD_SPREAD) if recipe else priors[what]
         points = np.array([coordinates(operations[i]) for i in members]).reshape(len(members), -1)
         distance = ((points[:, None] - points[None]) ** 2).sum(axis=-1) / prior.near**2

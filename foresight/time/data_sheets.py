@@ -64,7 +64,7 @@ OUTER_LINKS = {
     for kind, speeds, source in _KINDS
     for gigabits in speeds
 }
-# Of a node's NVMe disk, bytes/s read and written: Samsung 980 PRO data sheet, 2020 (PCIe 4).
+# Bytes/s that a node's NVMe disk reads and writes: Samsung 980 PRO data sheet, 2020 (PCIe 4).
 DISK_READS, DISK_WRITES = 7e9, 5e9
 # Parameters a second that AdamW steps on the host, which reads and writes some 30 bytes for each: 200 GB/s are eight channels of
 # DDR4-3200 (JEDEC JESD79-4).

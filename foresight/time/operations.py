@@ -17,7 +17,7 @@ from gptscale.foresight.time.work import LAUNCHES, Operation
 BYTES = 2
 # Rates by name.
 FLOP, ATTENTION, MEMORY, LAUNCH, OPTIMIZER = "flop", "attention", "memory", "launch", "optimizer"
-# What a host does once a step, and what torch's schedule does for a micro-batch in one direction.
+# Work of the host once a step, and of torch's schedule for a micro-batch in one direction.
 HOST, STAGE = "host", "stage"
 # OUTER: a byte that leaves a node. MESSAGE: the first byte of a message in a node. HOP: that of one to another node.
 INNER, OUTER, MESSAGE, HOP = "inner", "outer", "message", "hop"

@@ -21,7 +21,7 @@ def pipeline_step(model: ModelShape, split: Split, machines: Machines) -> StepWo
     pending: list[tuple[int, tuple[str, int, int]]] = []
     rank_of = {stage: rank for rank, computations in order.items() for _, stage, _ in computations}
     messages = [write.message(rank_of[stage], rank_of[(stage + 1) % n_stages]) for stage in range(n_stages)]
-    # What is next on the same rank, as at the foot of a V, is not sent.
+    # A stage whose next is on the same rank, as at the foot of a V, sends nothing.
     stays = [rank_of[stage] == rank_of[(stage + 1) % n_stages] for stage in range(n_stages)]
     sends = [step.place_of({} if stay else message) for stay, message in zip(stays, messages, strict=True)]
     kinds = [(stage, kind) for stage in range(n_stages) for kind in (FORWARD, BACKWARD, INPUT, WEIGHT)]

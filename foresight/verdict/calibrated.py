@@ -19,7 +19,7 @@ from gptscale.foresight.time.operations import MessageShape, ProductShape
 from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
 from gptscale.foresight.verdict.replay import Replay
 
-# What a calibration knows less well than this is not compared.
+# A calibrated time with a larger spread is not compared.
 SPREAD_MAX = 0.1
 # An exchange that takes so many times as long as calibrated is a fault of the machine.
 SLOW_LINK = 1.5

@@ -20,10 +20,10 @@ from gptscale.results.record.files import replace_file, write_json
 
 FORMAT_VERSION = 1
 TRACE_NAME = "trace.json"
-# Of a step with more pieces no picture could be read.
+# Nobody could read a picture with more pieces.
 PIECES_MAX = 20_000
 BYTES_MAX = 2**26
-# What ranges of exchanges are called, by how the names of their kinds begin.
+# Names of the ranges of exchanges, by how the names of their kinds begin.
 EXCHANGES = {"all_gather": "gather", "reduce_scatter": "reduce", "all_reduce": "all-reduce"}
 
 

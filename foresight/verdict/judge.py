@@ -83,7 +83,7 @@ def judge(traces: Sequence[RankTrace], facts: RunFacts, figures: RunFigures) -> 
     """Return the verdict on the traces of all ranks."""
     threads = not facts.cuda
     replay = Replay(traces, figures.data_wait_s, threads=threads)
-    # What torch.compile makes for a CPU is no operation that the profiler sees.
+    # The profiler does not see the operations that torch.compile makes for a CPU.
     unseen = facts.compiled and not facts.cuda
     host = dict.fromkeys(COMPUTING, 0.0) if unseen else host_shares(traces, threads=threads)
     shares = shares_of(replay, traces, host, facts.pipeline)
@@ -130,7 +130,7 @@ class Sizes:
     ) -> None:
         self.replay, self.figures, self.shares, self.host = replay, figures, shares, host
         self.traced_s = replay.step_s()
-        # What does not shrink with the tokens, where that was measured. Short products and exchanges are slow without a host too.
+        # Times that do not shrink with the tokens, where measured. Short products and exchanges are slow without a host too.
         self.fixed = {**host, **figures.fixed} if shares["host"] >= HOST_MIN else host
 
     def cause(self, name: str, seconds: float, share: float) -> Cause:

@@ -11,7 +11,7 @@ from gptscale.results.render import DPI, SHARE_COLOURS, subplots
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# What is drawn of each part of a step, in the colours of the shares.
+# Parts of a step that are drawn, in the colours of the shares.
 COLOUR_OF = {
     "forward": "products",
     "backward": "attention",

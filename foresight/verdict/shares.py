@@ -9,7 +9,7 @@ from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, TR
 from gptscale.foresight.time.work import COMPUTE
 from gptscale.foresight.verdict.replay import Replay
 
-# What a rank's time goes to beside the kinds of computation.
+# Uses of a rank's time beside the kinds of computation.
 NO_PROCESSOR, LATE_RANK, BUBBLE_SHARE, SLOWER = "no processor", "late rank", "bubble", "slower than calibrated"
 SHARES = ("data", "host", TRANSFER, LATE_RANK, BUBBLE_SHARE, "disk", "bus", "allocator", NO_PROCESSOR, SLOWER)
 # So much longer than calibrated, products say nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -55,11 +56,12 @@ def main(argv: Sequence[str]) -> int:
             continue
         for op in getattr(config, "ops", ()):
             recipe_of_op.setdefault(op, name)
+    # A compile takes one core, and some machines have two.
+    with ThreadPoolExecutor(max_workers=2) as pool, terminal.status("DeepSpeed's operators"):
+        builds = {op: pool.submit(deepspeed_ops.prepare, op, print) for op in recipe_of_op}
     for op, name in recipe_of_op.items():
         try:
-            with terminal.status(f"DeepSpeed's {op}"):
-                built = deepspeed_ops.prepare(op, print)
-            print(f"{op} {'compiled' if built else 'is there'}, for {name}", flush=True)
+            print(f"{op} {'compiled' if builds[op].result() else 'is there'}, for {name}", flush=True)
         except ConfigError as error:
             if named:
                 raise

@@ -26,7 +26,7 @@ from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.results.record.facts import node_facts
 from gptscale.results.render import console, table
 
-# What must be the same on all nodes.
+# Facts that must be the same on all nodes.
 SAME = ("python", "torch", "gptscale", "nccl", "driver", "device", "gpus")
 CLOCKS_APART_S = 1.0
 # A node is slow below this share of the median of all nodes.

@@ -111,15 +111,15 @@ def build_once(
     check_private(target)
     if target.exists():
         return False
-    folder = private(target.parent)
-    lock = FileLock(folder / ".prepare.lock", mode=0o600)
+    folder, building = private(target.parent), f".building-{target.name}-"
+    lock = FileLock(folder / f".{target.name}.lock", mode=0o600)
     check_private(Path(lock.lock_file))
     began = time.time()
     while not lock.is_locked:
         try:
             lock.acquire(timeout=min(1.0, wait_s))
         except Timeout:
-            if time.time() - max(began, _last_written(folder)) > wait_s:
+            if time.time() - max(began, _last_written(folder, building)) > wait_s:
                 raise BuildError(
                     f"another `gptscale prepare` is compiling, and has written nothing for {wait_s:g} s",
                     f"with the lock {lock.lock_file}",
@@ -127,11 +127,11 @@ def build_once(
                 ) from None
     with lock:
         # These belong to builds that were killed: nobody else builds while this process holds the lock.
-        for abandoned in folder.glob(".building-*"):
+        for abandoned in folder.glob(f"{building}*"):
             say(f"removing what a killed compile left: {abandoned.name}")
             shutil.rmtree(abandoned)
         if not target.exists():
-            with tempfile.TemporaryDirectory(prefix=".building-", dir=folder) as work:
+            with tempfile.TemporaryDirectory(prefix=building, dir=folder) as work:
                 os.rename(build(Path(work)), target)
     return True
 
@@ -144,10 +144,10 @@ def _holder(lock_file: str) -> str:
     return f"process {pids[0]}" if pids else "that process"
 
 
-def _last_written(folder: Path) -> float:
-    """Return when a file of a build in `folder` was written last, or 0 if no build is under way."""
+def _last_written(folder: Path, building: str) -> float:
+    """Return when a file was written last in a folder of `folder` whose name begins with `building`, or 0 if there is none."""
     times = [0.0]
-    for path in folder.glob(".building-*/**/*"):
+    for path in folder.glob(f"{building}*/**/*"):
         with contextlib.suppress(OSError):
             # It may be gone by now.
             times.append(path.lstat().st_mtime)

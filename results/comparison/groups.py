@@ -15,7 +15,7 @@ from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.read import DAMAGED, Row
 from gptscale.results.comparison.run_files import clip, read_run_json
 
-# What makes two rows repeats of one configuration.
+# Two rows that agree in these columns are repeats of one configuration.
 CONFIGURATION = (
     "recipe engine engine_version world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps "
     "attention activation_checkpointing compile optimizer_state offload device torch_version recipe_options"

@@ -8,7 +8,7 @@ from gptscale.results.comparison.groups import Comparison
 from gptscale.results.comparison.run_files import read_run_json
 from gptscale.results.comparison.tables import cells, notes
 
-# Of more runs the page does not say how each was started.
+# With more runs the page does not say how each was started.
 RUNS_MAX = 1000
 DEFINITIONS = {
     "runs": "repeats of one configuration; every figure is the median over those that succeeded",

@@ -63,7 +63,7 @@ def figure_png(comparison: Comparison) -> bytes:
     groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")[:GROUPS_MAX]
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(groups))]
     shares, curves = [shares_of(group) for group in groups], [steps_of(group) for group in groups]
-    # What the legends below the panels need does not grow with the groups.
+    # The room for the legends below the panels does not grow with the groups.
     height_in = 1.6 + 0.21 * len(groups)
     figure, axes = subplots(3 if any(shares) else 2, 2, (13, height_in * (3 if any(shares) else 2)), _title(comparison))
     _losses(axes[0, 0], curves, colours)

@@ -20,7 +20,7 @@ def write_comparison(paths: Sequence[Path], out: Path) -> None:
     works = [row["workload_hash"] for row in rows if row["status"] != DAMAGED]
     files = {kind: out / f"comparison.{kind}" for kind in ("csv", "md", "png", "html")}
     for file in files.values():
-        # What another user may have put into the folder is not followed.
+        # A link may be another user's, and is not followed.
         if file.is_symlink():
             raise StorageError(f"{file} is a symbolic link", "in --out", "remove it or choose another folder")
     write(compare(rows, works[-1] if works else None), **files)

@@ -8,29 +8,23 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
-from gptscale.results.columns import cell, csv_line
-from gptscale.results.record.files import as_storage_error, opened, replace_file, warn, write_json
+from gptscale.results.columns import RunTable, cell, csv_line
+from gptscale.results.record.files import append_row, as_storage_error, opened, replace_file, warn, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
 START = "GPTSCALE_START"
-# What a run writes has some kilobytes.
+# A run's own JSON files have some kilobytes.
 JSON_BYTES_MAX = 2**24
-
-
-class RunEnd(NamedTuple):
-    """How a run ended: the status of its row, and the exit status."""
-
-    status: str
-    exit_status: int
 
 
 @contextmanager
@@ -63,7 +57,7 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
             raise ConfigError(f"run {run_id} exists already", f"in {out}", "add --resume or choose another --run-name")
         os.ftruncate(descriptor, 0)
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        # What an earlier start showed says nothing of this one.
+        # A failure of an earlier start says nothing of this one.
         (folder / EVIDENCE).unlink(missing_ok=True)
         # On a full disk the run is locked all the same, only its holder is not named.
         with suppress(OSError):
@@ -99,6 +93,15 @@ def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
         write_json(folder / "status.json", of_this_start(_end_of(row, step) | {"row": dict(row)}))
 
 
+def is_over(folder: Path, config: RunConfig) -> bool:
+    """Return whether --resume auto finds that a run has taken all its steps and left its row, and say so if it has."""
+    end = read_json(folder / "status.json") if config.resume == "auto" else {}
+    is_done = end.get("status") == "ok" and "row" not in end and end.get("step") == config.steps
+    if is_done and os.environ.get("RANK", "0") == "0":
+        print(f"run {folder.name} is done: its {config.steps} steps and its row are in {folder.parents[1]}", flush=True)
+    return is_done
+
+
 def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:
     """Write the evidence for whoever judges the run, and return whether the disk took it."""
     try:
@@ -115,22 +118,20 @@ def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
     return {"status": row["status"], "error": row["error"], "step": step}
 
 
-def leave_row(
-    append: Callable[[Path, Mapping[str, Any]], Path], out: Path, folder: Path, row: Mapping[str, Any], step: int
-) -> Path | None:
+def leave_row(table: RunTable, folder: Path, row: Mapping[str, Any], step: int) -> Path | None:
     """Write the row of a run that has ended, then its status.json, and return the file that has the row.
 
     What the disk does not take is printed in full, and None is returned.
-    append: writes a row to the summary in `out`. step: the last that was taken.
+    table: gets the row. step: the last that was taken.
     """
     path = None
     try:
-        path = append(out, row)
+        path = append_row(table, folder.parents[1], row)
         write_json(folder / "status.json", of_this_start(_end_of(row, step)))
         return path
     except StorageError as error:
-        table = csv_line(row) + csv_line(cell(value) for value in row.values())
-        lost_row = "" if path else f"gptscale: the row of this run, which no file has:\n{table.decode()}"
+        lines = csv_line(row) + csv_line(cell(value) for value in row.values())
+        lost_row = "" if path else f"gptscale: the row of this run, which no file has:\n{lines.decode()}"
         # The log of the run may be on the same disk.
         with suppress(OSError):
             sys.stderr.write(f"gptscale: error: {error}\n{lost_row}")

@@ -38,7 +38,7 @@ class WandbBoard:
                 resume="allow",
                 dir=str(folder),
                 config={name: str(value) if isinstance(value, Path) else value for name, value in config.items()},
-                # What a run prints is the run's own, and is not sent.
+                # A run's output is its own, and is not sent.
                 settings=wandb.Settings(console="off", silent=True, save_code=False),
             )
         except wandb.Error as error:

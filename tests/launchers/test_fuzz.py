@@ -25,7 +25,7 @@ from gptscale.recipes import RECIPES
 
 LINES = int(os.environ.get("GPTSCALE_FUZZ_LINES", "120"))
 SEED = int(os.environ.get("GPTSCALE_FUZZ_SEED", "0"))
-# Of the processor's time, by exit status: a parity that is accepted imports every engine and checks forty runs.
+# Processor seconds by exit status: a parity that is accepted imports every engine and checks forty runs.
 LONGEST_S = {0: 20.0, 2: 5.0}
 WORDS = (
     "", "0", "1", "2", "3", "4", "7", "8", "16", "-1", "0.1", "0.5", "1e-3", "1e9", "nan", "inf", "-inf", "10000", "1000000",

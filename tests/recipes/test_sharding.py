@@ -70,7 +70,7 @@ def test_bytes_per_rank_are_those_of_the_formula(recipe, options, precision, for
     for found in measured(recipe, precision, *options):
         per_parameter = found["with_gradients"] / found["n"]
         assert 0.98 * formula <= per_parameter <= 1.02 * formula + constant
-        # What a run's row says, and beside it the formula of the docstring: without buckets and without what is gathered.
+        # A run's row beside the formula of the docstring: without buckets and without what is gathered.
         live = found["live"]["total"] / found["n"]
         assert 0.98 * live <= per_parameter
         assert found["formula"][1] == pytest.approx(live * found["n"], rel=0.03), found["formula"][0]

@@ -20,7 +20,7 @@ from gptscale.common.process.fork_server import die_with_parent
 
 NETWORK = "10.77.0."
 SLURM = ("slurmctld", "slurmd", "munged", "sbatch")
-# What a variable of a job or of an earlier world would change.
+# Variables of a job or of an earlier world would change the run.
 FOREIGN = ("SLURM", "MASTER_", "RANK", "LOCAL_", "WORLD_SIZE", "TORCHELASTIC", "GPTSCALE_START", "PYTEST")
 
 

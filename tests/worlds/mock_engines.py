@@ -13,14 +13,14 @@ from gptscale.common.process import environments
 from gptscale.common.process.fork_server import import_without_collection
 from gptscale.recipes import RECIPES
 
-# What the first step of any simulation imports.
+# Imports of the first step of any simulation.
 AT_THE_FIRST_STEP = ("tyro._cli", "typeguard", "torch._dynamo", "torch.distributed.pipelining")
 
 
 def engines():
     """Return the engines' modules, without the worker and the recipe, which are imported behind `leave_out`."""
     if environments.is_inside("colossalai"):
-        # What it imports. Itself it asks at import for the current device, which is another one in each rank.
+        # These it imports. It asks at its own import for the current device, which is another one in each rank.
         return ["peft", "bitsandbytes"]
     names = [name for row in RECIPES.values() if not row.environment for name in row.engine_imports]
     # DeepSpeed imports the first where an engine of stage 1 or 2 is made, and --compile the second.

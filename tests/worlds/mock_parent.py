@@ -42,7 +42,7 @@ def run(recipe, *words):
         gather = reader.gather_objects
 
         def gather_with_peers(value):
-            # Of a checkpoint peers load what this rank does not.
+            # Peers load the other parts of a checkpoint.
             if isinstance(value, tuple) and isinstance(value[0], set):
                 return [(value[0] | set(reader.Reader(plan.resume).names()), value[1])]
             return gather(value)

@@ -6,6 +6,8 @@ import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
+# Some library installs a package of the same name.
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.engines.worker import compare
 from gptscale.common.process.mock import is_mock, simulating
 from gptscale.foresight.mock_cuda.host import leave_out

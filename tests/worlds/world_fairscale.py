@@ -16,6 +16,9 @@ from fairscale.optim.oss import OSS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gptscale.common.process.rendezvous import open_store
+from gptscale.common.process.world import World
+
 
 class Model(nn.Module):
     def __init__(self, tied):
@@ -51,7 +54,9 @@ def losses(tied, ids, kind, buckets=2**23):
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    world = World.from_environment("cpu")
+    store = open_store(world.rank, world.timeout_s)
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size)
     ids = torch.randint(0, 64, (8, 33), generator=torch.Generator().manual_seed(dist.get_rank()))
     found = {}
     for name, tied in (("tied", True), ("untied", False)):

@@ -18,7 +18,7 @@ from gptscale.foresight.time.presets import PRIORS, expected_rates
 
 # A step is refused if its standard deviation is more than so many times the spread of repeated runs.
 REFUSED_ABOVE = 2.0
-# Of a normal distribution, 90 % lies within so many standard deviations.
+# 90 % of a normal distribution lies within so many standard deviations.
 NINETY_PERCENT = 1.645
 # A run is called fitting up to the device's capacity, and recommended up to this share of it.
 MARGIN = 0.875

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.foresight.tables.rows import MeasuredRun, MemoryParts
 
 ROUNDS = 10
-# What one expected figure weighs beside one measured run.
+# Weight of one expected figure beside one measured run.
 TRUST = 0.3
 
 

@@ -12,9 +12,9 @@ from gptscale.common.process import environments
 from gptscale.recipes import get
 
 MIB = 2**20
-MEASURED = Path(__file__).parents[4] / "results" / "measured" / "2026-11-23-mock-closed-forms.csv"
+MEASURED = Path(__file__).parents[3] / "results" / "measured" / "2026-11-23-mock-closed-forms.csv"
 WORDS = "--model 1.6b --precision bf16 --data synthetic --n-head 32 --micro-batch-size 4"
-# What ranks of `--shapes worlds` allocated under the mock, in MiB (2026-11-23, torch 2.11.0).
+# MiB that ranks of `--shapes worlds` allocated under the mock (2026-11-23, torch 2.11.0).
 ALLOCATED = [
     ("single", 1, 0, 33876),
     ("fsdp", 8, 0, 15105),

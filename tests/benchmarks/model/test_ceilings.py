@@ -19,7 +19,7 @@ def test_products_are_the_operations_of_a_step():
     for p in model_ceilings.products(gpt, rows):
         calls = model_ceilings.routes(p, torch.float32, torch.device("cpu"))
         assert calls["mm"]().shape == (p.m, p.n)
-        # What oneDNN computes is the same, for a weight's gradient the transpose.
+        # oneDNN computes the same, for a weight's gradient the transpose.
         if "onednn" in calls:
             result = calls["onednn"]()
             torch.testing.assert_close(

@@ -22,7 +22,7 @@ def test_each_memory_counts_once_and_has_the_kind_of_its_first_tensor():
     weights, bucket = torch.zeros(10), torch.zeros(64, dtype=torch.bfloat16)
     tensors = [
         StateTensor("weights", weights),
-        # What the optimizer steps is the memory that the model computes with.
+        # The optimizer steps the memory that the model computes with.
         StateTensor("optimizer", weights.view(2, 5)),
         StateTensor("gradients", bucket[:10]),
         StateTensor("gradients", bucket[10:20]),

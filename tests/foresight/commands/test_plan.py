@@ -30,7 +30,7 @@ def test_a_plan_recommends_a_command_and_leaves_its_files(tmp_path, capsys):
     assert "gptscale run ddp --nproc 2 --model gpt2 --global-batch-size 16" in out
     assert out.count("  Not ") == 2
     assert "data sheet: no such device was measured" in out
-    # What the streams do, a letter for each moment: forward, head and backward, and reductions from the first backward on.
+    # Each moment of a stream is a letter: forward, head and backward, and reductions from the first backward on.
     streams = {line.split()[2]: line.split()[4] for line in out.splitlines() if line.startswith("  rank 0 ")}
     assert re.fullmatch(r"F+H+B+[BO:.]*", streams["compute"])
     assert re.fullmatch(r"\.+[~:.]+", streams["reduce"])

@@ -85,5 +85,5 @@ def test_ranks_are_drawn_beside_each_other_with_their_peaks(timeline):
     assert right.get_title() == "rank 7: peak 10.00 GiB"
     tops = [max(path.vertices[:, 1].max() for path in areas.get_paths()) for areas in left.collections]
     assert max(tops) == pytest.approx(10.0)
-    # What torch reserves, and the device, of which it takes more than 40 %.
+    # The lines are what torch reserves, and the device, of which it takes more than 40 %.
     assert [line.get_ydata()[0] for line in left.lines] == [12.0, 20.0]

@@ -16,7 +16,7 @@ PARENT = Path(__file__).parents[2] / "worlds" / "mock_parent.py"
 BATCH = ["--micro-batch-size", "2", "--global-batch-size", "32", "--precision", "bf16"]
 WORDS = ["--device", "cuda", "--data", "synthetic", "--no-tensorboard", *BATCH]
 # One thread, and kernels are compiled in the process that asks for them: a pool would import torch once more for a few kernels.
-# What is compiled again is logged, with the reason.
+# Torch logs each second compilation, with the reason.
 VARIABLES = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_LOGS": "recompiles"}
 
 

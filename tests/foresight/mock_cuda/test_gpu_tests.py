@@ -15,7 +15,7 @@ MARK = "mark." + "gpu"
 FILES = sorted(path for path in TESTS.rglob("test_*.py") if MARK in path.read_text())
 # A run does not start under the mock. test_recipes.py does what its ranks do.
 REFUSED = {"test_gpu.py"}
-# Of these files, only the cases whose names hold the word. The others compile the same code once more, a minute each.
+# These files run only the cases whose names hold the word. The others compile the same code once more, a minute each.
 ONLY = {"test_conv.py": "dtype0", "test_max_pool.py": "dtype0", "test_compilation.py": "selective"}
 TRIED = [path for path in FILES if path.name not in REFUSED]
 # On a busy machine without compiled kernels the session has taken 730 s.

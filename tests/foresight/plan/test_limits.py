@@ -21,7 +21,7 @@ PRODUCT, MESSAGE = Operation("product", (), "a gpu"), Operation("send", (), "a l
         (Operation("copy from host", (), "a gpu"), "bus"),
         (Operation("disk read", (), "a gpu"), "disk"),
         (Operation("host optimizer", (), "a gpu"), "host"),
-        # What kind it is says nothing of an operation on a link.
+        # The kind says nothing of an operation on a link.
         (Operation("copy to host", (), "a link"), "links"),
     ],
 )

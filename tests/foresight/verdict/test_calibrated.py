@@ -67,7 +67,7 @@ def test_products_that_take_longer_than_calibrated(tmp_path: Path) -> None:
     expected = calibrated_run(run, traces, MACHINE, tmp_path / "c.json")
     assert expected is not None
     assert expected.products_s == pytest.approx(1e-4 * sum(products_of(run).values()) / 2)
-    # Of a backward of 0.1 s, the made-up traces count 0.7 as products.
+    # The made-up traces count 0.7 of a backward of 0.1 s as products.
     assert expected.times_slower(traces, processors(1.0)) == pytest.approx(0.07 / expected.products_s)
     assert expected.times_slower(traces, processors(0.01)) == 1.0
     assert CalibratedRun().times_slower(traces, processors(1.0)) == 1.0
@@ -100,5 +100,5 @@ def test_a_small_exchange_is_told_in_milliseconds() -> None:
     assert kind == ("all-reduce", SMALL, 2)
     words = CalibratedRun(None, {kind: 0.001}).slow_exchange(Replay(traces), traces)
     assert words == "all-reduce of 4,096 bytes 30 ms, calibrated 1"
-    # What was not calibrated is not compared.
+    # Without a calibration nothing is compared.
     assert CalibratedRun().slow_exchange(Replay(traces), traces) == ""

@@ -94,7 +94,7 @@ def test_a_pipeline_of_single_sequences_gains_what_micro_batches_leave() -> None
     facts = RunFacts("pipeline", pipeline=True, micro_batch_size=1, grad_accum_steps=2)
     verdict = verdict_on(*ranks, facts=facts)
     assert verdict.remedy == "try --grad-accum-steps 8"
-    # Of 0.12 s 0.04 are bubble, of which for as many tokens a quarter remains.
+    # The bubble is 0.04 of 0.12 s, and a quarter of it remains for as many tokens.
     assert verdict.remedied_s == pytest.approx(0.08 + 0.04 / 4)
 
 
@@ -323,7 +323,7 @@ def test_a_defect_of_the_lab_is_seen_and_ends_nothing(
         ({LATE: 0.75}, 0.5, None),
         ({THREADS: 0.7, LINKS: 0.9}, 0.5, THREADS),
         ({LINKS: 0.96}, 0.0, None),
-        # What the host costs is a difference of two steps, each with its spread.
+        # The host's cost is a difference of two steps, each with its spread.
         ({LAUNCH: 0.85, LINKS: 0.88}, 0.11, LINKS),
         ({LAUNCH: 0.85, LINKS: 0.88}, 0.10, LAUNCH),
     ],

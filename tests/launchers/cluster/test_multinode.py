@@ -41,7 +41,7 @@ def wrong_endpoints(tmp_path_factory):
     }
     with machines(folder, "n1", "n2") as made:
         n1, n2 = made.values()
-        # What is sent there finds no machine. Without this the system itself would say after 3 s that there is none.
+        # A packet sent there finds no machine. Without this the system itself would say after 3 s that there is none.
         n2.ok("ip", "neighbour", "add", silent, "lladdr", "02:00:00:00:00:09", "dev", "eth0")
         n1.begin(sys.executable, "-m", "http.server", OTHERS_PORT, log=subprocess.DEVNULL)
         began, asked = time.time(), []

@@ -16,7 +16,7 @@ from gptscale.launchers.cli import main
 pytestmark = pytest.mark.slow
 
 WORK = [*TINY, "--steps", 50, "--out"]
-# Of the traces for a verdict, which come after the steps, those of one run are enough.
+# One run with the traces for a verdict, which come after the steps, is enough.
 PLAIN = "--no-verdict"
 # A sweep hands no option of a single recipe on.
 SUBMITTED = {"ddp": [], "hybrid_3d": ["--tp-size", 2, PLAIN]}

@@ -73,20 +73,23 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, pretending_
     ended = subprocess.run(PREPARE, capture_output=True, text=True, timeout=400, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "removing what a killed compile left" in ended.stdout
-    assert "compiling DeepSpeed's pin_memory (about 10 s" in ended.stdout
+    assert "compiling DeepSpeed's pin_memory (about 35 s" in ended.stdout
     assert not deepspeed_ops.missing(["pin_memory", "async_io"])
     for folder in (cache, *cache.parents[:2]):
         assert folder.stat().st_mode & 0o777 == 0o700
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     again = subprocess.run(PREPARE, capture_output=True, text=True, timeout=400, check=True)
     assert "compiling" not in again.stdout
-    # Of a processor, since a busy machine takes longer.
+    # Processor seconds, since a busy machine takes longer.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 20
 
 
 def test_a_compile_under_way_elsewhere_is_named_not_waited_for_without_end(cache, monkeypatch):
     monkeypatch.setattr(build_cache.build_once, "__kwdefaults__", {"wait_s": 0.2})
-    with FileLock(cache / ".prepare.lock"), pytest.raises(ConfigError, match="another `gptscale prepare` is compiling"):
+    with (
+        FileLock(cache / ".pin_memory.lock"),
+        pytest.raises(ConfigError, match="another `gptscale prepare` is compiling"),
+    ):
         deepspeed_ops.prepare("pin_memory")
 
 

@@ -120,10 +120,12 @@ def test_another_build_under_way_is_an_error_and_a_finished_one_is_kept(folder):
         (work / "out").write_text("whole")
         return work / "out"
 
-    held = f"has written nothing for 0.1 s, with the lock {folder}/.prepare.lock, wait for it, or end process {os.getpid()}"
-    with FileLock(folder / ".prepare.lock"), pytest.raises(cache.BuildError, match=held):
+    held = (
+        f"has written nothing for 0.1 s, with the lock {folder}/.built.lock, wait for it, or end process {os.getpid()}"
+    )
+    with FileLock(folder / ".built.lock"), pytest.raises(cache.BuildError, match=held):
         cache.build_once(target, build, wait_s=0.1)
-    (folder / ".building-killed").mkdir()
+    (folder / ".building-built-killed").mkdir()
     assert cache.build_once(target, build, wait_s=0.1)
     assert target.read_text() == "whole"
     assert not cache.build_once(target, build, wait_s=0.1)
@@ -131,8 +133,8 @@ def test_another_build_under_way_is_an_error_and_a_finished_one_is_kept(folder):
 
 
 def test_a_planted_lock_is_refused(folder):
-    (folder / ".prepare.lock").symlink_to(folder / "elsewhere")
-    with pytest.raises(cache.CacheFolderError, match=f"{folder}/.prepare.lock is a symbolic link, .*, rm {folder}"):
+    (folder / ".built.lock").symlink_to(folder / "elsewhere")
+    with pytest.raises(cache.CacheFolderError, match=f"{folder}/.built.lock is a symbolic link, .*, rm {folder}"):
         cache.build_once(folder / "built", lambda work: work)
 
 

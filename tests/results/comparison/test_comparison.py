@@ -29,7 +29,7 @@ from gptscale.results.comparison.picture import figure_png, thinned
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.step_log import StepLog
 
 WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
@@ -96,7 +96,7 @@ def add_run(
         "torch_version": "2.11.0",
         "workload_hash": hash_of(work),
     }
-    append_summary(out, row | (measured if ran else {}) | changes)
+    append_row(SUMMARY, out, row | (measured if ran else {}) | changes)
     folder = out / "runs" / run_id
     folder.mkdir(parents=True, exist_ok=True)
     environment = {"python": "3.11.7", "device": row["device"], "packages": {"torch": "2.11.0"}}

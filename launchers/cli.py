@@ -87,6 +87,10 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     argv: its words; None for those that this process was started with.
     """
     if argv is None:
+        # Few lines for the commands that start no rank.
+        from gptscale.common.process.begin import no_closed_streams
+
+        no_closed_streams()
         declare_fresh()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())

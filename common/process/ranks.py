@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS
-from gptscale.common.process.begin import hang_up_ends
+from gptscale.common.process.begin import hang_up_ends, whole_lines
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import Process, start_process
 
@@ -47,6 +47,7 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
         _signal(ranks, signal.Signals(number))
 
     hang_up_ends()
+    whole_lines()
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         # The rendezvous lives here, on a port that the system chose: no race for a free port between runs.

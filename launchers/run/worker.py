@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -54,10 +54,8 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_status if isinstance(error, StorageError) else 2)
     share_cores()
     status = work(ready)
-    # The reader may be gone, or the disk of the log full.
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     # Everything is on disk. The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's
     # thread that is still alive, which happens now and then with gloo ("terminate called without ...").
     os._exit(status)

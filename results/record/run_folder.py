@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
+from gptscale.common.process.begin import Output
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import cell, csv_line
@@ -122,7 +123,8 @@ def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:
 
 
 def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
-    return {"status": row["status"], "error": row["error"], "step": step}
+    lost = {"unprinted_bytes": Output.lost_bytes} if Output.lost_bytes else {}
+    return {"status": row["status"], "error": row["error"], "step": step, **lost}
 
 
 def leave_row(
@@ -137,6 +139,10 @@ def leave_row(
     try:
         path = append(out, row)
         write_json(folder / "status.json", of_this_start(_end_of(row, step)))
+        if Output.lost_bytes:
+            warn(
+                f"{Output.lost_bytes:,} bytes of this run's output found no reader or no space, its files have all figures"
+            )
         return path
     except StorageError as error:
         table = csv_line(row) + csv_line(cell(value) for value in row.values())

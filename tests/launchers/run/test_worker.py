@@ -52,6 +52,18 @@ def test_a_worker_writes_whole_lines(monkeypatch):
     assert writes[0].endswith(b"\n")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", ["> /dev/full", "2>&1 | head -c 1", ">&-", "<&- >&- 2>&-"])
+def test_printing_is_never_worth_a_run(terminal, tmp_path):
+    words = f"run single --run-name r --steps 2 --data synthetic --device cpu --timing-warmup-steps 0 --out {tmp_path}"
+    line = f"{{ {sys.executable} -m gptscale.launchers.cli {words}; echo $? > {tmp_path}/status; }} {terminal}"
+    said = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=400, check=True).stderr
+    assert (tmp_path / "status").read_text() == "0\n"
+    assert row(tmp_path)["status"] == "ok"
+    assert ("unprinted_bytes" in (tmp_path / "runs" / "r" / "status.json").read_text()) == ("&-" not in terminal)
+    assert ("bytes of this run's output found no reader" in said) == (terminal == "> /dev/full")
+
+
 UNDER_SIGNALS = """
 import signal, torch
 from gptscale.common.model.matrix_products import product

@@ -88,9 +88,9 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     """
     if argv is None:
         # Few lines for the commands that start no rank.
-        from gptscale.common.process.begin import no_closed_streams
+        from gptscale.common.process.begin import complete_environment
 
-        no_closed_streams()
+        complete_environment()
         declare_fresh()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())
@@ -107,6 +107,12 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         name = "SIGTERM" if isinstance(end, Stopped) else "SIGINT"
         print(f"gptscale: error: ended by {name}, in this command, start it again", file=sys.stderr, flush=True)
         return PREEMPTED_EXIT_STATUS if isinstance(end, Stopped) else INTERRUPTED_EXIT_STATUS
+    except BlockingIOError as error:
+        # A fork that the system refused.
+        what = f"no process can be started ({error.strerror})"
+        return fail(
+            GptscaleError(what, "on this machine", "raise the limit that ulimit -u shows, or end other processes")
+        )
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -164,6 +170,12 @@ def _carry_out(words: Sequence[str]) -> int:
     if words[0].startswith("-"):
         raise ConfigError("a command is missing", "on the command line", "gptscale COMMAND")
     word, *others = words
+    # The last of `--tensorboard --no-tensorboard` would win in silence.
+    options = [
+        other.split("=")[0].replace("_", "-").replace("--no-", "--") for other in others if other.startswith("--")
+    ]
+    if repeated := next((option for i, option in enumerate(options) if option in options[:i]), ""):
+        raise ConfigError(f"{repeated} is given twice", "on the command line", "give it once")
     if word not in COMMANDS:
         raise ConfigError(f"unknown command {word!r}", "on the command line", did_you_mean(word, COMMANDS))
     module, _ = COMMANDS[word]

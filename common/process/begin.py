@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import getpass
 import io
 import os
 import platform
@@ -58,7 +59,7 @@ def whole_lines() -> None:
     end of the line by itself, and lines of ranks that print at the same time are mixed. Without it, lines wait in a buffer,
     where a killed process loses them. A write of up to PIPE_BUF (4096) bytes is never mixed with another (POSIX).
     """
-    no_closed_streams()
+    complete_environment()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         # A notebook and a test put others in its place.
@@ -71,14 +72,22 @@ def whole_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def no_closed_streams() -> None:
-    """Open what was closed of stdin, stdout and stderr (`>&-`) to nothing, so that no socket or file gets its number."""
+def complete_environment() -> None:
+    """Give this process what libraries take for granted: three open streams, and a user with a name.
+
+    What was closed of stdin, stdout and stderr (`>&-`) is opened to nothing, so that no socket or file gets its number. In a
+    container a user may be a number that no file knows. torch and Triton name their caches after the user.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = f"uid-{os.getuid()}"
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
             os.dup2(null, number)
             os.set_inheritable(number, True)
-            stream = open(number, "w" if number else "r", closefd=False)
+            stream = os.fdopen(number, "w" if number else "r", closefd=False)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
 

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Protocol
 
+from gptscale.common.errors import GptscaleError
 from gptscale.common.process import environments
 from gptscale.common.process.fork_server import (
-    MAX_MESSAGE,
     die_with_parent,
     import_without_collection,
     is_fresh,
@@ -112,6 +113,8 @@ class WarmParent:
                 die_with_parent()
                 connection.close()
                 serve(child_end, [*COMMON_IMPORTS, *imports])
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         child_end.close()
@@ -170,7 +173,7 @@ class WarmParent:
 
     def wait_until_ready(self) -> None:
         """Wait until it has imported everything. One that could not is told when a program is asked of it."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(GptscaleError):
             self._ask({"ready": True}, [])
 
     def send_signal(self, pid: int, number: int) -> None:
@@ -183,14 +186,20 @@ class WarmParent:
         self._wait()
 
     def _ask(self, request: dict[str, object], descriptors: list[int]) -> int:
-        self._send(request, descriptors)
-        answer = self._connection.recv(MAX_MESSAGE)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            self._send(request, descriptors)
+            answer = self._connection.recv(64)
         if not answer:
-            raise ChildProcessError("the warm parent has ended")
+            what, where = "the process that forks the ranks has ended", "while it imported their modules"
+            raise GptscaleError(what, where, "see its own message above")
         return int(json.loads(answer))
 
     def _send(self, request: dict[str, object], descriptors: list[int]) -> None:
-        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+        with os.fdopen(os.memfd_create("request"), "wb") as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            socket.send_fds(self._connection, [b"1"], [file.fileno(), *descriptors])
 
 
 _parents: dict[tuple[str, tuple[str, ...]], WarmParent] = {}

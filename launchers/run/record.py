@@ -6,7 +6,6 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import append_summary, host_name, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import (
     START,
@@ -269,7 +268,7 @@ def identity(ready: ReadyRun, run_id: str) -> dict[str, Any]:
         "seed": config.seed,
         "device": device,
         "device_peak_tflops": peak_tflops(device, config.precision),
-        "host": socket.gethostname(),
+        "host": host_name(),
         "torch_version": torch.__version__,
         "git_commit": git_commit(),
         "workload_hash": workload_hash(ready.work),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, strategy_of
 from gptscale.results.record.facts import git_commit, highest
-from gptscale.results.record.files import write_json
+from gptscale.results.record.files import host_name, write_json
 from gptscale.results.record.run_folder import RunEnd, leave_end, leave_row, of_this_start, run_directory
 from gptscale.results.record.usage import Usage, over_ranks
 
@@ -138,7 +137,7 @@ class VisionRunRow:
             "steps": plan.steps,
             "device": device_name(world.device),
             "threads": torch.get_num_threads(),
-            "host": socket.gethostname(),
+            "host": host_name(),
             "torch_version": torch.__version__,
             "git_commit": git_commit(),
             "workload_hash": plan.workload_hash,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,7 @@ from gptscale.common.process.begin import Output
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import cell, csv_line
-from gptscale.results.record.files import as_storage_error, opened, replace_file, warn, write_json
+from gptscale.results.record.files import as_storage_error, host_name, opened, replace_file, warn, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
@@ -69,7 +68,7 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
         (folder / EVIDENCE).unlink(missing_ok=True)
         # On a full disk the run is locked all the same, only its holder is not named.
         with suppress(OSError):
-            os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n".encode())
+            os.write(descriptor, f"pid {os.getpid()} on host {host_name()} since {since}\n".encode())
         yield folder
 
 

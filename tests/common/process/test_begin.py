@@ -3,12 +3,14 @@
 More of it is tested in tests/launchers/run/test_worker.py.
 """
 
+import getpass
 import os
+import pwd
 import threading
 
 import torch
 
-from gptscale.common.process.begin import share_cores, wait_for_free_cores
+from gptscale.common.process.begin import complete_environment, share_cores, wait_for_free_cores
 
 
 def test_the_main_thread_replaces_torchs_pool_of_threads(monkeypatch):
@@ -18,6 +20,15 @@ def test_the_main_thread_replaces_torchs_pool_of_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     share_cores()
     assert asked == [torch.get_num_threads()]
+
+
+def test_a_user_that_no_file_knows_has_a_name(monkeypatch):
+    """As in Kubernetes and OpenShift, which choose a number."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    complete_environment()
+    assert getpass.getuser() == f"uid-{os.getuid()}"
 
 
 def test_a_woken_thread_waits_for_a_free_core():

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from worlds import Started, gptscale, ok
 
+from gptscale.common.errors import GptscaleError
 from gptscale.common.process import warm_parent
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.program import Program
@@ -67,6 +68,19 @@ def test_an_exception_leaves_its_traceback(tmp_path):
     status, _, err = outcome(tmp_path, "def f():\n    1 / 0\nf()")
     assert status == 1
     assert err.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_an_environment_larger_than_a_message_reaches_the_program(tmp_path):
+    """300 KB, as a cluster's modules make them."""
+    big = {f"BIG{i}": "x" * 100_000 for i in range(3)}
+    assert outcome(tmp_path, "import os; print(sum(map(len, os.environ.values())) > 300_000)", **big)[1] == "True\n"
+
+
+def test_a_parent_whose_imports_fail_says_why(tmp_path, capfd):
+    parent = WarmParent.start().with_imports(("no_such_module",))
+    with pytest.raises(GptscaleError, match="the process that forks the ranks has ended, while it imported"):
+        parent.run(program(tmp_path, ""), os.environ)
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
 
 
 def test_variables_that_libraries_read_when_loaded_start_a_program_afresh(tmp_path):

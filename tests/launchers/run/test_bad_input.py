@@ -58,6 +58,8 @@ CASES = {
     "unknown recipe": (["run", "dpp"], "did you mean 'ddp'"),
     "unknown recipe in a sweep": (["sweep", "--recipes", "single,fsdpp"], "did you mean 'fsdp'"),
     "unknown option": (["run", "ddp", "--warmup-stps", "1"], "unknown option '--warmup-stps', on the command line, did you mean '--warmup-steps'?"),
+    "an option twice": (["run", "ddp", "--lr", "1", "--lr=2"], "--lr is given twice, on the command line, give it once"),
+    "an option and its opposite": (["run", "ddp", "--compile", "--no-compile"], "--compile is given twice"),
     "unknown option in snake case": (["run", "ddp", "--weight_decai", "1"], "did you mean '--weight-decay'?"),
     "an option of another recipe": (["run", "single", "--bucket-cap-mb", "5"], "unknown option '--bucket-cap-mb'"),
     "value missing": (["run", "ddp", "--steps"], "Missing value for argument '--steps'"),

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -50,6 +51,12 @@ def test_a_worker_writes_whole_lines(monkeypatch):
     assert len(writes) == 1
     assert writes[0].startswith(b"gptscale: error: ")
     assert writes[0].endswith(b"\n")
+
+
+def test_a_host_whose_name_is_no_text_runs(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "h\udcff")
+    assert entry.work(plan("--steps", "2")) == 0
+    assert row(tmp_path)["host"] == r"h\udcff"
 
 
 @pytest.mark.slow

@@ -102,11 +102,16 @@ def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
 
 def is_over(folder: Path, config: RunConfig) -> bool:
     """Return whether --resume auto finds that a run has taken all its steps and left its row, and say so if it has."""
-    end = read_json(folder / "status.json") if config.resume == "auto" else {}
-    is_done = end.get("status") == "ok" and "row" not in end and end.get("step") == config.steps
+    is_done = config.resume == "auto" and has_its_row(folder, config.steps)
     if is_done and os.environ.get("RANK", "0") == "0":
         print(f"run {folder.name} is done: its {config.steps} steps and its row are in {folder.parents[1]}", flush=True)
     return is_done
+
+
+def has_its_row(folder: Path, steps: int) -> bool:
+    """Return whether a run has taken all its steps and left its row."""
+    end = read_json(folder / "status.json")
+    return end.get("status") == "ok" and "row" not in end and end.get("step") == steps
 
 
 def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:

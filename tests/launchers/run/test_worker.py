@@ -191,6 +191,19 @@ def test_a_run_that_is_done_stays_as_it_is(plan, tmp_path, capsys, resume, statu
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("resume", ["auto", "newest"])
+def test_a_run_killed_after_its_last_save_gets_its_row(plan, tmp_path, capsys, resume):
+    assert entry.work(plan("--steps", "2", "--save-last")) == 0
+    (tmp_path / "runs" / "r" / "status.json").unlink()
+    (tmp_path / "summary.csv").unlink()
+    words = ["--steps", "2", "--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", "--resume", resume]
+    assert main(["run", "single", *words]) == 0
+    assert "killed after its last step, and its row is written now" in capsys.readouterr().out
+    assert row(tmp_path)["status"] == "ok"
+    assert float(row(tmp_path)["loss_last"]) > 0
+    assert main(["run", "single", *words]) == (0 if resume == "auto" else 2)
+
+
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch, capsys, number, expected):
     original = single.build

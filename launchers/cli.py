@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.settings.checks import did_you_mean
@@ -88,10 +89,11 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     """
     if argv is None:
         # Few lines for the commands that start no rank.
-        from gptscale.common.process.begin import complete_environment
+        from gptscale.common.process.begin import no_closed_streams
 
-        complete_environment()
+        no_closed_streams()
         declare_fresh()
+        name_user()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())
     try:
@@ -170,12 +172,6 @@ def _carry_out(words: Sequence[str]) -> int:
     if words[0].startswith("-"):
         raise ConfigError("a command is missing", "on the command line", "gptscale COMMAND")
     word, *others = words
-    # The last of `--tensorboard --no-tensorboard` would win in silence.
-    options = [
-        other.split("=")[0].replace("_", "-").replace("--no-", "--") for other in others if other.startswith("--")
-    ]
-    if repeated := next((option for i, option in enumerate(options) if option in options[:i]), ""):
-        raise ConfigError(f"{repeated} is given twice", "on the command line", "give it once")
     if word not in COMMANDS:
         raise ConfigError(f"unknown command {word!r}", "on the command line", did_you_mean(word, COMMANDS))
     module, _ = COMMANDS[word]

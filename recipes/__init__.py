@@ -6,7 +6,6 @@ Importing it loads no engine, and neither does importing a recipe's module: torc
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -36,8 +35,8 @@ class Recipe(NamedTuple):
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
-    release: the version of the engine whose internals were read; "" is any. oldest: the oldest version of the engine that
-    has what it calls; torch: that of torch; () is any.
+    release: the versions of its engine that it is known to work with, as environments.is_release takes them. torch: the oldest
+    that has what it calls.
     environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
 
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
@@ -59,7 +58,6 @@ class Recipe(NamedTuple):
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
     release: str = ""
-    oldest: tuple[int, ...] = ()
     torch: tuple[int, ...] = ()
     environment: str = ""
     casts_weights: bool = False
@@ -110,27 +108,22 @@ class Recipe(NamedTuple):
         if self.environment:
             environments.require(self.engine, self.release, self.environment)
             return
-        self._check_age("torch", version("torch"), self.torch)
+        if tuple(int(number) for number in version("torch").split(".")[:2]) < self.torch:
+            oldest = ".".join(map(str, self.torch))
+            what = f"{self.module.rpartition('.')[2]} needs torch {oldest} or newer, not {version('torch')}"
+            raise ConfigError(what, where, f"pip install 'torch>={oldest}'")
         try:
             installed = version(self.engine)
         except PackageNotFoundError:
             raise ConfigError(
                 f"{self.engine} is not installed", where, f"pip install 'gptscale[{self.engine}]'"
             ) from None
-        self._check_age(self.engine, installed, self.oldest)
         if not environments.is_release(installed, self.release):
             raise ConfigError(
-                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release} alone",
+                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release}",
                 where,
                 f"pip install 'gptscale[{self.engine}]'",
             )
-
-    def _check_age(self, package: str, installed: str, oldest: tuple[int, ...]) -> None:
-        """Raise ConfigError if a package is older than what the recipe needs."""
-        if oldest and tuple(map(int, re.findall(r"\d+", installed)[:2])) < oldest:
-            needed = ".".join(map(str, oldest))
-            what = f"{self.module.rpartition('.')[2]} needs {package} {needed} or newer, not {installed}"
-            raise ConfigError(what, "in this environment", f"pip install '{package}>={needed}'")
 
     def check_imports(self) -> None:
         """Import the engine, or raise ConfigError if that fails.
@@ -273,7 +266,7 @@ RECIPES: dict[str, Recipe] = {
         "AccelerateFSDPConfig",
         "fully_shard through Hugging Face Accelerate",
         engine="accelerate",
-        oldest=(1, 10),
+        release="1.10 or newer",
         casts_weights=True,
         memory="rows",
     ),
@@ -282,7 +275,7 @@ RECIPES: dict[str, Recipe] = {
         "LightningFabricConfig",
         "a strategy by name through Lightning Fabric",
         engine="lightning-fabric",
-        oldest=(2, 5),
+        release="2.5 or newer",
         memory="strategy",
     ),
     "handout": Recipe(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import getpass
 import io
 import os
 import platform
@@ -16,15 +15,18 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from gptscale.common.process.environments import name_user
+
 # malloc.h of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def begin_process() -> None:
-    """Make output and signals safe. The main thread of a process calls this first."""
+    """Make output and signals safe, and name the user. The main thread of a process calls this first."""
     whole_lines()
     signals_on_their_own_stack()
     hang_up_ends()
+    name_user()
 
 
 def hang_up_ends() -> None:
@@ -59,7 +61,7 @@ def whole_lines() -> None:
     end of the line by itself, and lines of ranks that print at the same time are mixed. Without it, lines wait in a buffer,
     where a killed process loses them. A write of up to PIPE_BUF (4096) bytes is never mixed with another (POSIX).
     """
-    complete_environment()
+    no_closed_streams()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         # A notebook and a test put others in its place.
@@ -72,16 +74,8 @@ def whole_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def complete_environment() -> None:
-    """Give this process what libraries take for granted: three open streams, and a user with a name.
-
-    What was closed of stdin, stdout and stderr (`>&-`) is opened to nothing, so that no socket or file gets its number. In a
-    container a user may be a number that no file knows. torch and Triton name their caches after the user.
-    """
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        os.environ["USER"] = f"uid-{os.getuid()}"
+def no_closed_streams() -> None:
+    """Open what was closed of stdin, stdout and stderr (`>&-`) to nothing, so that no socket or file gets its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)

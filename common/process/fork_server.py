@@ -30,6 +30,8 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from gptscale.common.process.environments import name_user
+
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -73,6 +75,7 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
     # A terminal's Ctrl-C and its end, and a scheduler's SIGTERM, go to the whole group. The children act on them. The server goes
     # on, because its end would kill them.
     signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_GROUP)
+    name_user()
     import_without_collection(imports)
     awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)

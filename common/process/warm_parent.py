@@ -17,10 +17,9 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Protocol
+from typing import Protocol
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process import environments
@@ -186,13 +185,14 @@ class WarmParent:
         self._wait()
 
     def _ask(self, request: dict[str, object], descriptors: list[int]) -> int:
-        answer = b""
-        with contextlib.suppress(ConnectionError):
+        try:
             self._send(request, descriptors)
             answer = self._connection.recv(64)
+        except ConnectionError:
+            answer = b""
         if not answer:
-            what, where = "the process that forks the ranks has ended", "while it imported their modules"
-            raise GptscaleError(what, where, "see its own message above")
+            what = "the process that imports libraries for the ranks has ended"
+            raise GptscaleError(what, "before it forked one", "see its own message above")
         return int(json.loads(answer))
 
     def _send(self, request: dict[str, object], descriptors: list[int]) -> None:
@@ -311,37 +311,3 @@ def start_process(
         stderr=stderr,
         preexec_fn=die_with_parent,
     )
-
-
-def run_captured(
-    program: Program, *, timeout: float, environ: Mapping[str, str] | None = None, fork: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its exit status and what it printed.
-
-    After `timeout` seconds the program is ended, and subprocess.TimeoutExpired raised.
-    """
-    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-    process = start_process(
-        program,
-        os.environ if environ is None else environ,
-        fork=fork,
-        **{name: end for name, (_, end) in pipes.items()},
-    )
-    for _, end in pipes.values():
-        os.close(end)
-    output: dict[str, bytes] = dict.fromkeys(pipes, b"")
-    streams: dict[IO[bytes], str] = {os.fdopen(begin, "rb", buffering=0): name for name, (begin, _) in pipes.items()}
-    deadline = time.monotonic() + timeout
-    while streams:
-        for stream in select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))[0]:
-            data = stream.read(1 << 16)
-            output[streams[stream]] += data
-            if not data:
-                del streams[stream]
-                stream.close()
-        if streams and time.monotonic() > deadline:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            raise subprocess.TimeoutExpired(program.command, timeout, output["stdout"], output["stderr"])
-    status = process.wait(max(0.0, deadline - time.monotonic()) + 10.0)
-    return subprocess.CompletedProcess(program.command, status, output["stdout"].decode(), output["stderr"].decode())

@@ -20,9 +20,9 @@ from gptscale.results.record.run_folder import START, has_its_row, leave_row, re
 
 
 def leave_finished_row(ready: ReadyRun, folder: Path) -> bool:
-    """Write the row of a run that was killed between its last save and its row, from what is there, and return whether it was so.
+    """Write the row of a run that was killed between its last save and its row, and return whether it was so.
 
-    Every rank gives the same answer, and rank 0 writes.
+    Every rank gives the same answer. Rank 0 writes the row from what is there.
     """
     config, is_main = ready.run.config, ready.run.world.is_main
     if (

@@ -16,7 +16,7 @@ from worlds import ENVIRONMENT, Started, command, ok, ranks, rows, steps
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.recipes import RECIPES
 

@@ -8,9 +8,11 @@ import os
 import pwd
 import threading
 
+import pytest
 import torch
 
-from gptscale.common.process.begin import complete_environment, share_cores, wait_for_free_cores
+from gptscale.common.process.begin import share_cores, wait_for_free_cores
+from gptscale.common.process.environments import name_user
 
 
 def test_the_main_thread_replaces_torchs_pool_of_threads(monkeypatch):
@@ -20,15 +22,6 @@ def test_the_main_thread_replaces_torchs_pool_of_threads(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     share_cores()
     assert asked == [torch.get_num_threads()]
-
-
-def test_a_user_that_no_file_knows_has_a_name(monkeypatch):
-    """As in Kubernetes and OpenShift, which choose a number."""
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.setenv(name, "")
-    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    complete_environment()
-    assert getpass.getuser() == f"uid-{os.getuid()}"
 
 
 def test_a_woken_thread_waits_for_a_free_core():
@@ -51,3 +44,17 @@ def test_a_woken_thread_waits_for_a_free_core():
     thread.join()
     assert found == [os.SCHED_BATCH] * 2
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.parametrize("error", [KeyError, OSError])
+def test_a_user_without_a_name_gets_one(monkeypatch, error):
+    """Python 3.13 raises the other error."""
+
+    def getpwuid(uid):
+        raise error(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")
+    name_user()
+    assert getpass.getuser() == f"uid-{os.getuid()}"

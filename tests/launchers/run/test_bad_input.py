@@ -20,7 +20,7 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero import swap_folder
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.common.settings.run import workload
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.state import Shard
@@ -29,7 +29,7 @@ from gptscale.launchers.run import space
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.start import plan_run
 from gptscale.ops.build import cache as build_cache
-from gptscale.recipes import Recipe
+from gptscale.recipes import Recipe, get
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +58,6 @@ CASES = {
     "unknown recipe": (["run", "dpp"], "did you mean 'ddp'"),
     "unknown recipe in a sweep": (["sweep", "--recipes", "single,fsdpp"], "did you mean 'fsdp'"),
     "unknown option": (["run", "ddp", "--warmup-stps", "1"], "unknown option '--warmup-stps', on the command line, did you mean '--warmup-steps'?"),
-    "an option twice": (["run", "ddp", "--lr", "1", "--lr=2"], "--lr is given twice, on the command line, give it once"),
-    "an option and its opposite": (["run", "ddp", "--compile", "--no-compile"], "--compile is given twice"),
     "unknown option in snake case": (["run", "ddp", "--weight_decai", "1"], "did you mean '--weight-decay'?"),
     "an option of another recipe": (["run", "single", "--bucket-cap-mb", "5"], "unknown option '--bucket-cap-mb'"),
     "value missing": (["run", "ddp", "--steps"], "Missing value for argument '--steps'"),
@@ -409,12 +407,21 @@ def test_doctor_runs(capsys, folder):
     assert json.loads(out[out.index("{") :])
 
 
-@pytest.mark.parametrize("version", ["0.9.5", "0.19.9", "0.19.80"])
-def test_an_engine_at_a_version_that_is_not_known_to_work(version, capsys, folder, monkeypatch):
-    monkeypatch.setattr(gptscale.recipes, "version", lambda name: version)
-    said = refused(capsys, folder, ["run", "zero2"])
-    assert f"deepspeed {version} is installed, this recipe is known to work with 0.19.8 alone" in said
-    assert "pip install 'gptscale[deepspeed]'" in said
+@pytest.mark.parametrize(
+    ("recipe", "version", "works"),
+    [
+        *(("zero2", version, "0.19.8") for version in ("0.9.5", "0.19.9", "0.19.80")),
+        ("accelerate_fsdp", "0.0.1", "1.10 or newer"),
+        ("lightning_fabric", "2.4.9", "2.5 or newer"),
+    ],
+)
+def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works, capsys, folder, monkeypatch):
+    engine = get(recipe).engine
+    installed = gptscale.recipes.version
+    monkeypatch.setattr(gptscale.recipes, "version", lambda name: version if name == engine else installed(name))
+    said = refused(capsys, folder, ["run", recipe])
+    assert f"{engine} {version} is installed, this recipe is known to work with {works}, " in said
+    assert f"pip install 'gptscale[{engine}]'" in said
 
 
 def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys, folder, monkeypatch):

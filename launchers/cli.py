@@ -15,7 +15,6 @@ from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATU
 from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
-from gptscale.common.process.output import forgive_output
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail
 
@@ -75,8 +74,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gptscale lenet WORD [options]: the vision experiments; `gptscale lenet --help` lists the words.",
     ),
 }
-# Commands whose work is worth more than their lines.
-TRAINS = ("run", "sweep", "lenet")
 HELP = ("-h", "--help", "help")
 
 
@@ -91,14 +88,16 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     argv: its words; None for those that this process was started with.
     """
     if argv is None:
+        # Few lines for the commands that start no rank.
+        from gptscale.common.process.begin import no_closed_streams
+
+        no_closed_streams()
         declare_fresh()
         name_user()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())
-    words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and words[:1] and words[0] in TRAINS:
-        forgive_output()
     try:
+        words = list(sys.argv[1:] if argv is None else argv)
         if words != ["--version"] and not {*words} & {*HELP}:
             refuse_mock("carry out this command")
         status = command(words)
@@ -110,6 +109,12 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         name = "SIGTERM" if isinstance(end, Stopped) else "SIGINT"
         print(f"gptscale: error: ended by {name}, in this command, start it again", file=sys.stderr, flush=True)
         return PREEMPTED_EXIT_STATUS if isinstance(end, Stopped) else INTERRUPTED_EXIT_STATUS
+    except BlockingIOError as error:
+        # A fork that the system refused.
+        what = f"no process can be started ({error.strerror})"
+        return fail(
+            GptscaleError(what, "on this machine", "raise the limit that ulimit -u shows, or end other processes")
+        )
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -21,7 +21,6 @@ from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
 from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
-from gptscale.common.process.output import tell_lost_output
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, gather_objects, process_group
@@ -29,7 +28,7 @@ from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
 from gptscale.launchers.run.checkpoints import Saver, resume
-from gptscale.launchers.run.missing_row import leave_missing_row
+from gptscale.launchers.run.lost_row import leave_finished_row
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import ReadyRun, preflight
 from gptscale.launchers.run.record import RunRecord
@@ -48,7 +47,7 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
         ready = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
         folder = config.out / "runs" / str(config.run_name)
-        if is_over(folder, config) or leave_missing_row(ready, folder):
+        if is_over(folder, config) or leave_finished_row(ready, folder):
             sys.exit(0)
         check_memory(ready.run, recipe_config.offload)
     except GptscaleError as error:
@@ -57,7 +56,6 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_status if isinstance(error, StorageError) else 2)
     share_cores()
     status = work(ready)
-    tell_lost_output()
     sys.stdout.flush()
     sys.stderr.flush()
     # Everything is on disk. The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's

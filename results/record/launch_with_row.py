@@ -68,15 +68,14 @@ def leave_lost_row(folder: Path, start: str, status: int, table: RunTable, *, ha
     return is_done
 
 
-def rows_of(summary: Path, run_id: str, *, ok_since: str = "") -> int:
-    """Count the summary's rows of this run, as many as the times it ended, or those that are ok since a time."""
+def rows_of(summary: Path, run_id: str) -> int:
+    """Count the summary's rows of this run, which are as many as the times it ended."""
     try:
         with summary.open("rb") as lines:
-            # run_id, timestamp and status are the second column of every summary and its next.
-            rows = [cells for line in lines if (cells := line.split(b",", 4))[1:2] == [run_id.encode()]]
+            # run_id is the second column of every summary.
+            return sum(line.split(b",", 2)[1:2] == [run_id.encode()] for line in lines)
     except OSError:
         return 0
-    return sum(not ok_since or (cells[2] >= ok_since.encode() and cells[3] == b"ok") for cells in rows)
 
 
 def _say(error: PeerError | StorageError) -> int:

@@ -125,7 +125,7 @@ class Recorder:
         config, steps = self.run.config, self.folder / "steps.csv"
         if self.run.world.is_main:
             self._log = StepLog(steps, after_step=self.start_step)
-            self.loss_first, _, self.train_time_s = written_before(steps)
+            self.loss_first, self.train_time_s = _before(steps)
             if config.eval_every:
                 self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
             self._begin_boards()
@@ -319,15 +319,14 @@ class Recorder:
         )
 
 
-def written_before(steps: Path) -> tuple[float | None, float | None, float]:
-    """Return what earlier processes of a run wrote: the loss of step 1 and the last loss, and the seconds of all steps."""
-    first = last = None
+def _before(steps: Path) -> tuple[float | None, float]:
+    """Return what an earlier process of the same run wrote: the loss of step 1, or None, and the seconds of all its steps."""
+    loss: float | None = None
     seconds = 0.0
     with steps.open(newline="") as file:
         for row in csv.DictReader(file):
             with suppress(ValueError, TypeError):
                 step_time_s = float(row["step_time_s"])
                 seconds += step_time_s if math.isfinite(step_time_s) else 0.0
-                last = float(row["loss"])
-                first = last if row["step"] == "1" else first
-    return first, last, seconds
+                loss = float(row["loss"]) if row["step"] == "1" else loss
+    return loss, seconds

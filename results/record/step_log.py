@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 import re
 import sys
@@ -17,7 +16,6 @@ from gptscale.results.columns import STEP_COLUMNS, cell, csv_line
 from gptscale.results.record.files import append, cut_torn_line, open_private, opened, replace_file, sync, warn
 
 STEP = re.compile(rb"(\d{1,18}),")
-DECIMAL_COMMA = re.compile(r"^(-?\d+),(\d+(?:[eE][-+]?\d+)?)$")
 # No row of ours is as long. A damaged file may be one line of any length.
 LINE_BYTES_MAX = 2**16
 
@@ -47,11 +45,11 @@ class StepLog:
                 file.seek(0)
                 lines = file.read().splitlines(keepends=True)
         header = csv_line(self.columns)
-        if lines and lines[0] != header and (mended := _as_written(b"".join(lines), header)):
-            lines = mended
-            replace_file(self.path, b"".join(lines))
-            warn(f"{self.path} was saved by a spreadsheet, its rows are written as ours again")
         first = lines[0] if lines else header
+        if first != header and (ours := [_as_ours(line) for line in lines])[0] == header:
+            first, lines = header, ours
+            replace_file(self.path, b"".join(lines))
+            warn(f"{self.path} was saved by another program, such as a spreadsheet, its marks were taken out")
         if first != header and b"\0" not in first and first.strip():
             raise StorageError(f"{self.path} has other columns", "in the run's folder", "choose another --run-name")
         steps = [_step_of(line, len(self.columns)) for line in lines[1:]]
@@ -153,19 +151,10 @@ def close_logs(logs: Iterable[StepLog | None], *, failed: bool) -> None:
         warn(str(error))
 
 
-def _as_written(content: bytes, header: bytes) -> list[bytes] | None:
-    """Return the lines of a CSV as we write them, if a program saved it with CRLF, a BOM, semicolons or quotes, else None."""
-    try:
-        text = content.decode("utf-8-sig")
-        delimiter = ";" if ";" in text.partition("\n")[0] else ","
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
-    except (ValueError, csv.Error):
-        return None
-    if delimiter == ";":
-        # Where a comma is the decimal point.
-        rows = [[DECIMAL_COMMA.sub(r"\1.\2", cell) for cell in row] for row in rows]
-    lines = [csv_line(row) for row in rows]
-    return lines if lines[:1] == [header] else None
+def _as_ours(line: bytes) -> bytes:
+    """Return a line without what spreadsheets add: a mark of UTF-8, quotes, semicolons and Windows' end of a line."""
+    line = line.removeprefix(b"\xef\xbb\xbf").replace(b'"', b"").replace(b";", b",")
+    return line.rstrip(b"\r\n") + b"\n" if line.endswith(b"\n") else line
 
 
 def _step_of(line: bytes, n_columns: int) -> int | None:

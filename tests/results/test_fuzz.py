@@ -26,7 +26,7 @@ from gptscale.results.comparison.picture import figure_png, steps_of
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, show
 from gptscale.results.record.files import append_row, write_json
-from gptscale.results.record.recorder import written_before
+from gptscale.results.record.recorder import _before
 from gptscale.results.record.step_log import StepLog
 
 N_FILES = int(os.environ.get("GPTSCALE_FUZZ", "60"))
@@ -117,7 +117,7 @@ def resume_from(path: Path) -> None:
     log = StepLog(path, after_step=10)
     log.append(dict.fromkeys(STEP_COLUMNS, 0.25) | {"step": 11})
     log.close()
-    assert math.isfinite(written_before(path)[1])
+    assert math.isfinite(_before(path)[1])
     header, *rows = csv.reader(io.StringIO(path.read_text()))
     assert header == list(STEP_COLUMNS)
     assert all(len(row) == len(header) and int(row[0]) <= 11 for row in rows)

@@ -13,7 +13,7 @@ import psutil
 
 from gptscale.common.checkpoint.folders import step_folders
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, GptscaleError
-from gptscale.results.record.run_folder import has_ended
+from gptscale.results.record.run_folder import has_its_row
 from tools.soak.attempt import LIMIT_S, Attempt, newest_step
 from tools.soak.contract import Bytes, broken_promises, bytes_of
 from tools.soak.disk import SmallDisk
@@ -82,13 +82,13 @@ class BrokenRun:
     def finish(self) -> Outcome:
         """Let the run reach its last step."""
         outcome = Outcome(self.work.recipe, self.folder.name, FINISHED, "", 0, 0.0)
-        if not has_ended(self.run, STEPS):
+        if not has_its_row(self.run, STEPS):
             attempt = self._start()
             attempt.wait_until(attempt.has_ranks)
             outcome.status = attempt.end(LIMIT_S)
             outcome.seconds = attempt.seconds
             outcome.wrong = self._judge(attempt, outcome.status, (0,), {})
-        if outcome.status == 0 and not has_ended(self.run, STEPS):
+        if outcome.status == 0 and not has_its_row(self.run, STEPS):
             outcome.wrong.append("the run ended without its row")
         left = [path.name for path in self.checkpoints.glob(".tmp-*")]
         outcome.wrong += [f"{name} is left behind" for name in left]

@@ -49,7 +49,7 @@ def test_every_recipe_has_a_layout_and_more_memory_for_more_tokens(recipe):
     assert peaks == sorted(set(peaks))
 
 
-def test_sharded_state_falls_with_the_ranks_and_a_world_of_64_needs_no_process():
+def test_sharded_state_falls_with_the_ranks():
     peaks = [
         predict(*planned_words("fsdp", ["--model", "gpt3-13b", "--global-batch-size", str(n)], n, n - 1))
         for n in (8, 64)

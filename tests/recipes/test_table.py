@@ -91,11 +91,6 @@ def test_by_hand_a_preset_row_starts_by_its_name():
     assert "--cpu-offload" in ended.stdout
 
 
-def test_unknown_recipe_names_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'fsdp'"):
-        get("fspd")
-
-
 def test_a_torch_that_is_too_old_is_named(monkeypatch):
     monkeypatch.setattr("gptscale.recipes.version", lambda distribution: "2.6.0+cpu")
     get("ddp").check_installed()

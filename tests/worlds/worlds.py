@@ -47,11 +47,7 @@ def command(*words: Any, environment: str = "", module: str = "gptscale.launcher
 
 
 def gptscale(
-    *words: Any,
-    timeout: float = 800,
-    environment: str = "",
-    module: str = "gptscale.launchers.cli",
-    **variables: str,
+    *words: Any, timeout: float = 800, environment: str = "", module: str = "gptscale.launchers.cli", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words`, or another module with them, and return how it ended and what it printed."""
     program = command(*words, environment=environment, module=module)

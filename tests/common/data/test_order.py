@@ -22,12 +22,7 @@ def test_a_huge_epoch_needs_no_table(n, start, seed):
     assert images.max() < n
 
 
-@given(
-    n=st.integers(1, 60),
-    batch=st.sampled_from([4, 8, 20, 64]),
-    start=st.integers(0, 1000),
-    seed=seeds,
-)
+@given(n=st.integers(1, 60), batch=st.sampled_from([4, 8, 20, 64]), start=st.integers(0, 1000), seed=seeds)
 @settings(max_examples=50)
 def test_every_world_sees_the_same_global_batch_in_the_same_order(n, batch, start, seed):
     common = {"seed": seed, "n_sequences": n, "global_batch_size": batch}

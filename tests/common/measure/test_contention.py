@@ -10,13 +10,7 @@ import pytest
 from benchmarks import quiet
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure import contention
-from gptscale.common.measure.contention import (
-    MachineClock,
-    MachineTime,
-    processor_times,
-    taken_fraction,
-    throttled_s,
-)
+from gptscale.common.measure.contention import MachineClock, MachineTime, processor_times, taken_fraction, throttled_s
 
 QUIET = MachineTime("a", 10.0, {0: 9.0, 1: 9.0}, {0: 0.0, 1: 0.0}, own_s=9.0, throttled_s=0.0, threads=1)
 

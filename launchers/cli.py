@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.settings.checks import did_you_mean
@@ -20,7 +21,10 @@ from gptscale.common.settings.command_line import fail
 # Word: module below gptscale, and its line of `gptscale --help`. A module is imported when its word is given, so that a command
 # loads only what it needs.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("launchers.commands.run", "gptscale run RECIPE [options]: train with one strategy."),
+    "run": (
+        "launchers.commands.run",
+        "gptscale run RECIPE [options]: train with one strategy; `gptscale run --help` lists the recipes.",
+    ),
     "submit": (
         "launchers.commands.submit",
         "gptscale submit RECIPE --nodes N [options]: the same as a job of Slurm, which resumes by itself.",
@@ -53,7 +57,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "foresight.commands.calibrate",
         "gptscale calibrate [--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
     ),
-    "list": ("launchers.commands.list_recipes", "gptscale list: the recipes."),
     "doctor": (
         "launchers.commands.doctor",
         "gptscale doctor [--json]: what is installed, what can run here, and why not the rest.",
@@ -86,6 +89,7 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     """
     if argv is None:
         declare_fresh()
+        name_user()
         signal.signal(signal.SIGTERM, _stop)
         sys.unraisablehook = partial(_raise_later, os.getpid())
     try:

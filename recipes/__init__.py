@@ -31,7 +31,7 @@ WORKER_IMPORTS = ("gptscale.launchers.run.worker", "tyro", "tensorboard.compat.p
 class Recipe(NamedTuple):
     """One row: where a strategy lives, what it asks for, and what is true of it.
 
-    config: the name of its frozen dataclass in `module`. what: one line for `gptscale list`.
+    config: the name of its frozen dataclass in `module`. what: one line for `gptscale run --help`.
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 # Dots per inch of every picture.
@@ -49,7 +49,7 @@ def console(log_columns: int | None = None, **options: Any) -> Console:
 
 def table(
     titles: Sequence[str],
-    rows: Iterable[Iterable[str]] = (),
+    rows: Iterable[Iterable[RenderableType]] = (),
     *,
     left: Collection[str] | None = None,
     no_wrap: Collection[str] = (),

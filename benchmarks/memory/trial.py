@@ -22,8 +22,7 @@ from benchmarks.memory.search import (
     predicted_gib,
 )
 from gptscale.common.process.program import Program
-from gptscale.common.process.task import LIMIT_S
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import LIMIT_S, run_captured
 from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig

@@ -14,14 +14,24 @@ import signal
 import sys
 from contextlib import suppress
 
+from gptscale.common.process.environments import name_user
+
 # malloc.h of glibc
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def begin_process() -> None:
-    """Make output and signals safe. The main thread of a process calls this first."""
+    """Make output and signals safe, and name the user. The main thread of a process calls this first."""
     whole_lines()
     signals_on_their_own_stack()
+    hang_up_ends()
+    name_user()
+
+
+def hang_up_ends() -> None:
+    """Take SIGHUP, which a lost terminal or ssh session sends, as SIGTERM. Under nohup it stays ignored."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def whole_lines() -> None:

@@ -102,6 +102,10 @@ def as_known(error: BaseException) -> GptscaleError | None:
     if isinstance(error, GptscaleError):
         return error
     text = str(error)
+    if isinstance(error, SystemExit):
+        called = traceback.extract_tb(error.__traceback__)[-1]
+        what = f"the program ended itself by sys.exit({error.code!r})"
+        return GptscaleError(what, f"in {called.filename}:{called.lineno}", "raise an error there, or let the run end")
     if isinstance(error, torch.distributed.DistError) or any(sign in text for sign in MISSED_PEER_SIGNS):
         first = text.splitlines()[0] if text else type(error).__name__
         return PeerError(

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
@@ -54,3 +56,11 @@ def require(distribution: str, release: str, environment: str) -> None:
         raise ConfigError(
             f"the environment of {distribution} {lack}", f"at {folder(environment)}", f"make {environment}"
         )
+
+
+def name_user() -> None:
+    """Give a user without a name one in USER, since torch asks for it when it is imported. A container has such users."""
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = f"uid-{os.getuid()}"

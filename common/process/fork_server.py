@@ -30,10 +30,12 @@ import traceback
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from gptscale.common.process.environments import name_user
+
 MAX_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
-TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM)
+TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _is_fresh = False
 
@@ -71,10 +73,10 @@ def import_without_collection(names: Iterable[str]) -> None:
 
 def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
     """Import the modules, then answer requests until the other side closes the connection."""
-    # A terminal's Ctrl-C and a scheduler's SIGTERM go to the whole group. The children act on them. The server goes on, because
-    # its end would kill them.
-    for number in TO_THE_GROUP:
-        signal.signal(number, signal.SIG_IGN)
+    # A terminal's Ctrl-C and its end, and a scheduler's SIGTERM, go to the whole group. The children act on them. The server goes
+    # on, because its end would kill them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_GROUP)
+    name_user()
     import_without_collection(imports)
     awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -143,11 +145,9 @@ def _report_ended(reports: dict[int, int]) -> None:
 def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> int:
     """Fork a child that carries out the request, and return its process id."""
     parent = os.getpid()
-    # A signal that comes before the child has its own handlers waits until it has.
-    signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_GROUP)
+    # Signals of the group are blocked: one that comes before the child has its own handlers waits until it has.
     pid = os.fork()
     if pid:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_GROUP)
         return pid
     status = 1
     try:
@@ -160,7 +160,6 @@ def _fork(request: dict[str, Any], descriptors: list[int], close: list[int]) -> 
             os.close(descriptor)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if "imports" in request:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_GROUP)
             serve(socket.socket(fileno=descriptors[0]), request["imports"])
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

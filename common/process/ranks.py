@@ -17,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS
+from gptscale.common.process.begin import hang_up_ends
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import Process, start_process
 
@@ -45,6 +46,7 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
         requests.append((signal.Signals(number), time.monotonic()))
         _signal(ranks, signal.Signals(number))
 
+    hang_up_ends()
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         # The rendezvous lives here, on a port that the system chose: no race for a free port between runs.

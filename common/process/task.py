@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any, NoReturn
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.warm_parent import start_process
 
 # benchmarks/gpu.sh sets less, so that a task that hangs is seen here before the whole bench is ended from outside.
 LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
@@ -64,3 +67,37 @@ def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
     """
     print(json.dumps(work(json.loads(sys.argv[1]))), flush=True)
     os._exit(0)
+
+
+def run_captured(
+    program: Program, *, timeout: float, environ: Mapping[str, str] | None = None, fork: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end and return its exit status and what it printed.
+
+    After `timeout` seconds the program is ended, and subprocess.TimeoutExpired raised.
+    """
+    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+    process = start_process(
+        program,
+        os.environ if environ is None else environ,
+        fork=fork,
+        **{name: end for name, (_, end) in pipes.items()},
+    )
+    for _, end in pipes.values():
+        os.close(end)
+    output: dict[str, bytes] = dict.fromkeys(pipes, b"")
+    streams: dict[IO[bytes], str] = {os.fdopen(begin, "rb", buffering=0): name for name, (begin, _) in pipes.items()}
+    deadline = time.monotonic() + timeout
+    while streams:
+        for stream in select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data = stream.read(1 << 16)
+            output[streams[stream]] += data
+            if not data:
+                del streams[stream]
+                stream.close()
+        if streams and time.monotonic() > deadline:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            raise subprocess.TimeoutExpired(program.command, timeout, output["stdout"], output["stderr"])
+    status = process.wait(max(0.0, deadline - time.monotonic()) + 10.0)
+    return subprocess.CompletedProcess(program.command, status, output["stdout"].decode(), output["stderr"].decode())

@@ -17,10 +17,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, Protocol
+from typing import Protocol
 
+from gptscale.common.errors import GptscaleError
 from gptscale.common.process import environments
 from gptscale.common.process.fork_server import (
     MAX_MESSAGE,
@@ -112,6 +113,8 @@ class WarmParent:
                 die_with_parent()
                 connection.close()
                 serve(child_end, [*COMMON_IMPORTS, *imports])
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         child_end.close()
@@ -170,7 +173,7 @@ class WarmParent:
 
     def wait_until_ready(self) -> None:
         """Wait until it has imported everything. One that could not is told when a program is asked of it."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(GptscaleError):
             self._ask({"ready": True}, [])
 
     def send_signal(self, pid: int, number: int) -> None:
@@ -183,10 +186,14 @@ class WarmParent:
         self._wait()
 
     def _ask(self, request: dict[str, object], descriptors: list[int]) -> int:
-        self._send(request, descriptors)
-        answer = self._connection.recv(MAX_MESSAGE)
+        try:
+            self._send(request, descriptors)
+            answer = self._connection.recv(MAX_MESSAGE)
+        except ConnectionError:
+            answer = b""
         if not answer:
-            raise ChildProcessError("the warm parent has ended")
+            what = "the process that imports libraries for the ranks has ended"
+            raise GptscaleError(what, "before it forked one", "see its own message above")
         return int(json.loads(answer))
 
     def _send(self, request: dict[str, object], descriptors: list[int]) -> None:
@@ -302,37 +309,3 @@ def start_process(
         stderr=stderr,
         preexec_fn=die_with_parent,
     )
-
-
-def run_captured(
-    program: Program, *, timeout: float, environ: Mapping[str, str] | None = None, fork: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its exit status and what it printed.
-
-    After `timeout` seconds the program is ended, and subprocess.TimeoutExpired raised.
-    """
-    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
-    process = start_process(
-        program,
-        os.environ if environ is None else environ,
-        fork=fork,
-        **{name: end for name, (_, end) in pipes.items()},
-    )
-    for _, end in pipes.values():
-        os.close(end)
-    output: dict[str, bytes] = dict.fromkeys(pipes, b"")
-    streams: dict[IO[bytes], str] = {os.fdopen(begin, "rb", buffering=0): name for name, (begin, _) in pipes.items()}
-    deadline = time.monotonic() + timeout
-    while streams:
-        for stream in select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))[0]:
-            data = stream.read(1 << 16)
-            output[streams[stream]] += data
-            if not data:
-                del streams[stream]
-                stream.close()
-        if streams and time.monotonic() > deadline:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            raise subprocess.TimeoutExpired(program.command, timeout, output["stdout"], output["stderr"])
-    status = process.wait(max(0.0, deadline - time.monotonic()) + 10.0)
-    return subprocess.CompletedProcess(program.command, status, output["stdout"].decode(), output["stderr"].decode())

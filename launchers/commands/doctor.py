@@ -201,7 +201,10 @@ def free_gib(path: Path) -> float | None:
 
 def show(report: dict[str, Any]) -> None:
     """Print the facts for people: what works first, then what does not and how to change that."""
-    terminal = console()
+    from rich.text import Text
+
+    # Advice such as pip install 'gptscale[hf]' is no markup.
+    terminal = console(markup=False)
     installed = ", ".join(f"{name} {v}" for name, v in report["packages"].items() if v)
     terminal.print(f"Python {report['python']}, {installed}", highlight=False, soft_wrap=True)
     terminal.print(
@@ -223,7 +226,7 @@ def show(report: dict[str, Any]) -> None:
             f"{device['device']}: {device['name']}{memory}, dense peak TFLOP/s: {peaks or 'unknown'}", highlight=False
         )
     rows = [
-        (name, "[green]yes[/]" if reason is None else "[red]no[/]", reason or "")
+        (name, Text("yes", style="green") if reason is None else Text("no", style="red"), reason or "")
         for name, reason in report["recipes"].items()
     ]
     terminal.print(table(("recipe", "here", "why not"), rows))

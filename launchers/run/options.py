@@ -10,7 +10,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.command_line import bare_resume, changed_options, parse
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.recipes import get
+from gptscale.recipes import RECIPES, get
 
 T = TypeVar("T")
 
@@ -49,7 +49,11 @@ def take_recipe(argv: Sequence[str], usage: str) -> tuple[str, list[str]]:
     usage: the command line in short, for --help and for a ConfigError where the first word is an option.
     """
     if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: {usage}\n\nFor the options: {usage.split(' RECIPE')[0]} ddp --help")
+        from gptscale.results.render import console, table
+
+        print(f"usage: {usage}\n\nFor the options: {usage.split(' RECIPE')[0]} ddp --help\n")
+        rows = [(name, row.engine, " ".join(row.axes) or "-", row.what) for name, row in RECIPES.items()]
+        console(120).print(table(("recipe", "engine", "splits", "what it does"), rows))
         raise SystemExit(0)
     if not argv or argv[0].startswith("-"):
         raise ConfigError("a recipe is missing", "on the command line", usage)

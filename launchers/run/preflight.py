@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,10 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         elif (newest := newest_readable(ready.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
             check_same_model(newest, ready)
+            if config.resume == "newest" and newest.step >= config.steps:
+                # A damaged one is set aside later, and the one before it continues the run.
+                with suppress(CheckpointError):
+                    check_same_work(newest.verify(), ready)
     return ready
 
 
@@ -214,7 +219,7 @@ def _batch_plan(config: RunConfig, recipe_config: RecipeConfig, mesh: Mesh) -> B
 def _check_device(run: Run) -> None:
     if get(run.recipe).needs_cuda and run.world.device.type != "cuda":
         raise ConfigError(
-            f"{run.recipe} needs a CUDA device", "on this machine", "run `gptscale list` for recipes that do not"
+            f"{run.recipe} needs a CUDA device", "on this machine", "`gptscale doctor` says which recipes run here"
         )
 
 

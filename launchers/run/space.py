@@ -35,10 +35,10 @@ def check_space(run: Run, folder: Path) -> None:
 
 
 def check_memory(run: Run, offload: str) -> None:
-    """Raise ConfigError if weights, gradients and moments cannot fit even if they are split over all ranks.
+    """Raise ConfigError if weights, gradients and moments cannot fit even if they are split over all ranks, or a batch cannot.
 
     offload: cpu adds the host's memory to a GPU's; with nvme the disk is checked instead. What a recipe keeps whole, and
-    activations, come on top, so that a run which passes may still end out of memory.
+    most activations, come on top, so that a run which passes may still end out of memory.
     """
     if offload == "nvme":
         return
@@ -55,4 +55,15 @@ def check_memory(run: Run, offload: str) -> None:
             f"and moments, it has {present / 2**30:,.2f}",
             "in the model's size",
             "use a smaller --model, --n-embd or --n-layer, or more machines",
+        )
+    # The input of one block in 16 bits, which tensor ranks may share, and the ids of the step's inputs and targets.
+    batch = run.batch
+    tokens, ids = batch.micro_batch_size * run.seq_len, batch.sequences_per_rank * run.seq_len
+    needed = 2 * tokens * run.gpt.n_embd / run.tp_size + 16 * ids
+    if needed > present:
+        raise ConfigError(
+            f"each rank needs {needed / 2**30:,.2f} GiB of memory or more for micro-batches of {batch.micro_batch_size:,} and "
+            f"{batch.sequences_per_rank:,} sequences a step, it has {present / 2**30:,.2f}",
+            "in the batch's size",
+            "use a smaller --global-batch-size, or --micro-batch-size 1",
         )

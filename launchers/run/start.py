@@ -20,6 +20,7 @@ from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.recipes import RECIPES, get
 from gptscale.results.record.files import append_summary
 from gptscale.results.record.launch_with_row import launch_with_row
+from gptscale.results.record.run_folder import is_over
 
 
 def default_nproc(recipe: str, config: RunConfig) -> int:
@@ -66,9 +67,11 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     A run whose rank 0 was killed gets its row from here, and one that ended well its verdict.
     """
     ready = plan_run(recipe, config, recipe_config, nproc)
-    check_memory(ready.run, recipe_config.offload)
     name = config.run_name or new_run_id(recipe)
     folder = config.out / "runs" / name
+    if is_over(folder, config):
+        return 0
+    check_memory(ready.run, recipe_config.offload)
     check_space(ready.run, folder)
     program = worker_program(recipe, dataclasses.replace(config, run_name=name), recipe_config)
     summary, fork = config.out / "summary.csv", not runs_on_cuda(config.device)

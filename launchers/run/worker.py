@@ -36,7 +36,7 @@ from gptscale.recipes import get
 from gptscale.results.record.facts import version
 from gptscale.results.record.files import warn
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import RunEnd
+from gptscale.results.record.run_folder import RunEnd, is_over
 
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
@@ -45,11 +45,13 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
         ready = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
+        if is_over(config.out / "runs" / str(config.run_name), config):
+            sys.exit(0)
         check_memory(ready.run, recipe_config.offload)
     except GptscaleError as error:
         refuse(error)
-        # 2 for every kind of error, since nothing ran and nothing was created.
-        sys.exit(2)
+        # Nothing ran and nothing was created, so all but a disk that cannot be read is an error of the options.
+        sys.exit(error.exit_status if isinstance(error, StorageError) else 2)
     share_cores()
     status = work(ready)
     # The reader may be gone, or the disk of the log full.

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import begin_warm_parent, run_captured
+from gptscale.common.process.task import run_captured
+from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, imports_of, option_words
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
+from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import cell, csv_line
 from gptscale.results.record.files import as_storage_error, opened, replace_file, warn, write_json
@@ -97,6 +98,15 @@ def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
     """
     with suppress(StorageError):
         write_json(folder / "status.json", of_this_start(_end_of(row, step) | {"row": dict(row)}))
+
+
+def is_over(folder: Path, config: RunConfig) -> bool:
+    """Return whether --resume auto finds that a run has taken all its steps and left its row, and say so if it has."""
+    end = read_json(folder / "status.json") if config.resume == "auto" else {}
+    is_done = end.get("status") == "ok" and "row" not in end and end.get("step") == config.steps
+    if is_done and os.environ.get("RANK", "0") == "0":
+        print(f"run {folder.name} is done: its {config.steps} steps and its row are in {folder.parents[1]}", flush=True)
+    return is_done
 
 
 def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:

@@ -40,8 +40,10 @@ def test_help_of_run_names_every_option(capsys):
     assert not [f.name for f in fields if f.name.replace("_", "-") not in said]
 
 
-def test_overview_and_list(capsys):
-    assert main([]) == main(["--help"]) == main(["list"]) == main(["--version"]) == 0
+def test_overviews_name_all_words_and_recipes(capsys):
+    assert main([]) == main(["--help"]) == main(["--version"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "--help"])
     said = capsys.readouterr().out
     assert not [name for name in [*COMMANDS, *RECIPES] if name not in said]
     assert "gptscale 0.3.0" in said
@@ -87,13 +89,13 @@ STUDIES = [word for word in USAGE if word != "train"]
 @pytest.mark.parametrize(
     ("words", "status", "unwanted"),
     [
-        (["list"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
+        (["run", "--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["--help"], 0, NOT_BEFORE_OPTIONS_ARE_READ),
         (["run", "ddp", "--precision", "fp4"], 2, NOT_BEFORE_OPTIONS_ARE_READ),
         *((["lenet", word, "--bogus"], 2, NOT_BEFORE_OPTIONS_ARE_READ) for word in STUDIES),
         (["run", "single", "--steps", "1", "--data", "synthetic", "--device", "cpu"], 0, NEVER),
     ],
-    ids=["list", "help", "a refused option", *STUDIES, "a run"],
+    ids=["recipes", "help", "a refused option", *STUDIES, "a run"],
 )
 def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwanted):
     """Of the command and, since they inherit the variable, of the ranks that it starts."""

@@ -10,7 +10,7 @@ import pytest
 from worlds import deviation, gptscale, imports_of, ok, ranks, rows, steps
 
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.launchers.run.preflight import why_not_here
 
 pytest.importorskip("deepspeed")

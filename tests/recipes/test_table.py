@@ -14,7 +14,7 @@ from worlds import ENVIRONMENT, IMPORTS
 from gptscale.common.engine import Engine
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.recipes import RECIPES, get
 

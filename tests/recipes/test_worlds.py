@@ -14,7 +14,7 @@ from worlds import ENVIRONMENT, Started, assert_same_state, command, deviation, 
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.launchers.run.preflight import why_not_here
 
 TOLERANCE = 1e-5
@@ -193,9 +193,13 @@ def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_p
     assert steps(tmp_path / "runs" / "paused")[figures].equals(steps(tmp_path / "runs" / "even")[figures])
 
 
-def test_sigterm_saves_and_exits_75(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_saves_and_exits_75(tmp_path, number):
+    """A lost terminal sends SIGHUP to the launcher, to its warm parent and to every rank."""
     launcher, processes = begun(tmp_path)
-    launcher.process.send_signal(signal.SIGTERM)
+    for process in processes if number == signal.SIGHUP else []:
+        process.send_signal(number)
+    launcher.process.send_signal(number)
     assert launcher.ended()[0] == 75
     assert psutil.wait_procs(processes, timeout=400)[1] == []
     done = steps(tmp_path / "runs" / "long").index[-1]

@@ -20,7 +20,8 @@ import torch
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
-from gptscale.common.process.warm_parent import Process, run_captured, start_process
+from gptscale.common.process.task import run_captured
+from gptscale.common.process.warm_parent import Process, start_process
 from gptscale.recipes import RECIPES, WORKER_IMPORTS, get
 
 WORLDS = Path(__file__).parent

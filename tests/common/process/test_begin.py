@@ -3,12 +3,16 @@
 More of it is tested in tests/launchers/run/test_worker.py.
 """
 
+import getpass
 import os
+import pwd
 import threading
 
+import pytest
 import torch
 
 from gptscale.common.process.begin import share_cores, wait_for_free_cores
+from gptscale.common.process.environments import name_user
 
 
 def test_the_main_thread_replaces_torchs_pool_of_threads(monkeypatch):
@@ -40,3 +44,17 @@ def test_a_woken_thread_waits_for_a_free_core():
     thread.join()
     assert found == [os.SCHED_BATCH] * 2
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.parametrize("error", [KeyError, OSError])
+def test_a_user_without_a_name_gets_one(monkeypatch, error):
+    """Python 3.13 raises the other error."""
+
+    def getpwuid(uid):
+        raise error(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", getpwuid)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(name, "")
+    name_user()
+    assert getpass.getuser() == f"uid-{os.getuid()}"

@@ -17,7 +17,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process import rendezvous
 from gptscale.common.process.program import Program
 from gptscale.common.process.rendezvous import check_rendezvous
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.common.process.world import World, process_group
 
 WORLDS = Path(__file__).parents[2] / "worlds"

@@ -9,10 +9,12 @@ import psutil
 import pytest
 from worlds import Started, gptscale, ok
 
+from gptscale.common.errors import GptscaleError
 from gptscale.common.process import warm_parent
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import WarmParent, run_captured, start_process, warm_parent_of
+from gptscale.common.process.task import run_captured
+from gptscale.common.process.warm_parent import WarmParent, start_process, warm_parent_of
 
 
 def program(folder, code, *words):
@@ -131,8 +133,8 @@ def test_forked_programs_die_with_their_parent(tmp_path):
     assert process.wait(60) == -signal.SIGKILL
 
 
-def test_a_parent_with_more_imports_is_made_at_once_and_can_be_waited_for(tmp_path):
-    """Its imports are out of the garbage collector's reach, which works again. One that cannot import hurts no other."""
+def test_a_parent_with_more_imports_is_made_at_once_and_can_be_waited_for(tmp_path, capfd):
+    """Its imports are out of the garbage collector's reach. One that cannot import says why, and hurts no other."""
     code = (
         "import gc, sys; sys.exit(not ('wave' in sys.modules and gc.isenabled() and gc.get_freeze_count() > 100_000))"
     )
@@ -142,8 +144,9 @@ def test_a_parent_with_more_imports_is_made_at_once_and_can_be_waited_for(tmp_pa
         each.wait_until_ready()
     assert other.run(program(tmp_path, code), os.environ).wait(400) == 0
     assert parent.run(program(tmp_path, code), os.environ).wait(400) == 1
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(GptscaleError, match="has ended, before it forked one, see its own message above"):
         broken.run(program(tmp_path, code), os.environ)
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
     for each in (broken, other, parent):
         each.close()
 

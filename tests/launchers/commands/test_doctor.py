@@ -40,6 +40,8 @@ def test_says_what_is_missing_and_the_line_that_brings_it(capsys, monkeypatch, t
     said = capsys.readouterr().out
     assert "Traceback" not in said
     assert "GiB of disk free here" in said
+    # In the table too, whose text may be cut into lines.
+    assert "'gptscale[deepspeed-of-nowhere]'" in "".join(said.split())
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ def test_no_file_of_a_run_holds_a_secret_of_the_environment(plan, tmp_path, monk
         (RuntimeError("Connection closed by peer [127.0.0.1]:1234"), "failed", 7),
         (ZeroDivisionError("a defect"), "failed", 1),
         (OSError(28, "No space left on device"), "failed", 5),
+        (SystemExit(0), "failed", 1),
     ],
 )
 def test_whatever_ends_a_run_leaves_its_row(plan, tmp_path, monkeypatch, capsys, error, status, exit_status):
@@ -150,6 +151,25 @@ def test_what_a_resumed_run_computes_otherwise_is_said(plan, capsys):
         "beta1 was 0.9, is 0.8",
         "clip_grad_norm was 1.0, is 0.5",
     ]
+
+
+@pytest.mark.parametrize(
+    ("resume", "status", "said"),
+    [
+        ("auto", 0, "run r is done: its 2 steps and its row are in "),
+        ("newest", 2, "step 2 is saved already, in --steps"),
+    ],
+)
+def test_a_run_that_is_done_stays_as_it_is(plan, tmp_path, capsys, resume, status, said):
+    assert entry.work(plan("--steps", "2", "--save-last")) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    words = ["--steps", "2", "--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", "--resume", resume]
+    assert main(["run", "single", *words]) == status
+    with pytest.raises(SystemExit) as end:
+        entry.run_recipe("single", words)
+    assert end.value.code == status
+    assert sum(said in text for text in "".join(capsys.readouterr()).splitlines()) == 2
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.config import RUN_IMPORTS
 

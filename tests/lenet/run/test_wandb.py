@@ -19,7 +19,7 @@ from worlds import IMPORTS
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.config import RUN_IMPORTS
 from gptscale.results.record.wandb_board import WandbBoard

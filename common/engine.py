@@ -37,6 +37,8 @@ class StepResult(NamedTuple):
     grad_norm: torch.Tensor
     # (data_size,), each data rank's share of `loss`. It shows which rank a NaN came from.
     rank_losses: torch.Tensor
+    # (), 1 if an overflow in fp16 left the step out, else 0. None where the norm tells.
+    skipped: torch.Tensor | None = None
 
 
 class Engine(ABC):

@@ -6,11 +6,9 @@ python -m gptscale.launchers.endpoint HOST PORT [words of torchrun]
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 
-from gptscale.common.process.rendezvous import NUMBER, answer_of
+from gptscale.common.process.rendezvous import RendezvousError, reach
 
 ANSWERS_S = 10.0
 
@@ -20,13 +18,11 @@ def has_store(host: str, port: int, limit_s: float) -> bool:
 
     torch itself waits for minutes for a program that takes the connection and says nothing.
     """
-    deadline = time.monotonic() + limit_s
-    while (left_s := deadline - time.monotonic()) > 0:
-        with suppress(OSError):
-            if answer_of(host, port, left_s) == NUMBER:
-                return True
-        time.sleep(0.1)
-    return False
+    try:
+        reach(host, port, limit_s)
+    except RendezvousError:
+        return False
+    return True
 
 
 def main(host: str, port: int, words: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from gptscale.common.settings.checks import check_range, did_you_mean
 from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.lenet.run.config import OF_PROCESSES, RUN_IMPORTS, VisionConfig, imports_of, option_words
 
-# Every word but `train` is a module of lenet/studies with a `main`.
+# Every word but `train` is a module of lenet/studies with a `STUDY`, or with a `main` where it is no grid of runs.
 USAGE = {
     "train": "[--nproc N] [options]: train one vision model.",
     "backend": "[--per-rank 32,128] [--nproc N]: NCCL against Gloo, with the spread of equal runs.",
@@ -60,8 +60,12 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"unknown command {argv[0]!r}", "after lenet", did_you_mean(argv[0], USAGE))
     if argv[0] == "train":
         return train(argv[1:])
-    status: int = import_module(f"gptscale.lenet.studies.{argv[0]}").main(argv[1:])
-    return status
+    module = import_module(f"gptscale.lenet.studies.{argv[0]}")
+    if not hasattr(module, "STUDY"):
+        return int(module.main(argv[1:]))
+    from gptscale.lenet.studies.study import run_study
+
+    return run_study(module.STUDY, argv[1:])
 
 
 def train(argv: Sequence[str]) -> int:
@@ -89,19 +93,19 @@ def launch_run(config: VisionConfig, nproc: int) -> int:
     """
     begin_warm_parent(config.device, RUN_IMPORTS, imports_of(config))
     from gptscale.common.process.world import runs_on_cuda
+    from gptscale.launchers.run.record import new_run_id
     from gptscale.launchers.run.verdict import tell_verdict
-    from gptscale.lenet.run.columns import SUMMARY_NAME, append_summary
+    from gptscale.lenet.run.columns import LENET
     from gptscale.lenet.run.preflight import local_world, make_plan
-    from gptscale.lenet.run.record import new_run_id
     from gptscale.results.record.launch_with_row import launch_with_row
 
     # A mistake is one line of this process, before any other process starts.
     make_plan(config, local_world(config, nproc))
-    name = config.run_name or new_run_id(config.model)
+    name = config.run_name or new_run_id(f"lenet-{config.model}")
     words = option_words(dataclasses.replace(config, run_name=name))
     program = Program("gptscale.lenet.run.worker", tuple(words), imports=imports_of(config))
-    folder, summary = config.out / "runs" / name, config.out / SUMMARY_NAME
-    status = launch_with_row(program, nproc, folder, summary, append_summary, fork=not runs_on_cuda(config.device))
+    folder = config.out / "runs" / name
+    status = launch_with_row(program, nproc, folder, LENET, fork=not runs_on_cuda(config.device))
     if status == 0:
         tell_verdict(folder)
     return status

@@ -35,7 +35,8 @@ class Recipe(NamedTuple):
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
-    release: the version of the engine whose internals were read; "" is any. torch: the oldest that has what it calls.
+    release: the versions of its engine that it is known to work with, as environments.is_release takes them. torch: the oldest
+    that has what it calls.
     environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
 
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
@@ -119,7 +120,7 @@ class Recipe(NamedTuple):
             ) from None
         if not environments.is_release(installed, self.release):
             raise ConfigError(
-                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release} alone",
+                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release}",
                 where,
                 f"pip install 'gptscale[{self.engine}]'",
             )
@@ -265,6 +266,7 @@ RECIPES: dict[str, Recipe] = {
         "AccelerateFSDPConfig",
         "fully_shard through Hugging Face Accelerate",
         engine="accelerate",
+        release="1.10 or newer",
         casts_weights=True,
         memory="rows",
     ),
@@ -273,6 +275,7 @@ RECIPES: dict[str, Recipe] = {
         "LightningFabricConfig",
         "a strategy by name through Lightning Fabric",
         engine="lightning-fabric",
+        release="2.5 or newer",
         memory="strategy",
     ),
     "handout": Recipe(

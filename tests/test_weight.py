@@ -14,12 +14,12 @@ LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 23_750),
     "foresight": (("foresight",), 9_460),
-    "lenet": (("lenet",), 7_260),
-    "the package": ((*CORE, *LABS), 40_450),
-    "the tests": (("tests",), 27_880),
+    "lenet": (("lenet",), 7_030),
+    "the package": ((*CORE, *LABS), 40_230),
+    "the tests": (("tests",), 27_900),
 }
 LOADED = {
-    "a rank": (["launchers/run/worker.py"], 10_500),
+    "a rank": (["launchers/run/worker.py"], 10_450),
     "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_700),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_000) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
@@ -44,8 +45,14 @@ def installed(distribution: str, environment: str = "") -> str | None:
 
 
 def is_release(version: str, release: str) -> bool:
-    """Return whether a version is a release, or was built from it on this machine (0.19.8+abc). Every version is one of ""."""
-    return not release or version.partition("+")[0] == release
+    """Return whether a version is a release, or was built from it on this machine (0.19.8+abc).
+
+    release: "" for every version, "0.19.8" for one, "1.10 or newer" for all from there on, by their first two numbers.
+    """
+    version, oldest = version.partition("+")[0], release.removesuffix(" or newer")
+    if oldest != release:
+        return [int(n) for n in re.findall(r"\d+", version)[:2]] >= [int(n) for n in oldest.split(".")]
+    return not release or version == release
 
 
 def require(distribution: str, release: str, environment: str) -> None:

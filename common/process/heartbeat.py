@@ -1,4 +1,4 @@
-"""Where each rank was last seen, kept in the rendezvous store, so that a rank that died or fell silent can be named."""
+"""Where each rank was last seen, kept where all can read it, so that a rank that died or fell silent can be named."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from datetime import timedelta
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
 
-from gptscale.common.process.progress import Progress, progress
-from gptscale.common.process.rendezvous import has_launchers_store, prefix_of_start
+from gptscale.common.errors import ConfigError
+from gptscale.common.process.progress import BETWEEN_STEPS, OWN_PARTS, Progress, progress
+from gptscale.common.process.rendezvous import open_store, prefix_of_start, rank_0_serves
+from gptscale.common.process.shared_memory import HEARTBEATS, SLOT, Slots
 
 INTERVAL_S = 0.5
 # A rank whose beat does not change for this long, while others look at it, is silent.
 SILENT_S = 3 * INTERVAL_S
 
 
-class Store(Protocol):
-    """What is used of torch's stores, by ranks and by the launcher."""
+class Beats(Protocol):
+    """The last words of each rank, as bytes, nothing from a rank that has not told any."""
 
-    def set(self, key: str, value: str) -> object: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
+    def set(self, rank: int, words: str) -> object: ...
+    def get(self, rank: int) -> bytes: ...
 
 
 class Beat(NamedTuple):
@@ -45,32 +45,46 @@ class Beat(NamedTuple):
         return f"at step {self.step} in {self.part}"
 
 
-def beat_of(store: Store, rank: int, has_launchers: bool | None = None) -> Beat | None:
-    """Return the last beat of a rank, or None if it has not told any. has_launchers: as of `prefix_of_start`."""
-    key = _key(rank, has_launchers)
-    return Beat(*json.loads(store.get(key))) if store.check([key]) else None
+def beat_of(beats: Beats, rank: int) -> Beat | None:
+    """Return the last beat of a rank, or None if it has not told any. Words that are no beat, whoever wrote them, are none."""
+    try:
+        fields = json.loads(beats.get(rank)[:SLOT])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, list) or [type(field) for field in fields] != [int, int, str, bool, float, float]:
+        return None
+    return Beat(*fields) if fields[2] in (*OWN_PARTS, *BETWEEN_STEPS) else None
 
 
-def _key(rank: int, has_launchers: bool | None = None) -> str:
-    return f"gptscale/heartbeat/{prefix_of_start(has_launchers)}/{rank}"
+class StoreBeats:
+    """Heartbeats in a rendezvous that is a port, over a connection of their own."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = dist.PrefixStore(f"gptscale/heartbeat/{prefix_of_start()}", store)
+
+    def set(self, rank: int, words: str) -> None:
+        self._store.set(str(rank), words)
+
+    def get(self, rank: int) -> bytes:
+        return self._store.get(str(rank)) if self._store.check([str(rank)]) else b""
 
 
 class Heartbeat:
-    """A thread that tells this rank's place every half second. Without peers, or without a store, it does nothing."""
+    """A thread that tells this rank's place every half second. Without peers, or if nobody can read it, it does nothing."""
 
-    def __init__(self, rank: int, world_size: int, store: Store | None, own: Progress = progress) -> None:
-        self.rank, self.world_size, self.store, self.progress = rank, world_size, store, own
+    def __init__(self, rank: int, world_size: int, beats: Beats | None, own: Progress = progress) -> None:
+        self.rank, self.world_size, self.beats, self.progress = rank, world_size, beats, own
         self._number = 0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="gptscale-heartbeat", daemon=True)
 
     @classmethod
     def of_world(cls, rank: int, world_size: int) -> Heartbeat:
-        """Return the heartbeat of a rank, over a connection of its own to the rendezvous store of the environment."""
+        """Return the heartbeat of a rank, in the place that the environment names."""
         return cls(rank, world_size, _connect() if world_size > 1 else None)
 
     def __enter__(self) -> Heartbeat:
-        if self.store is not None:
+        if self.beats is not None:
             self._thread.start()
         return self
 
@@ -94,7 +108,7 @@ class Heartbeat:
         """
         here = self.here()
         self.progress.at("failed")
-        if self.store is None:
+        if self.beats is None:
             return None
         # The launcher asks the peers of a dead rank to end. This one is about to, and has something to say first.
         handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -105,7 +119,7 @@ class Heartbeat:
             after = self._others()
         except RuntimeError:
             # The store is gone.
-            is_of_rank_0 = before is None and self.rank and not has_launchers_store()
+            is_of_rank_0 = before is None and self.rank and rank_0_serves()
             return ("rank 0", f"with the rendezvous that it served, {own}") if is_of_rank_0 else None
         finally:
             signal.signal(signal.SIGTERM, handler)
@@ -122,17 +136,17 @@ class Heartbeat:
 
     def _others(self) -> Mapping[int, Beat]:
         """Return the beats of the other ranks, without those that have failed themselves."""
-        assert self.store is not None
-        beats = {rank: beat_of(self.store, rank) for rank in range(self.world_size) if rank != self.rank}
+        assert self.beats is not None
+        beats = {rank: beat_of(self.beats, rank) for rank in range(self.world_size) if rank != self.rank}
         return {rank: beat for rank, beat in beats.items() if beat is not None and beat.part != "failed"}
 
     def _beat(self) -> None:
-        assert self.store is not None
+        assert self.beats is not None
         began = time.monotonic()
         while True:
             self._number += 1
             try:
-                self.store.set(_key(self.rank), json.dumps(self.here()))
+                self.beats.set(self.rank, json.dumps(self.here()))
             except RuntimeError:
                 # The store is gone, and the run with it.
                 return
@@ -144,12 +158,11 @@ class Heartbeat:
             began = now
 
 
-def _connect() -> Store | None:
-    """Return a client of the rendezvous store, or None if it cannot be reached. No run fails because of its heartbeat."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not (host and port):
-        return None
+def _connect() -> Beats | None:
+    """Return the beats of this start, or None if they cannot be reached. No run fails because of its heartbeat."""
+    if path := os.environ.get(HEARTBEATS):
+        return Slots(path)
     try:
-        return dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=10))
-    except (RuntimeError, ValueError):
+        return StoreBeats(open_store(-1, timeout_s=10.0))
+    except ConfigError:
         return None

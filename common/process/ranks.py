@@ -1,28 +1,24 @@
 """Start the processes of one run on this machine, watch them, and end them together.
 
 torchrun does this too, and recipes run under it as well. This launcher differs where users of one machine feel it: it
-keeps the workers' exit status, listens on the loopback only, names the rank that died, and leaves no orphan when it is
-killed itself. On CPUs it forks the ranks from a warm parent (warm_parent.py), which spares each the imports.
+keeps the workers' exit status, opens no port, names the rank that died, and leaves no orphan when it is killed itself. On
+CPUs it forks the ranks from a warm parent (warm_parent.py), which spares each the imports.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS
 from gptscale.common.process.begin import hang_up_ends
 from gptscale.common.process.program import Program
+from gptscale.common.process.shared_memory import HEARTBEATS, RENDEZVOUS, memory_file
 from gptscale.common.process.warm_parent import Process, start_process
-
-if TYPE_CHECKING:
-    from gptscale.common.process.heartbeat import Store
 
 # seconds between SIGTERM and SIGKILL for peers of a dead rank
 GRACE_S = 5.0
@@ -49,16 +45,11 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
     hang_up_ends()
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
-        # The rendezvous lives here, on a port that the system chose: no race for a free port between runs.
-        with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
+        with memory_file("rendezvous") as rendezvous, memory_file("heartbeats") as heartbeats:
             variables = {**os.environ, **(environment or {})}
             variables |= {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(listener.getsockname()[1]),
-                # Ranks connect to the launcher's store instead of starting one.
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-                # torch 2.5 asks for it.
-                "TORCHELASTIC_RESTART_COUNT": "0",
+                RENDEZVOUS: rendezvous,
+                HEARTBEATS: heartbeats,
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),
                 "GLOO_SOCKET_IFNAME": variables.get("GLOO_SOCKET_IFNAME", "lo"),
@@ -70,25 +61,25 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
             if requests:
                 # The rank that was being started has not heard of it.
                 _signal(ranks, requests[0][0])
-            return _watch(ranks, listener, requests)
+            return _watch(ranks, heartbeats, requests)
     finally:
         _end(ranks, 0.0)
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _watch(ranks: Sequence[Process], listener: socket.socket, requests: Sequence[tuple[signal.Signals, float]]) -> int:
-    """Serve the rendezvous, wait for the ranks, and return what `launch` returns.
+def _watch(ranks: Sequence[Process], heartbeats: str, requests: Sequence[tuple[signal.Signals, float]]) -> int:
+    """Wait for the ranks, and return what `launch` returns.
 
-    requests: the signals that asked for an end, each with its time; the caller adds to them.
+    heartbeats: the file of what they tell. requests: the signals that asked for an end, each with its time; the caller adds to
+    them.
     """
-    store = _store(listener)
     while True:
         codes = [rank.poll() for rank in ranks]
         failed = [(i, code) for i, code in enumerate(codes) if code]
         if failed and not requests:
             _end(ranks, GRACE_S)
-            return _explain(*_first_cause(failed), store)
+            return _explain(*_first_cause(failed), heartbeats)
         if all(code is not None for code in codes):
             if requests and any(code == -requests[0][0] for _, code in failed):
                 fix = "start it again, with --resume if it had saved before"
@@ -101,35 +92,16 @@ def _watch(ranks: Sequence[Process], listener: socket.socket, requests: Sequence
         time.sleep(POLL_S)
 
 
-def _store(listener: socket.socket) -> Store:
-    """Return the rendezvous's server, on a socket that listens on the loopback.
-
-    Left to itself TCPStore listens on every interface, whatever the host that it is given.
-    """
-    from torch.distributed import TCPStore
-
-    store: Store = TCPStore(
-        "127.0.0.1",
-        listener.getsockname()[1],
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-        # The libuv backend of torch 2.5 takes no socket.
-        use_libuv=False,
-    )
-    return store
-
-
 def _first_cause(failed: list[tuple[int, int]]) -> tuple[int, int]:
     """Choose one of the ranks that ended: one with an error of its own, before one that missed a peer."""
     return min(failed, key=lambda pair: (pair[1] == PEER_EXIT_STATUS, pair[0]))
 
 
-def _explain(rank: int, code: int, store: Store) -> int:
+def _explain(rank: int, code: int, heartbeats: str) -> int:
     if code < 0:
-        from gptscale.common.process.heartbeat import beat_of
+        from gptscale.common.process.heartbeat import Slots, beat_of
 
-        beat, name = beat_of(store, rank, has_launchers=True), signal.Signals(-code).name
+        beat, name = beat_of(Slots(heartbeats), rank), signal.Signals(-code).name
         seen = f" (last seen {beat.place})" if beat else ""
         print(
             f"gptscale: error: rank {rank} was killed by {name}{seen}, the others were ended",

@@ -1,7 +1,8 @@
 """The roll call of a start: each rank signs in with what it was started with, or leaves why it was refused.
 
-It goes through the rendezvous store, before any rank connects to another. Without it the other ranks would wait for a refused
-one until a timeout, and could not say why it never came.
+It goes through the rendezvous, before any rank connects to another. Without it the other ranks would wait for a refused one
+until a timeout, and could not say why it never came. Whoever reaches a rendezvous that is a port can write there too. So what
+is read is cut, and only what has the form of an entry counts.
 """
 
 from __future__ import annotations
@@ -19,14 +20,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from gptscale.common.errors import ConfigError, GptscaleError, PeerError
-from gptscale.common.process.rendezvous import (
-    REACH_S,
-    RendezvousError,
-    has_launchers_store,
-    prefix_of_start,
-    reach,
-    whole_number,
-)
+from gptscale.common.process.rendezvous import REACH_S, RendezvousError, open_store, prefix_of_start, whole_number
 
 # After a mistake of all ranks rank 0 says it for all. This is how long a refused rank waits to see whether rank 0 comes.
 RANK_0_S = 5.0
@@ -34,12 +28,13 @@ RANK_0_S = 5.0
 LONGER_S = 10.0
 # How long ranks that wait take to read the outcome.
 READ_S = 2.0
+POLL_S = 0.02
 RANKS_MAX = 2**20
-# The keys of a roll call: what a rank signs in with, how many have, whether rank 0 came and how, whether all came or one was
-# refused, how many have decided on the outcome, of which the first counts, the outcome, how many have read it, and whether all
-# have.
-COUNT, RANK_0, COMPLETE, DECIDED = "count", "rank 0 came", "complete", "decided"
-OUTCOME, READ, ALL_READ = "outcome", "read", "all read"
+# The bytes of an entry that are read.
+ENTRY_MAX = 1 << 20
+WHERE = "in the rendezvous"
+# Beside a key for the entry of each rank: what rank 0 decided, and how many ranks have read it.
+OUTCOME, READ = "outcome", "read"
 
 
 class RefusedError(ConfigError):
@@ -62,6 +57,11 @@ class Refusal(NamedTuple):
     def of(cls, error: GptscaleError, rank: int = -1) -> Refusal:
         return cls(rank, socket.gethostname(), error.exit_status, error.what, error.where, error.fix)
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the rank that was refused has the terminal that this one has."""
+        return self.host == socket.gethostname() or os.environ.get("LOCAL_RANK", "0") != "0"
+
     def error(self) -> GptscaleError:
         """Return the error that every rank which reads this raises."""
         if self.status == PeerError.exit_status:
@@ -69,46 +69,25 @@ class Refusal(NamedTuple):
         if self.rank < 0:
             return RefusedError(self.what, self.where, self.fix)
         refused = RefusedError(f"rank {self.rank} was refused: {self.what}", self.where, self.fix)
-        refused.is_said = self.host == socket.gethostname() or os.environ.get("LOCAL_RANK", "0") != "0"
+        refused.is_said = self.is_near
         return refused
-
-
-def open_store(rank: int, timeout_s: float) -> Any:
-    """Return this rank's connection to the rendezvous store, which rank 0 opens unless the launcher did, or raise ConfigError."""
-    address, port = os.environ["MASTER_ADDR"], whole_number("MASTER_PORT", None, 1, 65535)
-    serves = rank == 0 and not has_launchers_store()
-    try:
-        # torch's own rendezvous has rank 0 wait here until all ranks are connected, and a refused one never is.
-        timeout = timedelta(seconds=timeout_s)
-        return dist.TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=timeout)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0][:160]
-        raise ConfigError(
-            f"{address}:{port} does not serve as a rendezvous ({reason})",
-            "in MASTER_ADDR and MASTER_PORT",
-            "see that rank 0 runs there, and that no other program has the port",
-        ) from None
 
 
 class RollCall:
     """The roll call of one start, over a store that all its ranks reach."""
 
-    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
         self._store = dist.PrefixStore(f"gptscale/roll call/{prefix_of_start()}", store)
 
     @classmethod
-    def of_environment(cls, limit_s: float) -> RollCall | None:
+    def of_environment(cls) -> RollCall | None:
         """Return that of a rank that was refused before it knew its world, or None if it has no peers or cannot reach them."""
         try:
             world_size = whole_number("WORLD_SIZE", 1, 1, RANKS_MAX)
-            rank, port = whole_number("RANK", 0, 0, world_size - 1), whole_number("MASTER_PORT", None, 1, 65535)
-            if world_size == 1:
-                return None
-            if rank or has_launchers_store():
-                reach(os.environ["MASTER_ADDR"], port, limit_s)
-            return cls(open_store(rank, REACH_S), rank, world_size)
-        except (ConfigError, KeyError):
+            rank = whole_number("RANK", 0, 0, world_size - 1)
+            return None if world_size == 1 else cls(open_store(rank, REACH_S), rank, world_size)
+        except ConfigError:
             return None
 
     def sign_in(self, facts: Mapping[str, str], timeout_s: float) -> None:
@@ -118,85 +97,81 @@ class RollCall:
         PeerError if a rank does not come within `timeout_s`.
         """
         try:
-            self._store.set(f"rank {self.rank}", json.dumps(dict(facts)))
+            self._put(f"rank {self.rank}", dict(facts))
             if self.rank == 0:
-                self._store.set(RANK_0, json.dumps(None))
-            if self._store.add(COUNT, 1) == self.world_size:
-                self._store.set(COMPLETE, "")
-            if self.rank == 0:
-                self._decide(timeout_s)
-            self._store.wait([OUTCOME], timedelta(seconds=timeout_s + LONGER_S))
-            content = json.loads(self._store.get(OUTCOME))
-            self._has_read()
+                self._put(OUTCOME, self._judge(timeout_s))
+            outcome = self._outcome(timeout_s + LONGER_S)
         except RuntimeError as error:
             # torch raises it for every error of a store.
             reason = str(error).splitlines()[0][:160]
             raise PeerError(
-                f"rank 0 ended or fell silent before the start ({reason})", "in the rendezvous", "see its own message"
+                f"rank 0 ended or fell silent before the start ({reason})", WHERE, "see its own message"
             ) from None
-        if content is not None:
-            refusal = Refusal(*content)
+        if isinstance(outcome, Refusal):
+            # A rank that never came does not read.
+            self.leave(READ_S if outcome.status == PeerError.exit_status else REACH_S)
+            raise outcome.error()
+
+    def refuse(self, error: GptscaleError) -> bool:
+        """Leave why this rank was refused, and return whether rank 0 says the same, so that this rank need not."""
+        own, outcome = Refusal.of(error, self.rank), None
+        with suppress(RuntimeError, ConfigError):
+            self._put(f"rank {self.rank}", own)
             if self.rank == 0:
-                # A rank that never came does not read.
-                self._stay(READ_S if refusal.status == PeerError.exit_status else REACH_S)
-            raise refusal.error()
+                self._put(OUTCOME, own)
+            outcome = self._outcome(RANK_0_S)
+        if not isinstance(outcome, Refusal) or outcome.rank or not self.rank:
+            return False
+        return outcome.is_near and outcome[3:] == own[3:]
 
-    def refuse(self, error: GptscaleError) -> None:
-        """Leave why this rank was refused, for those that wait for it, unless they know of another."""
+    def leave(self, limit_s: float = REACH_S) -> None:
+        """Let the others read the outcome, as rank 0, before the end of this process may take the store along."""
+        deadline = time.monotonic() + limit_s
         with suppress(RuntimeError):
-            if self.rank == 0:
-                self._store.set(RANK_0, json.dumps(Refusal.of(error)))
-            self._put_outcome(Refusal.of(error, self.rank))
-            self._store.set(COMPLETE, "")
+            while self.rank == 0 and self._store.add(READ, 0) < self.world_size and time.monotonic() < deadline:
+                time.sleep(POLL_S)
 
-    def rank_0_says(self, error: GptscaleError) -> bool:
-        """Return whether rank 0 was refused for the same reason, and says so where this rank need not say it again."""
-        with suppress(RuntimeError):
-            self._store.wait([RANK_0], timedelta(seconds=RANK_0_S))
-            content = json.loads(self._store.get(RANK_0))
-            if content is not None:
-                refusal, own = Refusal(*content), Refusal.of(error)
-                is_near = refusal.host == own.host or os.environ.get("LOCAL_RANK", "0") != "0"
-                return is_near and refusal[3:] == own[3:]
-        return False
-
-    def leave(self) -> None:
-        """Go, as a refused rank. The one that serves the store keeps it open until all have read the outcome."""
-        with suppress(RuntimeError):
-            self._has_read()
-            if self.rank == 0 and not has_launchers_store():
-                self._stay(REACH_S)
-
-    def _decide(self, timeout_s: float) -> None:
-        """Wait for all ranks, as rank 0, and leave the outcome on what they say, unless one was refused."""
-        numbers, error = range(self.world_size), None
+    def _judge(self, timeout_s: float) -> Refusal | None:
+        """Wait for all ranks, as rank 0, and return why they may not go on. The first that was refused ends the wait."""
+        deadline, facts = time.monotonic() + timeout_s, dict[int, Any]()
         try:
-            self._store.wait([COMPLETE], timedelta(seconds=timeout_s))
-            if self._store.check([OUTCOME]):
-                return
-            check_same_on_ranks([json.loads(self._store.get(f"rank {rank}")) for rank in numbers])
-        except ConfigError as differing:
-            error = Refusal.of(differing)
-        except RuntimeError:
-            missing = [rank for rank in numbers if not self._store.check([f"rank {rank}"])]
-            several, pronoun = ("s", "their") if len(missing) > 1 else ("", "its")
-            what = f"rank{several} {_listed(missing)} did not come within {timeout_s:g} s"
-            error = Refusal.of(PeerError(what, "in the rendezvous", f"look for {pronoun} own messages"))
-        self._put_outcome(error)
+            while missing := [rank for rank in range(self.world_size) if rank not in facts]:
+                for rank in missing:
+                    if self._store.check([f"rank {rank}"]):
+                        facts[rank] = self._entry(f"rank {rank}") or {}
+                        if isinstance(facts[rank], Refusal):
+                            return Refusal(*facts[rank])
+                if time.monotonic() > deadline and len(facts) < self.world_size:
+                    raise PeerError(
+                        f"rank {_listed(missing)} did not come within {timeout_s:g} s",
+                        WHERE,
+                        "look for its own message",
+                    )
+                time.sleep(POLL_S if len(facts) < self.world_size else 0.0)
+            check_same_on_ranks([facts[rank] for rank in range(self.world_size)])
+        except (ConfigError, PeerError) as error:
+            return Refusal.of(error)
+        return None
 
-    def _put_outcome(self, refusal: Refusal | None) -> None:
-        """Put the outcome into the store, unless another rank has."""
-        # Not by compare_set, which wakes no rank that waits for the key in the store of our launcher.
-        if self._store.add(DECIDED, 1) == 1:
-            self._store.set(OUTCOME, json.dumps(refusal))
+    def _outcome(self, limit_s: float) -> dict[str, str] | Refusal | None:
+        self._store.wait([OUTCOME], timedelta(seconds=limit_s))
+        self._store.add(READ, 1)
+        return self._entry(OUTCOME)
 
-    def _has_read(self) -> None:
-        if self._store.add(READ, 1) == self.world_size:
-            self._store.set(ALL_READ, "")
+    def _put(self, key: str, entry: object) -> None:
+        self._store.set(key, json.dumps(entry))
 
-    def _stay(self, limit_s: float) -> None:
-        with suppress(RuntimeError):
-            self._store.wait([ALL_READ], timedelta(seconds=limit_s))
+    def _entry(self, key: str) -> dict[str, str] | Refusal | None:
+        """Return the facts of a rank, or why it was refused, or None, or raise ConfigError."""
+        content = self._store.get(key)
+        with suppress(ValueError, RecursionError):
+            value = json.loads(content) if len(content) <= ENTRY_MAX else 0
+            if value is None or (isinstance(value, dict) and all(isinstance(fact, str) for fact in value.values())):
+                return value
+            if isinstance(value, list) and [type(field) for field in value] == [int, str, int, str, str, str]:
+                return Refusal(*value)
+        what = f"what lies there as {key} was not written by gptscale ({content[:20]!r})"
+        raise ConfigError(what, WHERE, "see who else can reach its port")
 
 
 def refuse(error: GptscaleError) -> None:
@@ -209,21 +184,11 @@ def refuse(error: GptscaleError) -> None:
         if not (isinstance(error, RefusedError) and error.is_said):
             speak(error, of_all=True)
         return
-    began = time.monotonic()
-    roll_call = RollCall.of_environment(RANK_0_S)
-    if roll_call is None:
+    roll_call = RollCall.of_environment()
+    if roll_call is None or not roll_call.refuse(error):
         speak(error)
-        # The one that opens the rendezvous may be slower. Nobody else would tell it.
-        roll_call = RollCall.of_environment(REACH_S - (time.monotonic() - began))
-        if roll_call is not None:
-            roll_call.refuse(error)
-            roll_call.leave()
-        return
-    roll_call.refuse(error)
-    if roll_call.rank == 0 or not roll_call.rank_0_says(error):
-        speak(error)
-    # Last, because rank 0 ends, and with it perhaps the store, when all have read.
-    roll_call.leave()
+    if roll_call is not None:
+        roll_call.leave()
 
 
 def speak(error: GptscaleError, *, of_all: bool = False) -> None:

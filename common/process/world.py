@@ -17,8 +17,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import wait_for_free_cores
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.process.progress import count_waits
-from gptscale.common.process.rendezvous import check_rendezvous, prefix_of_start, whole_number
-from gptscale.common.process.roll_call import RANKS_MAX, RollCall, open_store
+from gptscale.common.process.rendezvous import open_store, prefix_of_start, warn_of_open_port, whole_number
+from gptscale.common.process.roll_call import RANKS_MAX, RollCall
 
 DEFAULT_TIMEOUT_S = {"cpu": 120.0, "cuda": 600.0}
 
@@ -108,7 +108,9 @@ def process_group(
     process is about to end, and its end closes the connections, which tells the peers. Raises ConfigError if the rendezvous
     cannot be opened or reached, and what RollCall.sign_in raises.
     """
-    check_rendezvous(world.rank)
+    store = open_store(world.rank, world.timeout_s)
+    if world.is_main:
+        warn_of_open_port()
     # The ranks of one machine need no other interface. By itself gloo listens on the one that the host's name stands for.
     if os.environ.get("LOCAL_WORLD_SIZE") == str(world.world_size):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -124,7 +126,6 @@ def process_group(
     # Libraries make groups of their own without a timeout (DeepSpeed's is all ranks again), which would wait for half an hour.
     constants = vars(dist.distributed_c10d)
     constants["default_pg_timeout"] = constants["default_pg_nccl_timeout"] = timeout
-    store = open_store(world.rank, world.timeout_s)
     if world.world_size > 1:
         roll_call = RollCall(store, world.rank, world.world_size)
         roll_call.sign_in({name: str(value) for name, value in (facts or {}).items()}, world.timeout_s)

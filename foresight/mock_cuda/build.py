@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
-from gptscale.ops.build.cache import BuildError, build_once, compile_apart, root
+from gptscale.ops.build.cache import BuildError, build_once, check_private, compile_apart, root
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "libgptscale_mock_cuda.so"
@@ -33,7 +33,7 @@ NM_TIMEOUT_S = 120
 def prepare(torch_lib: Path) -> Path:
     """Compile the mock for the torch whose libraries are in `torch_lib`, unless that was done, and return its library.
 
-    Raises ConfigError without a compiler, or where it fails.
+    Raises ConfigError without a compiler, where it fails, or if another user could have written the library.
     """
     sources = sorted(SOURCES.glob("*.[ch]"))
     digest = hashlib.sha256(b"\0".join([FLAGS.encode(), *(path.read_bytes() for path in sources)]))
@@ -41,6 +41,7 @@ def prepare(torch_lib: Path) -> Path:
     folder = root() / "foresight" / f"mock-cuda-{digest.hexdigest()[:12]}"
     try:
         build_once(folder, lambda work: _compile(work, torch_lib))
+        check_private(folder / LIBRARY)
     except BuildError as error:
         raise ConfigError(*error.args) from None
     return folder / LIBRARY

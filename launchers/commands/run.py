@@ -11,6 +11,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
+from gptscale.common.settings.command_line import without_options
 from gptscale.common.settings.plan_file import read_row
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.recipes import get
@@ -50,7 +51,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def with_plan(argv: Sequence[str]) -> list[str]:
-    """Return a command line with what its --plan says before what the user types: the recipe, the processes, all options."""
+    """Return a command line with what its --plan says before what the user types: the recipe, the processes, all options.
+
+    An option that the user types takes the place of the plan's.
+    """
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--plan") else [word])]
     path, number = _value(words, "--plan"), _value(words, "--plan-row")
     if path is None:
@@ -64,7 +68,8 @@ def with_plan(argv: Sequence[str]) -> list[str]:
         words = ["gptscale", "submit", row.recipe, "--nodes", str(row.nodes), "--gpus-per-node", per_node]
         fix = "use " + shlex.join([*words, *row.words, "--plan", str(path)])
         raise ConfigError(f"the plan is for {row.nodes} nodes", "in --plan", fix)
-    return [*own, "--nproc", str(row.ranks), *row.words, *(words[1:] if own == words[:1] else words)]
+    planned = without_options(["--nproc", str(row.ranks), *row.words], words)
+    return [*own, *planned, *(words[1:] if own == words[:1] else words)]
 
 
 def _value(words: Sequence[str], option: str) -> str | None:

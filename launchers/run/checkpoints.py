@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from gptscale.common.checkpoint.background import BackgroundSave
 from gptscale.common.checkpoint.folders import is_deepspeeds_own, set_aside_beyond
-from gptscale.common.checkpoint.reader import agreed
+from gptscale.common.checkpoint.reader import Reader, agreed
 from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.engine import Engine
@@ -17,46 +18,44 @@ from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import gather_objects
 from gptscale.common.settings.run import changed_work
-from gptscale.launchers.run.preflight import ReadyRun, check_same_work
+from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.results.record.files import warn
 
 # A full disk may get free space while training goes on, so the first failed saves only warn.
 SAVE_MISSES_MAX = 3
 
 
-def resume(ready: ReadyRun, engine: Engine, folder: Path, spikes: SpikeWatch) -> int:
+def resume(ready: ReadyRun, engine: Engine, folder: Path, restore: Callable[[Reader], None]) -> int:
     """Load the checkpoint that --resume means, the same on every rank, and return the step to go on from.
 
     Without --resume that is step 0. folder: that of the run's own checkpoints. Those beyond the step are set aside.
-    spikes: gets the losses and norms of the steps before, on which it decides.
+    restore: gets what the checkpoint has beside the engine's state.
     """
+    is_main = ready.run.world.is_main
     if ready.run.config.resume is None:
         return 0
     # Ranks that look at another moment, or at another disk, must not do otherwise than rank 0.
     source = gather_objects(ready.resume)[0]
     if source is None:
-        if ready.run.world.is_main:
+        if is_main:
             print(f"nothing to resume in {folder}, the run begins at step 0", flush=True)
         return 0
-    step = _load(ready, engine, source, spikes)
-    if ready.run.world.is_main:
-        set_aside_beyond(folder, step)
-    return step
-
-
-def _load(ready: ReadyRun, engine: Engine, source: Path, spikes: SpikeWatch) -> int:
     if is_deepspeeds_own(source):
         from gptscale.common.engines.zero.optimizer import load_own
 
-        return load_own(engine, source)
-    reader = agreed(source, lambda reader: check_same_work(reader, ready), is_main=ready.run.world.is_main)
-    reader.load_into(engine)
-    spikes.restore(reader.manifest.get("recent_steps"))
-    if ready.run.world.is_main:
-        origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
-        changes = changed_work(reader.manifest["workload"], ready.work)
-        print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
-    return reader.step
+        step = load_own(engine, source)
+    else:
+        reader = agreed(source, ready.check_same_work, is_main=is_main)
+        reader.load_into(engine)
+        restore(reader)
+        step = reader.step
+        if is_main:
+            origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
+            changes = changed_work(reader.manifest["workload"], ready.work)
+            print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
+    if is_main:
+        set_aside_beyond(folder, step)
+    return step
 
 
 class Saver:
@@ -73,13 +72,14 @@ class Saver:
         self, ready: ReadyRun, engine: Engine, folder: Path, before: Callable[[], None], spikes: SpikeWatch
     ) -> None:
         self.ready, self.engine, self.folder, self.before, self.spikes = ready, engine, folder, before, spikes
+        self.every = ready.run.config.save_every
         self.check_replicas = ReplicaCheck(engine)
         self.misses = 0
         self.background = BackgroundSave()
 
     def __call__(self, step: int, last: bool) -> None:
         run = self.ready.run
-        every, check_every = run.config.save_every, run.config.check_replicas
+        every, check_every = self.every, run.config.check_replicas
         due = bool(every and step % every == 0) or (last and bool(every or run.config.save_last))
         if self.background.under_way and (due or last or self.background.is_done()):
             progress.at("saving")
@@ -93,19 +93,19 @@ class Saver:
         if not due:
             return
         self.before()
-        facts = {
-            "recipe": run.recipe,
-            "world_size": run.world.world_size,
-            "dp_size": run.batch.dp_size,
-            "tokens": step * run.tokens_per_step,
-            "workload": self.ready.work,
-            "recent_steps": self.spikes.recent(),
-        }
+        facts = {"recipe": run.recipe, "world_size": run.world.world_size, "workload": self.ready.work}
+        facts |= self.facts(step)
         if run.config.save_async and not last:
             self.background.begin(self.engine, self.folder, step, facts, keep=run.config.keep_checkpoints)
         else:
             keep = run.config.keep_checkpoints
             self._attempt(lambda: save(self.engine, self.folder, step, facts, keep=keep), last=last)
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint says of the run beside its work."""
+        run = self.ready.run
+        tokens = step * run.tokens_per_step
+        return {"dp_size": run.batch.dp_size, "tokens": tokens, "recent_steps": self.spikes.recent()}
 
     def wait(self) -> None:
         """Wait for the save under way, which the end of the run is not to lose."""

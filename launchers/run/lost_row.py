@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from gptscale.common.errors import StorageError
-from gptscale.results.record.files import append_summary, warn
+from gptscale.results.columns import SUMMARY
+from gptscale.results.record.files import warn
 from gptscale.results.record.launch_with_row import leave_lost_row
 from gptscale.results.record.run_folder import START
 
@@ -18,7 +19,7 @@ from gptscale.results.record.run_folder import START
 def main(folder: Path, status: int) -> int:
     """Write the row of the start that the environment names, and return the exit status."""
     try:
-        return 0 if leave_lost_row(folder, os.environ[START], status, append_summary) else 1
+        return 0 if leave_lost_row(folder, os.environ[START], status, SUMMARY) else 1
     except StorageError as full:
         warn(str(full))
         return 1

@@ -59,6 +59,13 @@ class ReadyRun:
         """Return the name of the data, which is a recipe's own or what --data says."""
         return str(self.recipe_config.own_work(self.run).get("data", self.run.config.data))
 
+    def check_same_work(self, reader: Reader) -> None:
+        """Raise CheckpointError for a checkpoint of another run, and ConfigError if all steps of this run are saved already."""
+        check_same_model(reader, self)
+        if reader.step >= self.run.config.steps:
+            fix = f"use more than {reader.step} steps"
+            raise ConfigError(f"step {reader.step} is saved already", "in --steps", fix)
+
     def batches(self, source: TokenSource, data_rank: int, data_size: int) -> Batches:
         """Return the global batches of `source`, or of the recipe's own data, as one data rank sees them."""
         run = self.run
@@ -137,14 +144,14 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
     ready.batches(train, 0, run.batch.dp_size)
     if ready.resume is not None and world.is_main:
         if (ready.resume / "manifest.json").exists():
-            check_same_work(Reader(ready.resume).verify(), ready)
+            ready.check_same_work(Reader(ready.resume).verify())
         elif (newest := newest_readable(ready.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
             check_same_model(newest, ready)
             if config.resume == "newest" and newest.step >= config.steps:
                 # A damaged one is set aside later, and the one before it continues the run.
                 with suppress(CheckpointError):
-                    check_same_work(newest.verify(), ready)
+                    ready.check_same_work(newest.verify())
     return ready
 
 
@@ -286,10 +293,3 @@ def check_same_model(reader: Reader, ready: ReadyRun) -> None:
             f"in {reader.path}",
             "add --allow-data-change to accept",
         )
-
-
-def check_same_work(reader: Reader, ready: ReadyRun) -> None:
-    """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
-    check_same_model(reader, ready)
-    if reader.step >= ready.run.config.steps:
-        raise ConfigError(f"step {reader.step} is saved already", "in --steps", f"use more than {reader.step} steps")

@@ -11,8 +11,8 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -24,29 +24,21 @@ from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts
 from gptscale.common.measure.speed import Memory, peak_memory
 from gptscale.common.model.precision import emulation
 from gptscale.common.process.world import gather_objects
-from gptscale.common.settings.run import Run, workload_hash
+from gptscale.common.settings.run import workload_hash
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
+from gptscale.results.columns import SUMMARY, RunTable
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import write_json
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import (
-    START,
-    RunEnd,
-    leave_end,
-    leave_evidence,
-    leave_row,
-    of_this_start,
-    run_directory,
-)
-from gptscale.results.record.summary import print_summary
+from gptscale.results.record.run_folder import START, leave_end, leave_evidence, leave_row, of_this_start, run_directory
 
 if TYPE_CHECKING:
     from gptscale.common.measure.bubble import Bubble
-    from gptscale.common.measure.live_state import LiveState
     from gptscale.common.measure.offload import Offload
+    from gptscale.results.record.usage import Usage
 
 PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
@@ -59,58 +51,154 @@ def new_run_id(recipe: str) -> str:
 class RunRecord:
     """The folder of a run, locked by this run while it lasts, into which rank 0 writes.
 
-    recorder: set once it exists, so that even the row of a failed run holds what was measured before. evidence: set after the
-    last step, of a run that gets a verdict. ended: how the run ended, set when its steps are over and saved. row_taken:
-    whether the disk took its row, None before it was written.
+    ready: a run of the GPT. Another kind of run derives from this class, and says what its row and its run.json hold.
+    table: gets its row. kind: begins the name of a run without one. quiet: print no lines. recorder: set once it exists, so that
+    even the row of a failed run holds what was measured before. evidence: set after the last step, of a run that gets a verdict.
+    ended: the exit status, set when its steps are over and saved. row: what was written at the end. row_taken: whether the disk
+    took it, None before that.
     """
 
-    def __init__(self, ready: ReadyRun, run_id: str) -> None:
-        self.ready, self.run_id = ready, run_id
-        self.folder = ready.run.config.out / "runs" / run_id
+    table: RunTable = SUMMARY
+
+    def __init__(self, ready: ReadyRun, kind: str, *, quiet: bool = False) -> None:
+        self.ready, self.quiet = ready, quiet
+        # Rank 0 decides the name.
+        self.run_id: str = gather_objects(ready.run.config.run_name or new_run_id(kind))[0]
+        self.folder = ready.run.config.out / "runs" / self.run_id
+        self.row: dict[str, Any] = {}
         self.recorder: Recorder | None = None
-        self.offload: Offload | None = None
-        self.bubble: Bubble | None = None
+        # What the engine alone can tell: offload, bubble, state.
+        self.of_engine: tuple[Any, ...] = (None, None, None)
         self.memory: Memory | None = None
-        self.state: LiveState | None = None
         self.evidence: RankEvidence | None = None
-        self.ended: RunEnd | None = None
+        self.ended: int | None = None
         self.row_taken: bool | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> RunRecord:
+    def __enter__(self) -> Self:
         config, world = self.ready.run.config, self.ready.run.world
         nodes = nodes_of(gather_objects(node_facts(world.device)))
         if world.is_main:
-            check_space(self.ready.run, self.folder)
+            self.check_space()
             resumes = config.resume is not None
             self._stack.enter_context(run_directory(config.out, self.run_id, resumes=resumes))
-            write_json(self.folder / "run.json", of_this_start(run_json(self.ready, self.run_id) | {"nodes": nodes}))
-            for line in emulation(config.precision, world.device):
+            write_json(self.folder / "run.json", of_this_start(self.run_json() | {"nodes": nodes}))
+            for line in [] if self.quiet else emulation(config.precision, world.device):
                 print(line, flush=True)
         # The folder must exist before any other rank goes on.
         gather_objects(None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._stack.close()
 
-    def steps_are_over(self, engine: Engine, ended: RunEnd) -> None:
+    def check_space(self) -> None:
+        """Raise StorageError if what the run writes cannot fit on the disk."""
+        check_space(self.ready.run, self.folder)
+
+    def of_this_rank(self) -> tuple[Any, ...]:
+        """Return what others had of the machine, the usage of this rank, and what its engine alone can tell."""
+        recorder = self.recorder
+        usage = recorder.usage.usage() if recorder and recorder.usage else None
+        return recorder and recorder.machine_time, usage, *self.of_engine
+
+    def identity(self) -> dict[str, Any]:
+        """Return the columns that are known before the first step."""
+        run = self.ready.run
+        config, world = run.config, run.world
+        engine = get(run.recipe).engine
+        device = device_name(world.device)
+        predicted: dict[str, Any] = {}
+        if config.plan is not None:
+            from gptscale.common.settings.plan_file import predicted_columns
+
+            predicted = predicted_columns(config.plan, config.plan_row)
+        return {
+            "run_id": self.run_id,
+            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "recipe": run.recipe,
+            "engine": engine,
+            "engine_version": importlib.metadata.version(engine),
+            "model": config.model,
+            "n_params": run.gpt.n_params,
+            "seq_len": run.seq_len,
+            "vocab_size": run.gpt.vocab_size,
+            "precision": config.precision,
+            "world_size": world.world_size,
+            "dp_size": run.batch.dp_size,
+            "tp_size": config.tp_size,
+            "pp_size": config.pp_size,
+            "micro_batch_size": run.batch.micro_batch_size,
+            "grad_accum_steps": run.batch.grad_accum_steps,
+            "global_batch_size": run.batch.global_batch_size,
+            "steps": config.steps,
+            "warmup_steps": config.timing_warmup_steps,
+            "tokens_total": config.steps * run.tokens_per_step,
+            "attention": config.attention,
+            "activation_checkpointing": config.activation_checkpointing,
+            "compile": config.compile,
+            "optimizer": config.optimizer,
+            "lr": config.peak_lr,
+            "optimizer_state": config.optimizer_state,
+            "offload": self.ready.recipe_config.offload,
+            "data": self.ready.data,
+            "seed": config.seed,
+            "device": device,
+            "device_peak_tflops": peak_tflops(device, config.precision),
+            "host": socket.gethostname(),
+            "torch_version": torch.__version__,
+            "git_commit": git_commit(),
+            "workload_hash": workload_hash(self.ready.work),
+            **predicted,
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """Return the columns that rank 0 measured, none if the run ended before its first step."""
+        if (recorder := self.recorder) is None:
+            return {}
+        row = {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last}
+        row |= dataclasses.asdict(recorder.speed())
+        row |= {"skipped_spikes": recorder.spikes.skipped(), "train_time_s": recorder.train_time_s}
+        slow = recorder.slow_ranks
+        return row | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})
+
+    def run_json(self) -> dict[str, Any]:
+        """Return the resolved configuration and the environment, for whoever wants to repeat the run."""
+        run, work = self.ready.run, self.ready.work
+        options = option_words(run.recipe, run.config, self.ready.recipe_config)
+        return {
+            "run_id": self.run_id,
+            "recipe": run.recipe,
+            "command": ["gptscale", "run", run.recipe, "--nproc", str(run.world.world_size), *options],
+            "config": dataclasses.asdict(run.config),
+            "recipe_config": dataclasses.asdict(self.ready.recipe_config),
+            "gpt": dataclasses.asdict(run.gpt),
+            "batch": dataclasses.asdict(run.batch),
+            "plan": self.ready.describe(),
+            "world_size": run.world.world_size,
+            "identity": self.identity(),
+            "workload": work,
+            "workload_hash": workload_hash(work),
+            "environment": {
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                "device": device_name(run.world.device),
+                "packages": {name: installed for name in PACKAGES if (installed := version(name))},
+            },
+        }
+
+    def steps_are_over(self, engine: Engine, exit_status: int) -> None:
         """Take the figures of this rank before anything else disturbs them, and leave how the run ended.
 
         A rank that dies from now on changes nothing about that, if the rows of all steps are on disk.
         """
-        self.offload, self.bubble = engine.offload(), engine.bubble()
-        self.state = engine.live_state()
+        self.of_engine = engine.offload(), engine.bubble(), engine.live_state()
         self.memory = peak_memory(self.ready.run.world.device)
         if self.recorder and self.recorder.all_rows_on_disk():
-            self.ended = ended
+            self.ended = exit_status
             if self.ready.run.world.is_main:
-                row = identity(self.ready, self.run_id) | {"status": ended.status, "error": ""}
-                row |= figures(self.ready.run, self.recorder) | {
-                    f"peak_{k}": v for k, v in highest([self.memory]).items()
-                }
+                row = self.identity() | {"status": "interrupted" if exit_status else "ok", "error": ""}
+                row |= self.figures() | highest([self.memory])
                 leave_end(self.folder, row, self.recorder.last_step)
 
     def finish(self, status: str, error: BaseException | str = "", *, alone: bool = False) -> bool:
@@ -121,49 +209,50 @@ class RunRecord:
         if self.row_taken is not None:
             return self.row_taken
         run = self.ready.run
-        memory = self.memory or peak_memory(run.world.device)
-        sampler = self.recorder and self.recorder.usage
-        own = (
-            memory,
-            self.offload,
-            self.bubble,
-            self.state,
-            self.recorder and self.recorder.machine_time,
-            sampler and sampler.usage(),
-            self.evidence,
-        )
+        own = self.memory or peak_memory(run.world.device), self.evidence, *self.of_this_rank()
         together = status in ("ok", "interrupted") and not alone
-        of_ranks = gather_objects(own) if together else [own]
+        gathered = gather_objects(own) if together else [own]
         if not run.world.is_main:
             return True
-        row = identity(self.ready, self.run_id) | {"status": status, "error": str(error)} | figures(run, self.recorder)
-        memories, offloads, bubbles, states, times, usages, evidence = zip(*of_ranks, strict=True)
-        row |= {f"peak_{k}": v for k, v in highest(memories).items()} | offload_figures(offloads, self.recorder)
-        row |= bubble_figures(bubbles, self.recorder) if together else {}
-        row |= state_columns(states, state_formula(run, self.ready.recipe_config))
+        memories, evidence, times, usages, *of_engines = zip(*gathered, strict=True)
+        row = self.identity() | {"status": status, "error": str(error)} | self.figures()
+        row |= highest(memories) | self.figures_of_ranks(usages, *of_engines, together=together)
+        row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
+        ranks = [of_rank for of_rank in evidence if of_rank is not None]
+        judged = self.run_evidence(ranks, times, row) if together and len(ranks) == len(evidence) else None
+        has_evidence = judged is not None and leave_evidence(self.folder, judged)
+        path = leave_row(self.table, self.folder, row, self.recorder.last_step if self.recorder else 0)
+        self.row, self.row_taken = row, path is not None
+        if path and self.recorder and not self.quiet:
+            self.tell(path, has_evidence=has_evidence)
+        return self.row_taken
+
+    def tell(self, path: Path, *, has_evidence: bool) -> None:
+        """Print the lines that end a run."""
+        from gptscale.results.record.summary import print_summary
+
+        print_summary(self.row, path, self.folder)
+        if has_evidence and START not in os.environ:
+            print(f"  verdict gptscale why {self.folder} tells what limits its speed", flush=True)
+
+    def figures_of_ranks(self, usages: Sequence[Usage | None], *of_engines: Any, together: bool) -> dict[str, Any]:
+        """Return the columns that depend on all ranks, beside memory and what others had of the machine."""
+        offloads, bubbles, states = of_engines
+        row = offload_figures(offloads, self.recorder) | (bubble_figures(bubbles, self.recorder) if together else {})
+        row |= state_columns(states, state_formula(self.ready.run, self.ready.recipe_config))
         if of_gpus := [usage for usage in usages if usage]:
             # Only a run on GPUs is sampled.
             from gptscale.results.record.usage import over_ranks
 
             row["gpu_util_percent"] = over_ranks(of_gpus)["gpu_util_percent"]
-        row["taken_fraction"] = taken_fraction([time for time in times if time]) if together else None
-        has_evidence = together and self._leave_evidence(evidence, times, row)
-        done = self.recorder.last_step if self.recorder else 0
-        path = leave_row(append_summary, run.config.out, self.folder, row, done)
-        self.row_taken = path is not None
-        if path and self.recorder:
-            print_summary(row, path, self.folder)
-            if has_evidence and START not in os.environ:
-                print(f"  verdict gptscale why {self.folder} tells what limits its speed", flush=True)
-        return self.row_taken
+        return row
 
-    def _leave_evidence(
-        self, of_ranks: Sequence[RankEvidence | None], times: Sequence[MachineTime | None], row: dict[str, Any]
-    ) -> bool:
-        """Write the evidence of all ranks for whoever judges the run, and return whether there is any and the disk took it."""
-        ranks = [evidence for evidence in of_ranks if evidence is not None]
-        if self.recorder is None or not self.recorder.step_times_s or not ranks or len(ranks) < len(of_ranks):
-            return False
+    def run_evidence(
+        self, ranks: Sequence[RankEvidence], times: Sequence[MachineTime | None], row: dict[str, Any]
+    ) -> RunEvidence | None:
+        """Return the evidence of all ranks for whoever judges the run, None if no step was timed."""
+        if self.recorder is None or not self.recorder.step_times_s:
+            return None
         run, slow, late = self.ready.run, self.recorder.slow_ranks, None
         cuda = run.world.device.type == "cuda"
         # On a GPU only the host's side of a rank is known there.
@@ -172,15 +261,15 @@ class RunRecord:
         facts = RunFacts(
             run.recipe,
             cuda=cuda,
-            pipeline=self.bubble is not None,
+            pipeline=self.of_engine[1] is not None,
             compiled=run.config.compile,
             micro_batch_size=run.batch.micro_batch_size,
             grad_accum_steps=run.batch.grad_accum_steps,
             threads=torch.get_num_threads(),
             right_threads=right_threads(),
         )
-        evidence = RunEvidence(
-            "summary.csv",
+        return RunEvidence(
+            self.table.file,
             facts,
             judged_ranks(ranks, late),
             self.recorder.step_times_s,
@@ -188,7 +277,6 @@ class RunRecord:
             late,
             notes(ranks, times, row.get("offload_wait_fraction")),
         )
-        return leave_evidence(self.folder, evidence)
 
 
 def offload_figures(offloads: Sequence[Offload | None], recorder: Recorder | None) -> dict[str, Any]:
@@ -224,93 +312,3 @@ def bubble_figures(bubbles: Sequence[Bubble | None], recorder: Recorder | None) 
     busy_s = sum(sum(b.busy_s[-n:]) for b in measured)
     span_s = sum(sum(b.span_s[-n:]) for b in measured)
     return {"bubble_fraction": 1 - busy_s / span_s if n else None, "bubble_fraction_theory": measured[0].theory}
-
-
-def identity(ready: ReadyRun, run_id: str) -> dict[str, Any]:
-    """Return the columns that are known before the first step."""
-    run = ready.run
-    config, world = run.config, run.world
-    engine = get(run.recipe).engine
-    device = device_name(world.device)
-    predicted: dict[str, Any] = {}
-    if config.plan is not None:
-        from gptscale.common.settings.plan_file import predicted_columns
-
-        predicted = predicted_columns(config.plan, config.plan_row)
-    return {
-        "run_id": run_id,
-        "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "recipe": run.recipe,
-        "engine": engine,
-        "engine_version": importlib.metadata.version(engine),
-        "model": config.model,
-        "n_params": run.gpt.n_params,
-        "seq_len": run.seq_len,
-        "vocab_size": run.gpt.vocab_size,
-        "precision": config.precision,
-        "world_size": world.world_size,
-        "dp_size": run.batch.dp_size,
-        "tp_size": config.tp_size,
-        "pp_size": config.pp_size,
-        "micro_batch_size": run.batch.micro_batch_size,
-        "grad_accum_steps": run.batch.grad_accum_steps,
-        "global_batch_size": run.batch.global_batch_size,
-        "steps": config.steps,
-        "warmup_steps": config.timing_warmup_steps,
-        "tokens_total": config.steps * run.tokens_per_step,
-        "attention": config.attention,
-        "activation_checkpointing": config.activation_checkpointing,
-        "compile": config.compile,
-        "optimizer": config.optimizer,
-        "lr": config.peak_lr,
-        "optimizer_state": config.optimizer_state,
-        "offload": ready.recipe_config.offload,
-        "data": ready.data,
-        "seed": config.seed,
-        "device": device,
-        "device_peak_tflops": peak_tflops(device, config.precision),
-        "host": socket.gethostname(),
-        "torch_version": torch.__version__,
-        "git_commit": git_commit(),
-        "workload_hash": workload_hash(ready.work),
-        **predicted,
-    }
-
-
-def figures(run: Run, recorder: Recorder | None) -> dict[str, Any]:
-    """Return the measured columns, none if the run ended before its first step."""
-    if recorder is None:
-        return {}
-    of_steps = {"loss_first": recorder.loss_first, "loss_last": recorder.loss_last} | dataclasses.asdict(
-        recorder.speed()
-    )
-    slow = recorder.slow_ranks
-    of_steps |= {"skipped_spikes": recorder.spikes.skipped(), "train_time_s": recorder.train_time_s}
-    return of_steps | ({"slowest_rank": slow.rank, "slowest_rank_ratio": slow.ratio} if slow else {})
-
-
-def run_json(ready: ReadyRun, run_id: str) -> dict[str, Any]:
-    """Return the resolved configuration and the environment, for whoever wants to repeat the run."""
-    run = ready.run
-    work = ready.work
-    options = option_words(run.recipe, run.config, ready.recipe_config)
-    return {
-        "run_id": run_id,
-        "recipe": run.recipe,
-        "command": ["gptscale", "run", run.recipe, "--nproc", str(run.world.world_size), *options],
-        "config": dataclasses.asdict(run.config),
-        "recipe_config": dataclasses.asdict(ready.recipe_config),
-        "gpt": dataclasses.asdict(run.gpt),
-        "batch": dataclasses.asdict(run.batch),
-        "plan": ready.describe(),
-        "world_size": run.world.world_size,
-        "identity": identity(ready, run_id),
-        "workload": work,
-        "workload_hash": workload_hash(work),
-        "environment": {
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "device": device_name(run.world.device),
-            "packages": {name: installed for name in PACKAGES if (installed := version(name))},
-        },
-    }

@@ -18,7 +18,7 @@ from gptscale.launchers.run.record import new_run_id
 from gptscale.launchers.run.space import check_memory, check_space
 from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.recipes import RECIPES, get
-from gptscale.results.record.files import append_summary
+from gptscale.results.columns import SUMMARY
 from gptscale.results.record.launch_with_row import launch_with_row
 from gptscale.results.record.run_folder import is_over
 
@@ -74,8 +74,7 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     check_memory(ready.run, recipe_config.offload)
     check_space(ready.run, folder)
     program = worker_program(recipe, dataclasses.replace(config, run_name=name), recipe_config)
-    summary, fork = config.out / "summary.csv", not runs_on_cuda(config.device)
-    status = launch_with_row(program, nproc, folder, summary, append_summary, fork=fork)
+    status = launch_with_row(program, nproc, folder, SUMMARY, fork=not runs_on_cuda(config.device))
     if status == 0:
         tell_verdict(folder)
     return status

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -30,13 +30,13 @@ from gptscale.common.train import train
 from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import ReadyRun, preflight
-from gptscale.launchers.run.record import RunRecord, new_run_id
+from gptscale.launchers.run.record import RunRecord
 from gptscale.launchers.run.space import check_memory
 from gptscale.recipes import get
 from gptscale.results.record.facts import version
 from gptscale.results.record.files import warn
 from gptscale.results.record.recorder import Recorder
-from gptscale.results.record.run_folder import RunEnd, is_over
+from gptscale.results.record.run_folder import is_over
 
 
 def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
@@ -65,23 +65,30 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
 
 def work(ready: ReadyRun) -> int:
     """Train, leave the row and the files, and return the exit status."""
-    world = ready.run.world
+    run = ready.run
+    group = process_group(run.world, facts=_facts_to_compare(ready)) if get(run.recipe).axes else nullcontext()
+    return train_and_record(run.world, group, partial(RunRecord, ready, run.recipe), partial(_train, ready))
+
+
+def train_and_record(
+    world: World,
+    group: AbstractContextManager[None],
+    begin_record: Callable[[], RunRecord],
+    train: Callable[[Any, StopRequest], int],
+) -> int:
+    """Train in the process group of the world, leave the row and the files, and return the exit status."""
     keep_freed_memory()
     record: RunRecord | None = None
     heartbeat = Heartbeat(world.rank, world.world_size, None)
     with ExitStack() as signals, ExitStack() as stack:
         try:
-            group = (
-                process_group(world, facts=_facts_to_compare(ready)) if get(ready.run.recipe).axes else nullcontext()
-            )
             stack.enter_context(group)
             # Only now: rank 0 may have opened the store with the group.
             heartbeat = stack.enter_context(Heartbeat.of_world(world.rank, world.world_size))
-            run_id = gather_objects(ready.run.config.run_name or new_run_id(ready.run.recipe))[0]
-            record = stack.enter_context(RunRecord(ready, run_id))
+            record = stack.enter_context(begin_record())
             # Until the row is written: the launcher sends SIGTERM to the peers of a dead rank.
             stop = signals.enter_context(StopRequest())
-            status = _train(ready, record, stop)
+            status = train(record, stop)
             if not record.finish("interrupted" if status else "ok"):
                 status = StorageError.exit_status
             # Here, because the end of the process group may miss a rank too.
@@ -108,7 +115,7 @@ def _end_without(error: BaseException, record: RunRecord, heartbeat: Heartbeat) 
     missing = heartbeat.missing() if record.row_taken is None else None
     who, where = missing or ("another rank", str(error).splitlines()[0][:160])
     warn(f"rank {heartbeat.rank}: {who} died after the last step, {where}")
-    return ended.exit_status if record.finish(ended.status, alone=True) else StorageError.exit_status
+    return ended if record.finish("interrupted" if ended else "ok", alone=True) else StorageError.exit_status
 
 
 def _facts_to_compare(ready: ReadyRun) -> dict[str, object]:
@@ -163,7 +170,8 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
     if run.config.check_replicas:
         ReplicaCheck(engine).require_replicas()
     spikes = SpikeWatch(skip=run.config.on_spike == "skip")
-    start = resume(ready, engine, record.folder / "checkpoints", spikes)
+    checkpoints = record.folder / "checkpoints"
+    start = resume(ready, engine, checkpoints, lambda saved: spikes.restore(saved.manifest.get("recent_steps")))
     if spikes.skip:
         engine.skip_steps(spikes.skips)
     batches = ready.batches(ready.train, engine.data_rank, engine.data_size)
@@ -183,7 +191,7 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
             ]
             return torch.stack(losses).mean()
 
-        saver = Saver(ready, engine, record.folder / "checkpoints", recorder.sync, spikes)
+        saver = Saver(ready, engine, checkpoints, recorder.sync, spikes)
         try:
             last = train(
                 engine,
@@ -201,7 +209,7 @@ def _train_with(engine: Engine, ready: ReadyRun, record: RunRecord, stop: StopRe
             saver.wait()
             raise
         status = stop.exit_status if last < run.config.steps else 0
-        record.steps_are_over(engine, RunEnd("interrupted" if status else "ok", status))
+        record.steps_are_over(engine, status)
         if run.config.verdict and last == run.config.steps and last - start >= VERDICT_STEPS_MIN:
             record.evidence = _evidence(engine, data, recorder)
     progress.at("closing")

@@ -1,50 +1,31 @@
-"""Checkpoints of vision runs: saving them when they are due, and resuming from the same one on every rank."""
+"""Checkpoints of vision runs: when they are due, what they hold beside the engine's state, and the space that they take."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from gptscale.common.checkpoint.folders import set_aside_beyond
 from gptscale.common.checkpoint.manifest import damaged
-from gptscale.common.checkpoint.reader import agreed
+from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.space import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
-from gptscale.common.checkpoint.writer import save
-from gptscale.common.process.world import gather_objects
-from gptscale.common.settings.run import changed_work
+from gptscale.common.measure.spikes import SpikeWatch
+from gptscale.launchers.run.checkpoints import Saver
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.preflight import VisionPlan, check_same_work
+from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
 
 
-class VisionSaver:
+class VisionSaver(Saver):
     """Saves a checkpoint every `save_every` epochs, at the end, and when the run is asked to stop."""
 
     def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
-        self.plan, self.engine, self.recorder, self.folder = plan, engine, recorder, folder
+        super().__init__(cast(Any, plan), engine, folder, recorder.sync, SpikeWatch())
+        self.every, self.past = plan.config.save_every * plan.batch_order.steps_per_epoch, recorder.past
 
-    def __call__(self, step: int, complete_epochs: int | None) -> None:
-        """Save after 1-based `step` if a checkpoint is due.
-
-        complete_epochs: None before the run stops on request, when a checkpoint is always due.
-        """
-        every = self.plan.config.save_every
-        if not every:
-            return
-        if complete_epochs is not None and complete_epochs % every and step != self.plan.steps:
-            return
-        # Rows up to this step reach the disk first, so that a resumed CSV has no gap.
-        self.recorder.sync()
-        facts = {
-            "recipe": "lenet",
-            "world_size": self.plan.world.world_size,
-            "workload": self.plan.work,
-            "past": dataclasses.asdict(self.recorder.past),
-        }
-        # A vision engine has what the writer asks of an Engine: state and counters.
-        engine: Any = self.engine
-        save(engine, self.folder, step, facts, keep=self.plan.config.keep_checkpoints)
+    def facts(self, step: int) -> dict[str, Any]:
+        """Return what a checkpoint says of the run beside its work."""
+        return {"past": dataclasses.asdict(self.past)}
 
 
 def check_space(plan: VisionPlan, engine: VisionEngine, folder: Path) -> None:
@@ -60,28 +41,9 @@ def check_space(plan: VisionPlan, engine: VisionEngine, folder: Path) -> None:
     )
 
 
-def resume(plan: VisionPlan, engine: VisionEngine, folder: Path) -> tuple[int, EarlierProgress]:
-    """Load the checkpoint that --resume means, and return the step to continue from and the totals of the earlier steps.
-
-    folder: that of the run's own checkpoints. Those beyond the step are set aside.
-    """
-    if plan.config.resume is None:
-        return 0, EarlierProgress()
-    # Ranks that look at another moment, or at another disk, must not do otherwise than rank 0.
-    source = gather_objects(plan.resume)[0]
-    if source is None:
-        if plan.world.is_main:
-            print(f"nothing to resume in {folder}, the run begins at step 0", flush=True)
-        return 0, EarlierProgress()
-    reader = agreed(source, lambda reader: check_same_work(reader, plan), is_main=plan.world.is_main)
-    state: Any = engine
-    reader.load_into(state)
+def earlier_progress(reader: Reader) -> EarlierProgress:
+    """Return the totals of the steps before a checkpoint, or raise CheckpointError if it has none."""
     try:
-        past = EarlierProgress(**reader.manifest["past"])
+        return EarlierProgress(**reader.manifest["past"])
     except (KeyError, TypeError) as error:
         raise damaged(reader.path, "manifest.json", f"has no valid 'past' ({error})") from None
-    if plan.world.is_main:
-        changes = changed_work(reader.manifest["workload"], plan.work)
-        print("\n".join([f"resumed from {reader.path}", *changes]), flush=True)
-        set_aside_beyond(folder, reader.step)
-    return reader.step, past

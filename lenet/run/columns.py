@@ -1,18 +1,15 @@
-"""The columns of lenet.csv, steps.csv and epochs.csv, and reading and appending rows of lenet.csv."""
+"""The columns of lenet.csv, steps.csv and epochs.csv, and reading the rows of lenet.csv."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_file import read_table
 from gptscale.results.columns import RunColumn, RunTable
-from gptscale.results.record.files import append_row
 
 # Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler. Version 2 had no verdicts.
 NEW_IN_3 = ("bound_by", "gain_if_removed", "taken_fraction")
@@ -52,11 +49,6 @@ LENET = RunTable(
         RunColumn(name, str if name in TEXT else float, since=3 if name in NEW_IN_3 else 1) for name in SUMMARY_COLUMNS
     ),
 )
-
-
-def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
-    """Append one row to `out`/lenet.csv as `append_row` does, where columns that the row does not have stay empty."""
-    return append_row(LENET, out, row)
 
 
 def read_summary(path: Path) -> pd.DataFrame:

@@ -132,6 +132,11 @@ class VisionConfig:
     variant: str = ""
     """Column of lenet.csv: which cell of the study's grid."""
 
+    # Options of the GPT that core asks for, and that no vision run has.
+    save_last: ClassVar[bool] = False
+    save_async: ClassVar[bool] = False
+    check_replicas: ClassVar[int] = 0
+
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         TORCHVISION_NEED,
         OptionNeed(

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptscale.common.engine import Batch, Engine, StepResult
 from gptscale.common.engines.torch_engine import tell_backward
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import World
@@ -51,14 +52,16 @@ class Score:
         return [c / t if t else None for c, t in zip(self.correct, self.total, strict=True)]
 
 
-class VisionEngine:
+class VisionEngine(Engine):
     """One vision model in training on one rank, under the run's strategy.
 
-    The process group is running already if the strategy needs one.
+    The process group is running already if the strategy needs one. The loss of a step is this rank's: ranks add theirs up only
+    when the recorder reads a window of steps. Gradient norms are not computed, they are NaN.
     """
 
     def __init__(self, config: VisionConfig, shape: ImageShape, world: World) -> None:
         self.config, self.world, self.n_classes = config, world, shape.n_classes
+        self.data_rank, self.data_size = world.rank, world.world_size
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
         model = build_model(
             config.model, shape, gelu=config.gelu, custom=config.operators == "custom", seed=config.seed
@@ -73,6 +76,7 @@ class VisionEngine:
         self.scaler, self.fixed_scale = make_scaler(config, world.device)
         # A scalar tensor, 1 if the last step overflowed and was left out, else 0. None without a loss scale.
         self.skipped: Tensor | None = None
+        self.no_norm = torch.tensor(float("nan"), device=world.device)
         if self.scaler.is_enabled():
             self.optimizer.register_step_pre_hook(self._note_overflow)
 
@@ -81,27 +85,36 @@ class VisionEngine:
             return nullcontext()
         return torch.autocast(self.world.device.type, DTYPES[self.config.precision])  # type: ignore[return-value]
 
-    def train_step(self, step: int, images: Tensor, labels: Tensor, lr: float) -> Tensor:
-        """Take one optimizer step, 0-based `step` of the run, and return this rank's mean loss, a detached scalar tensor."""
+    def train_step(self, batch: Batch, lr: float) -> StepResult:
+        """Take one optimizer step."""
         self.set_rate(lr)
-        loss = self.loss(step, images, labels)
+        loss = self.loss(batch)
         self.backward(tell_backward(self.scaler.scale(loss)))
         progress.at("optimizer")
         self.scaler.step(self.optimizer)
         self.scaler.update(self.fixed_scale)
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+        return self.result(loss)
 
-    def loss(self, step: int, images: Tensor, labels: Tensor) -> Tensor:
-        """Return this rank's mean loss in step `step`, with what backward needs."""
+    def result(self, loss: Tensor) -> StepResult:
+        """Return the figures of a step with this loss."""
+        own = loss.detach()
+        return StepResult(own, self.no_norm, own.view(1), self.skipped)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return this rank's mean loss, with what backward needs."""
         # A step draws the same dropout whenever it is reached, and each rank draws its own.
         if self.has_dropout:
-            torch.manual_seed((self.config.seed * 1_000_003 + step) * 1009 + self.world.rank)
+            torch.manual_seed((self.config.seed * 1_000_003 + batch.step) * 1009 + self.world.rank)
         progress.at("forward")
         self.model.train()
         with self._autocast():
-            logits = self.model(images)
-        return F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+            logits = self.model(batch.inputs)
+        return F.cross_entropy(logits.float(), batch.targets, label_smoothing=self.config.label_smoothing)
+
+    def eval_loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss over the batches of all ranks, without gradients."""
+        return torch.tensor(self.evaluate([(batch.inputs, batch.targets)]).loss)
 
     def set_rate(self, lr: float) -> None:
         """Set the learning rate of the next step."""

@@ -1,83 +1,53 @@
-"""The training loop of a vision run, with a test after each epoch that is due."""
+"""What the one training loop gets from a vision run: its batches, and the test after each epoch that is due."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from gptscale.common.process.world import agree_any
+from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import rank_part
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.lenet.run.recorder import StepOnDevice, VisionRecorder
+from gptscale.lenet.run.recorder import VisionRecorder
 
 EVAL_BATCH_SIZE = 1000
-SaveCheckpoint = Callable[[int, int | None], None]
 
 
-def train_epochs(
-    plan: VisionPlan,
-    engine: VisionEngine,
-    recorder: VisionRecorder,
-    start: int,
-    save_checkpoint: SaveCheckpoint,
-    stop_requested: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Take the optimizer steps after step `start`, test between epochs, and return whether the run was asked to stop early.
+class VisionBatches:
+    """This rank's batches of training images, epoch after epoch, from any step on."""
 
-    save_checkpoint(step, complete_epochs) is called after every epoch, and with None for the epochs before a requested stop.
-    """
-    config, per_epoch = plan.config, plan.batch_order.steps_per_epoch
-    loader, test = plan.loader(), TestSet(plan)
-    for epoch in range(start // per_epoch, config.epochs):
-        recorder.begin_epoch()
-        first_step = start % per_epoch if epoch == start // per_epoch else 0
-        step, requested_s = epoch * per_epoch + first_step, time.perf_counter()
-        for images, labels in loader.epoch(epoch, first_step):
-            loaded_s, lr = time.perf_counter(), plan.lr_at(step)
-            loss = engine.train_step(step, images, labels, lr)
-            step, now = step + 1, time.perf_counter()
-            ends_epoch = step % per_epoch == 0 or step == plan.steps
-            times = {"load_s": loaded_s - requested_s, "update_s": now - loaded_s}
-            taken = StepOnDevice(step, epoch + 1, lr, loss, **times, skipped=engine.skipped)
-            if asked_to_stop(recorder.step(taken, ends_epoch=ends_epoch) and not ends_epoch, stop_requested):
-                save_checkpoint(step, None)
-                return True
-            requested_s = time.perf_counter()
-            if step == plan.steps:
-                break
-        stop = end_epoch(plan, engine, recorder, test, save_checkpoint, stop_requested, epoch, step)
-        if stop or step == plan.steps:
-            return stop
-    return False
+    def __init__(self, plan: VisionPlan) -> None:
+        self.loader, self.per_epoch = plan.loader(), plan.batch_order.steps_per_epoch
+        self._next: int | None = None
+
+    def get(self, step: int) -> Batch:
+        """Return the batch of 0-based `step`."""
+        epoch, place = divmod(step, self.per_epoch)
+        if place == 0 or step != self._next:
+            self._epoch = self.loader.epoch(epoch, place)
+        self._next = step + 1
+        images, labels = next(self._epoch)
+        return Batch(step, images, labels)
 
 
-def asked_to_stop(may_ask: bool, stop_requested: Callable[[], bool]) -> bool:
-    """Return whether any rank was asked to stop, if all may ask: they have just waited for the device, within an epoch."""
-    return may_ask and agree_any(stop_requested())
+class EpochEnd:
+    """The end of an epoch: a test if it is due, and the epoch's row."""
 
+    def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> None:
+        self.plan, self.engine, self.recorder, self.test = plan, engine, recorder, TestSet(plan)
 
-def end_epoch(
-    plan: VisionPlan,
-    engine: VisionEngine,
-    recorder: VisionRecorder,
-    test: TestSet,
-    save_checkpoint: SaveCheckpoint,
-    stop_requested: Callable[[], bool],
-    epoch: int,
-    step: int,
-) -> bool:
-    """Test if it is due, record 0-based `epoch`, which `step` ended, save, and return whether the run was asked to stop early."""
-    score, began_s = None, time.perf_counter()
-    if (epoch + 1) % plan.config.eval_every == 0 or step == plan.steps:
-        engine.settle()
-        score = engine.evaluate(test.batches())
-    recorder.end_epoch(epoch + 1, step, score, time.perf_counter() - began_s)
-    stop = step < plan.steps and agree_any(stop_requested())
-    save_checkpoint(step, None if stop else epoch + 1)
-    return stop
+    def __call__(self, step: int) -> None:
+        """Test and record after 1-based `step`, if it ends an epoch."""
+        if not self.plan.ends_epoch(step):
+            return
+        epoch, began_s, score = -(-step // self.plan.batch_order.steps_per_epoch), time.perf_counter(), None
+        if epoch % self.plan.config.eval_every == 0 or step == self.plan.steps:
+            self.engine.settle()
+            score = self.engine.evaluate(self.test.batches())
+        self.recorder.end_epoch(epoch, step, score, time.perf_counter() - began_s)
 
 
 class TestSet:

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -37,11 +37,17 @@ FIXED = (
 class VisionPlan:
     """A vision run that has passed all checks, with its options resolved and its images in memory."""
 
+    recipe: ClassVar[str] = "lenet"
     config: VisionConfig
     world: World
     data: VisionData
     batch_order: BatchOrder
     resume: Path | None
+
+    @property
+    def run(self) -> VisionPlan:
+        """The run itself: core asks a checked run of the GPT for it."""
+        return self
 
     @property
     def shape(self) -> ImageShape:
@@ -65,9 +71,32 @@ class VisionPlan:
     def workload_hash(self) -> str:
         return workload_hash(self.work)
 
+    def ends_epoch(self, step: int) -> bool:
+        """Return whether 1-based `step` is the last of an epoch, or of the run."""
+        return step % self.batch_order.steps_per_epoch == 0 or step == self.steps
+
     def lr_at(self, step: int) -> float:
         """Return the learning rate of 0-based `step`."""
         return rate(self.config.lr_schedule, step, peak=self.config.lr, total_steps=self.planned_steps)
+
+    def check_same_model(self, reader: Reader) -> None:
+        """Raise CheckpointError, with all that differs, unless the saved run is an earlier part of this one.
+
+        Its epochs and learning rates may differ.
+        """
+        saved, here = reader.manifest["workload"], self.work
+        if different := [
+            f"{key} {saved.get(key)} there, {here[key]} here" for key in FIXED if saved.get(key) != here[key]
+        ]:
+            what = "the saved run differs: " + "; ".join(different)
+            raise CheckpointError(what, f"in {reader.path}", "use its options")
+
+    def check_same_work(self, reader: Reader) -> None:
+        """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
+        self.check_same_model(reader)
+        if reader.step >= self.steps:
+            fix = f"train more than {reader.step} steps"
+            raise ConfigError(f"step {reader.step} is saved already", "in --epochs", fix)
 
     def normalise(self) -> Normalise:
         """Return the function that makes the model's input of uint8 images."""
@@ -103,10 +132,10 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
     plan = VisionPlan(config, world, data, batch_order, _resume_path(config))
     if plan.resume is not None and world.is_main:
         if (plan.resume / "manifest.json").exists():
-            check_same_work(Reader(plan.resume).verify(), plan)
+            plan.check_same_work(Reader(plan.resume).verify())
         elif (newest := newest_readable(plan.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
-            check_same_model(newest, plan)
+            plan.check_same_model(newest)
     return plan
 
 
@@ -149,23 +178,6 @@ def check_vision_precision(config: VisionConfig, device: torch.device) -> None:
     # A CPU can compute these models in fp16, but not the GPT's attention and loss.
     if device.type == "cuda":
         check_gpu_precision(config.precision, device)
-
-
-def check_same_model(reader: Reader, plan: VisionPlan) -> None:
-    """Raise CheckpointError, with all that differs, unless the saved run is an earlier part of this one.
-
-    Its epochs and learning rates may differ.
-    """
-    saved, here = reader.manifest["workload"], plan.work
-    if different := [f"{key} {saved.get(key)} there, {here[key]} here" for key in FIXED if saved.get(key) != here[key]]:
-        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
-
-
-def check_same_work(reader: Reader, plan: VisionPlan) -> None:
-    """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
-    check_same_model(reader, plan)
-    if reader.step >= plan.steps:
-        raise ConfigError(f"step {reader.step} is saved already", "in --epochs", f"train more than {reader.step} steps")
 
 
 def _resume_path(config: VisionConfig) -> Path | None:

@@ -1,4 +1,4 @@
-"""The record of a vision run beside its steps: run.json at its start, a row of lenet.csv and status.json at its end."""
+"""The record of a vision run beside its steps: what its run.json and its row of lenet.csv hold."""
 
 from __future__ import annotations
 
@@ -6,29 +6,21 @@ import dataclasses
 import platform
 import socket
 import time
-import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from gptscale.common.measure.contention import MachineTime, taken_fraction
 from gptscale.common.measure.devices import device_name
-from gptscale.common.measure.evidence import RankEvidence
-from gptscale.common.measure.speed import Memory, peak_memory
-from gptscale.common.model.precision import emulation
-from gptscale.common.process.world import gather_objects
-from gptscale.lenet.run.columns import append_summary
-from gptscale.lenet.run.evidence import leave_vision_evidence
+from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, right_threads
+from gptscale.launchers.run.record import RunRecord
+from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
-from gptscale.lenet.run.strategy import backend_of, strategy_of
-from gptscale.results.record.facts import git_commit, highest
-from gptscale.results.record.files import write_json
-from gptscale.results.record.run_folder import RunEnd, leave_end, leave_row, of_this_start, run_directory
-from gptscale.results.record.usage import Usage, over_ranks
+from gptscale.lenet.run.strategy import backend_of, other_devices, strategy_of
+from gptscale.results.record.facts import git_commit
+from gptscale.results.record.usage import Usage, UsageSampler, over_ranks
 
 # Columns that are options of the same name.
 OPTION_COLUMNS = (
@@ -37,87 +29,57 @@ OPTION_COLUMNS = (
 ).split()
 
 
-def new_run_id(model: str) -> str:
-    """Return a name for a run without one: model, UTC time, and four hex digits that tell apart runs of the same second."""
-    return f"lenet-{model}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:4]}"
+class VisionRecord(RunRecord):
+    """The record of a vision run.
 
-
-class VisionRunRow:
-    """The folder and the row of a run, which rank 0 writes.
-
-    began: `time.perf_counter()` when the run began to load its data. is_on_disk: False if the disk did not take the row.
-    ended: how the run ended, set when its steps are over.
+    began: `time.perf_counter()` when the run began to load its data. quiet: a study asks for figures alone.
     """
 
+    table = LENET
+    recorder: VisionRecorder | None
+    n_params: int | None = None
+
     def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:
-        self.plan, self.began, self.data_time_s, self.quiet = plan, began, data_time_s, quiet
-        self.run_id = ""
-        self.n_params: int | None = None
-        self.is_on_disk = True
-        self.memory: Memory | None = None
-        self.evidence: RankEvidence | None = None
-        self.machine_time: MachineTime | None = None
-        self.ended: RunEnd | None = None
-        self._ended: float | None = None
+        # A plan has what a record asks of the GPT's: run.config and run.world.
+        super().__init__(cast(Any, plan), f"lenet-{plan.config.model}", quiet=quiet)
+        self.plan, self.began, self.data_time_s = plan, began, data_time_s
+        self.sampler = UsageSampler(plan.world.device, others=other_devices(plan.config, plan.world))
 
-    def steps_are_over(self, recorder: VisionRecorder, exit_status: int) -> None:
-        """Take the figures of this rank before anything else disturbs them, and leave how the run ended.
+    def check_space(self) -> None:
+        """Do nothing: how much a checkpoint takes is known when the engine is built."""
 
-        All rows are on disk. A rank that dies from now on changes nothing about that.
-        """
-        self.memory, self._ended = peak_memory(self.plan.world.device), time.perf_counter()
-        self.ended = RunEnd("interrupted" if exit_status else "ok", exit_status)
-        if self.plan.world.is_main:
-            row = self.identity() | {"status": self.ended.status, "error": ""} | recorder.figures()
-            leave_end(self.folder, row, recorder.last_step)
+    def figures(self) -> dict[str, Any]:
+        """Return the columns that rank 0 measured."""
+        times = {"data_time_s": self.data_time_s, "total_time_s": time.perf_counter() - self.began}
+        return times | (self.recorder.figures() if self.recorder else {})
 
-    @property
-    def folder(self) -> Path:
-        return self.plan.config.out / "runs" / self.run_id
+    def of_this_rank(self) -> tuple[Any, ...]:
+        """Return what others had of the machine, and the usage of this rank."""
+        return self.recorder and self.recorder.machine_time, self.sampler.usage()
 
-    def open(self, stack: ExitStack) -> None:
-        """Create the run's folder, whose name rank 0 decides, and lock it until `stack` closes."""
+    def figures_of_ranks(self, usages: Sequence[Usage | None], *of_engines: Any, together: bool) -> dict[str, Any]:
+        """Return how busy processors and GPUs were."""
+        return over_ranks([usage for usage in usages if usage])
+
+    def run_evidence(self, ranks: Sequence[RankEvidence], times: object, row: dict[str, Any]) -> RunEvidence | None:
+        """Return the evidence of all ranks for whoever judges the run, None if no step was timed."""
+        recorder = self.recorder
+        if recorder is None or not recorder.updates_s:
+            return None
         config = self.plan.config
-        self.run_id = str(gather_objects(config.run_name or new_run_id(config.model))[0])
-        if self.plan.world.is_main:
-            stack.enter_context(run_directory(config.out, self.run_id, resumes=config.resume is not None))
-            write_json(self.folder / "run.json", of_this_start(self.description()))
-            for line in [] if self.quiet else emulation(config.precision, self.plan.world.device):
-                print(line, flush=True)
-        # The folder exists before any other rank goes on.
-        gather_objects(None)
+        facts = RunFacts(
+            "",
+            cuda=self.plan.world.device.type == "cuda",
+            micro_batch_size=config.batch_size,
+            right_threads=right_threads(),
+            slow_loader=config.loader == "dataloader",
+        )
+        times_s = [load + update for load, update in zip(recorder.data_waits_s, recorder.updates_s, strict=True)]
+        return RunEvidence(self.table.file, facts, judged_ranks(ranks), times_s, row["taken_fraction"])
 
-    def finish(
-        self,
-        status: str,
-        error: BaseException | None,
-        recorder: VisionRecorder | None,
-        usage: Usage,
-        *,
-        alone: bool = False,
-    ) -> dict[str, Any]:
-        """Write the row and the status of a run that has ended, and return the row.
-
-        After a failure, and if this rank is left `alone`, the row has its figures only, since its peers may be gone.
-        """
-        figures = (self.memory or peak_memory(self.plan.world.device), usage, self.evidence, self.machine_time)
-        together = status in ("ok", "interrupted") and not alone
-        figures_of_ranks = gather_objects(figures) if together else [figures]
-        row = self.identity() | {"status": status, "error": "" if error is None else str(error)}
-        row |= recorder.figures() if recorder else {}
-        row |= {"data_time_s": self.data_time_s, "total_time_s": (self._ended or time.perf_counter()) - self.began}
-        memories, usages, evidence, times = zip(*figures_of_ranks, strict=True)
-        row |= resource_columns(list(zip(memories, usages, strict=True)))
-        row["taken_fraction"] = taken_fraction([t for t in times if t])
-        if self.plan.world.is_main and self.run_id:
-            if recorder and not alone:
-                leave_vision_evidence(self.plan, self.folder, evidence, recorder, row["taken_fraction"])
-            step = recorder.last_step if recorder else 0
-            path = leave_row(append_summary, self.plan.config.out, self.folder, row, step)
-            self.is_on_disk = path is not None
-            if path and not self.quiet:
-                print_summary(row, path, self.folder)
-        return row
+    def tell(self, path: Path, *, has_evidence: bool) -> None:
+        """Print the lines that end a run."""
+        print_summary(self.row, path, self.folder)
 
     def identity(self) -> dict[str, Any]:
         """Return the columns that are known before the first step."""
@@ -144,7 +106,7 @@ class VisionRunRow:
             "workload_hash": plan.workload_hash,
         }
 
-    def description(self) -> dict[str, Any]:
+    def run_json(self) -> dict[str, Any]:
         """Return the content of run.json, which is all that is needed to repeat the run."""
         return {
             "run_id": self.run_id,
@@ -154,12 +116,6 @@ class VisionRunRow:
             "classes": self.plan.data.classes,
             "environment": {"python": platform.python_version(), "platform": platform.platform()},
         }
-
-
-def resource_columns(figures_of_ranks: Sequence[tuple[Memory, Usage]]) -> dict[str, float | None]:
-    """Return the columns for memory and utilisation, from the figures of each rank."""
-    memories, usages = zip(*figures_of_ranks, strict=True)
-    return {f"peak_{kind}": value for kind, value in highest(memories).items()} | over_ranks(usages)
 
 
 def print_summary(row: dict[str, Any], csv: Path, folder: Path) -> None:

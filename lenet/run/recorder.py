@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
-from gptscale.common.measure.contention import MachineClock, MachineTime
+from gptscale.common.measure.contention import MachineClock
 from gptscale.common.measure.speed import reset_peak_memory, synchronize
 from gptscale.lenet.run.columns import EPOCH_COLUMNS, STEP_COLUMNS, WARMUP_STEPS, fractions
 from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.results.record.board import Board
 from gptscale.results.record.console import Bar
-from gptscale.results.record.step_log import StepLog, close_logs
-from gptscale.results.record.wandb_board import WandbBoard
-
-
-class StepOnDevice(NamedTuple):
-    """A step whose loss is still on the device.
-
-    skipped: 1 if the fp16 gradients overflowed, None without a loss scale.
-    """
-
-    step: int
-    epoch: int
-    lr: float
-    loss: Tensor
-    load_s: float
-    update_s: float
-    skipped: Tensor | None = None
+from gptscale.results.record.recorder import LapTimer, PendingStep, Recorder
+from gptscale.results.record.step_log import StepLog
 
 
 @dataclass
@@ -54,208 +40,180 @@ class EarlierProgress:
     skipped_steps: int = 0
 
 
-@dataclass
-class ProcessTotals:
-    """Sums over this process's part of the run, with times in seconds."""
+class VisionRecorder(Recorder):
+    """Observer of one vision run on one process: a row for each step and for each epoch.
 
-    train_time_s: float = 0.0
-    eval_time_s: float = 0.0
-    loads_s: list[float] = field(default_factory=list)
-    updates_s: list[float] = field(default_factory=list)
-    steps: int = 0
-    seconds_to: dict[float, float] = field(default_factory=dict)
-
-
-class VisionRecorder:
-    """The recorder of one run on one process.
-
-    Only rank 0 writes, and every rank raises NumericError for a loss that is not finite. folder: the run's folder, or None to
-    write no files. began: `time.perf_counter()` when the run began to load its data, from which seconds_to counts.
+    began: `time.perf_counter()` when the run began to load its data, from which seconds_to counts. The times are of this
+    process's part of the run.
     """
 
     def __init__(
         self,
         plan: VisionPlan,
-        folder: Path | None,
+        folder: Path,
         *,
         start_step: int,
         past: EarlierProgress,
         began: float,
         quiet: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.plan, self.folder, self.start_step, self.past, self.began = plan, folder, start_step, past, began
-        self.quiet, self.totals, self.last_step = quiet, ProcessTotals(), start_step
-        self.loss_last: float | None = None
+        super().__init__(cast(Any, plan), folder, start_step=start_step, clock=clock)
+        self.plan, self.past, self.began, self.quiet = plan, past, began, quiet
+        self.eval_time_s = 0.0
+        self.updates_s: list[float] = []
+        self.n_steps = 0
+        self.seconds_to: dict[float, float] = {}
         self.score: Score | None = None
-        self._pending: list[StepOnDevice] = []
-        self._steps: StepLog | None = None
-        self._epochs: StepLog | None = None
-        self._boards: list[Board | WandbBoard] = []
         self._bar: Bar | None = None
+        # The host's seconds of each pending step, without those in which it waited for its batch.
+        self._host_s: list[float] = []
         # Of this process alone. What a resumed epoch had before is in `past`.
         self._epoch_time_s, self._epoch_steps = 0.0, 0
 
-    def __enter__(self) -> VisionRecorder:
-        if self.plan.world.is_main:
-            if self.folder is not None:
-                self._steps = StepLog(self.folder / "steps.csv", STEP_COLUMNS, after_step=self.start_step)
-                done = self.start_step // self.plan.batch_order.steps_per_epoch
-                self._epochs = StepLog(self.folder / "epochs.csv", EPOCH_COLUMNS, after_step=done)
-                if self.plan.config.tensorboard:
-                    self._boards.append(Board(self.folder, self.start_step))
-                if self.plan.config.wandb:
-                    options = asdict(self.plan.config)
-                    self._boards.append(WandbBoard(self.folder, self.start_step, options))
-            self._bar = Bar(self.plan.config.model, self.plan.steps, self.quiet)
-        reset_peak_memory(self.plan.world.device)
-        config = self.plan.config
+    def __enter__(self) -> Self:
+        config, world = self.plan.config, self.plan.world
+        if world.is_main:
+            self._log = StepLog(self.folder / "steps.csv", STEP_COLUMNS, after_step=self.start_step)
+            done = self.start_step // self.plan.batch_order.steps_per_epoch
+            self._evals = StepLog(self.folder / "epochs.csv", EPOCH_COLUMNS, after_step=done)
+            self._begin_boards()
+            self._bar = Bar(config.model, self.plan.steps, self.quiet)
+        reset_peak_memory(world.device)
         workers = config.num_workers if config.loader == "dataloader" else 0
-        self._machine = MachineClock(self.plan.world.device, torch.get_num_threads() + workers)
-        self._window_began = time.perf_counter()
+        self._machine = MachineClock(world.device, torch.get_num_threads() + workers)
+        self._watch = LapTimer(self.clock)
+        self._step_began = self.clock()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for board in self._boards:
-            board.close(failed=kind is not None)
         if self._bar:
             self._bar.close()
-        close_logs((self._epochs, self._steps), failed=kind is not None)
+        super().__exit__(kind, error, trace)
 
-    def machine_time(self) -> MachineTime:
-        """Return what others took of the machine since the run began."""
-        return self._machine.lap()
+    def _watch_machine(self, *, last: bool = False) -> None:
+        if last and self._machine:
+            self.machine_time = self._machine.lap()
 
     def begin_epoch(self) -> None:
-        """Start the clock of an epoch, so that the time between two epochs does not count as training."""
-        self._window_began = time.perf_counter()
-        self._epoch_time_s, self._epoch_steps = 0.0, 0
+        """Leave out the time since the last step."""
+        with self.paused():
+            self._watch.lap()
 
-    def step(self, taken: StepOnDevice, *, ends_epoch: bool) -> bool:
-        """Record a finished 1-based step, and return whether the host has waited for the device."""
-        self._pending.append(taken)
-        self.last_step = taken.step
-        if ends_epoch or taken.step % self.plan.config.log_every == 0:
-            self.read()
-        return not self._pending
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep what happens inside out of the times."""
+        with super().paused():
+            yield
+        self._step_began = self.clock()
 
-    def read(self) -> None:
+    def step(self, step: int, lr: float, result: StepResult) -> bool:
+        """Take a finished 1-based step, and return whether the host waited for the device and read the window."""
+        self._host_s.append(self.clock() - self._step_began - self._waited_s)
+        return super().step(step, lr, result)
+
+    def _ends_window(self, step: int) -> bool:
+        return step % self.plan.config.log_every == 0 or self.plan.ends_epoch(step)
+
+    def _read_window(self) -> None:
         """Wait for the device once, copy all pending losses at once, and write their steps."""
         if not self._pending:
             return
         window, self._pending = self._pending, []
-        losses = torch.stack([p.loss.float() for p in window])
+        hosts_s, self._host_s = self._host_s, []
+        losses = torch.stack([p.result.loss.float() for p in window])
         if self.plan.world.world_size > 1:
             dist.all_reduce(losses)
             losses /= self.plan.world.world_size
         values = losses.tolist()
         # Either all steps have a flag or none has.
-        flags = [p.skipped for p in window if p.skipped is not None]
+        flags = [p.result.skipped for p in window if p.result.skipped is not None]
         skipped = [int(flag) for flag in torch.stack(flags).tolist()] if flags else [None] * len(window)
         synchronize(self.plan.world.device)
-        now = time.perf_counter()
-        window_s, self._window_began = now - self._window_began, now
+        window_s = self._watch.lap()
         self._epoch_time_s, self._epoch_steps = self._epoch_time_s + window_s, self._epoch_steps + len(window)
-        # On a GPU a step's work is queued, and only the time of the whole window is true.
-        queued = self.plan.world.device.type == "cuda"
-        share_s = max(0.0, window_s - sum(p.load_s for p in window)) / len(window)
-        for step, loss, is_skipped in zip(window, values, skipped, strict=True):
-            self._write(step, loss, share_s if queued else step.update_s, is_skipped)
-        if self._steps:
-            self._steps.flush()
-        if self._boards:
-            mean = {"train/loss": sum(values) / len(values), "train/lr": window[-1].lr}
-            for board in self._boards:
-                board.scalars(window[-1].step, mean)
+        if self.plan.world.device.type == "cuda":
+            # On a GPU a step's work is queued, and only the time of the whole window is true.
+            hosts_s = [max(0.0, window_s - sum(p.data_wait_s for p in window)) / len(window)] * len(window)
+        for step, loss, update_s, is_skipped in zip(window, values, hosts_s, skipped, strict=True):
+            self._take(step, loss, update_s, is_skipped)
+        if self._log:
+            self._log.flush()
+        mean = {"train/loss": sum(values) / len(values), "train/lr": window[-1].lr}
+        for board in self._boards:
+            board.scalars(window[-1].step, mean)
         if self._bar:
             self._bar.step(window[-1].step)
 
-    def _write(self, p: StepOnDevice, loss: float, update_s: float, skipped: int | None) -> None:
-        past, totals = self.past, self.totals
+    def _take(self, p: PendingStep, loss: float, update_s: float, skipped: int | None) -> None:
+        past = self.past
         past.epoch_loss_sum, past.epoch_steps = past.epoch_loss_sum + loss, past.epoch_steps + 1
         past.loss_first = loss if past.loss_first is None else past.loss_first
         past.skipped_steps += skipped or 0
         self.loss_last = loss
-        totals.steps += 1
+        self.n_steps += 1
         if p.step - self.start_step > WARMUP_STEPS:
-            totals.loads_s.append(p.load_s)
-            totals.updates_s.append(update_s)
-        if self._steps:
-            row = {"step": p.step, "epoch": p.epoch, "loss": loss, "lr": p.lr, "load_s": p.load_s, "update_s": update_s}
-            self._steps.append(row | {"skipped": skipped})
+            self.data_waits_s.append(p.data_wait_s)
+            self.updates_s.append(update_s)
+        if self._log:
+            epoch = -(-p.step // self.plan.batch_order.steps_per_epoch)
+            times = {"load_s": p.data_wait_s, "update_s": update_s}
+            self._log.append({"step": p.step, "epoch": epoch, "loss": loss, "lr": p.lr, "skipped": skipped} | times)
         if not math.isfinite(loss):
             # Every rank sees the same mean. The weights may be damaged, but the last checkpoint is not.
             raise NumericError(f"loss {loss}", f"at step {p.step}", "lower --lr, or --resume from the last checkpoint")
 
     def end_epoch(self, epoch: int, step: int, score: Score | None, eval_time_s: float) -> None:
         """Record a finished 1-based epoch, with its test if there was one."""
-        totals, past = self.totals, self.past
-        totals.train_time_s += self._epoch_time_s
-        totals.eval_time_s += eval_time_s
+        past, seconds = self.past, self._epoch_time_s
+        self.train_time_s += seconds
+        self.eval_time_s += eval_time_s
         loss = past.epoch_loss_sum / past.epoch_steps
-        rate = self._epoch_steps * self.plan.config.batch_size / self._epoch_time_s
+        rate = self._epoch_steps * self.plan.config.batch_size / seconds
         past.epoch_loss_sum, past.epoch_steps = 0.0, 0
+        self._epoch_time_s, self._epoch_steps = 0.0, 0
         line = f"epoch {epoch:>{len(str(self.plan.config.epochs))}}/{self.plan.config.epochs}  loss {loss:.4f}"
         row: dict[str, Any] = dict.fromkeys(EPOCH_COLUMNS)
-        row |= {
-            "epoch": epoch,
-            "step": step,
-            "train_loss": loss,
-            "train_time_s": self._epoch_time_s,
-            "images_per_s": rate,
-        }
+        row |= {"epoch": epoch, "step": step, "train_loss": loss, "train_time_s": seconds, "images_per_s": rate}
         if score is not None:
             self._scored(score)
             row |= {"test_loss": score.loss, "test_accuracy": score.accuracy, "eval_time_s": eval_time_s}
             row["class_accuracy"] = fractions(score.class_accuracy)
             line += f"  test loss {score.loss:.4f}  {score.accuracy:.2%}"
-        if self._epochs:
-            self._epochs.append(row)
-            self._epochs.flush()
-        if self._boards:
-            figures = {"epoch/train_loss": row["train_loss"], "epoch/test_loss": row["test_loss"]}
-            figures |= {"epoch/test_accuracy": row["test_accuracy"], "epoch/images_per_s": rate}
-            scalars = {name: value for name, value in figures.items() if value is not None}
-            for board in self._boards:
-                board.scalars(step, scalars)
+        if self._evals:
+            self._evals.append(row)
+            self._evals.flush()
+        figures = {f"epoch/{name}": row[name] for name in ("train_loss", "test_loss", "test_accuracy", "images_per_s")}
+        for board in self._boards:
+            board.scalars(step, {name: value for name, value in figures.items() if value is not None})
         if self._bar:
-            self._bar.say(f"{line}  {self._epoch_time_s:.1f} s  {rate:,.0f} images/s")
+            self._bar.say(f"{line}  {seconds:.1f} s  {rate:,.0f} images/s")
 
     def _scored(self, score: Score) -> None:
         self.score = score
         self.past.best_accuracy = max(self.past.best_accuracy, score.accuracy)
         for level in (0.99, 0.994):
-            if score.accuracy >= level and level not in self.totals.seconds_to:
-                self.totals.seconds_to[level] = time.perf_counter() - self.began
-
-    def sync(self) -> None:
-        """Put all rows so far on the disk, so that a run resumed from the next checkpoint finds no gap."""
-        self.read()
-        for part in (self._steps, self._epochs, *self._boards):
-            if part:
-                part.sync()
+            if score.accuracy >= level and level not in self.seconds_to:
+                self.seconds_to[level] = self.clock() - self.began
 
     def figures(self) -> dict[str, Any]:
         """Return the measured columns of the summary row."""
-        totals, config = self.totals, self.plan.config
+        config = self.plan.config
         row: dict[str, Any] = {"loss_first": self.past.loss_first, "loss_last": self.loss_last}
         if config.resolved_loss_scale not in (None, "none"):
             row["skipped_steps"] = self.past.skipped_steps
         if self.score is not None:
             row |= {"test_loss": self.score.loss, "test_accuracy": self.score.accuracy}
-            row |= {
-                "best_test_accuracy": self.past.best_accuracy,
-                "class_accuracy": fractions(self.score.class_accuracy),
-            }
-        row |= {"seconds_to_99": totals.seconds_to.get(0.99), "seconds_to_99_4": totals.seconds_to.get(0.994)}
-        row |= {"train_time_s": totals.train_time_s, "eval_time_s": totals.eval_time_s}
-        if totals.updates_s:
-            busy_s = sum(totals.loads_s) + sum(totals.updates_s)
-            rate = len(totals.updates_s) * config.batch_size / busy_s
-            n = len(totals.updates_s)
+            row["class_accuracy"] = fractions(self.score.class_accuracy)
+            row["best_test_accuracy"] = self.past.best_accuracy
+        row |= {"seconds_to_99": self.seconds_to.get(0.99), "seconds_to_99_4": self.seconds_to.get(0.994)}
+        row |= {"train_time_s": self.train_time_s, "eval_time_s": self.eval_time_s}
+        if n := len(self.updates_s):
+            load_s, update_s = sum(self.data_waits_s), sum(self.updates_s)
+            rate = n * config.batch_size / (load_s + update_s)
             # Means and not medians: the fast loader prepares several batches at once, and most steps wait for nothing.
-            row |= {"load_s": sum(totals.loads_s) / n, "update_s": sum(totals.updates_s) / n}
-            row |= {"load_fraction": sum(totals.loads_s) / busy_s, "images_per_s": rate}
-            row |= {"images_per_s_per_device": rate / self.plan.world.world_size}
+            row |= {"load_s": load_s / n, "update_s": update_s / n, "load_fraction": load_s / (load_s + update_s)}
+            row |= {"images_per_s": rate, "images_per_s_per_device": rate / self.plan.world.world_size}
         return row

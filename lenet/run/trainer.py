@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,36 +18,43 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gptscale.common.engine import Batch
 from gptscale.common.engines.torch_engine import tell_backward
+from gptscale.common.process.world import agree_any
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.loop import SaveCheckpoint, TestSet, asked_to_stop, end_epoch
+from gptscale.lenet.run.loop import VisionBatches
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.lenet.run.recorder import StepOnDevice, VisionRecorder
+from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import local_machine
 
 
-def trainer_epochs(
+def train_by_trainer(
     plan: VisionPlan,
     engine: VisionEngine,
+    data: VisionBatches,
     recorder: VisionRecorder,
+    *,
+    lr_at: Callable[[int], float],
     start: int,
-    save_checkpoint: SaveCheckpoint,
+    steps: int,
+    evaluate: Callable[[int], None],
+    save: Callable[[int, bool], None],
     stop_requested: Callable[[], bool],
-) -> bool:
-    """Do what `train_epochs` does, by the Trainer."""
+) -> int:
+    """Do what `common.train.train` does, by the Trainer."""
     bare = plan.config.strategy == "trainer_bare"
-    module = VisionModule(plan, engine, recorder, start, save_checkpoint, stop_requested, logs=not bare)
-    first_epoch = start // plan.batch_order.steps_per_epoch
+    module = VisionModule(plan, engine, data, recorder, start, logs=not bare)
+    module.evaluate, module.save, module.stop_requested = evaluate, save, stop_requested
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     trainer = pytorch_lightning.Trainer(
         **local_machine(plan.world),
         # This is as in recipes/ddp.py.
         strategy=DDPStrategy(broadcast_buffers=False),
         plugins=[TorchElasticEnvironment()],
-        max_epochs=plan.config.epochs - first_epoch,
-        max_steps=plan.steps - start,
+        max_epochs=plan.config.epochs - start // plan.batch_order.steps_per_epoch,
+        max_steps=steps - start,
         barebones=bare,
-        default_root_dir=None if recorder.folder is None else recorder.folder / "lightning",
+        default_root_dir=recorder.folder / "lightning",
         num_sanity_val_steps=0,
         # Our loader shares out the images, anew in each epoch.
         use_distributed_sampler=False,
@@ -57,57 +63,51 @@ def trainer_epochs(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         trainer.fit(module)
-    return module.stopped
+    return module.step
 
 
 class EpochBatches:
-    """This rank's batches of one epoch from `first_step` on, and the seconds that the last of them was waited for."""
+    """This rank's batches of one epoch, from a step on."""
 
-    def __init__(self, plan: VisionPlan, epoch: int, first_step: int) -> None:
-        self.batches = plan.loader().epoch(epoch, first_step)
-        self.n_batches = plan.batch_order.steps_per_epoch - first_step
-        self.load_s = 0.0
+    def __init__(self, data: VisionBatches, recorder: VisionRecorder, first: int) -> None:
+        self.data, self.recorder = data, recorder
+        self.steps = range(first, (first // data.per_epoch + 1) * data.per_epoch)
 
     def __len__(self) -> int:
-        return self.n_batches
+        return len(self.steps)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        requested_s = time.perf_counter()
-        for batch in self.batches:
-            self.load_s = time.perf_counter() - requested_s
+    def __iter__(self) -> Iterator[Batch]:
+        for step in self.steps:
+            with self.recorder.waiting():
+                batch = self.data.get(step)
             yield batch
-            requested_s = time.perf_counter()
 
 
 class VisionModule(pytorch_lightning.LightningModule):
-    """A vision model as Lightning wants it: its loss, its optimizer, its batches, and what happens after steps and epochs.
+    """A vision model as Lightning wants it: its loss, its optimizer, its batches, and what happens after steps.
 
-    logs: whether the loss of each step is given to Lightning's logger and bar. stopped: whether the run was asked to stop early.
+    evaluate, save, stop_requested: as in `common.train.train`. logs: whether Lightning's logger and bar get each loss.
     """
+
+    evaluate: Callable[[int], None]
+    save: Callable[[int, bool], None]
+    stop_requested: Callable[[], bool]
 
     def __init__(
         self,
         plan: VisionPlan,
         engine: VisionEngine,
+        data: VisionBatches,
         recorder: VisionRecorder,
         start: int,
-        save_checkpoint: SaveCheckpoint,
-        stop_requested: Callable[[], bool],
         *,
         logs: bool,
     ) -> None:
         super().__init__()
         self.network = engine.module
-        self.plan, self.engine, self.recorder, self.logs = plan, engine, recorder, logs
-        self.save_checkpoint, self.stop_requested = save_checkpoint, stop_requested
-        self.test, self.stopped = TestSet(plan), False
+        self.plan, self.engine, self.data, self.recorder, self.logs = plan, engine, data, recorder, logs
         self.step = start
         self.signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    @property
-    def epoch(self) -> int:
-        """The 0-based epoch that the next step belongs to."""
-        return self.step // self.plan.batch_order.steps_per_epoch
 
     def configure_optimizers(self) -> Optimizer:
         """Return the run's optimizer."""
@@ -115,8 +115,7 @@ class VisionModule(pytorch_lightning.LightningModule):
 
     def train_dataloader(self) -> EpochBatches:
         """Return the batches of the next epoch."""
-        self.batches = EpochBatches(self.plan, self.epoch, self.step % self.plan.batch_order.steps_per_epoch)
-        return self.batches
+        return EpochBatches(self.data, self.recorder, self.step)
 
     def on_train_start(self) -> None:
         """Take signals as our loop does, which saves within an epoch. Lightning would end the run without."""
@@ -126,34 +125,26 @@ class VisionModule(pytorch_lightning.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Start the clock of an epoch."""
         self.recorder.begin_epoch()
-        self.ended_s = time.perf_counter()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Set the rate of the step."""
         self.engine.set_rate(self.plan.lr_at(self.step))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss, of which Lightning computes backward."""
-        loss = self.engine.loss(self.step, *batch)
+        loss = self.engine.loss(batch)
         if self.logs:
             self.log("train_loss", loss, prog_bar=True)
         return tell_backward(loss)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record the step, and stop where our loop would."""
-        epoch, lr, load_s = self.epoch, self.plan.lr_at(self.step), self.batches.load_s
+        """Do after the step what our loop does, and stop where it would."""
+        lr, result = self.plan.lr_at(self.step), self.engine.result(outputs["loss"])
         self.step += 1
-        ends_epoch = self.step % self.plan.batch_order.steps_per_epoch == 0 or self.step == self.plan.steps
-        update_s = time.perf_counter() - self.ended_s - load_s
-        taken = StepOnDevice(self.step, epoch + 1, lr, outputs["loss"].detach(), load_s, update_s)
-        if asked_to_stop(self.recorder.step(taken, ends_epoch=ends_epoch) and not ends_epoch, self.stop_requested):
-            self.save_checkpoint(self.step, None)
-            self.stopped = self.trainer.should_stop = True
-        self.ended_s = time.perf_counter()
-
-    def on_train_epoch_end(self) -> None:
-        """Test, record and save as our loop does."""
-        if not self.stopped:
-            ended = (self.plan, self.engine, self.recorder, self.test, self.save_checkpoint, self.stop_requested)
-            self.stopped = end_epoch(*ended, (self.step - 1) // self.plan.batch_order.steps_per_epoch, self.step)
-            self.trainer.should_stop = self.stopped
+        synchronised = self.recorder.step(self.step, lr, result)
+        with self.recorder.paused():
+            self.evaluate(self.step)
+            stop = synchronised and agree_any(self.stop_requested())
+            self.save(self.step, stop or self.step == self.plan.steps)
+        if stop:
+            self.trainer.should_stop = True

@@ -8,7 +8,6 @@ measured against itself. A difference between real backends that is not larger t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from gptscale.lenet.comparison.tables import (
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars, run_study
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,3 @@ STUDY = Study(
     title=lambda result: result.title(f"{result.rows.world_size.iloc[0]:.0f} processes"),
     draw=partial(draw_bars, [*COLUMNS[:2], PEAK_MEMORY]),
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the study."""
-    return run_study(STUDY, argv)

@@ -14,7 +14,7 @@ from gptscale.lenet.comparison.tables import ACCURACY, Column, accuracy_table, c
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.run.presets import preset
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import GridOptions, Lines, Study, StudyResult, run_study
+from gptscale.lenet.studies.study import GridOptions, Lines, Study, StudyResult
 from gptscale.results.render import DPI
 
 # Report A gives four losses of an epoch, whose mean is the epoch's.
@@ -115,8 +115,3 @@ STUDY = Study(
     draw=draw,
     more_tables=tables_below,
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the study."""
-    return run_study(STUDY, argv)

@@ -6,7 +6,6 @@ Report D (docs/lenet/README.md) compared two GPUs with 32 images each to one GPU
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from gptscale.lenet.comparison.tables import (
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars, run_study
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars
 
 # Images per step on one GPU in report D.
 SINGLE_GPU_BATCH = 32
@@ -104,8 +103,3 @@ STUDY = Study(
     more_tables=lambda result: [accuracy_table(result.curves)],
     draw=partial(draw_curves_and_bars, [[COLUMNS[1]], [PEAK_MEMORY], [ACCURACY]]),
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the study."""
-    return run_study(STUDY, argv)

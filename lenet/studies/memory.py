@@ -123,6 +123,7 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
     """Build the model, load the images and take `steps` training steps, all of it under `account`."""
     from torch.autograd.graph import saved_tensors_hooks
 
+    from gptscale.common.engine import Batch
     from gptscale.lenet.data.loader import FastLoader
     from gptscale.lenet.run.engine import VisionEngine
 
@@ -148,7 +149,7 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
         for step, (images, labels) in enumerate(itertools.islice(batches, steps)):
             account.begin("forward")
             with saved_tensors_hooks(account.saved, lambda tensor: tensor):
-                engine.train_step(step, images, labels, plan.config.lr)
+                engine.train_step(Batch(step, images, labels), plan.config.lr)
             account.begin("loading", step + 2)
 
 

@@ -28,7 +28,7 @@ from gptscale.lenet.comparison.tables import (
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars, run_study
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars
 
 if TYPE_CHECKING:
     import torch
@@ -186,8 +186,3 @@ STUDY = Study(
     draw=partial(draw_curves_and_bars, [[PEAK_MEMORY, AVERAGE_MEMORY], COLUMNS[:1]]),
     places=lambda options: options.places,
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the study."""
-    return run_study(STUDY, argv)

@@ -7,7 +7,6 @@ reasons that it did not know. Here the time that each strategy adds to a step is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +23,7 @@ from gptscale.lenet.comparison.reference_figures import (
 )
 from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, class_table, loss_table, not_significant, of
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, run_study
+from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult
 from gptscale.results.render import DPI
 
 if TYPE_CHECKING:
@@ -197,8 +196,3 @@ STUDY = Study(
     draw=draw,
     more_tables=tables_below,
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the study."""
-    return run_study(STUDY, argv)

@@ -13,7 +13,7 @@ from gptscale.common.settings.checks import parse_whole_numbers
 from gptscale.lenet.comparison.reference_figures import LOADER_WORKERS, LOADING_WITHOUT_AFFINE_S
 from gptscale.lenet.comparison.tables import Column, not_significant, of
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars, run_study
+from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,3 @@ STUDY = Study(
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
     draw=partial(draw_bars, COLUMNS[:3]),
 )
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the study."""
-    return run_study(STUDY, argv)

@@ -22,11 +22,10 @@ from gptscale.common.measure.speed import Memory
 
 def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
     """Return the maximum over ranks of each kind of memory in GiB, None where the device does not count that kind."""
-    columns = {"allocated_gib": "mem_allocated_gib", "reserved_gib": "mem_reserved_gib", "rss_gib": "rss_gib"}
     result: dict[str, float | None] = {}
-    for kind, column in columns.items():
-        values = [value for memory in memories if (value := getattr(memory, kind)) is not None]
-        result[column] = max(values) if values else None
+    for kind in ("mem_allocated_gib", "mem_reserved_gib", "rss_gib"):
+        values = [getattr(memory, kind.removeprefix("mem_")) for memory in memories]
+        result[f"peak_{kind}"] = max((value for value in values if value is not None), default=None)
     return result
 
 

@@ -16,14 +16,9 @@ from filelock import FileLock, Timeout
 
 from gptscale.common.errors import StorageError
 from gptscale.common.process.mock import is_mock
-from gptscale.results.columns import SUMMARY, RunTable, csv_line
+from gptscale.results.columns import RunTable, csv_line
 
 LOCK_WAIT_S = 60.0
-
-
-def append_summary(out: Path, row: Mapping[str, Any]) -> Path:
-    """Append one row to `out`/summary.csv, as `append_row` does, and return the file's path."""
-    return append_row(SUMMARY, out, row)
 
 
 def append_row(table: RunTable, out: Path, row: Mapping[str, Any]) -> Path:

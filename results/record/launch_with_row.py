@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PeerError, StorageError
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
-from gptscale.results.record.files import warn
+from gptscale.results.columns import RunTable
+from gptscale.results.record.files import append_row, warn
 from gptscale.results.record.run_folder import START, read_json
 
 
-def launch_with_row(
-    program: Program,
-    nproc: int,
-    folder: Path,
-    summary: Path,
-    append: Callable[[Path, Mapping[str, Any]], Any],
-    *,
-    fork: bool,
-) -> int:
+def launch_with_row(program: Program, nproc: int, folder: Path, table: RunTable, *, fork: bool) -> int:
     """Run `program` as `nproc` ranks, see to it that the run has its row, and return the exit status.
 
     folder: the run's folder. It is named as the run. Rank 0 writes run.json into it when it starts, and status.json when its
     steps are over and again after its row. Both name the start that they belong to, so that those of an earlier start, or of
     another run that has the folder, do not count. Ranks that all end with 0 before that have failed. A rank that dies after it
     changes nothing.
-    append: writes a row to the summary. It is called if this start began and left no row in `summary`.
+    table: gets the row of a start that began and left none.
     fork: whether the ranks may be forked from a warm parent, which ranks that use CUDA may not.
     """
-    start, before = uuid.uuid4().hex, rows_of(summary, folder.name)
+    start, summary = uuid.uuid4().hex, folder.parents[1] / table.file
+    before = rows_of(summary, folder.name)
     status = launch(program, nproc, environment={START: start}, fork=fork)
     at_end = read_json(folder / "status.json")
     has_ended = at_end.get("start") == start
@@ -46,7 +39,7 @@ def launch_with_row(
             )
         )
     try:
-        if status and leave_lost_row(folder, start, status, append, has_row=rows_of(summary, folder.name) != before):
+        if status and leave_lost_row(folder, start, status, table, has_row=rows_of(summary, folder.name) != before):
             # Rows that the disk did not take are a fault all the same, and whoever pressed Ctrl-C wants nothing more.
             return status if status in (StorageError.exit_status, INTERRUPTED_EXIT_STATUS) else 0
     except StorageError as full:
@@ -54,14 +47,7 @@ def launch_with_row(
     return status
 
 
-def leave_lost_row(
-    folder: Path,
-    start: str,
-    status: int,
-    append: Callable[[Path, Mapping[str, Any]], Any],
-    *,
-    has_row: bool = False,
-) -> bool:
+def leave_lost_row(folder: Path, start: str, status: int, table: RunTable, *, has_row: bool = False) -> bool:
     """Write the row of a start whose ranks ended with `status`, unless it has one, and return whether all its steps were done.
 
     A rank that is ended with its peers may have written the row and not the status. has_row: whether it has. A start that
@@ -75,7 +61,7 @@ def leave_lost_row(
     if at_end.get("start") == start:
         row, has_row = at_end.get("row", row), has_row or "row" not in at_end
     if not has_row:
-        append(folder.parents[1], row)
+        append_row(table, folder.parents[1], row)
     is_done = at_end.get("start") == start and at_end.get("status") == "ok"
     if is_done:
         warn(f"all {at_end.get('step')} steps of {folder.name} were done by then, so that the run is ok")

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -121,19 +121,14 @@ class Recorder:
         self._boards: list[Board | WandbBoard] = []
         self._console: StepLines | None = None
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Self:
         config, steps = self.run.config, self.folder / "steps.csv"
         if self.run.world.is_main:
             self._log = StepLog(steps, after_step=self.start_step)
             self.loss_first, self.train_time_s = _before(steps)
             if config.eval_every:
                 self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
-            if config.tensorboard:
-                self._boards.append(Board(self.folder, self.start_step))
-            if config.wandb:
-                from gptscale.results.record.wandb_board import WandbBoard
-
-                self._boards.append(WandbBoard(self.folder, self.start_step, asdict(config)))
+            self._begin_boards()
             self._console = StepLines(
                 self.run.recipe, config.steps, self.run.tokens_per_step, self._speed([1.0], [0.0])
             )
@@ -160,6 +155,15 @@ class Recorder:
             self.spikes.close()
             close_logs((self._evals, self._log), failed=kind is not None)
 
+    def _begin_boards(self) -> None:
+        config = self.run.config
+        if config.tensorboard:
+            self._boards.append(Board(self.folder, self.start_step))
+        if config.wandb:
+            from gptscale.results.record.wandb_board import WandbBoard
+
+            self._boards.append(WandbBoard(self.folder, self.start_step, asdict(config)))
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Time the wait for a batch."""
@@ -178,12 +182,14 @@ class Recorder:
         progress.at("record")
         self._pending.append(PendingStep(step, lr, result, self._waited_s))
         self.last_step = step
-        config = self.run.config
-        periods = (config.log_every, config.eval_every, config.save_every, config.check_replicas)
-        ends = any(every and step % every == 0 for every in periods)
-        if ends or step == config.steps:
+        if self._ends_window(step):
             self._read_window()
         return not self._pending
+
+    def _ends_window(self, step: int) -> bool:
+        config = self.run.config
+        periods = (config.log_every, config.eval_every, config.save_every, config.check_replicas)
+        return any(every and step % every == 0 for every in periods) or step == config.steps
 
     def evaluated(self, step: int, loss: Tensor) -> None:
         """Write the loss on held-out sequences after `step`."""

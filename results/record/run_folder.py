@@ -8,30 +8,23 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
-from gptscale.results.columns import cell, csv_line
-from gptscale.results.record.files import as_storage_error, opened, replace_file, warn, write_json
+from gptscale.results.columns import RunTable, cell, csv_line
+from gptscale.results.record.files import append_row, as_storage_error, opened, replace_file, warn, write_json
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
 START = "GPTSCALE_START"
 # A run's own JSON files have some kilobytes.
 JSON_BYTES_MAX = 2**24
-
-
-class RunEnd(NamedTuple):
-    """How a run ended: the status of its row, and the exit status."""
-
-    status: str
-    exit_status: int
 
 
 @contextmanager
@@ -125,22 +118,20 @@ def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
     return {"status": row["status"], "error": row["error"], "step": step}
 
 
-def leave_row(
-    append: Callable[[Path, Mapping[str, Any]], Path], out: Path, folder: Path, row: Mapping[str, Any], step: int
-) -> Path | None:
+def leave_row(table: RunTable, folder: Path, row: Mapping[str, Any], step: int) -> Path | None:
     """Write the row of a run that has ended, then its status.json, and return the file that has the row.
 
     What the disk does not take is printed in full, and None is returned.
-    append: writes a row to the summary in `out`. step: the last that was taken.
+    table: gets the row. step: the last that was taken.
     """
     path = None
     try:
-        path = append(out, row)
+        path = append_row(table, folder.parents[1], row)
         write_json(folder / "status.json", of_this_start(_end_of(row, step)))
         return path
     except StorageError as error:
-        table = csv_line(row) + csv_line(cell(value) for value in row.values())
-        lost_row = "" if path else f"gptscale: the row of this run, which no file has:\n{table.decode()}"
+        lines = csv_line(row) + csv_line(cell(value) for value in row.values())
+        lost_row = "" if path else f"gptscale: the row of this run, which no file has:\n{lines.decode()}"
         # The log of the run may be on the same disk.
         with suppress(OSError):
             sys.stderr.write(f"gptscale: error: {error}\n{lost_row}")

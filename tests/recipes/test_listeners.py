@@ -40,7 +40,7 @@ def test_nothing_listens_off_the_loopback(run, tmp_path):
     started = Started(command(*words, module="benchmarks.engines" if run == "bench" else "gptscale.launchers.cli"))
     if run == "bench":
         # The bench says nothing before its end.
-        started.wait_for(lambda: len(listening(started)) >= 3)
+        started.wait_for(lambda: len(listening(started)) >= 2)
     else:
         line = started.stdout.readline()
         while line and not line.startswith(("step ", "epoch ")):
@@ -50,8 +50,8 @@ def test_nothing_listens_off_the_loopback(run, tmp_path):
     started.process.send_signal(signal.SIGKILL)
     started.ended()
     assert set(addresses) <= {"127.0.0.1", "::1"}
-    # The launcher's rendezvous, and gloo's own listener of each rank.
-    assert len(addresses) >= (1 if run in RECIPES and not RECIPES[run].axes else 3)
+    # Gloo's own listener of each rank.
+    assert len(addresses) >= (0 if run in RECIPES and not RECIPES[run].axes else 2)
 
 
 def test_no_command_serves_anything():
@@ -63,7 +63,7 @@ def test_no_command_serves_anything():
     rooms = "common foresight launchers lenet ops recipes results".split()
     files = [path for room in rooms for path in (package / room).rglob("*.py")]
     found = {path.relative_to(package).as_posix() for path in files if opens.search(path.read_text())}
-    assert found <= {"common/process/ranks.py", "common/process/rendezvous.py"}
+    assert found <= {"common/process/rendezvous.py"}
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_a_run_cannot_be_reached_from_another_network(tmp_path):
         tables = [Path(f"/proc/{run.pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
         sockets = [line.split() for lines in tables for line in lines]
         ports = {int(address.split(":")[1], 16) for _, address, _, state, *_ in sockets if state == "0A"}
-        assert len(ports) >= 3
+        assert len(ports) >= 2
         assert not [port for port in ports if reaches(port)]
         run.stdout.close()
     # All that runs on a machine ends with it.

@@ -11,7 +11,7 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.results.columns import SUMMARY, RunColumn, RunTable, cells_of, csv_line
 from gptscale.results.comparison.groups import compare
 from gptscale.results.comparison.read import load
-from gptscale.results.record.files import append_row, append_summary
+from gptscale.results.record.files import append_row
 from gptscale.results.record.folders import check_results_folder
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
@@ -56,8 +56,8 @@ def test_an_older_file_is_read_extended_and_continued(version, tmp_path):
     old = older(tmp_path, version)
     assert len(load([tmp_path])) == 1
     check_results_folder(tmp_path, "new", SUMMARY, resumes=False)
-    append_summary(tmp_path, ROW)
-    append_summary(tmp_path, ROW | {"run_id": "next"})
+    append_row(SUMMARY, tmp_path, ROW)
+    append_row(SUMMARY, tmp_path, ROW | {"run_id": "next"})
     path = tmp_path / "summary.csv"
     assert path.read_bytes().startswith(SUMMARY.header)
     first, second, third = rows_of(path)
@@ -74,7 +74,7 @@ def test_an_older_file_is_read_extended_and_continued(version, tmp_path):
 
 def test_damaged_lines_of_an_older_file_stay_and_are_told(tmp_path):
     older(tmp_path, 5, b"half,a,line\n", b"\xff\0\n", b"torn,li")
-    append_summary(tmp_path, ROW)
+    append_row(SUMMARY, tmp_path, ROW)
     lines = (tmp_path / "summary.csv").read_bytes().split(b"\n")
     assert lines[2:4] == [b"half,a,line", b"\xff\0"]
     assert cells_of(lines[4])[1] == "new"
@@ -97,7 +97,7 @@ def test_a_newer_or_foreign_file_is_refused_and_left_alone(header, reason, tmp_p
     with pytest.raises(ConfigError, match=f"summary.csv {reason}"):
         check_results_folder(tmp_path, None, SUMMARY, resumes=False)
     with pytest.raises(StorageError, match=f"summary.csv {reason}"):
-        append_summary(tmp_path, ROW)
+        append_row(SUMMARY, tmp_path, ROW)
     assert (tmp_path / "summary.csv").read_bytes() == content
 
 

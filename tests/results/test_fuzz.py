@@ -25,7 +25,7 @@ from gptscale.results.comparison.page import page
 from gptscale.results.comparison.picture import figure_png, steps_of
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, show
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.recorder import _before
 from gptscale.results.record.step_log import StepLog
 
@@ -84,7 +84,7 @@ def made(out: Path) -> list[Path]:
         row = dict.fromkeys(SUMMARY.names, 1.0) | dict.fromkeys(("model", "data", "device", "host"), "tiny")
         row |= {"schema_version": 4, "run_id": f"{recipe}-1", "status": "ok", "error": "", "recipe": recipe}
         row |= {"timestamp": "2026-01-01", "workload_hash": "abcd" if n < 2 else "ef01", "world_size": n + 1}
-        append_summary(out, row)
+        append_row(SUMMARY, out, row)
         folder = out / "runs" / f"{recipe}-1"
         folder.mkdir(parents=True)
         facts = {"python": "3.11", "device": "cpu", "packages": {"torch": "2.11"}}

@@ -8,8 +8,12 @@ from torch.distributed import _functional_collectives as functional
 
 from gptscale.common.measure.exchanges import ExchangeLog
 from gptscale.common.process.progress import count_waits, progress
+from gptscale.common.process.rendezvous import open_store
+from gptscale.common.process.world import World
 
-dist.init_process_group("gloo")
+world = World.from_environment("cpu")
+store = open_store(world.rank, world.timeout_s)
+dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size)
 count_waits()
 rank, both = dist.get_rank(), (0, 1)
 before = dist.all_reduce, dist.batch_isend_irecv, dist.Work.wait, functional.wait_tensor

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gptscale.common.engine import Batch
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.config import VisionConfig
@@ -41,7 +42,7 @@ def train_on_ranks(config: VisionConfig, world: World) -> tuple[list[float], Vis
     engine, losses, share = without_dropout(VisionEngine(config, SHAPE, world)), [], BATCH // world.world_size
     for step, (images, labels) in enumerate(batches()):
         part = slice(world.rank * share, (world.rank + 1) * share)
-        shares = gather_objects(engine.train_step(step, images[part], labels[part], config.lr).item())
+        shares = gather_objects(engine.train_step(Batch(step, images[part], labels[part]), config.lr).loss.item())
         losses.append(sum(shares) / len(shares))
     return losses, engine
 

@@ -2,12 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
 
 from gptscale.common.engines.torch_engine import TorchEngine, holding_back
 from gptscale.common.optim.stepper import Stepper
+from gptscale.common.process.world import World
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
 
 HEAVY = ("torch.distributed.pipelining", "torch.distributed.tensor", "safetensors", "deepspeed", "colossalai")
 
@@ -56,6 +61,20 @@ def test_an_engine_keeps_the_defaults_of_its_stepper():
     assert engine.close() is None
     engine.load_counters(engine.counters())
     assert stepper.loaded == {"optimizer_steps": 2.0}
+
+
+def test_a_step_drops_by_its_number_and_the_rank_alone(tmp_path):
+    words = ["--dropout", "0.5", "--data", "synthetic", "--seq-len", "16", "--n-layer", "1", "--out", str(tmp_path)]
+    plan = preflight("single", *parse_run("single", words), World.from_environment("cpu"))
+    batch = plan.batches(plan.train, 0, 1).batch(0)
+
+    def loss(step, rank):
+        world = replace(plan.run.world, rank=rank)
+        engine = get("single").load().build(replace(plan.run, world=world), plan.recipe_config)
+        return engine.train_step(batch._replace(step=step), 0.0).loss.item()
+
+    assert loss(0, 0) == loss(0, 0)
+    assert len({loss(0, 0), loss(1, 0), loss(0, 1)}) == 3
 
 
 def test_gradients_are_held_back_until_the_last_micro_batch():

@@ -9,14 +9,11 @@ from gptscale.common.process.progress import Progress
 
 
 class Store(dict):
-    def set(self, key, value):
-        self[key] = value.encode()
+    def set(self, rank, words):
+        self[rank] = words.encode()
 
-    def check(self, keys):
-        return all(key in self for key in keys)
-
-    def get(self, key):
-        return self[key]
+    def get(self, rank):
+        return super().get(rank, b"")
 
 
 def beats_at(store, rank, step, part, *, waits=False):
@@ -74,14 +71,29 @@ def test_a_beat_is_read_back(store):
     assert (beat.place, beat.waits, beat_of(store, 1)) == ("at step 11 in evaluation", False, None)
 
 
+def test_junk_is_no_beat(store):
+    """It was a traceback in the launcher, and the run had no row."""
+    for junk in (
+        b"{",
+        b"[" * 9999,
+        b'[1, 2, "\\u001b[2J", true, 0.1, 0.1]',
+        b'{"a": 1}',
+        b'[1, "2"]',
+        b"null",
+        b"\xff",
+    ):
+        store[1] = junk
+        assert beat_of(store, 1) is None
+
+
 def test_rank_0_took_the_store_along(store, monkeypatch):
     """Where the launcher holds the store, its loss says nothing about rank 0."""
     own = beats_at(store, 1, 7, "backward")
 
-    def gone(keys):
+    def gone(rank):
         raise RuntimeError("Connection reset by peer")
 
-    store.check = gone
+    store.get = gone
     assert own.missing() == ("rank 0", "with the rendezvous that it served, while rank 1 was at step 7 in backward")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert own.missing() is None

@@ -1,11 +1,9 @@
 """A rank with a broken environment, or a rendezvous that is not there: one line, soon, before torch tries for minutes."""
 
-import contextlib
 import os
 import socket
 import threading
 import time
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +14,7 @@ import torch.distributed as dist
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import rendezvous
 from gptscale.common.process.program import Program
-from gptscale.common.process.rendezvous import check_rendezvous
+from gptscale.common.process.rendezvous import open_store, warn_of_open_port
 from gptscale.common.process.task import run_captured
 from gptscale.common.process.world import World, process_group
 
@@ -51,6 +49,7 @@ def address(monkeypatch, free_port):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port))
     monkeypatch.setattr(rendezvous, "REACH_S", 1.5)
+    monkeypatch.setattr(rendezvous, "SILENCE_S", 0.5)
     return "127.0.0.1", free_port
 
 
@@ -58,83 +57,72 @@ def address(monkeypatch, free_port):
 def test_a_rendezvous_that_nobody_names(monkeypatch, address, name):
     monkeypatch.delenv(name)
     with pytest.raises(ConfigError, match=f"{name} is not set, in the environment"):
-        check_rendezvous(0)
+        open_store(0, 5.0)
 
 
 def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypatch):
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r":\d+ did not answer for 1.5 s .Connection refused., in MASTER_ADDR"):
-        check_rendezvous(1)
+    with pytest.raises(ConfigError, match=r":\d+ did not answer for \d s .Connection refused., in MASTER_ADDR"):
+        open_store(1, 5.0)
     monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
-    with pytest.raises(ConfigError, match=r"nowhere.invalid:\d+ did not answer for 1.5 s"):
-        check_rendezvous(1)
+    with pytest.raises(ConfigError, match=r"nowhere.invalid:\d+ did not answer for \d+ s"):
+        open_store(1, 5.0)
     assert time.monotonic() - began < 60
 
 
 def test_a_server_that_is_no_store_is_refused_at_once(address):
     """torch would ask it again and again, with a page of C++ frames each time."""
 
-    def serve(listening, answer):
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listening.accept()
-                with connection:
-                    connection.recv(100)
-                    connection.sendall(answer)
+    def serve(listening):
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
+    with socket.create_server(address) as listening:
+        thread = threading.Thread(target=serve, args=[listening], daemon=True)
+        thread.start()
+        with pytest.raises(ConfigError, match=r"is no rendezvous \(it answers b'HTTP'\)"):
+            open_store(1, 5.0)
+        thread.join(60)
+
+
+def test_a_port_that_accepts_and_stays_silent_is_told_in_time(address, monkeypatch):
+    """A rank waited for more than five minutes, without a word."""
+    monkeypatch.setattr(rendezvous, "REACH_S", 200.0)
     began = time.monotonic()
-    for answer, is_refused in ((b"HTTP/1.1 400 Bad Request\r\n\r\n", True), (b"", False)):
-        with socket.create_server(address) as listening:
-            thread = threading.Thread(target=serve, args=(listening, answer), daemon=True)
-            thread.start()
-            with (
-                pytest.raises(ConfigError, match=r"is no rendezvous \(it answers b'HTTP'\)")
-                if is_refused
-                else nullcontext()
-            ):
-                check_rendezvous(1)
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join(60)
+    with socket.create_server(address), pytest.raises(ConfigError, match="takes the connection and says nothing"):
+        open_store(1, 300.0)
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_store_is_known_by_its_answer(address, use_libuv):
-    store = dist.TCPStore(*address, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
-    for _ in range(3):
-        assert rendezvous.answer_of(*address, 5.0) == rendezvous.NUMBER
-    check_rendezvous(1)
-    store.set("a", "b")
-    assert store.get("a") == b"b"
+def test_a_byte_does_not_hold_the_store_of_rank_0(address):
+    """A port scanner sends as much."""
+    store = open_store(0, 5.0)
+    with socket.create_connection(address) as scanner:
+        scanner.sendall(b"\0")
+        store.set("a", "b")
+        for _ in range(3):
+            assert open_store(1, 5.0).get("a") == b"b"
 
 
-def test_a_port_that_is_taken_names_its_process(address, capsys):
-    with socket.create_server(address):
-        with pytest.raises(
-            ConfigError, match=rf"port {address[1]} is in use by process {os.getpid()} \(.+\), in MASTER_PORT"
-        ):
-            check_rendezvous(0)
-        check_rendezvous(1)
-    assert capsys.readouterr().err == ""
+def test_a_port_that_is_taken_names_its_process(address):
+    taken = rf"port {address[1]} is in use by process {os.getpid()} \(.+\), in MASTER_PORT"
+    with socket.create_server(address), pytest.raises(ConfigError, match=taken):
+        open_store(0, 5.0)
 
 
-@pytest.mark.slow
 def test_a_rendezvous_on_all_interfaces_is_told_in_one_line(address, capsys, monkeypatch):
-    check_rendezvous(0)
-    assert capsys.readouterr().err.startswith(
-        f"gptscale: warning: rank 0 lets every machine that reaches this one write to port {address[1]}"
-    )
-    with socket.create_server(address):
+    for by in ("rank 0", "torchrun"):
+        warn_of_open_port()
+        (line,) = capsys.readouterr().err.splitlines()
+        said = f"gptscale: warning: {by} lets every machine that reaches this one write to port {address[1]}, on all interfaces"
+        assert line.startswith(said)
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-        # Under `gptscale run` it is like this.
-        check_rendezvous(0)
-        assert capsys.readouterr().err == ""
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-        check_rendezvous(1)
-        assert capsys.readouterr().err == ""
-        check_rendezvous(0)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gptscale: warning: torchrun lets every machine")
+    # Under `gptscale run` it is like this.
+    monkeypatch.setenv("GPTSCALE_RENDEZVOUS", "/proc/1/fd/1")
+    warn_of_open_port()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow

@@ -21,14 +21,14 @@ def sign_all_in(*facts, timeout_s=200.0, refused=()):
 
     refused: the numbers of the ranks that leave `error` instead. A rank without facts never comes.
     """
-    store, ended = dist.HashStore(), {}
+    store, ended, said = dist.HashStore(), {}, {}
     error = DataError("no such file", "in --data", "name a file")
 
     def come(rank):
         call = RollCall(store, rank, len(facts))
         try:
             if rank in refused:
-                call.refuse(error)
+                said[rank] = call.refuse(error)
                 ended[rank] = call.leave()
             else:
                 ended[rank] = call.sign_in(facts[rank], timeout_s)
@@ -84,25 +84,45 @@ def test_a_rank_that_never_comes_is_named(monkeypatch):
     monkeypatch.setattr(roll_call, "LONGER_S", 50.0)
     ended, seconds = sign_all_in(FACTS, None, FACTS, None, timeout_s=1.0)
     assert {str(error) for error in ended.values()} == {
-        "ranks 1,3 did not come within 1 s, in the rendezvous, look for their own messages"
+        "rank 1,3 did not come within 1 s, in the rendezvous, look for its own message"
     }
     assert all(isinstance(error, PeerError) for error in ended.values())
     assert seconds < 20
 
 
 def test_rank_0_says_it_for_a_rank_beside_it(monkeypatch):
-    error, store = ConfigError("unknown option", "on the command line", "see --help"), dist.HashStore()
-    calls = [RollCall(store, rank, 2) for rank in (0, 1)]
-    calls[1].refuse(error)
-    calls[0].refuse(error)
-    assert calls[1].rank_0_says(error)
-    assert not calls[1].rank_0_says(ConfigError("another", "in --lr", "use 1"))
-    store.set("gptscale/roll call/start/rank 0 came", json.dumps(Refusal.of(error)._replace(host="another")))
-    assert not calls[1].rank_0_says(error)
-    store.set("gptscale/roll call/start/rank 0 came", json.dumps(None))
-    assert not calls[1].rank_0_says(error)
+    error = ConfigError("unknown option", "on the command line", "see --help")
+    another = ConfigError("another", "in --lr", "use 1")
     monkeypatch.setattr(roll_call, "RANK_0_S", 0.1)
-    assert not RollCall(dist.HashStore(), 1, 2).rank_0_says(error)
+
+    def says(outcome):
+        store = dist.HashStore()
+        if outcome != "rank 0 never came":
+            store.set("gptscale/roll call/start/outcome", json.dumps(outcome))
+        return RollCall(store, 1, 2).refuse(error)
+
+    assert says(Refusal.of(error, 0))
+    assert not says(Refusal.of(another, 0))
+    assert not says(Refusal.of(error, 1))
+    assert not says(Refusal.of(error, 0)._replace(host="another"))
+    assert not says(None)
+    assert not says("rank 0 never came")
+
+
+@pytest.mark.parametrize(
+    "junk", [b"{", b"[" * 5000, b"[1, 2]", b'{"a": 1}', b"7", b"\xff", b'"' + b"a" * (1 << 21) + b'"']
+)
+@pytest.mark.parametrize("key", ["rank 1", "outcome"])
+def test_junk_in_the_rendezvous_is_one_line(key, junk, monkeypatch):
+    """Whoever reaches a rendezvous that is a port can write there."""
+    monkeypatch.setattr(roll_call, "REACH_S", 0.1)
+    store = dist.HashStore()
+    store.set(f"gptscale/roll call/start/{key}", junk)
+    with pytest.raises(ConfigError) as caught:
+        RollCall(store, *((0, 2) if key == "rank 1" else (1, 2))).sign_in(FACTS, 0.0)
+    assert f"what lies there as {key} was not written by gptscale" in str(caught.value)
+    assert str(caught.value).endswith("in the rendezvous, see who else can reach its port")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_ranks_that_were_started_with_other_options():

@@ -35,6 +35,15 @@ def test_each_torch_and_each_source_has_a_library_of_its_own(torch_lib, tmp_path
     assert len({first, second, third}) == 3
 
 
+def test_a_library_that_others_may_write_is_not_preloaded(torch_lib):
+    library = build.prepare(torch_lib)
+    library.parent.mkdir(mode=0o700, parents=True)
+    library.touch()
+    library.chmod(0o666)
+    with pytest.raises(ConfigError, match=f"{build.LIBRARY} may be written by other users, .*, rm -r {library.parent}"):
+        build.prepare(torch_lib)
+
+
 def test_a_call_that_is_lacking_is_refused_in_the_words_of_its_library(monkeypatch, tmp_path):
     symbols = {
         "libmock.so": {"cudaMalloc"},

@@ -69,10 +69,11 @@ def test_no_row_and_no_other_name(tmp_path):
         import torch
         from gptscale.common.errors import StorageError
         from gptscale.common.process.mock import simulating
-        from gptscale.results.record.files import append_summary
+        from gptscale.results.columns import SUMMARY
+from gptscale.results.record.files import append_row
         with simulating():
             try:
-                append_summary(Path({str(tmp_path)!r}), {{"status": "ok"}})
+                append_row(SUMMARY, Path({str(tmp_path)!r}), {{"status": "ok"}})
             except StorageError as error:
                 print(error)
         print(torch.cuda.get_device_name(0))

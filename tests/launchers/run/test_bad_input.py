@@ -29,7 +29,7 @@ from gptscale.launchers.run import space
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.launchers.run.start import plan_run
 from gptscale.ops.build import cache as build_cache
-from gptscale.recipes import Recipe
+from gptscale.recipes import Recipe, get
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +94,8 @@ CASES = {
     "resume a sweep": (["sweep", "--recipes", "single", "--resume", "x"], "a sweep begins its runs anew, in --resume"),
     "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
     "more than the memory": (["run", "single", "--n-embd", "1000000", "--device", "cpu"], "each rank needs 715,2"),
+    "an option twice": (["run", "ddp", "--lr", "1", "--steps=2", "--lr=2"], "--lr is given twice"),
+    "an option and its opposite": (["run", "ddp", "--compile", "--no-compile"], "--compile is given twice"),
     "a batch of more": (["run", "ddp", "--global-batch-size", "10000000", "--device", "cpu"], "of 10,000,000 and 10,000,000"),
     "more than all memories": (["sweep", "--recipes", "ddp,fsdp", "--n-embd", "1000000", "--device", "cpu"], "in the model's size, use a smaller --model"),
     "blocks": (["run", "single", "--n-layer", "1000000000"], "n_layer 1000000000 is out of range, in --n-layer, use 1 to 10000"),
@@ -407,12 +409,21 @@ def test_doctor_runs(capsys, folder):
     assert json.loads(out[out.index("{") :])
 
 
-@pytest.mark.parametrize("version", ["0.9.5", "0.19.9", "0.19.80"])
-def test_an_engine_at_a_version_that_is_not_known_to_work(version, capsys, folder, monkeypatch):
-    monkeypatch.setattr(gptscale.recipes, "version", lambda name: version)
-    said = refused(capsys, folder, ["run", "zero2"])
-    assert f"deepspeed {version} is installed, this recipe is known to work with 0.19.8 alone" in said
-    assert "pip install 'gptscale[deepspeed]'" in said
+@pytest.mark.parametrize(
+    ("recipe", "version", "works"),
+    [
+        *(("zero2", version, "0.19.8") for version in ("0.9.5", "0.19.9", "0.19.80")),
+        ("accelerate_fsdp", "0.0.1", "1.10 or newer"),
+        ("lightning_fabric", "2.4.9", "2.5 or newer"),
+    ],
+)
+def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works, capsys, folder, monkeypatch):
+    engine = get(recipe).engine
+    installed = gptscale.recipes.version
+    monkeypatch.setattr(gptscale.recipes, "version", lambda name: version if name == engine else installed(name))
+    said = refused(capsys, folder, ["run", recipe])
+    assert f"{engine} {version} is installed, this recipe is known to work with {works}, " in said
+    assert f"pip install 'gptscale[{engine}]'" in said
 
 
 def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys, folder, monkeypatch):

@@ -12,7 +12,7 @@ from gptscale.common.measure.offload import Offload
 from gptscale.common.measure.speed import Memory, Speed
 from gptscale.common.settings import plan_file
 from gptscale.foresight.verdict.verdict import Verdict
-from gptscale.launchers.run.record import bubble_figures, figures, identity, new_run_id, offload_figures
+from gptscale.launchers.run.record import RunRecord, bubble_figures, new_run_id, offload_figures
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.facts import highest, state_columns
 
@@ -80,14 +80,16 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
     )
     cause = SimpleNamespace(name="data-bound", share=0.5, without_s=0.5)
     verdict = Verdict("data-bound", 1.0, 0.0, 1.0, {}, [cause])
+    record = RunRecord(plan(), "r")
+    record.recorder = steps
     made = {
-        "start": identity(plan(), "r"),
+        "start": record.identity(),
         "plan": plan_file.predicted_columns(Path("plan.json"), 1),
-        "steps": figures(None, steps),
+        "steps": record.figures(),
         "offload": offload_figures([Offload(cpu_bytes=GIB)], RECORDER),
         "bubble": bubble_figures([Bubble(0.5, (1.0,), (2.0,))], RECORDER),
         "state": state_columns([LiveState()], ("16 N", GIB)),
-        "memory": {f"peak_{kind}" for kind in highest([Memory(1.0, 1.0, 1.0)])},
+        "memory": highest([Memory(1.0, 1.0, 1.0)]),
         "verdict": verdict.columns(),
     }
     for source, row in made.items():
@@ -96,6 +98,6 @@ def test_each_part_of_a_run_fills_the_columns_of_its_name(plan, monkeypatch):
 
 
 def test_optimizer_rate_and_attention_are_columns(plan):
-    row = identity(plan("--optimizer", "sgd", "--lr", "0.5", "--attention", "math"), "r")
+    row = RunRecord(plan("--optimizer", "sgd", "--lr", "0.5", "--attention", "math"), "r").identity()
     assert (row["optimizer"], row["lr"], row["attention"]) == ("sgd", 0.5, "math")
-    assert identity(plan(), "r")["lr"] > 0
+    assert RunRecord(plan(), "r").identity()["lr"] > 0

@@ -12,8 +12,9 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run import start as start_module
 from gptscale.launchers.run.start import plan_run, start
 from gptscale.recipes.ddp import DDPConfig
+from gptscale.results.columns import SUMMARY
 from gptscale.results.record import launch_with_row
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.run_folder import START, leave_end
 
 
@@ -47,7 +48,7 @@ def began(folder, name):
 def ended(folder, name, status):
     """Leave what rank 0 leaves when it ends."""
     began(folder, name)
-    append_summary(folder.parents[1], {"run_id": "r", "status": status})
+    append_row(SUMMARY, folder.parents[1], {"run_id": "r", "status": status})
     write_json(folder / "status.json", {"status": status, "error": "", "step": 4, "start": name})
 
 
@@ -69,7 +70,7 @@ def test_a_row_counts_also_when_its_rank_was_ended_before_the_status(tmp_path, b
 
     def killed(name):
         began(tmp_path / "runs" / "r", name)
-        append_summary(tmp_path, {"run_id": "r", "status": "failed"})
+        append_row(SUMMARY, tmp_path, {"run_id": "r", "status": "failed"})
         return 7
 
     assert begin(killed) == 7
@@ -124,7 +125,7 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(module, function, 
     words += ("--global-batch-size", "4", "--no-tensorboard", "--device", "cpu", "--out", str(tmp_path))
     program = Program(str(WORLDS / "world_faulty.py"), (*words, "--run-name", "r"), imports=imports_of(("ddp",), ""))
     folder, summary = tmp_path / "runs" / "r", tmp_path / "summary.csv"
-    assert launch_with_row.launch_with_row(program, 2, folder, summary, append_summary, fork=True) == 0
+    assert launch_with_row.launch_with_row(program, 2, folder, SUMMARY, fork=True) == 0
     with summary.open() as file:
         (row,) = csv.DictReader(file)
     assert (row["status"], row["error"]) == ("ok", "")
@@ -152,6 +153,6 @@ def test_a_row_that_the_disk_does_not_take_changes_no_status(tmp_path, begin, mo
     def full(*args):
         raise StorageError("no space", "in summary.csv", "free space")
 
-    monkeypatch.setattr(start_module, "append_summary", full)
+    monkeypatch.setattr(launch_with_row, "append_row", full)
     assert begin(lambda name: began(tmp_path / "runs" / "r", name) or 5) == 5
     assert capsys.readouterr().err == "gptscale: error: no space, in summary.csv, free space\n"

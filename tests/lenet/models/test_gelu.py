@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise
 from gptscale.lenet.data.sources import open_data
 from gptscale.lenet.models import GELUS
@@ -35,7 +36,7 @@ def losses(gelu: str, seed: int) -> list[float]:
     found, step = [], 0
     for epoch in range(STEPS // 42):
         for images, labels in loader.epoch(epoch):
-            found.append(engine.train_step(step, images, labels, config.lr).item())
+            found.append(engine.train_step(Batch(step, images, labels), config.lr).loss.item())
             step += 1
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gptscale.common.errors import StorageError
-from gptscale.lenet.run import checkpoints
+from gptscale.launchers.run import checkpoints
 from gptscale.lenet.run.checkpoints import VisionSaver, check_space
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.recorder import EarlierProgress
@@ -27,27 +27,25 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def saver(done: list[Any], save_every: int) -> VisionSaver:
     """Return the saver of a run of ten epochs of four steps, whose recorder says when it is told to put its rows on disk."""
-    config = VisionConfig(save_every=save_every, keep_checkpoints=3)
-    plan: Any = SimpleNamespace(config=config, steps=40, work={}, world=SimpleNamespace(world_size=1))
+    config, order = VisionConfig(save_every=save_every, keep_checkpoints=3), SimpleNamespace(steps_per_epoch=4)
+    run = SimpleNamespace(config=config, world=SimpleNamespace(world_size=1), recipe="lenet")
+    plan: Any = SimpleNamespace(run=run, **vars(run), work={}, batch_order=order)
     past = EarlierProgress(epoch_loss_sum=1.5, skipped_steps=2)
     recorder: Any = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
-    return VisionSaver(plan, SimpleNamespace(), recorder, Path("checkpoints"))  # type: ignore[arg-type]
+    engine: Any = SimpleNamespace()
+    return VisionSaver(plan, engine, recorder, Path("checkpoints"))
 
 
 def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves: list[Any]) -> None:
     save_checkpoint = saver(saves, 3)
-    for epoch in range(1, 11):
-        save_checkpoint(4 * epoch, epoch)
-    assert [entry if isinstance(entry, str) else entry[0] for entry in saves] == [
-        *("rows", 12),
-        *("rows", 24),
-        *("rows", 36),
-        *("rows", 40),
-    ]
+    for step in range(1, 41):
+        save_checkpoint(step, step == 40)
+    steps = [entry if isinstance(entry, str) else entry[0] for entry in saves]
+    assert steps == [*("rows", 12), *("rows", 24), *("rows", 36), *("rows", 40)]
 
 
 def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves: list[Any]) -> None:
-    saver(saves, 3)(7, None)
+    saver(saves, 3)(7, True)
     _, (step, past, keep) = saves
     assert (step, keep) == (7, 3)
     # What the rest of the epoch needs of its beginning.
@@ -55,8 +53,8 @@ def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves: list[Any]) -
 
 
 def test_a_run_without_save_every_saves_nothing(saves: list[Any]) -> None:
-    for complete_epochs in (None, 10):
-        saver(saves, 0)(40, complete_epochs)
+    for last in (False, True):
+        saver(saves, 0)(40, last)
     assert saves == []
 
 

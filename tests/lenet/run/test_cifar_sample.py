@@ -9,6 +9,7 @@ import pytest
 import torch
 from worlds import ok
 
+from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import Normalise
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models.registry import MODELS, ImageShape
@@ -38,7 +39,7 @@ def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision, torch.float32)
     images = Normalise(torch.device("cpu"), torch.float32 if config.amp else dtype)(sample.train.images[chosen])
     labels = sample.train.labels[chosen]
-    return [engine.train_step(step, images, labels, config.lr).item() for step in range(STEPS)]
+    return [engine.train_step(Batch(step, images, labels), config.lr).loss.item() for step in range(STEPS)]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.engine import Batch, StepResult
 from gptscale.common.measure import devices
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run import engine as engine_module
@@ -78,12 +79,12 @@ def test_a_step_that_overflows_changes_nothing(amp: bool, optimizer: str) -> Non
     images, labels = torch.randn(16, 1, 28, 28), torch.arange(16) % 10
     images = images if amp else images.half()
     before = {box.name: box.tensor.clone() for box in tried.state()}
-    assert torch.isfinite(tried.train_step(0, images, labels, 0.01))
+    assert torch.isfinite(tried.train_step(Batch(0, images, labels), 0.01).loss)
     assert tried.skipped == 1
     assert all(torch.equal(box.tensor, before[box.name]) for box in tried.state())
     tried.fixed_scale = 128.0
     tried.scaler.update(128.0)
-    tried.train_step(1, images, labels, 0.01)
+    tried.train_step(Batch(1, images, labels), 0.01)
     assert tried.skipped == 0
     assert not all(torch.equal(box.tensor, before[box.name]) for box in tried.state())
 
@@ -93,7 +94,7 @@ def test_the_scale_does_not_change_what_is_learnt() -> None:
     images, labels = torch.randn(16, 1, 28, 28).half(), torch.arange(16) % 10
     scaled, plain = (engine(amp=False, optimizer="sgd", loss_scale=scale) for scale in ("64", "none"))
     for step in range(3):
-        a, b = (e.train_step(step, images, labels, 0.01) for e in (scaled, plain))
+        a, b = (e.train_step(Batch(step, images, labels), 0.01).loss for e in (scaled, plain))
         assert abs(a - b) < 2e-3
     assert plain.skipped is None
     for ours, theirs in zip(scaled.module.parameters(), plain.module.parameters(), strict=True):
@@ -146,10 +147,10 @@ def test_a_run_stopped_while_it_skips_continues_bit_identically(
     whole = run(tmp_path, "whole", **options)
     original = VisionEngine.train_step
 
-    def asked(self: VisionEngine, step: int, *rest: Any) -> torch.Tensor:
-        if step == 2:
+    def asked(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
+        if batch.step == 2:
             signal.raise_signal(signal.SIGTERM)
-        return original(self, step, *rest)
+        return original(self, batch, lr)
 
     with monkeypatch.context() as patch:
         patch.setattr(VisionEngine, "train_step", asked)
@@ -172,9 +173,9 @@ def test_a_loss_that_overflows_is_a_result(
     """It is in the rows and in a note, but in no median."""
     original = VisionEngine.train_step
 
-    def harmed(self: VisionEngine, step: int, images: torch.Tensor, *rest: Any) -> torch.Tensor:
-        harm = float("inf") if step == 2 and self.config.seed == 2 else 1.0
-        return original(self, step, images * harm, *rest)
+    def harmed(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
+        harm = float("inf") if batch.step == 2 and self.config.seed == 2 else 1.0
+        return original(self, batch._replace(inputs=batch.inputs * harm), lr)
 
     monkeypatch.setattr(VisionEngine, "train_step", harmed)
     rows = study("precision", *LENET, "--modes", "fp32", "--repeats", "2", ends=("ok", "failed"))

@@ -1,14 +1,13 @@
-"""The lines that end a vision run, and the name of one that was given none."""
+"""The lines that end a vision run."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gptscale.lenet.run.record import new_run_id, print_summary
+from gptscale.lenet.run.record import print_summary
 
 ROW: dict[str, Any] = {"model": "lenet", "status": "ok", "data": "digits", "n_test": 1449}
 
@@ -39,9 +38,3 @@ def test_figures_have_their_units(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_gpu_has_its_own_figures(capsys: pytest.CaptureFixture[str]) -> None:
     text = "\n".join(printed(capsys, gpu_util_percent=80.0, gpu_mem_used_gib=1.5))
     assert "GPU 80 % busy with 1.50 GiB in use, -" in text
-
-
-def test_a_run_without_a_name_gets_one_that_no_twin_has() -> None:
-    names = {new_run_id("vgg11") for _ in range(20)}
-    assert all(re.fullmatch(r"lenet-vgg11-\d{8}-\d{6}-[0-9a-f]{4}", name) for name in names)
-    assert len(names) > 15

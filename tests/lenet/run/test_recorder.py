@@ -11,12 +11,13 @@ import pandas as pd
 import pytest
 import torch
 
+from gptscale.common.engine import StepResult
 from gptscale.common.errors import NumericError
 from gptscale.common.process.world import World
-from gptscale.lenet.run import recorder as recorder_module
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import Score
-from gptscale.lenet.run.recorder import EarlierProgress, StepOnDevice, VisionRecorder
+from gptscale.lenet.run.preflight import VisionPlan
+from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
 
 
 class Clock:
@@ -25,47 +26,59 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 100.0
 
-    def perf_counter(self) -> float:
+    def __call__(self) -> float:
         return self.now_s
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(recorder_module, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
-def plan(**options: Any) -> Any:
-    """Return a plan of two epochs of four steps, of ten images each, on one process."""
-    config = VisionConfig(**{"epochs": 2, "batch_size": 10, "log_every": 1, "tensorboard": False, **options})
-    world = World(0, 0, 1, torch.device("cpu"), 60.0)
-    return SimpleNamespace(config=config, world=world, steps=8, batch_order=SimpleNamespace(steps_per_epoch=4))
+class Plan(SimpleNamespace):
+    """A plan of two epochs of four steps, of ten images each, on one process."""
+
+    batch_order, steps, world = SimpleNamespace(steps_per_epoch=4), 8, World(0, 0, 1, torch.device("cpu"), 60.0)
+    run = property(lambda self: self)
+    ends_epoch = VisionPlan.ends_epoch
 
 
 def take(recorder: VisionRecorder, clock: Clock, steps: range, losses: list[float], skipped: int | None = None) -> None:
     """Record steps that load for 0.5 s and compute for 1.5 s."""
     for step, loss in zip(steps, losses, strict=True):
-        clock.now_s += 2.0
-        flag = None if skipped is None else torch.tensor(skipped)
-        taken = StepOnDevice(step, 1 + (step - 1) // 4, 0.1, torch.tensor(loss), 0.5, 1.5, flag)
-        recorder.step(taken, ends_epoch=step % 4 == 0)
+        with recorder.waiting():
+            clock.now_s += 0.5
+        clock.now_s += 1.5
+        recorder.step(step, 0.1, result(loss, None if skipped is None else torch.tensor(skipped)))
+        with recorder.paused():
+            clock.now_s += 1.0
 
 
-def opened(folder: Path, *, start_step: int = 0, past: EarlierProgress | None = None, **options: Any) -> VisionRecorder:
+def result(loss: float, skipped: torch.Tensor | None = None) -> StepResult:
+    return StepResult(torch.tensor(loss), torch.tensor(math.nan), torch.tensor([loss]), skipped)
+
+
+def end_epoch(recorder: VisionRecorder, clock: Clock, epoch: int, score: Score | None, seconds: float = 0.0) -> None:
+    with recorder.paused():
+        clock.now_s += seconds
+        recorder.end_epoch(epoch, 4 * epoch, score, seconds)
+
+
+def opened(
+    folder: Path, clock: Clock, *, start_step: int = 0, past: EarlierProgress | None = None, **options: Any
+) -> VisionRecorder:
+    config: Any = VisionConfig(**{"epochs": 2, "batch_size": 10, "log_every": 1, "tensorboard": False, **options})
+    plan: Any = Plan(config=config)
     past = past or EarlierProgress()
-    return VisionRecorder(plan(**options), folder, start_step=start_step, past=past, began=90.0, quiet=True)
+    return VisionRecorder(plan, folder, start_step=start_step, past=past, began=90.0, quiet=True, clock=clock)
 
 
 def test_an_epochs_row_has_the_mean_loss_and_the_rate_of_its_own_time(tmp_path: Path, clock: Clock) -> None:
-    with opened(tmp_path) as recorder:
-        recorder.begin_epoch()
+    with opened(tmp_path, clock) as recorder:
         take(recorder, clock, range(1, 5), [4.0, 3.0, 2.0, 1.0])
-        clock.now_s += 5.0
-        recorder.end_epoch(1, 4, Score(0.5, (30, 10), (40, 40)), 5.0)
-        recorder.begin_epoch()
+        end_epoch(recorder, clock, 1, Score(0.5, (30, 10), (40, 40)), 5.0)
         take(recorder, clock, range(5, 9), [1.0, 1.0, 1.0, 1.0])
-        recorder.end_epoch(2, 8, None, 0.0)
+        end_epoch(recorder, clock, 2, None)
     first, second = pd.read_csv(tmp_path / "epochs.csv").to_dict("records")
     assert (first["train_loss"], first["test_loss"], first["test_accuracy"]) == (2.5, 0.5, 0.5)
     assert first["class_accuracy"] == "0.7500 0.2500"
@@ -78,10 +91,9 @@ def test_an_epochs_row_has_the_mean_loss_and_the_rate_of_its_own_time(tmp_path: 
 
 def test_a_resumed_epoch_counts_the_losses_before_and_the_time_since(tmp_path: Path, clock: Clock) -> None:
     past = EarlierProgress(epoch_loss_sum=7.0, epoch_steps=2, loss_first=4.0, best_accuracy=0.9)
-    with opened(tmp_path, start_step=2, past=past) as recorder:
-        recorder.begin_epoch()
+    with opened(tmp_path, clock, start_step=2, past=past) as recorder:
         take(recorder, clock, range(3, 5), [2.0, 1.0])
-        recorder.end_epoch(1, 4, Score(0.5, (8,), (10,)), 0.0)
+        end_epoch(recorder, clock, 1, Score(0.5, (8,), (10,)))
         figures = recorder.figures()
     (row,) = pd.read_csv(tmp_path / "epochs.csv").to_dict("records")
     assert row["train_loss"] == 2.5
@@ -91,8 +103,7 @@ def test_a_resumed_epoch_counts_the_losses_before_and_the_time_since(tmp_path: P
 
 
 def test_means_leave_out_the_first_steps(tmp_path: Path, clock: Clock) -> None:
-    with opened(tmp_path) as recorder:
-        recorder.begin_epoch()
+    with opened(tmp_path, clock) as recorder:
         take(recorder, clock, range(1, 4), [1.0] * 3)
         assert "images_per_s" not in recorder.figures()
         take(recorder, clock, range(4, 5), [1.0])
@@ -102,22 +113,18 @@ def test_means_leave_out_the_first_steps(tmp_path: Path, clock: Clock) -> None:
 
 
 def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path: Path, clock: Clock) -> None:
-    with opened(tmp_path) as recorder:
+    with opened(tmp_path, clock) as recorder:
         for epoch, correct in ((1, 980), (2, 990), (3, 993)):
-            recorder.begin_epoch()
             take(recorder, clock, range(4 * epoch - 3, 4 * epoch + 1), [1.0] * 4)
-            recorder.end_epoch(epoch, 4 * epoch, Score(0.1, (correct,), (1000,)), 0.0)
+            end_epoch(recorder, clock, epoch, Score(0.1, (correct,), (1000,)))
         figures = recorder.figures()
-    # Sixteen seconds after the first step began at 100, and loading had begun at 90.
-    assert (figures["seconds_to_99"], figures["seconds_to_99_4"]) == (26.0, None)
+    # Eight steps of 2 s with a pause of 1 s after each, from 100 on, and loading had begun at 90.
+    assert (figures["seconds_to_99"], figures["seconds_to_99_4"]) == (34.0, None)
 
 
 def test_losses_are_read_once_a_window_and_at_the_end_of_an_epoch(tmp_path: Path, clock: Clock) -> None:
-    with opened(tmp_path, log_every=3) as recorder:
-        read = [
-            recorder.step(StepOnDevice(step, 1, 0.1, torch.tensor(1.0), 0.0, 1.0), ends_epoch=step == 4)
-            for step in range(1, 5)
-        ]
+    with opened(tmp_path, clock, log_every=3) as recorder:
+        read = [recorder.step(step, 0.1, result(1.0)) for step in range(1, 5)]
     assert read == [False, False, True, True]
     assert pd.read_csv(tmp_path / "steps.csv").step.tolist() == [1, 2, 3, 4]
 
@@ -131,14 +138,12 @@ def test_skipped_steps_are_a_column_where_there_is_a_loss_scale(
     tmp_path: Path, clock: Clock, options: dict[str, Any], expected: int | None
 ) -> None:
     past = EarlierProgress(skipped_steps=4) if expected else EarlierProgress()
-    with opened(tmp_path, past=past, **options) as recorder:
-        recorder.begin_epoch()
+    with opened(tmp_path, clock, past=past, **options) as recorder:
         take(recorder, clock, range(1, 3), [1.0, 1.0], skipped=1 if expected else None)
         assert recorder.figures().get("skipped_steps") == expected
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_after_its_row(tmp_path: Path, clock: Clock) -> None:
-    with pytest.raises(NumericError, match="loss nan, at step 2"), opened(tmp_path) as recorder:
-        recorder.begin_epoch()
+    with pytest.raises(NumericError, match="loss nan, at step 2"), opened(tmp_path, clock) as recorder:
         take(recorder, clock, range(1, 4), [1.0, math.nan, 1.0])
     assert pd.read_csv(tmp_path / "steps.csv").step.tolist() == [1, 2]

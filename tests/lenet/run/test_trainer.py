@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from worlds import ok
 
+from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
 from gptscale.lenet.run.config import VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
@@ -82,10 +83,10 @@ def test_a_trainer_stopped_within_an_epoch_continues_as_if_it_had_not(
     whole = run(tmp_path, "whole", **options)
     original = VisionEngine.loss
 
-    def asked(self: VisionEngine, step: int, *rest: Any) -> torch.Tensor:
-        if step == 8:
+    def asked(self: VisionEngine, batch: Batch) -> torch.Tensor:
+        if batch.step == 8:
             signal.raise_signal(signal.SIGTERM)
-        return original(self, step, *rest)
+        return original(self, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(VisionEngine, "loss", asked)
@@ -113,9 +114,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_its_name(
     tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = VisionEngine.loss
-    monkeypatch.setattr(
-        VisionEngine, "loss", lambda self, step, images, labels: original(self, step, images / 0, labels)
-    )
+    harmed = lambda self, batch: original(self, batch._replace(inputs=batch.inputs / 0))  # noqa: E731
+    monkeypatch.setattr(VisionEngine, "loss", harmed)
     ended = run(tmp_path, "r", data=str(idx_folder), strategy="trainer_bare", **LONG)
     assert ended.row["status"] == "failed"
     assert "loss nan, at step 1" in ended.row["error"]

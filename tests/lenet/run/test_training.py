@@ -18,14 +18,16 @@ from holder import reseal
 from worlds import Started, command, ok, ranks
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
+from gptscale.common.engine import Batch, StepResult
 from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
-from gptscale.lenet.run.columns import SUMMARY_COLUMNS, append_summary, read_summary
+from gptscale.lenet.run.columns import LENET, SUMMARY_COLUMNS, read_summary
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import RunOutcome, train
+from gptscale.results.record.files import append_row
 from gptscale.results.record.launch_with_row import launch_with_row
 
 WORLDS = Path(__file__).parents[2] / "worlds"
@@ -120,10 +122,10 @@ def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(
     whole = run(tmp_path, "whole", **options)
     original = VisionEngine.train_step
 
-    def asked(self: VisionEngine, step: int, *rest: Any) -> torch.Tensor:
-        if step == 8:
+    def asked(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
+        if batch.step == 8:
             signal.raise_signal(signal.SIGTERM)
-        return original(self, step, *rest)
+        return original(self, batch, lr)
 
     with monkeypatch.context() as patch:
         patch.setattr(VisionEngine, "train_step", asked)
@@ -199,8 +201,9 @@ def test_a_loss_that_is_none_stops_the_run_with_its_row(
 ) -> None:
     original = VisionEngine.train_step
 
-    def harmed(self: VisionEngine, step: int, images: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return original(self, step, images * float("inf") if step == 4 else images, *rest)
+    def harmed(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
+        harm = float("inf") if batch.step == 4 else 1.0
+        return original(self, batch._replace(inputs=batch.inputs * harm), lr)
 
     monkeypatch.setattr(VisionEngine, "train_step", harmed)
     ended = run(tmp_path, "r", data=str(idx_folder), epochs=5)
@@ -239,11 +242,11 @@ def test_bf16_and_the_other_precisions(tmp_path: Path, idx_folder: Path) -> None
 
 def test_a_row_of_other_columns_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not columns"):
-        append_summary(tmp_path, {"status": "ok", "accuracy": 1})
+        append_row(LENET, tmp_path, {"status": "ok", "accuracy": 1})
     with pytest.raises(ValueError, match="status 'fine'"):
-        append_summary(tmp_path, {"status": "fine"})
-    append_summary(tmp_path, {"status": "ok", "error": "=1+1\nx", "run_id": "a"})
-    append_summary(tmp_path, {"status": "failed", "run_id": "b"})
+        append_row(LENET, tmp_path, {"status": "fine"})
+    append_row(LENET, tmp_path, {"status": "ok", "error": "=1+1\nx", "run_id": "a"})
+    append_row(LENET, tmp_path, {"status": "failed", "run_id": "b"})
     rows = read_summary(tmp_path / "lenet.csv")
     assert rows.run_id.tolist() == ["a", "b"]
     assert rows.error[0] == "'=1+1 x"
@@ -255,10 +258,10 @@ def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     pytest.importorskip("torchvision")
     step, before = VisionEngine.train_step, set(psutil.Process().children())
 
-    def train_step(engine: VisionEngine, number: int, *batch: Any) -> Any:
-        for worker in set(psutil.Process().children()) - before if number == 2 else ():
+    def train_step(engine: VisionEngine, batch: Batch, lr: float) -> Any:
+        for worker in set(psutil.Process().children()) - before if batch.step == 2 else ():
             worker.kill()
-        return step(engine, number, *batch)
+        return step(engine, batch, lr)
 
     monkeypatch.setattr(VisionEngine, "train_step", train_step)
     outcome = run(tmp_path, "r", data=str(idx_folder), loader="dataloader", num_workers=1, batch_size=4)
@@ -277,10 +280,10 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = VisionConfig(epochs=1, batch_size=256, tensorboard=False, device="cpu", out=tmp_path, run_name="r")
-    words = (f"killed_in,gptscale.lenet.run.record,VisionRunRow.finish,{rank}", "lenet", *option_words(config))
+    words = (f"killed_in,gptscale.lenet.run.record,VisionRecord.finish,{rank}", "lenet", *option_words(config))
     program = Program(str(WORLDS / "world_faulty.py"), words)
     folder, summary = tmp_path / "runs" / "r", tmp_path / "lenet.csv"
-    assert launch_with_row(program, 2, folder, summary, append_summary, fork=True) == 0
+    assert launch_with_row(program, 2, folder, LENET, fork=True) == 0
     with summary.open() as file:
         (row,) = csv.DictReader(file)
     assert (row["status"], row["error"]) == ("ok", "")

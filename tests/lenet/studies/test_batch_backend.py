@@ -74,7 +74,7 @@ def test_the_grid_with_cuda() -> None:
 def test_the_process_group_of_cuda_ranks(asked: Any, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA tensors use the backend that was asked for, and CPU tensors use gloo in both cases."""
     started: dict[str, Any] = {}
-    monkeypatch.setattr(world_module, "check_rendezvous", lambda rank: None)
+    monkeypatch.setattr(world_module, "warn_of_open_port", lambda: None)
     monkeypatch.setattr(world_module, "open_store", lambda rank, timeout_s: dist.HashStore())
     monkeypatch.setattr(world_module.RollCall, "sign_in", lambda roll_call, facts, timeout_s: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -6,8 +6,9 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.launchers.commands.compare import main
-from gptscale.lenet.run.columns import append_summary
+from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.studies.compare import compare, load
+from gptscale.results.record.files import append_row
 
 RUN = {
     "status": "ok",
@@ -34,7 +35,7 @@ RUN = {
 def left(folder: Path, name: str, **cells: object) -> None:
     """Leave a row, and the epochs that a run of this name would have."""
     row = RUN | {"run_id": name} | cells
-    append_summary(folder, row)
+    append_row(LENET, folder, row)
     epochs = folder / "runs" / name / "epochs.csv"
     epochs.parent.mkdir(parents=True)
     epochs.write_text(f"epoch,train_loss,test_accuracy\n1,2.0,0.5\n2,1.0,{row['test_accuracy']}\n")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from gptscale.common.engine import Batch, StepResult
 from gptscale.launchers.cli import main
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.engine import VisionEngine
@@ -125,14 +126,14 @@ def test_the_sum_is_what_the_cpu_allocator_counts(options: dict[str, Any]) -> No
 def test_watching_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, plain, watched = planned(model="cnn"), VisionEngine.train_step, []
 
-    def told(*args: Any) -> torch.Tensor:
-        loss = plain(*args)
-        watched.append(loss.item())
-        return loss
+    def told(*args: Any) -> StepResult:
+        result = plain(*args)
+        watched.append(result.loss.item())
+        return result
 
     engine = VisionEngine(plan.config, plan.shape, plan.world)
     batches = FastLoader(plan.data.train, plan.batch_order, plan.normalise(), "none").epoch(0)
-    losses = [engine.train_step(step, *next(batches), 1e-3).item() for step in range(STEPS)]
+    losses = [engine.train_step(Batch(step, *next(batches)), 1e-3).loss.item() for step in range(STEPS)]
     monkeypatch.setattr(VisionEngine, "train_step", told)
     taken(plan)
     assert watched == losses

@@ -9,11 +9,11 @@ from gptscale.results.record import facts
 
 def test_the_highest_of_the_ranks_and_nothing_where_no_rank_counts():
     ranks = [Memory(None, 2.0, 0.5), Memory(None, None, 1.5)]
-    assert facts.highest(ranks) == {"mem_allocated_gib": None, "mem_reserved_gib": 2.0, "rss_gib": 1.5}
+    assert facts.highest(ranks) == {"peak_mem_allocated_gib": None, "peak_mem_reserved_gib": 2.0, "peak_rss_gib": 1.5}
 
 
 def test_zero_is_a_figure():
-    assert facts.highest([Memory(0.0, None, 1.0)])["mem_allocated_gib"] == 0.0
+    assert facts.highest([Memory(0.0, None, 1.0)])["peak_mem_allocated_gib"] == 0.0
 
 
 def test_the_state_of_the_rank_that_holds_most_beside_its_formula():

@@ -15,7 +15,7 @@ import pytest
 from gptscale.common.errors import StorageError
 from gptscale.results.columns import SUMMARY, cell
 from gptscale.results.record.board import Board
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.run_folder import run_directory
 from gptscale.results.record.step_log import StepLog
 
@@ -23,10 +23,11 @@ from gptscale.results.record.step_log import StepLog
 WRITER = """
 import os, sys
 from pathlib import Path
-from gptscale.results.record.files import append_summary
+from gptscale.results.columns import SUMMARY
+from gptscale.results.record.files import append_row
 os.fsync = lambda descriptor: None
 for i in range(1000):
-    append_summary(Path(sys.argv[1]), {"run_id": f"writer{sys.argv[2]}-{i}", "status": "ok", "error": "x" * (i % 300)})
+    append_row(SUMMARY, Path(sys.argv[1]), {"run_id": f"writer{sys.argv[2]}-{i}", "status": "ok", "error": "x" * (i % 300)})
 """
 
 
@@ -64,7 +65,7 @@ def test_cell(value: object, written: str) -> None:
 
 def test_floats_read_back_exactly(tmp_path: Path) -> None:
     loss = 3.1415926535897931e-5 / 7
-    path = append_summary(tmp_path, {"status": "ok", "loss_last": loss, "error": 'a "quoted", text'})
+    path = append_row(SUMMARY, tmp_path, {"status": "ok", "loss_last": loss, "error": 'a "quoted", text'})
     (row,) = rows_of(path)
     assert float(row["loss_last"]) == loss
     assert row["error"] == 'a "quoted", text'
@@ -73,9 +74,9 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
 
 def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="losss"):
-        append_summary(tmp_path, {"status": "ok", "losss": 1.0})
+        append_row(SUMMARY, tmp_path, {"status": "ok", "losss": 1.0})
     with pytest.raises(ValueError, match="fine"):
-        append_summary(tmp_path, {"status": "fine"})
+        append_row(SUMMARY, tmp_path, {"status": "fine"})
     assert not (tmp_path / "summary.csv").exists()
 
 
@@ -98,23 +99,23 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
 
 
 def test_torn_last_line_is_cut_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = append_summary(tmp_path, {"run_id": "first", "status": "ok"})
-    append_summary(tmp_path, {"run_id": "torn", "status": "ok"})
+    path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
+    append_row(SUMMARY, tmp_path, {"run_id": "torn", "status": "ok"})
     path.write_bytes(path.read_bytes()[:-30])
-    append_summary(tmp_path, {"run_id": "third", "status": "ok"})
+    append_row(SUMMARY, tmp_path, {"run_id": "third", "status": "ok"})
     assert [row["run_id"] for row in rows_of(path)] == ["first", "third"]
     assert "torn" in capsys.readouterr().err
 
 
 def test_torn_header_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "summary.csv").write_text("schema_ver")
-    path = append_summary(tmp_path, {"run_id": "first", "status": "ok"})
+    path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
     assert [row["run_id"] for row in rows_of(path)] == ["first"]
 
 
 def test_results_are_private(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    path = append_summary(out, {"status": "ok"})
+    path = append_row(SUMMARY, out, {"status": "ok"})
     with run_directory(out, "a") as folder:
         write_json(folder / "run.json", {"a": Path("b")})
         StepLog(folder / "steps.csv").close()
@@ -135,7 +136,7 @@ def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
     (tmp_path / "out" / link).symlink_to(target)
     with pytest.raises(StorageError, match="symbolic link"):
         if link.startswith("summary.csv"):
-            append_summary(tmp_path / "out", {"status": "ok"})
+            append_row(SUMMARY, tmp_path / "out", {"status": "ok"})
         with run_directory(tmp_path / "out", "a") as folder:
             StepLog(folder / "steps.csv")
     assert not list(outside.iterdir())

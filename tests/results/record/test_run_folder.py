@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from gptscale.common.errors import ConfigError, StorageError
+from gptscale.results.columns import SUMMARY
 from gptscale.results.record import files
-from gptscale.results.record.files import append_summary, write_json
+from gptscale.results.record.files import write_json
 from gptscale.results.record.run_folder import START, leave_row, read_json, run_directory
 
 
@@ -61,7 +62,7 @@ def test_a_row_that_the_disk_does_not_take_is_printed_in_full(
     row = {"run_id": "a", "status": "ok", "error": "", "loss_last": 1 / 3}
     with run_directory(tmp_path, "a") as folder:
         monkeypatch.setattr(files, "append", full)
-        assert leave_row(append_summary, tmp_path, folder, row, 7) is None
+        assert leave_row(SUMMARY, folder, row, 7) is None
         error, title, *table = capsys.readouterr().err.splitlines()
         assert error.startswith("gptscale: error: no space, in ")
         assert title == "gptscale: the row of this run, which no file has:"
@@ -70,7 +71,7 @@ def test_a_row_that_the_disk_does_not_take_is_printed_in_full(
         ]
         monkeypatch.undo()
         monkeypatch.setenv(START, "abc")
-        assert leave_row(append_summary, tmp_path, folder, row, 7) == tmp_path / "summary.csv"
+        assert leave_row(SUMMARY, folder, row, 7) == tmp_path / "summary.csv"
         assert read_json(folder / "status.json") == {"status": "ok", "error": "", "step": 7, "start": "abc"}
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gptscale.results.record.files import append_summary
+from gptscale.results.columns import SUMMARY
+from gptscale.results.record.files import append_row
 from gptscale.results.record.set_cells import set_cells
 
 HEADER = b"schema_version,run_id,error,bound_by\n"
@@ -48,8 +49,8 @@ def test_damage_around_a_row_stays(tmp_path: Path) -> None:
     assert path.read_bytes() == HEADER + b"\xff\x00\r\n\n7,r,,data-bound\n7,s"
 
 
-def test_a_row_of_append_summary_is_found(tmp_path: Path) -> None:
+def test_a_row_of_append_row_is_found(tmp_path: Path) -> None:
     assert not set_cells(tmp_path / "summary.csv", "r", CELLS)
-    path = append_summary(tmp_path, {"run_id": "r", "status": "ok", "data": "=1+2"})
+    path = append_row(SUMMARY, tmp_path, {"run_id": "r", "status": "ok", "data": "=1+2"})
     assert set_cells(path, "r", CELLS)
     assert path.read_text().count("data-bound") == 1

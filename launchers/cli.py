@@ -88,6 +88,10 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     argv: its words; None for those that this process was started with.
     """
     if argv is None:
+        # Few lines for the commands that start no rank.
+        from gptscale.common.process.begin import no_closed_streams
+
+        no_closed_streams()
         declare_fresh()
         name_user()
         signal.signal(signal.SIGTERM, _stop)
@@ -105,6 +109,12 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         name = "SIGTERM" if isinstance(end, Stopped) else "SIGINT"
         print(f"gptscale: error: ended by {name}, in this command, start it again", file=sys.stderr, flush=True)
         return PREEMPTED_EXIT_STATUS if isinstance(end, Stopped) else INTERRUPTED_EXIT_STATUS
+    except BlockingIOError as error:
+        # A fork that the system refused.
+        what = f"no process can be started ({error.strerror})"
+        return fail(
+            GptscaleError(what, "on this machine", "raise the limit that ulimit -u shows, or end other processes")
+        )
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

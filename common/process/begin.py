@@ -13,6 +13,7 @@ import platform
 import signal
 import sys
 from contextlib import suppress
+from typing import Any
 
 from gptscale.common.process.environments import name_user
 
@@ -34,17 +35,55 @@ def hang_up_ends() -> None:
         signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
 
 
+class Output(io.FileIO):
+    """Standard output or error whose writes never fail: printing is not worth a run.
+
+    What a full disk, or a reader that is gone, does not take is left out and counted.
+    """
+
+    lost_bytes = 0
+
+    def write(self, data: Any) -> int:
+        """Write as much as the system takes, and return the size of all of it."""
+        size = memoryview(data).nbytes
+        try:
+            taken = super().write(data)
+        except OSError:
+            taken = 0
+        Output.lost_bytes += size - (taken or 0)
+        return size
+
+
 def whole_lines() -> None:
-    """Hand each line of stdout and stderr to the system in one write, when it is complete.
+    """Hand each line of stdout and stderr to the system in one write, when it is complete, and never fail because of it.
 
     Ranks share one pipe or terminal. With `PYTHONUNBUFFERED=1`, usual in containers, `print` writes every argument and the
     end of the line by itself, and lines of ranks that print at the same time are mixed. Without it, lines wait in a buffer,
     where a killed process loses them. A write of up to PIPE_BUF (4096) bytes is never mixed with another (POSIX).
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A notebook and a test put others in its place.
+    no_closed_streams()
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # A notebook and a test put others in its place.
+        if stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            output = io.BufferedWriter(Output(stream.fileno(), "w", closefd=False))
+            stream = io.TextIOWrapper(output, stream.encoding, "backslashreplace", line_buffering=True)
+            setattr(sys, name, stream)
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def no_closed_streams() -> None:
+    """Open what was closed of stdin, stdout and stderr (`>&-`) to nothing, so that no socket or file gets its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)
+            os.set_inheritable(number, True)
+            stream = os.fdopen(number, "w" if number else "r", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def signals_on_their_own_stack() -> None:

@@ -115,6 +115,8 @@ def as_known(error: BaseException) -> GptscaleError | None:
         fix = "use fewer --num-workers, or 0, if memory ran out, or see what else ended it"
         first = text.splitlines()[0] if text else type(error).__name__
         return DataError(f"a data worker died ({first[:160]})", "in --loader dataloader", fix)
+    if text == "can't start new thread":
+        return GptscaleError(text, "on this machine", "raise the limit that ulimit -u shows, or end other processes")
     if is_out_of_memory(error):
         return GptscaleError(
             f"out of memory ({text.splitlines()[0][:160]})",

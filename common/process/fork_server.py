@@ -3,7 +3,7 @@
 It imports what its children need and does nothing else: no thread, no tensor, no CUDA call. So a child finds the memory of
 a process that has just imported its modules, and nothing that an earlier child did. The other side is warm_parent.py.
 
-A request is one JSON message with file descriptors. There are four kinds:
+A request is a file in memory with JSON, because an environment may be larger than a message, with file descriptors. Four kinds:
   {"target", "words", "env", "cwd", "umask"} and stdin, stdout, stderr, report: run a program; the answer is its pid, and
       its exit status is written to `report` when it ends.
   {"signal", "pid"}: send a signal to a child that has not ended.
@@ -32,7 +32,6 @@ from typing import Any, NoReturn
 
 from gptscale.common.process.environments import name_user
 
-MAX_MESSAGE = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -91,10 +90,12 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
             _report_ended(reports)
         if connection.fileno() not in readable:
             continue
-        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE, 4)
+        message, descriptors, _, _ = socket.recv_fds(connection, 1, 5)
         if not message:
             _end(reports, servers)
-        request = json.loads(message)
+        with os.fdopen(descriptors.pop(0), "rb") as file:
+            file.seek(0)
+            request = json.load(file)
         if "signal" in request:
             if request["pid"] in reports:
                 os.kill(request["pid"], request["signal"])

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS
-from gptscale.common.process.begin import hang_up_ends
+from gptscale.common.process.begin import hang_up_ends, whole_lines
 from gptscale.common.process.program import Program
 from gptscale.common.process.shared_memory import HEARTBEATS, RENDEZVOUS, memory_file
 from gptscale.common.process.warm_parent import Process, start_process
@@ -43,6 +43,7 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
         _signal(ranks, signal.Signals(number))
 
     hang_up_ends()
+    whole_lines()
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         with memory_file("rendezvous") as rendezvous, memory_file("heartbeats") as heartbeats:

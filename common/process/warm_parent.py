@@ -24,7 +24,6 @@ from typing import Protocol
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process import environments
 from gptscale.common.process.fork_server import (
-    MAX_MESSAGE,
     die_with_parent,
     import_without_collection,
     is_fresh,
@@ -188,7 +187,7 @@ class WarmParent:
     def _ask(self, request: dict[str, object], descriptors: list[int]) -> int:
         try:
             self._send(request, descriptors)
-            answer = self._connection.recv(MAX_MESSAGE)
+            answer = self._connection.recv(64)
         except ConnectionError:
             answer = b""
         if not answer:
@@ -197,7 +196,10 @@ class WarmParent:
         return int(json.loads(answer))
 
     def _send(self, request: dict[str, object], descriptors: list[int]) -> None:
-        socket.send_fds(self._connection, [json.dumps(request).encode()], descriptors)
+        with os.fdopen(os.memfd_create("request"), "wb") as file:
+            file.write(json.dumps(request).encode())
+            file.flush()
+            socket.send_fds(self._connection, [b"1"], [file.fileno(), *descriptors])
 
 
 _parents: dict[tuple[str, tuple[str, ...]], WarmParent] = {}

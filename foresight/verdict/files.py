@@ -58,7 +58,7 @@ def read_verdict(folder: Path) -> Verdict:
                 f"its {VERDICT} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix
             )
         return _verdict(content)
-    except (ValueError, TypeError, KeyError, RecursionError, AttributeError):
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, OverflowError):
         raise ConfigError(f"its {VERDICT} is cut or damaged", where, "run again") from None
 
 

@@ -33,6 +33,7 @@ from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, names_with, unsupported
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
+from gptscale.results.record.run_folder import has_its_row
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         elif (newest := newest_readable(ready.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
             check_same_model(newest, ready)
-            if config.resume == "newest" and newest.step >= config.steps:
+            folder = config.out / "runs" / str(config.run_name)
+            if config.resume == "newest" and newest.step >= config.steps and has_its_row(folder, config.steps):
                 # A damaged one is set aside later, and the one before it continues the run.
                 with suppress(CheckpointError):
                     ready.check_same_work(newest.verify())

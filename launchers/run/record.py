@@ -6,7 +6,6 @@ import dataclasses
 import importlib.metadata
 import os
 import platform
-import socket
 import time
 import uuid
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from gptscale.launchers.run.space import check_space
 from gptscale.recipes import get
 from gptscale.results.columns import SUMMARY, RunTable
 from gptscale.results.record.facts import git_commit, highest, node_facts, nodes_of, state_columns, version
-from gptscale.results.record.files import write_json
+from gptscale.results.record.files import host_name, write_json
 from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import START, leave_end, leave_evidence, leave_row, of_this_start, run_directory
 
@@ -145,7 +144,7 @@ class RunRecord:
             "seed": config.seed,
             "device": device,
             "device_peak_tflops": peak_tflops(device, config.precision),
-            "host": socket.gethostname(),
+            "host": host_name(),
             "torch_version": torch.__version__,
             "git_commit": git_commit(),
             "workload_hash": workload_hash(self.ready.work),

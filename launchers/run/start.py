@@ -12,6 +12,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.run.lost_row import leave_finished_row
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import ReadyRun, preflight, why_not_here
 from gptscale.launchers.run.record import new_run_id
@@ -69,7 +70,7 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     ready = plan_run(recipe, config, recipe_config, nproc)
     name = config.run_name or new_run_id(recipe)
     folder = config.out / "runs" / name
-    if is_over(folder, config):
+    if is_over(folder, config) or leave_finished_row(ready, folder):
         return 0
     check_memory(ready.run, recipe_config.offload)
     check_space(ready.run, folder)

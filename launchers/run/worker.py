@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
 from gptscale.launchers.run.checkpoints import Saver, resume
+from gptscale.launchers.run.lost_row import leave_finished_row
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import ReadyRun, preflight
 from gptscale.launchers.run.record import RunRecord
@@ -45,7 +46,8 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     try:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
         ready = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
-        if is_over(config.out / "runs" / str(config.run_name), config):
+        folder = config.out / "runs" / str(config.run_name)
+        if is_over(folder, config) or leave_finished_row(ready, folder):
             sys.exit(0)
         check_memory(ready.run, recipe_config.offload)
     except GptscaleError as error:
@@ -54,10 +56,8 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_status if isinstance(error, StorageError) else 2)
     share_cores()
     status = work(ready)
-    # The reader may be gone, or the disk of the log full.
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     # Everything is on disk. The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's
     # thread that is still alive, which happens now and then with gloo ("terminate called without ...").
     os._exit(status)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, other_devices, strategy_of
 from gptscale.results.record.facts import git_commit
+from gptscale.results.record.files import host_name
 from gptscale.results.record.usage import Usage, UsageSampler, over_ranks
 
 # Columns that are options of the same name.
@@ -100,7 +100,7 @@ class VisionRecord(RunRecord):
             "steps": plan.steps,
             "device": device_name(world.device),
             "threads": torch.get_num_threads(),
-            "host": socket.gethostname(),
+            "host": host_name(),
             "torch_version": torch.__version__,
             "git_commit": git_commit(),
             "workload_hash": plan.workload_hash,

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -143,9 +143,7 @@ def parse_vision(argv: Sequence[str]) -> VisionConfig:
 if __name__ == "__main__":
     begin_process()
     status = worker(sys.argv[1:])
-    # The reader may be gone, or the disk of the log full.
-    with suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     # Everything is on disk. The interpreter's teardown could only hang on a peer that is gone.
     os._exit(status)

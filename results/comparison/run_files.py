@@ -107,7 +107,7 @@ def read_shares(folder: str, run_id: str) -> dict[str, float]:
             content = json.loads(file.read(VERDICT_BYTES_MAX + 1))
         shares = {name: float(content["shares"].get(name, 0.0)) for name in SHARE_COLOURS}
         return shares if all(0.0 <= share <= 1.0 for share in shares.values()) else {}
-    except (OSError, DamagedFileError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, DamagedFileError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return {}
 
 

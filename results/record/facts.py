@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import os
 import platform
-import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ import torch
 from gptscale.common.measure.devices import device_name, driver_version
 from gptscale.common.measure.live_state import LiveState, most
 from gptscale.common.measure.speed import Memory
+from gptscale.results.record.files import host_name
 
 
 def highest(memories: Sequence[Memory]) -> dict[str, float | None]:
@@ -51,7 +51,7 @@ def version(distribution: str) -> str | None:
 def node_facts(device: torch.device) -> dict[str, Any]:
     """Return what a node has: its name, system, devices and versions."""
     facts: dict[str, Any] = {
-        "host": socket.gethostname(),
+        "host": host_name(),
         "platform": platform.platform(),
         "python": platform.python_version(),
     }

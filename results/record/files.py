@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gptscale.common.errors import StorageError
+from gptscale.common.errors import StorageError, visible
 from gptscale.common.process.mock import is_mock
 from gptscale.results.columns import RunTable, csv_line
 
@@ -83,6 +84,11 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise as_storage_error(error, path) from None
+
+
+def host_name() -> str:
+    """Return this machine's name as text that every file takes, because a kernel takes any bytes as one."""
+    return visible(socket.gethostname())
 
 
 def warn(message: str) -> None:

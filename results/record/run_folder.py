@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,19 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
+from gptscale.common.process.begin import Output
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import RunTable, cell, csv_line
-from gptscale.results.record.files import append_row, as_storage_error, opened, replace_file, warn, write_json
+from gptscale.results.record.files import (
+    append_row,
+    as_storage_error,
+    host_name,
+    opened,
+    replace_file,
+    warn,
+    write_json,
+)
 
 # The environment variable by which our launcher names one start of a run. It tells what this start wrote from what an earlier
 # start, or another run of that name, wrote.
@@ -61,7 +69,7 @@ def run_directory(out: Path, run_id: str, *, resumes: bool = False) -> Iterator[
         (folder / EVIDENCE).unlink(missing_ok=True)
         # On a full disk the run is locked all the same, only its holder is not named.
         with suppress(OSError):
-            os.write(descriptor, f"pid {os.getpid()} on host {socket.gethostname()} since {since}\n".encode())
+            os.write(descriptor, f"pid {os.getpid()} on host {host_name()} since {since}\n".encode())
         yield folder
 
 
@@ -95,11 +103,16 @@ def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
 
 def is_over(folder: Path, config: RunConfig) -> bool:
     """Return whether --resume auto finds that a run has taken all its steps and left its row, and say so if it has."""
-    end = read_json(folder / "status.json") if config.resume == "auto" else {}
-    is_done = end.get("status") == "ok" and "row" not in end and end.get("step") == config.steps
+    is_done = config.resume == "auto" and has_its_row(folder, config.steps)
     if is_done and os.environ.get("RANK", "0") == "0":
         print(f"run {folder.name} is done: its {config.steps} steps and its row are in {folder.parents[1]}", flush=True)
     return is_done
+
+
+def has_its_row(folder: Path, steps: int) -> bool:
+    """Return whether a run has taken all its steps and left its row."""
+    end = read_json(folder / "status.json")
+    return end.get("status") == "ok" and "row" not in end and end.get("step") == steps
 
 
 def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:
@@ -115,7 +128,8 @@ def leave_evidence(folder: Path, evidence: RunEvidence) -> bool:
 
 
 def _end_of(row: Mapping[str, Any], step: int) -> dict[str, Any]:
-    return {"status": row["status"], "error": row["error"], "step": step}
+    lost = {"unprinted_bytes": Output.lost_bytes} if Output.lost_bytes else {}
+    return {"status": row["status"], "error": row["error"], "step": step, **lost}
 
 
 def leave_row(table: RunTable, folder: Path, row: Mapping[str, Any], step: int) -> Path | None:
@@ -128,6 +142,10 @@ def leave_row(table: RunTable, folder: Path, row: Mapping[str, Any], step: int) 
     try:
         path = append_row(table, folder.parents[1], row)
         write_json(folder / "status.json", of_this_start(_end_of(row, step)))
+        if Output.lost_bytes:
+            warn(
+                f"{Output.lost_bytes:,} bytes of this run's output found no reader or no space, its files have all figures"
+            )
         return path
     except StorageError as error:
         lines = csv_line(row) + csv_line(cell(value) for value in row.values())

@@ -46,6 +46,10 @@ class StepLog:
                 lines = file.read().splitlines(keepends=True)
         header = csv_line(self.columns)
         first = lines[0] if lines else header
+        if first != header and (ours := [_as_ours(line) for line in lines])[0] == header:
+            first, lines = header, ours
+            replace_file(self.path, b"".join(lines))
+            warn(f"{self.path} was saved by another program, such as a spreadsheet, its marks were taken out")
         if first != header and b"\0" not in first and first.strip():
             raise StorageError(f"{self.path} has other columns", "in the run's folder", "choose another --run-name")
         steps = [_step_of(line, len(self.columns)) for line in lines[1:]]
@@ -145,6 +149,12 @@ def close_logs(logs: Iterable[StepLog | None], *, failed: bool) -> None:
         if not failed:
             raise
         warn(str(error))
+
+
+def _as_ours(line: bytes) -> bytes:
+    """Return a line without what spreadsheets add: a mark of UTF-8, quotes, semicolons and Windows' end of a line."""
+    line = line.removeprefix(b"\xef\xbb\xbf").replace(b'"', b"").replace(b";", b",")
+    return line.rstrip(b"\r\n") + b"\n" if line.endswith(b"\n") else line
 
 
 def _step_of(line: bytes, n_columns: int) -> int | None:

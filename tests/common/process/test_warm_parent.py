@@ -71,6 +71,12 @@ def test_an_exception_leaves_its_traceback(tmp_path):
     assert err.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_an_environment_larger_than_a_message_reaches_the_program(tmp_path):
+    """300 KB, as a cluster's modules make them."""
+    big = {f"BIG{i}": "x" * 100_000 for i in range(3)}
+    assert outcome(tmp_path, "import os; print(sum(map(len, os.environ.values())) > 300_000)", **big)[1] == "True\n"
+
+
 def test_variables_that_libraries_read_when_loaded_start_a_program_afresh(tmp_path):
     code = "import sys; print('torch' in sys.modules)"
     assert outcome(tmp_path, code)[1] == "True\n"

@@ -94,8 +94,6 @@ CASES = {
     "resume a sweep": (["sweep", "--recipes", "single", "--resume", "x"], "a sweep begins its runs anew, in --resume"),
     "zero bubble compiled": (["run", "pipeline", "--nproc", "2", "--schedule", "DualPipeV", "--compile"], "pipeline does not work with compile True"),
     "more than the memory": (["run", "single", "--n-embd", "1000000", "--device", "cpu"], "each rank needs 715,2"),
-    "an option twice": (["run", "ddp", "--lr", "1", "--steps=2", "--lr=2"], "--lr is given twice"),
-    "an option and its opposite": (["run", "ddp", "--compile", "--no-compile"], "--compile is given twice"),
     "a batch of more": (["run", "ddp", "--global-batch-size", "10000000", "--device", "cpu"], "of 10,000,000 and 10,000,000"),
     "more than all memories": (["sweep", "--recipes", "ddp,fsdp", "--n-embd", "1000000", "--device", "cpu"], "in the model's size, use a smaller --model"),
     "blocks": (["run", "single", "--n-layer", "1000000000"], "n_layer 1000000000 is out of range, in --n-layer, use 1 to 10000"),

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -50,6 +51,24 @@ def test_a_worker_writes_whole_lines(monkeypatch):
     assert len(writes) == 1
     assert writes[0].startswith(b"gptscale: error: ")
     assert writes[0].endswith(b"\n")
+
+
+def test_a_host_whose_name_is_no_text_runs(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "h\udcff")
+    assert entry.work(plan("--steps", "2")) == 0
+    assert row(tmp_path)["host"] == r"h\udcff"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", ["> /dev/full", "2>&1 | head -c 1", ">&-", "<&- >&- 2>&-"])
+def test_printing_is_never_worth_a_run(terminal, tmp_path):
+    words = f"run single --run-name r --steps 2 --data synthetic --device cpu --timing-warmup-steps 0 --out {tmp_path}"
+    line = f"{{ {sys.executable} -m gptscale.launchers.cli {words}; echo $? > {tmp_path}/status; }} {terminal}"
+    said = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=400, check=True).stderr
+    assert (tmp_path / "status").read_text() == "0\n"
+    assert row(tmp_path)["status"] == "ok"
+    assert ("unprinted_bytes" in (tmp_path / "runs" / "r" / "status.json").read_text()) == ("&-" not in terminal)
+    assert ("bytes of this run's output found no reader" in said) == (terminal == "> /dev/full")
 
 
 UNDER_SIGNALS = """
@@ -170,6 +189,19 @@ def test_a_run_that_is_done_stays_as_it_is(plan, tmp_path, capsys, resume, statu
     assert end.value.code == status
     assert sum(said in text for text in "".join(capsys.readouterr()).splitlines()) == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("resume", ["auto", "newest"])
+def test_a_run_killed_after_its_last_save_gets_its_row(plan, tmp_path, capsys, resume):
+    assert entry.work(plan("--steps", "2", "--save-last")) == 0
+    (tmp_path / "runs" / "r" / "status.json").unlink()
+    (tmp_path / "summary.csv").unlink()
+    words = ["--steps", "2", "--data", "synthetic", "--out", str(tmp_path), "--run-name", "r", "--resume", resume]
+    assert main(["run", "single", *words]) == 0
+    assert "killed after its last step, and its row is written now" in capsys.readouterr().out
+    assert row(tmp_path)["status"] == "ok"
+    assert float(row(tmp_path)["loss_last"]) > 0
+    assert main(["run", "single", *words]) == (0 if resume == "auto" else 2)
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])

@@ -314,7 +314,12 @@ def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path: Path) -> None:
     assert heights[1] > heights[0]
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", '{"shares": 3}', '{"shares": {"data": 7}}', '{"shares": {"data": "x"}}'])
+HUGE = f'{{"shares": {{"data": 1{"0" * 400}}}}}'
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "[]", HUGE, '{"shares": 3}', '{"shares": {"data": 7}}', '{"shares": {"data": "x"}}']
+)
 def test_a_damaged_verdict_is_no_bar(damaged: str, tmp_path: Path) -> None:
     run_id = add_run(tmp_path, "ddp")
     (tmp_path / "runs" / run_id / "verdict.json").write_text(damaged)

@@ -7,7 +7,7 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -113,6 +113,28 @@ def test_a_damaged_header_is_written_anew(tmp_path: Path, first: bytes) -> None:
     path.write_bytes(first + path.read_bytes().partition(b"\n")[2])
     StepLog(path, after_step=2).close()
     assert steps_in(path) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace(",", ";"),
+        lambda text: "".join('"' + line.replace(",", '","') + '"\r\n' for line in text.splitlines()),
+    ],
+)
+def test_a_file_saved_by_a_spreadsheet_is_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: Callable[[str], str]
+) -> None:
+    path = tmp_path / "steps.csv"
+    written(path, range(1, 4))
+    before = path.read_bytes()
+    path.write_bytes(saved(before.decode()).encode())
+    StepLog(path, after_step=3).close()
+    assert path.read_bytes() == before
+    assert "was saved by another program" in capsys.readouterr().err
+    assert not path.with_name("steps.discarded.csv").exists()
 
 
 def test_the_end_of_a_file_after_a_power_cut(tmp_path: Path) -> None:

@@ -80,37 +80,29 @@ POOL = [
 
 
 @pytest.mark.parametrize("implementation", SEVERAL)
-@pytest.mark.parametrize(("call", "error", "message"), [*CONV, *GELU])
+@pytest.mark.parametrize(("call", "error", "message"), [*CONV, *GELU, *POOL])
 def test_bad_input_is_named(call, error, message, implementation):
     with pytest.raises(error, match=message):
         call(implementation)
 
 
-@pytest.mark.parametrize("implementation", [*SEVERAL, "loop", "windows"])
+@pytest.mark.parametrize("implementation", ["loop", "windows"])
 @pytest.mark.parametrize(("call", "error", "message"), POOL)
 def test_bad_input_of_a_pool_is_named(call, error, message, implementation):
     test_bad_input_is_named(call, error, message, implementation)
 
 
 @pytest.mark.parametrize(
-    ("call", "implementation", "message"),
+    ("call", "names"),
     [
-        (
-            lambda i: conv(X, W, B, groups=2, implementation=i),
-            "loop",
-            "one of auto, python, cpp, triton expected, not 'loop'",
-        ),
-        (lambda i: gelu(A, "erf", i), "cuda", "one of auto, python, cpp, triton expected, not 'cuda'"),
-        (
-            lambda i: pool(P, 2, implementation=i),
-            "cuda",
-            "one of auto, loop, windows, python, cpp, triton expected, not 'cuda'",
-        ),
+        (lambda i: conv(X, W, B, groups=2, implementation=i), "auto, python, cpp, triton"),
+        (lambda i: gelu(A, "erf", i), "auto, python, cpp, triton"),
+        (lambda i: pool(P, 2, implementation=i), "auto, loop, windows, python, cpp, triton"),
     ],
 )
-def test_an_implementation_that_is_not_there_is_refused(call, implementation, message):
-    with pytest.raises(ValueError, match=f"implementation: {message}"):
-        call(implementation)
+def test_an_implementation_that_is_not_there_is_refused(call, names):
+    with pytest.raises(ValueError, match=f"implementation: one of {names} expected, not 'cuda'"):
+        call("cuda")
     with pytest.raises(ValueError, match="implementation: triton needs tensors on a CUDA device, not on cpu"):
         call("triton")
 

@@ -51,7 +51,7 @@ def ulp(result, exact, dtype):
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("variant", VARIANTS)
 @needs_cpp
-def test_error_is_no_larger_than_torchs_own(variant, dtype, record_property):
+def test_error_is_no_larger_than_torchs_own(variant, dtype):
     x = numbers(dtype)
     exact, slope = g.python_gelu(x.double(), variant), g.python_gelu_backward(torch.ones(()), x.double(), variant)
     own_error, torch_error = ulp(g.gelu(x, variant), exact, dtype), ulp(torchs_own(x, variant), exact, dtype)
@@ -60,13 +60,6 @@ def test_error_is_no_larger_than_torchs_own(variant, dtype, record_property):
     # PyTorch's derivative is NaN at some x where ours is not.
     finite = torch.isfinite(torch_slopes)
     torch_slope_error = ulp(torch_slopes[finite], slope[finite], dtype)
-    for name, value in {
-        "ulp": own_error,
-        "ulp_torch": torch_error,
-        "ulp_back": own_slope_error,
-        "ulp_back_torch": torch_slope_error,
-    }.items():
-        record_property(name, value)
     assert own_error <= torch_error
     assert own_slope_error <= torch_slope_error
     assert own_error <= (64 if dtype is torch.float32 else 0.51)
@@ -175,28 +168,6 @@ def test_layouts_and_empty(implementation):
     assert g.bias_gelu(torch.empty(0, 4), torch.ones(4), "tanh", implementation).shape == (0, 4)
     assert g.bias_gelu(torch.empty(4, 0), torch.ones(0), "tanh", implementation).shape == (4, 0)
     assert g.gelu(torch.tensor(1.0), "erf", implementation).item() == pytest.approx(0.8413447)
-
-
-def test_compile_and_export_take_them_whole():
-    torch.manual_seed(0)
-    x, bias = torch.randn(8, 32, requires_grad=True), torch.randn(32, requires_grad=True)
-
-    class Both(torch.nn.Module):
-        def forward(self, x, bias):
-            return g.gelu(g.bias_gelu(x, bias, "tanh"), "sigmoid")
-
-    compiled = torch.compile(Both(), fullgraph=True)
-    compiled_gradients, eager_gradients = (
-        torch.autograd.grad(compiled(x, bias).sum(), (x, bias)),
-        torch.autograd.grad(Both()(x, bias).sum(), (x, bias)),
-    )
-    for a, b in zip(compiled_gradients, eager_gradients, strict=True):
-        torch.testing.assert_close(a, b)
-    exported = torch.export.export(Both(), (x.detach(), bias.detach()))
-    assert [n.target for n in exported.graph.nodes if n.op == "call_function"] == [
-        torch.ops.gptscale.bias_gelu.default,
-        torch.ops.gptscale.gelu.default,
-    ]
 
 
 def test_autocast_brings_the_bias_to_the_dtype_of_x():

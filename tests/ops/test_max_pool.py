@@ -104,7 +104,7 @@ def test_kernels_for_wide_rows_many_channels_and_small_planes(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @needs_cpp
-def test_error_of_overlapping_sums_is_no_larger_than_torchs_own(dtype, record_property):
+def test_error_of_overlapping_sums_is_no_larger_than_torchs_own(dtype):
     """Random, huge, tiny and denormal gradients, up to nine of them in a sum."""
     torch.manual_seed(0)
     tiny, huge = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).max
@@ -120,7 +120,6 @@ def test_error_of_overlapping_sums_is_no_larger_than_torchs_own(dtype, record_pr
         torch_gradient = backward(grad, x, *geometry, False, indices)
         unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp_min(tiny)))) * torch.finfo(dtype).eps
         errors = [float(((g.double() - exact).abs() / unit).max()) for g in (own_gradient, torch_gradient)]
-        record_property(f"ulp, torch's ulp (scale {scale:g}, channels_last {last})", errors)
         assert errors[0] <= errors[1]
         if dtype in (torch.bfloat16, torch.float16):
             assert ((own_gradient.double() - exact).abs() <= 0.51 * unit + 1e-6 * grad.double().abs().max()).all()
@@ -201,23 +200,6 @@ def test_torch_library_accepts_the_operators():
         grad = torch.randn_like(y).requires_grad_()
         torch.library.opcheck(ops.max_pool2d.default, (x, *geometry, True))
         torch.library.opcheck(ops.max_pool2d_backward.default, (grad, offsets, list(x.shape), *geometry))
-
-
-def test_compile_and_export_take_it_whole():
-    torch.manual_seed(0)
-
-    class Twice(torch.nn.Module):
-        def forward(self, x):
-            return m.max_pool2d(m.max_pool2d(x, 3, 2, 1), 2)
-
-    compiled = torch.compile(Twice(), fullgraph=True, dynamic=True, backend="aot_eager")
-    for size in ((2, 3, 12, 16), (3, 3, 20, 12)):
-        x = torch.randn(size, requires_grad=True)
-        compiled_grad, eager_grad = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (compiled, Twice()))
-        assert torch.equal(compiled_grad, eager_grad)
-    exported = torch.export.export(Twice(), (torch.randn(2, 3, 12, 16),))
-    called = [n.target for n in exported.graph.nodes if n.op == "call_function"]
-    assert called.count(torch.ops.gptscale.max_pool2d.default) == 2
 
 
 def test_autocast_takes_what_comes():

@@ -84,22 +84,18 @@ def test_the_numbers_are_those_of_the_header():
     assert value("CUDA_R_32F") == cublaslt.R_32F
     assert [value("CUDA_R_16F"), value("CUDA_R_16BF")] == list(cublaslt.TYPES.values())
     assert value("CUBLAS_OP_T") == cublaslt.OP_T
-    for name in ("TRANSA", "EPILOGUE", "BIAS_POINTER"):
-        assert value(f"CUBLASLT_MATMUL_DESC_{name}") == getattr(cublaslt, name)
-    for name in ("AUX_POINTER", "AUX_LD"):
-        assert value(f"CUBLASLT_MATMUL_DESC_EPILOGUE_{name}") == getattr(cublaslt, name)
-    for name in ("GELU_AUX_BIAS", "DGELU_BGRAD"):
-        assert value(f"CUBLASLT_EPILOGUE_{name}") == getattr(cublaslt, name)
-    assert value("CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES") == cublaslt.MAX_WORKSPACE_BYTES
+    for prefix, ours in {
+        "CUBLASLT_MATMUL_DESC": "TRANSA EPILOGUE BIAS_POINTER",
+        "CUBLASLT_MATMUL_DESC_EPILOGUE": "AUX_POINTER AUX_LD",
+        "CUBLASLT_EPILOGUE": "GELU_AUX_BIAS DGELU_BGRAD",
+        "CUBLASLT_MATMUL_PREF": "MAX_WORKSPACE_BYTES",
+    }.items():
+        for name in ours.split():
+            assert value(f"{prefix}_{name}") == getattr(cublaslt, name)
     assert value("CUBLAS_STATUS_NOT_SUPPORTED") == 15
     fields = re.search(r"typedef struct \{((?:(?!typedef).)*)\} cublasLtMatmulHeuristicResult_t;", header, re.S)[1]
-    assert re.findall(r"^\s*\w+ (\w+)(?:\[4\])?;", fields, re.M) == [
-        "algo",
-        "workspaceSize",
-        "state",
-        "wavesCount",
-        "reserved",
-    ]
+    names_of_fields = re.findall(r"^\s*\w+ (\w+)(?:\[4\])?;", fields, re.M)
+    assert names_of_fields == ["algo", "workspaceSize", "state", "wavesCount", "reserved"]
 
 
 class Described:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from operators import compiled_for_hopper, needs_cpp, run_code
 
-from gptscale.ops import conv
+from gptscale.ops import conv, gelu, max_pool
 from gptscale.ops.build import kernels
 from gptscale.ops.build.sources import FLAGS, FOLDER
 
@@ -95,47 +95,58 @@ def test_same_bits_from_run_to_run_and_for_any_number_of_threads(prepare, size, 
     assert all(torch.equal(a, b) for other in runs[1:] for a, b in zip(runs[0], other, strict=True))
 
 
-LESSER = (
-    "import torch, torch.nn.functional as F; from gptscale.ops import conv as c; torch.manual_seed(0)\n"
-    "for xs, ws, g in (((2, 3, 32, 35), (13, 3, 3, 3), (1, 1)), ((2, 2, 40, 50), (8, 2, 3, 5), ((2, 3), (0, 4), (2, 1)))):\n"
-    "    for dtype in (torch.float32, torch.bfloat16, torch.float16):\n"
-    "        x, w, b = torch.randn(xs).to(dtype), torch.randn(ws).mul(0.3).to(dtype), torch.randn(ws[0]).to(dtype)\n"
-    "        y, eps = c.conv_bias_relu(x, w, b, *g, implementation='cpp'), torch.finfo(dtype).eps\n"
-    "        exact = F.relu(F.conv2d(x.double(), w.double(), b.double(), *g))\n"
-    "        torch.testing.assert_close(y.double(), exact, rtol=eps, atol=16 * eps)\n"
-    "        for f in (torch.contiguous_format, torch.channels_last):\n"
-    "            y = y.contiguous(memory_format=f); grad = torch.randint(-8, 9, y.shape).to(dtype)\n"
-    "            back = c.conv_bias_relu_backward(grad, y, x, w, *g, needs=(False, False, True), implementation='cpp')[2]\n"
-    "            exact = torch.where(y <= 0, 0, grad.double()).sum((0, 2, 3))\n"
-    "            torch.testing.assert_close(back.double(), exact, rtol=eps, atol=0)\n"
-    "import torch; from gptscale.ops import gelu as g; torch.manual_seed(0)\n"
-    "for dtype in (torch.float32, torch.bfloat16, torch.float16):\n"
-    "    x = (torch.randn(5000) * 4).to(dtype)\n"
-    "    for v in g.APPROXIMATE:\n"
-    "        exact = g.python_gelu(x.double(), v)\n"
-    "        eps = torch.finfo(dtype).eps\n"
-    "        assert ((g.gelu(x, v, 'cpp') - exact).abs() <= 64 * eps * exact.abs() + torch.finfo(dtype).tiny).all()\n"
-    "        back = torch.ops.gptscale.gelu_backward(x, x, v).double() - g.python_gelu_backward(*[x.double()] * 2, v)\n"
-    "        assert back.abs().max() <= 8 * eps * x.abs().max()\n"
-    "import torch, torch.nn.functional as F; from gptscale.ops import max_pool as m; torch.manual_seed(0)\n"
-    "for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):\n"
-    "    for size in ((2, 3, 20, 45), (2, 40, 9, 11), (9, 5, 12, 13), (2, 2, 9, 230)):\n"
-    "        for a in ((2, 2, 0), (3, 2, 1), (3, 1, 1)):\n"
-    "            for f in (torch.contiguous_format, torch.channels_last):\n"
-    "                x = torch.randint(-9, 9, size).to(dtype).to(memory_format=f)\n"
-    "                y, o = m.max_pool2d_with_offsets(x, *a, implementation='cpp')\n"
-    "                Y, O = m.max_pool2d_with_offsets(x, *a, implementation='python')\n"
-    "                g = torch.randint(-9, 9, y.shape).to(dtype)\n"
-    "                b, B = (m.max_pool2d_backward(g, o, size, *a, implementation=i) for i in ('cpp', 'python'))\n"
-    "                assert torch.equal(y, Y) and torch.equal(o, O) and torch.equal(b, B)\n"
-)
-
-
 @pytest.mark.slow
 @needs_cpp
 @pytest.mark.parametrize("isa", ISAS[:2])
 def test_lesser_instruction_sets_compute_the_same(isa):
-    run_code(LESSER, GPTSCALE_ISA=isa)
+    """A kernel is chosen once in a process, so that the tests of values run again in one of their own."""
+    values = "test_values or nothing_was or no_larger or wide_rows or bias_gelu_is"
+    words = ["-q", "-p", "no:cacheprovider", "-k", f"({values}) and not python and not loop and not windows"]
+    files = [str(Path(__file__).parent / f"test_{name}.py") for name in ("conv", "gelu", "max_pool")]
+    run_code(f"import pytest, sys; sys.exit(pytest.main({words + files!r}))", GPTSCALE_ISA=isa)
+
+
+def conv_twice(x, weight, bias):
+    return conv.conv_bias_relu(conv.conv_bias_relu(x, weight, bias, padding=1)[:, :3], weight, bias, stride=2)
+
+
+def gelu_twice(x, bias):
+    return gelu.gelu(gelu.bias_gelu(x, bias, "tanh"), "sigmoid")
+
+
+def max_pool_twice(x):
+    return max_pool.max_pool2d(max_pool.max_pool2d(x, 3, 2, 1), 2)
+
+
+TWICE = {
+    conv_twice: ([(2, 3, 20, 20), (8, 3, 3, 3), (8,)], ["conv_bias_relu", "conv_bias_relu"]),
+    gelu_twice: ([(8, 32), (32,)], ["bias_gelu", "gelu"]),
+    max_pool_twice: ([(2, 3, 12, 16)], ["max_pool2d", "max_pool2d"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twice", TWICE)
+def test_compile_and_export_take_an_operator_whole(twice):
+    """For GELU with the code that torch generates, for the others as torch traces them."""
+    torch.manual_seed(0)
+    (first, *others), called = TWICE[twice]
+
+    class Twice(torch.nn.Module):
+        def forward(self, *leaves):
+            return twice(*leaves)
+
+    backend = "inductor" if twice is gelu_twice else "aot_eager"
+    compiled = torch.compile(Twice(), fullgraph=True, backend=backend, dynamic=True)
+    for batch in (first[0], first[0] + 1):
+        leaves = [torch.randn(size, requires_grad=True) for size in ((batch, *first[1:]), *others)]
+        found, expected = (torch.autograd.grad(f(*leaves).square().sum(), leaves) for f in (compiled, Twice()))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b)
+    exported = torch.export.export(Twice(), tuple(leaf.detach() for leaf in leaves))
+    targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+    ours = [target for target in targets if "gptscale" in str(target)]
+    assert ours == [getattr(torch.ops.gptscale, name).default for name in called]
 
 
 WITHOUT_COMPILER = (

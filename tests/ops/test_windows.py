@@ -21,11 +21,6 @@ def test_as_many_windows_as_torchs_pooling_has():
             assert found == pooled.shape[-1], (length, kernel, stride, padding, dilation, ceil_mode)
 
 
-@pytest.mark.parametrize("value", [2, (2, 2), [2, 2]])
-def test_one_number_or_two(value):
-    assert pair("stride", value, 1) == (2, 2)
-
-
 @pytest.mark.parametrize(
     ("value", "error"),
     [
@@ -33,7 +28,8 @@ def test_one_number_or_two(value):
         *((value, TypeError) for value in (True, 1.0, (1, "2"), None)),
     ],
 )
-def test_anything_else_is_refused_by_its_name(value, error):
+def test_one_number_or_two_and_anything_else_is_refused_by_its_name(value, error):
+    assert [pair("stride", two, 1) for two in (2, (2, 2), [2, 2])] == [(2, 2)] * 3
     with pytest.raises(error, match="stride: "):
         pair("stride", value, 1)
 

@@ -2,14 +2,12 @@
 
 import csv
 
-import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
 from planned_runs import planned_words
-from worlds import ok
+from worlds import assert_same_state, ok, steps
 
-from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.engine import Batch
 from gptscale.common.measure.flops import handout_n_params
 from gptscale.foresight.plan.enumeration import RECIPES
@@ -97,15 +95,9 @@ def test_it_trains_resumes_and_is_compared(tmp_path):
         ok("run", "handout", "--nproc", nproc, *base, "--run-name", f"whole-{nproc}")
         four = tmp_path / "runs" / f"whole-{nproc}" / "checkpoints" / "step-4"
         ok("run", "handout", "--nproc", nproc, *base, "--run-name", f"again-{nproc}", "--resume", four)
-        steps = [pd.read_csv(tmp_path / "runs" / f"{name}-{nproc}" / "steps.csv") for name in ("whole", "again")]
-        assert steps[0].loss.tolist()[4:] == steps[1].loss.tolist()
-        readers = [
-            Reader(tmp_path / "runs" / f"{name}-{nproc}" / "checkpoints" / "step-8").verify()
-            for name in ("whole", "again")
-        ]
-        names = list(readers[0].names())
-        assert names == list(readers[1].names())
-        assert all(torch.equal(readers[0].read(name), readers[1].read(name)) for name in names)
+        whole, again = (tmp_path / "runs" / f"{name}-{nproc}" for name in ("whole", "again"))
+        assert steps(whole).loss.tolist()[4:] == steps(again).loss.tolist()
+        assert_same_state(*(run / "checkpoints" / "step-8" for run in (whole, again)))
     same = [*SHAPE, "--steps", "8", "--out", tmp_path]
     ok("run", "single", *same)
     ok("run", "handout", "--same-work", *same)

@@ -1,7 +1,5 @@
 """What a run opens to the network: nothing off the loopback, whatever the recipe."""
 
-import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from machines import machines
 from worlds import Started, command
 
 from gptscale.launchers.run.preflight import why_not_here
@@ -67,67 +66,28 @@ def test_no_command_serves_anything():
     assert found <= {"common/process/rendezvous.py"}
 
 
-@contextlib.contextmanager
-def two_networks():
-    """Yield a function that puts a command into network 0 or 1 of two that a cable joins. Skips where that is not allowed."""
-    if os.geteuid():
-        pytest.skip("needs root, to make networks of its own")
-    holders = [
-        subprocess.Popen(["unshare", "--net", "sh", "-c", "echo; exec sleep 600"], stdout=subprocess.PIPE)
-        for _ in range(2)
-    ]
-
-    def inside(which, *words):
-        return ["nsenter", "--net", "--target", str(holders[which].pid), *words]
-
-    try:
-        made = all(holder.stdout.readline() for holder in holders)
-        cable = "ip link add cable0 netns {} type veth peer name cable1 netns {}".format(*(h.pid for h in holders))
-        if not made or subprocess.run(cable.split(), capture_output=True, check=False).returncode:
-            pytest.skip("this kernel does not let a test make two networks and join them by a veth pair")
-        for i in range(2):
-            for words in (
-                f"ip address add 10.213.7.{i + 1}/24 dev cable{i}",
-                f"ip link set cable{i} up",
-                "ip link set lo up",
-            ):
-                subprocess.run(inside(i, *words.split()), check=True)
-        yield inside
-    finally:
-        for holder in holders:
-            holder.kill()
-            holder.wait()
-
-
 @pytest.mark.slow
 def test_a_run_cannot_be_reached_from_another_network(tmp_path):
     """The rendezvous takes whatever is sent to it, so that nobody elsewhere may send."""
-    with two_networks() as inside:
+    with machines(tmp_path, "here", "elsewhere") as made:
+        here, elsewhere = made.values()
 
         def reaches(port):
-            words = inside(1, "bash", "-c", f"exec 3<>/dev/tcp/10.213.7.1/{port}")
-            return subprocess.run(words, capture_output=True, check=False, timeout=400).returncode == 0
+            return elsewhere.run("bash", "-c", f"exec 3<>/dev/tcp/{here.address}/{port}").returncode == 0
 
         serve = "import socket; s = socket.create_server(('', 7)); print(flush=True); s.accept()"
-        server = subprocess.Popen(inside(0, sys.executable, "-c", serve), stdout=subprocess.PIPE)
-        server.stdout.readline()
-        assert reaches(7)
-        server.communicate(timeout=400)
-        words = [str(word) for word in (*RUNS["ddp"], "--device", "cpu", "--out", tmp_path)]
-        run = subprocess.Popen(
-            inside(0, sys.executable, "-m", "gptscale.launchers.cli", *words),
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert any(line.startswith("step ") for line in run.stdout)
-            # psutil knows the sockets of this network alone. State 0A is that of a listener.
-            tables = [Path(f"/proc/{run.pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
-            sockets = [line.split() for lines in tables for line in lines]
-            ports = {int(address.split(":")[1], 16) for _, address, _, state, *_ in sockets if state == "0A"}
-            assert len(ports) >= 2
-            assert not [port for port in ports if reaches(port)]
-        finally:
-            run.kill()
-            run.communicate(timeout=400)
+        with here.begin(sys.executable, "-c", serve, log=subprocess.PIPE) as server:
+            server.stdout.readline()
+            assert reaches(7)
+        words = [*RUNS["ddp"], "--device", "cpu", "--out", tmp_path]
+        run = here.begin(sys.executable, "-m", "gptscale.launchers.cli", *words, log=subprocess.PIPE)
+        assert any(line.startswith(b"step ") for line in run.stdout)
+        # psutil knows the sockets of this network alone. State 0A is that of a listener.
+        tables = [Path(f"/proc/{run.pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+        sockets = [line.split() for lines in tables for line in lines]
+        ports = {int(address.split(":")[1], 16) for _, address, _, state, *_ in sockets if state == "0A"}
+        assert len(ports) >= 2
+        assert not [port for port in ports if reaches(port)]
+        run.stdout.close()
+    # All that runs on a machine ends with it.
+    run.wait(400)

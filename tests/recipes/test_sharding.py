@@ -120,19 +120,6 @@ def test_zero_infinity_keeps_on_disk_what_it_says_and_deletes_it(tmp_path):
     assert math.isclose(found["state"] / found["n"], 12 / D, rel_tol=0.02)
 
 
-def test_why_fairscales_own_pattern_trains_wrongly_and_ours_does_not(tmp_path):
-    """Check that optimizer.zero_grad() leaves the buckets behind, as the docstring says, with and without a tied head."""
-    ranks("world_fairscale.py", D, tmp_path)
-    loss = json.loads((tmp_path / "losses.json").read_text())
-    for tied in ("tied", "untied"):
-        right = loss[f"{tied} ddp"]
-        assert loss[f"{tied} sdp model.zero_grad"] == pytest.approx(right, rel=1e-6)
-        assert loss[f"{tied} sdp optimizer.zero_grad, no buckets"] == pytest.approx(right, rel=1e-6)
-        wrong = loss[f"{tied} sdp optimizer.zero_grad"]
-        assert wrong[:2] == pytest.approx(right[:2], rel=1e-6)
-        assert max(abs(a - b) / b for a, b in zip(wrong, right, strict=True)) > 1e-4
-
-
 @pytest.mark.timeout(900)
 def test_sigterm_deletes_the_swap_folder_and_after_sigkill_the_next_run(tmp_path):
     if reason := why_not_here("zero_infinity"):

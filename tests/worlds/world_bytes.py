@@ -11,14 +11,11 @@ import time
 from pathlib import Path
 
 import torch
+from world_engine import engine_and_batches, planned
 
 from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.common.engines.zero.swap_folder import nbytes_under
 from gptscale.common.process.begin import keep_freed_memory
-from gptscale.common.process.world import World, process_group
-from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import preflight
-from gptscale.recipes import get
 
 
 def live_bytes(model):
@@ -44,16 +41,12 @@ def settled_bytes(model):
 
 
 def main(recipe, out, options):
-    torch.set_num_threads(1)
     # As in a run: otherwise each step has the kernel map and zero the large tensors anew.
     keep_freed_memory()
-    words = ["--data", "synthetic", "--global-batch-size", "8", "--grad-accum-steps", "2", "--out", str(out), *options]
-    config, recipe_config = parse_run(recipe, words)
-    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
-    with process_group(plan.run.world):
+    with planned(recipe, out, "--global-batch-size", "8", "--grad-accum-steps", "2", *options) as plan:
         before = live_bytes(torch.nn.Module())
-        engine = get(recipe).load().build(plan.run, recipe_config)
-        batch = plan.batches(plan.train, engine.data_rank, engine.data_size).batch(0)
+        engine, batches = engine_and_batches(plan)
+        batch = batches.batch(0)
         engine.train_step(batch, 1e-3)
         engine.train_step(batch, 1e-3)
         built = live_bytes(engine.model) - before
@@ -78,7 +71,7 @@ def main(recipe, out, options):
         }
         state = engine.live_state()
         found["live"] = {"host": state.host, "disk": state.disk, "total": state.total}
-        found["formula"] = state_formula(plan.run, recipe_config)
+        found["formula"] = state_formula(plan.run, plan.recipe_config)
         found["state"] = sum(s.tensor.nbytes for s in engine.state())
         torch.distributed.barrier()
         found["disk"] = nbytes_under(out)

@@ -11,13 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from world_engine import engine_and_batches, planned
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
-from gptscale.common.process.world import World, process_group
-from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import preflight
-from gptscale.recipes import get
 
 
 def moved(engine, reader):
@@ -38,14 +35,10 @@ def masks(engine, step):
 
 
 def main(recipe: str, out: Path, checkpoint: Path, options: list[str]) -> None:
-    torch.set_num_threads(1)
-    words = ["--data", "synthetic", "--dropout", "0.1", "--seed", "99", "--out", str(out), *options]
-    config, recipe_config = parse_run(recipe, words)
-    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
-    found: dict[str, object] = {"tp": plan.run.config.tp_size, "pp": plan.run.config.pp_size}
-    with process_group(plan.run.world):
-        # With seed 99 these are not the weights that were saved.
-        engine = get(recipe).load().build(plan.run, recipe_config)
+    # With seed 99 these are not the weights that were saved.
+    with planned(recipe, out, "--dropout", "0.1", "--seed", "99", *options) as plan:
+        found: dict[str, object] = {"tp": plan.run.config.tp_size, "pp": plan.run.config.pp_size}
+        engine, batches = engine_and_batches(plan)
         found["bytes"] = sum(s.tensor.nbytes for s in engine.state())
         found["parameters"] = sum(s.tensor.numel() for s in engine.state() if s.name.startswith("model/"))
         reader = Reader(checkpoint)
@@ -60,7 +53,7 @@ def main(recipe: str, out: Path, checkpoint: Path, options: list[str]) -> None:
 
         from gptscale.common.engines.colossal import gpt2 as colossal_gpt2
 
-        batch = plan.batches(plan.train, engine.data_rank, engine.data_size).batch(0)
+        batch = batches.batch(0)
         found["eval"] = engine.eval_loss(batch).item()
         healthy = colossal_gpt2.cross_entropy
         colossal_gpt2.cross_entropy = lambda *arguments: healthy(*arguments) * float("nan")

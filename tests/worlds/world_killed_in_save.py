@@ -23,7 +23,7 @@ from gptscale.common.process.world import World, process_group
 def main(folder: Path, moment: str, behind: bool) -> None:
     torch.set_num_threads(1)
     world = World.from_environment("cpu", 60.0)
-    fsync, rename = os.fsync, os.rename
+    rename = os.rename
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -33,7 +33,6 @@ def main(folder: Path, moment: str, behind: bool) -> None:
         while not list(folder.glob(".tmp-step-4-*/rank-00000-*")) and time.monotonic() < deadline:
             time.sleep(0.01)
         die()
-        fsync(descriptor)
 
     def killed_in_rename(source: Path, target: Path) -> None:
         if moment == "committed":

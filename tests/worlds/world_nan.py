@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from world_engine import engine_and_batches, planned
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
@@ -15,11 +16,7 @@ from gptscale.common.data.loader import Prefetcher
 from gptscale.common.engines import tensor_parallel
 from gptscale.common.errors import NumericError
 from gptscale.common.model import loss as loss_module
-from gptscale.common.process.world import World, process_group
 from gptscale.common.train import train
-from gptscale.launchers.run.options import parse_run
-from gptscale.launchers.run.preflight import preflight
-from gptscale.recipes import get
 from gptscale.results.record.recorder import Recorder
 
 # Steps are counted from 0.
@@ -39,17 +36,10 @@ class InfiniteGradient(torch.autograd.Function):
 
 
 def main(recipe: str, out: Path, what: str) -> None:
-    torch.set_num_threads(1)
-    # a window of 4 steps: the host finds out one step late, the weights must not have moved all the same
-    config, recipe_config = parse_run(
-        recipe, ["--data", "synthetic", "--steps", "8", "--log-every", "4", "--out", str(out)]
-    )
-    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
-    world = plan.run.world
-    with process_group(world):
-        engine = get(recipe).load().build(plan.run, recipe_config)
-        batches = plan.batches(plan.train, engine.data_rank, engine.data_size)
-        healthy = loss_module.linear_cross_entropy
+    # A window of 4 steps: the host finds out one step late, and the weights must not have moved all the same.
+    with planned(recipe, out, "--steps", "8", "--log-every", "4") as plan:
+        engine, batches = engine_and_batches(plan)
+        world, healthy = plan.run.world, loss_module.linear_cross_entropy
         step = {"now": 0}
 
         def sick(*arguments):

@@ -9,12 +9,10 @@ import resource
 import sys
 from pathlib import Path
 
-import torch
+from world_engine import engine_and_batches, planned
 
-from gptscale.common.process.world import World, process_group
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
-from gptscale.recipes import get
 
 
 def peak():
@@ -22,14 +20,12 @@ def peak():
 
 
 def main(recipe, out, options):
-    torch.set_num_threads(1)
-    plan = preflight(recipe, *parse_run(recipe, ["--out", str(out), *options]), World.from_environment("auto"))
-    with process_group(plan.run.world):
+    with planned(recipe, out, *options) as plan:
         small = preflight(recipe, *parse_run(recipe, ["--out", str(out), "--data", "synthetic"]), plan.run.world)
         # This makes the imports and first allocations, which are not the model's.
-        get(recipe).load().build(small.run, small.recipe_config)
+        engine_and_batches(small)
         before = peak()
-        engine = get(recipe).load().build(plan.run, plan.recipe_config)
+        engine, _ = engine_and_batches(plan)
         held = sum(shard.tensor.nbytes for shard in engine.state())
         found = {"grown": peak() - before, "before": before, "held": held, "n": plan.run.gpt.n_params_in_memory}
     (out / f"rank{plan.run.world.rank}.json").write_text(json.dumps(found))

@@ -11,22 +11,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from world_engine import engine_and_batches
 
 from gptscale.common.model import gpt as model
 from gptscale.common.process.world import World, process_group
 from gptscale.launchers.commands.parity import ways
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
-from gptscale.recipes import get
 
 SGD_STEPS = 5
 LR = {"adamw": 1e-3, "sgd": 0.1}
 
 
 def engine_of(recipe, words, world):
-    plan = preflight(recipe, *parse_run(recipe, words), world)
-    engine = get(recipe).load().build(plan.run, plan.recipe_config)
-    return engine, plan.batches(plan.train, engine.data_rank, engine.data_size)
+    return engine_and_batches(preflight(recipe, *parse_run(recipe, words), world))
 
 
 def n_layers(recipe, way, n):

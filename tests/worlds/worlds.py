@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import os
 import subprocess
 import time
@@ -14,7 +15,9 @@ from typing import Any
 
 import pandas as pd
 import psutil
+import torch
 
+from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.task import run_captured
@@ -45,11 +48,7 @@ def command(*words: Any, environment: str = "", module: str = "gptscale.launcher
 
 
 def gptscale(
-    *words: Any,
-    timeout: float = 800,
-    environment: str = "",
-    module: str = "gptscale.launchers.cli",
-    **variables: str,
+    *words: Any, timeout: float = 800, environment: str = "", module: str = "gptscale.launchers.cli", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `gptscale words`, or another module with them, and return how it ended and what it printed."""
     program = command(*words, environment=environment, module=module)
@@ -78,6 +77,29 @@ def rows(file: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV, such as the summary.csv of a results folder."""
     with file.open() as opened:
         return list(csv.DictReader(opened))
+
+
+def deviation(found: Any, expected: Any, *columns: str) -> float:
+    """Return the largest relative deviation of the steps of a run from those of another, in some columns."""
+    return max(((found[column] - expected[column]).abs() / expected[column]).max() for column in columns)
+
+
+def state(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Return the tensors of a checkpoint that verifies, and its counters."""
+    reader = Reader(checkpoint).verify()
+    return {name: reader.read(name) for name in reader.names()}, reader.manifest["counters"]
+
+
+# Many tests compare with the same saved run, and reading it takes as long as the test's own checkpoint.
+saved_state = functools.lru_cache(16)(state)
+
+
+def assert_same_state(ours: Path, saved: Path) -> None:
+    """Assert that two checkpoints have the same tensors, bit for bit, and the same counters."""
+    (a, counters), (b, saved_counters) = state(ours), saved_state(saved)
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
+    assert counters == saved_counters
 
 
 class Started:

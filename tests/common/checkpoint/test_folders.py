@@ -21,6 +21,15 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def failing(number, words):
+    """Return a function that the system refuses."""
+
+    def fail(*arguments):
+        raise OSError(number, words)
+
+    return fail
+
+
 @pytest.fixture
 def saved(tmp_path):
     """A folder with checkpoints at 2 and 4."""
@@ -62,18 +71,13 @@ def test_a_kill_while_setting_aside_leaves_the_beginning_of_the_old_branch(saved
         patch.setattr(os, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
             set_aside_beyond(saved, 4)
-    assert [path.name for path in reversed(step_folders(saved))] == ["step-2", "step-4", "step-6", "step-8", "step-10"][
-        : 6 - call
-    ]
+    assert [path.name for path in step_folders(saved)][::-1] == [f"step-{n}" for n in (2, 4, 6, 8, 10)[: 6 - call]]
     set_aside_beyond(saved, 4)
     assert newest_valid(saved).step == 4
 
 
 def test_what_cannot_be_set_aside_is_one_line(saved, monkeypatch):
-    def rename(*paths):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(os, "rename", failing(30, "Read-only file system"))
     with pytest.raises(StorageError, match=r"step-4 cannot be set aside \(Read-only file system\)"):
         set_aside_beyond(saved, 2)
 
@@ -159,7 +163,7 @@ def save_behind(engine, folder, step, facts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [save, save_behind])
-def test_a_kill_at_every_call_of_a_save_leaves_the_checkpoint_before_or_the_new_one(saved, tmp_path_factory, way):
+def test_a_kill_at_any_call_of_a_save_leaves_the_one_before_or_the_new_one(saved, tmp_path_factory, way):
     """Rotation is part of the save: it removes step-2."""
     endings = []
     for call in range(1, 100):
@@ -199,10 +203,7 @@ def test_a_kill_within_a_write_leaves_the_checkpoint_before(saved, size, way):
 
 
 def test_what_cannot_be_deleted_costs_space_and_not_the_run(saved, monkeypatch, capsys):
-    def retire(path):
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(writer, "retire", retire)
+    monkeypatch.setattr(writer, "retire", failing(1, "Operation not permitted"))
     save(Holder(), saved, 6, FACTS)
     assert "step-2 is not deleted (Operation not permitted)" in capsys.readouterr().out
     assert Reader(saved / "step-6").verify().step == 6

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import time
 from collections import Counter, defaultdict
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import change, damaged, memory
 from holder import FACTS, Holder, make_version_1, reseal
 
 from gptscale.common.checkpoint import writer as checkpoint_writer
@@ -26,68 +26,16 @@ from gptscale.common.errors import CheckpointError
 
 N = int(os.environ.get("GPTSCALE_MUTATIONS", "300"))
 MAX_S, MAX_BYTES = 1.0, 200e6
-VALUES = [
-    None, True, False, -1, 0, 1, 2, 3, 4, 5, 2**31, 2**63, 2**64, 10**400, -5.5, 1e308, float("nan"), float("inf"), "", "x",
-    "\ud800", "\0", "../../etc/passwd", "a" * 10**6, "0" * 64, [], {}, [0], [[]], {"a": 1}, list(range(10**4)),
-    "F64", "BF16", "float64", "rank-00000-0000.safetensors", "rank-99999-9999.safetensors",
-]  # fmt: skip
-
-
-def any_place(tree, random):
-    """Return a random (parent, key) of a JSON tree."""
-    places, stack = [], [tree]
-    while stack:
-        node = stack.pop()
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        for key, child in items:
-            places.append((node, key))
-            if isinstance(child, dict | list):
-                stack.append(child)
-    return random.choice(places)
-
-
-def change(tree, random):
-    """Change one value of a JSON tree, delete it, repeat it, rename its key, or swap it with another."""
-    parent, key = any_place(tree, random)
-    match random.randrange(6):
-        case 0 | 1:
-            parent[key] = random.choice(VALUES)
-        case 2:
-            del parent[key]
-        case 3 if isinstance(parent, list):
-            parent.append(parent[key])
-        case 3:
-            parent[f"{key} "] = parent.pop(key)
-        case 4:
-            other, its_key = any_place(tree, random)
-            parent[key], other[its_key] = json.loads(json.dumps([other[its_key], parent[key]]))
-        case _ if type(parent[key]) is int:
-            parent[key] += random.choice([-1, 1, 2**32])
-
-
-def bytes_changed(path, random):
-    data = bytearray(path.read_bytes())
-    at, n = random.randrange(len(data)), random.randrange(1, 9)
-    match random.randrange(5):
-        case 0:
-            data[at] ^= 1 << random.randrange(8)
-        case 1:
-            del data[at:]
-        case 2:
-            data[at : at + n] = random.randbytes(n)
-        case 3:
-            del data[at : at + n]
-        case _:
-            data[at:at] = random.randbytes(n)
-    path.write_bytes(data)
 
 
 def manifest_bytes(checkpoint, random):
-    bytes_changed(checkpoint / "manifest.json", random)
+    file = checkpoint / "manifest.json"
+    file.write_bytes(damaged(file.read_bytes(), random))
 
 
 def data_bytes(checkpoint, random):
-    bytes_changed(random.choice(sorted(checkpoint.glob("rank-*"))), random)
+    file = random.choice(sorted(checkpoint.glob("rank-*")))
+    file.write_bytes(damaged(file.read_bytes(), random))
 
 
 def manifest_values(checkpoint, random):
@@ -157,10 +105,6 @@ KINDS = [
 ]
 
 
-def peak_bytes():
-    return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1)) * 1024
-
-
 def outcome(checkpoint):
     """Return what reading all of the checkpoint gave: the error's line, or the tensors, counters and step."""
     target = Holder(fill=0.0)
@@ -191,11 +135,11 @@ def test_a_changed_checkpoint_is_refused_or_gives_what_was_saved(tmp_path, monke
         kind = draw.choice(KINDS)
         kind(checkpoint, draw)
         Path("/proc/self/clear_refs").write_text("5")
-        before, began = peak_bytes(), time.process_time()
+        before, began = memory("VmHWM"), time.process_time()
         result = outcome(checkpoint)
         name = kind.__name__
         longest_s[name] = max(longest_s[name], time.process_time() - began)
-        most_bytes[name] = max(most_bytes[name], peak_bytes() - before)
+        most_bytes[name] = max(most_bytes[name], memory("VmHWM") - before)
         endings[name, "refused" if isinstance(result, str) else "identical"] += 1
         if isinstance(result, str):
             assert "\n" not in result

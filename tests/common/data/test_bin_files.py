@@ -14,17 +14,11 @@ def header(*ints):
     return np.array(ints, dtype="<i4").tobytes().ljust(1024, b"\0")
 
 
-def test_nanogpts_layout_is_nothing_but_little_endian_ids(tmp_path):
+@pytest.mark.parametrize(("layout", "first"), [("nanogpt", b""), ("llmc", header(20240520, 1, 5))])
+def test_a_file_is_little_endian_ids_behind_the_header_of_its_layout(layout, first, tmp_path):
     path = tmp_path / "a.bin"
-    assert write_bin(path, [IDS[:2], IDS[2:]]) == 5
-    assert path.read_bytes() == b"\x05\0\0\0\x00\x01\x50\xc4\x07\0"
-    assert map_ids(path).tolist() == IDS.tolist()
-
-
-def test_llmcs_layout_has_its_header(tmp_path):
-    path = tmp_path / "a.bin"
-    assert write_bin(path, [IDS[:2], IDS[2:]], "llmc") == 5
-    assert path.read_bytes() == header(20240520, 1, 5) + IDS.tobytes()
+    assert write_bin(path, [IDS[:2], IDS[2:]], layout) == 5
+    assert path.read_bytes() == first + b"\x05\0\0\0\x00\x01\x50\xc4\x07\0"
     assert map_ids(path).tolist() == IDS.tolist()
 
 

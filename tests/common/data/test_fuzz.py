@@ -5,6 +5,7 @@ A few of each kind run as a test. More by hand, with a line of figures for each 
     GPTSCALE_FUZZ=1000 pytest -s tests/common/data/test_fuzz.py
 """
 
+import copy
 import gzip
 import io
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import change, damaged, memory
 
 from gptscale.common.data.loader import Batches, split
 from gptscale.common.data.sources import open_source
@@ -26,51 +28,6 @@ from gptscale.lenet.data import idx, sources
 
 N = int(os.environ.get("GPTSCALE_FUZZ", "40"))
 MAX_S, MAX_BYTES = 5.0, 2**30
-NUMBERS = [0, 1, 2, 255, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 20240520]
-VALUES = [
-    None, True, -1, 0, 1.5, 10**400, 2**63, float("nan"), float("inf"), "", "x" * 10**5, "\ud800", "\0", [], {}, [[0]],
-    {"a": {"b": 1}},
-]  # fmt: skip
-
-
-def damaged(data, draw):
-    """Return the bytes with some of them flipped, cut, repeated, filled, or replaced by another number."""
-    content = bytearray(data)
-    for _ in range(draw.choice([1, 1, 2, 8])):
-        # The first bytes say what the others are.
-        place = draw.randrange(min(len(content), draw.choice([16, 64, 2**30])) + 1)
-        length = draw.choice([1, 2, 4, 100, len(content)])
-        match draw.randrange(6):
-            case 0:
-                content[place : place + 1] = bytes([draw.randrange(256)])
-            case 1:
-                del content[place:]
-            case 2:
-                del content[place : place + length]
-            case 3:
-                content[place:place] = content[: draw.randrange(len(content) + 1)]
-            case 4:
-                content[place : place + length] = bytes([draw.choice([0, 255, 32])]) * min(length, 100)
-            case 5:
-                content[place : place + 4] = draw.choice(NUMBERS).to_bytes(4, draw.choice(["big", "little"]))
-    return bytes(content)
-
-
-def changed(tree, draw):
-    """Return a JSON tree with one of its values changed, taken out, or put into many lists."""
-    if isinstance(tree, dict) and tree and draw.random() < 0.8:
-        key = draw.choice(list(tree))
-        other = {name: value for name, value in tree.items() if name != key}
-        return other if draw.random() < 0.1 else {**other, draw.choice([key, key, "new"]): changed(tree[key], draw)}
-    value = draw.choice(VALUES)
-    for _ in range(draw.choice([0, 0, 0, 5, 900])):
-        value = [value]
-    return value
-
-
-def memory(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
 
 
 def try_all(kind, attempts):
@@ -133,10 +90,11 @@ def test_images(tmp_path):
     image = pytest.importorskip("PIL.Image")
     noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3)).astype(np.uint8)
     picture, seeds = image.fromarray(noise), []
-    for form, mode in [
-        *((f, "RGB") for f in ("PNG", "JPEG", "BMP", "WEBP")),
+    kinds = [
+        *((form, "RGB") for form in ("PNG", "JPEG", "BMP", "WEBP")),
         *(("PNG", m) for m in ("P", "L", "RGBA", "I;16")),
-    ]:
+    ]
+    for form, mode in kinds:
         file = io.BytesIO()
         (picture.convert("L").convert("I;16") if mode == "I;16" else picture.convert(mode)).save(file, form)
         seeds.append(file.getvalue())
@@ -157,8 +115,10 @@ def test_tokenizer_folders(tmp_path, bpe_folder):
             harmed = draw.choice([*texts, "vocab.json", "merges.txt"])
             for name in ["vocab.json", "merges.txt", harmed]:
                 text = texts[name].encode()
-                if name == harmed and name.endswith("json") and draw.random() < 0.7:
-                    text = json.dumps(changed(json.loads(text), draw)).encode()
+                if name == harmed and name.endswith("json") and json.loads(text) and draw.random() < 0.7:
+                    tree = json.loads(text)
+                    change(tree, draw)
+                    text = json.dumps(tree).encode()
                 elif name == harmed:
                     text = damaged(text, draw)
                 (folder / name).write_bytes(text)
@@ -172,16 +132,15 @@ def test_tokenizer_folders(tmp_path, bpe_folder):
 
 
 def test_deepspeeds_configurations(tmp_path):
-    ours = {
-        "train_batch_size": 8,
-        "zero_optimization": {"stage": 2, "reduce_bucket_size": 9},
-        "bf16": {"enabled": True},
-    }
+    zero = {"stage": 2, "reduce_bucket_size": 9}
+    ours = {"train_batch_size": 8, "zero_optimization": zero, "bf16": {"enabled": True}}
     draw, file = random.Random(5), tmp_path / "ds.json"
 
     def attempts():
         for i in range(N):
-            text = json.dumps(changed(ours, draw)).encode()
+            tree = copy.deepcopy(ours)
+            change(tree, draw)
+            text = json.dumps(tree).encode()
             file.write_bytes(damaged(text, draw) if i % 3 == 0 else text)
             yield lambda: merged(ours, file)
 
@@ -211,11 +170,7 @@ def postscript(path):
 
 
 def fifo(use):
-    def run(path):
-        os.mkfifo(path)
-        return use(path)
-
-    return run
+    return lambda path: os.mkfifo(path) or use(path)
 
 
 def pipe_in_a_tokenizer(path):
@@ -226,14 +181,8 @@ def pipe_in_a_tokenizer(path):
     return get_tokenizer(str(path))
 
 
-def deep(path):
-    path.write_text('{"a":' * 20_000 + "1" + "}" * 20_000)
-    return merged({}, path)
-
-
-def less_deep(path):
-    path.write_text('{"a":' * 500 + "1" + "}" * 500)
-    return merged({}, path)
+def deep(levels):
+    return lambda path: path.write_text('{"a":' * levels + "1" + "}" * levels) and merged({}, path)
 
 
 def huge(path):
@@ -253,8 +202,8 @@ BOMBS = {
     "a pipe in a tokenizer": (pipe_in_a_tokenizer, "tokenizer.json is no file"),
     "a pipe as --ds-config": (fifo(lambda path: merged({}, path)), "it is no file, in --ds-config"),
     "a huge --ds-config": (huge, "it has more than 1048576 bytes, in --ds-config"),
-    "a deep --ds-config": (deep, "nested deeper than 16 levels"),
-    "a less deep --ds-config": (less_deep, "nested deeper than 16 levels"),
+    "a deep --ds-config": (deep(20_000), "nested deeper than 16 levels"),
+    "a less deep --ds-config": (deep(500), "nested deeper than 16 levels"),
 }
 
 

@@ -41,12 +41,10 @@ def test_no_batch_reads_beyond_the_source_and_none_of_it_is_wasted(n_tokens, seq
 def test_the_ranks_together_read_the_global_batch(data_size):
     source = counting(1000)
     alone = Batches(source, seq_len=16, global_batch_size=8, seed=1).batch(9)
-    ranks = [
-        Batches(source, seq_len=16, global_batch_size=8, seed=1, data_rank=r, data_size=data_size)
-        for r in range(data_size)
-    ]
-    assert torch.equal(torch.cat([rank.batch(9).inputs for rank in ranks]), alone.inputs)
-    assert torch.equal(torch.cat([rank.batch(9).targets for rank in ranks]), alone.targets)
+    common = {"seq_len": 16, "global_batch_size": 8, "seed": 1, "data_size": data_size}
+    ranks = [Batches(source, **common, data_rank=rank) for rank in range(data_size)]
+    for part in ("inputs", "targets"):
+        assert torch.equal(torch.cat([getattr(rank.batch(9), part) for rank in ranks]), getattr(alone, part))
     assert all(ranks[0].sequences(9, r) == rank.batch(9).sequences for r, rank in enumerate(ranks))
 
 
@@ -140,7 +138,8 @@ def test_an_unexpected_step_starts_the_reading_ahead_anew():
 
 
 def test_an_error_in_the_thread_is_raised_for_its_step_and_reading_goes_on():
-    failures = [OSError("disk gone"), SystemExit(3), TimeoutError("slow server")]
+    raised = [OSError("disk gone"), SystemExit(3), TimeoutError("slow server")]
+    failures = list(raised)
 
     def fail_once(step):
         if step == 2 and failures:
@@ -148,18 +147,13 @@ def test_an_error_in_the_thread_is_raised_for_its_step_and_reading_goes_on():
 
     with Prefetcher(Scripted(fail_once), CPU) as data:
         assert [data.get(step).step for step in (0, 1)] == [0, 1]
-        with pytest.raises(OSError, match="disk gone"):
-            data.get(2)
-        with pytest.raises(SystemExit):
-            data.get(2)
-        with pytest.raises(TimeoutError, match="slow server"):
-            data.get(2)
+        for failure in raised:
+            with pytest.raises(type(failure), match=str(failure)):
+                data.get(2)
         assert [data.get(step).step for step in (2, 3)] == [2, 3]
 
 
-def test_a_hanging_read_is_an_error_and_holds_up_neither_steps_nor_end(
-    monkeypatch,
-):
+def test_a_hanging_read_is_an_error_and_holds_up_neither_steps_nor_end(monkeypatch):
     monkeypatch.setattr(loader, "WAIT_S_MAX", 0.05)
     release = threading.Event()
     data = Prefetcher(Scripted(lambda step: release.wait(200) and None), CPU)

@@ -52,15 +52,11 @@ def test_byte_pairs_are_shorter_than_bytes_and_their_vocabulary_has_a_name(bpe_f
     assert len(str(tokenizer.fingerprint)) == 64
 
 
-def test_a_folder_that_lacks_a_file_names_it(tmp_path):
-    (tmp_path / "vocab.json").write_text("{}")
+@pytest.mark.parametrize("vocabulary", ["[1, 2", "{}", '{"a": "x"}'])
+def test_a_folder_that_lacks_a_file_or_has_damaged_ones_is_one_line(tmp_path, vocabulary):
+    (tmp_path / "vocab.json").write_text(vocabulary)
     with pytest.raises(DataError, match=r"lacks merges\.txt, in --tokenizer, give a folder"):
         get_tokenizer(str(tmp_path))
-
-
-@pytest.mark.parametrize("vocabulary", ["[1, 2", "{}", '{"a": "x"}'])
-def test_a_folder_with_damaged_files_is_one_line(tmp_path, vocabulary):
-    (tmp_path / "vocab.json").write_text(vocabulary)
     (tmp_path / "merges.txt").write_text("#version: 0.2\nx y\n")
     with pytest.raises(DataError, match="holds no byte-pair encoding") as caught:
         get_tokenizer(str(tmp_path))
@@ -102,9 +98,8 @@ def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(monkeypatch
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         begin = time.perf_counter()
-        with pytest.raises(
-            DataError, match=r"'gpt2' is not on this machine, and the hub cannot be reached .*timed out"
-        ):
+        said = r"'gpt2' is not on this machine, and the hub cannot be reached .*timed out"
+        with pytest.raises(DataError, match=said):
             get_tokenizer("gpt2")
     assert time.perf_counter() - begin < 20
 

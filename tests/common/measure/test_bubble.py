@@ -68,9 +68,6 @@ def test_the_clock_counts_what_is_computed_within_a_step():
     with clock.step():
         pass
     # The spans of a step are read when the next step begins.
-    assert clock.spans == (
-        StageSpan("F", 0, 0, 1.0, 3.0),
-        StageSpan("B", 0, 0, 4.0, 10.0),
-    )
+    assert clock.spans == (StageSpan("F", 0, 0, 1.0, 3.0), StageSpan("B", 0, 0, 4.0, 10.0))
     clock.read()
     assert (clock.busy_s, clock.span_s, clock.began_at) == ([8.0, 0.0], [20.0, 1.0], 40.0)

@@ -10,13 +10,7 @@ import pytest
 from benchmarks import quiet
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure import contention
-from gptscale.common.measure.contention import (
-    MachineClock,
-    MachineTime,
-    processor_times,
-    taken_fraction,
-    throttled_s,
-)
+from gptscale.common.measure.contention import MachineClock, MachineTime, processor_times, taken_fraction, throttled_s
 
 QUIET = MachineTime("a", 10.0, {0: 9.0, 1: 9.0}, {0: 0.0, 1: 0.0}, own_s=9.0, throttled_s=0.0, threads=1)
 
@@ -67,19 +61,16 @@ def test_a_bench_refuses_a_busy_machine(monkeypatch):
     monkeypatch.setattr(quiet, "WATCH_S", 1e-3)
     taken = iter([0.3, 0.01, 0.2, 0.0, 0.0])
     monkeypatch.setattr(contention, "taken_fraction", lambda laps: next(taken))
-    with (
-        pytest.raises(ConfigError, match=r"took 30%.*in bench x.*--allow-busy"),
-        quiet.quiet_machine(quiet.QuietOptions(), "bench x"),
-    ):
-        raise AssertionError("not reached")
     measured = []
-    with (
-        pytest.raises(ConfigError, match="while bench x measured"),
-        quiet.quiet_machine(quiet.QuietOptions(), "bench x"),
-    ):
-        measured.append(1)
-    with quiet.quiet_machine(quiet.QuietOptions(), "bench x"):
-        measured.append(2)
-    with quiet.quiet_machine(quiet.QuietOptions(allow_busy=True), "bench x"):
-        measured.append(3)
+
+    def measure(what, **options):
+        with quiet.quiet_machine(quiet.QuietOptions(**options), "bench x"):
+            measured.append(what)
+
+    with pytest.raises(ConfigError, match=r"took 30%.*in bench x.*--allow-busy"):
+        measure("never")
+    with pytest.raises(ConfigError, match="while bench x measured"):
+        measure(1)
+    measure(2)
+    measure(3, allow_busy=True)
     assert measured == [1, 2, 3]

@@ -99,15 +99,9 @@ def test_bf16_needs_ampere():
 
 
 def measured(step_times_s, waits_s=None, **changes):
-    options = {
-        "tokens_per_step": 1000,
-        "world_size": 2,
-        "gpt": BIG,
-        "seq_len": 1024,
-        "activation_checkpointing": "none",
-        "peak_tflops": 989.5,
-    }
-    return speed(step_times_s, waits_s or [0.0] * len(step_times_s), **{**options, **changes})
+    options = {"tokens_per_step": 1000, "world_size": 2, "gpt": BIG, "seq_len": 1024, "peak_tflops": 989.5}
+    waits_s = waits_s or [0.0] * len(step_times_s)
+    return speed(step_times_s, waits_s, **{"activation_checkpointing": "none", **options, **changes})
 
 
 def test_full_peak_is_mfu_one():

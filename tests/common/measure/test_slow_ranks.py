@@ -74,7 +74,7 @@ def test_a_slow_rank_is_named_once_and_again_after_it_was_well(monkeypatch):
 def test_a_rank_that_sleeps_is_named(recipe, tmp_path, capfd):
     # Two blocks, one for each rank of a pipeline, and short sequences: what the ranks do beside the sleep is little.
     words = ["--steps", 12, "--n-layer", 2, "--seq-len", 32, "--data", "synthetic", "--no-tensorboard"]
-    ranks("world_slow.py", 2, recipe, *words, "--out", tmp_path)
+    ranks("world_faulty.py", 2, "slow", recipe, *words, "--out", tmp_path)
     err = capfd.readouterr().err
     assert "gptscale: warning: rank 1 is slow: " in err
     assert "above all in forward, in steps 4 to 12" in err

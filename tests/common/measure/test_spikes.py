@@ -17,6 +17,14 @@ def steps(n, seed=0):
     return [(2 + 4 * math.exp(-i / 40) + noise.gauss(0, 0.02), 1 + 3 / (i + 1) + noise.gauss(0, 0.1)) for i in range(n)]
 
 
+def watched(steps):
+    """Return a watch that has seen these steps."""
+    watch = SpikeWatch()
+    for step in steps:
+        watch.look(*step)
+    return watch
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_healthy_run_has_none(seed):
     watch = SpikeWatch()
@@ -44,26 +52,19 @@ def test_recorded_healthy_runs_have_none():
 @pytest.mark.parametrize("at", [150, 220, 290])
 def test_a_spike_in_a_recorded_run_is_found(at, loss_factor, norm_factor, figure):
     for run in recorded():
-        watch = SpikeWatch()
-        for loss, norm in run[:at]:
-            watch.look(loss, norm)
         loss, norm = run[at]
-        assert watch.look(loss * loss_factor, norm * norm_factor).figure == figure
+        assert watched(run[:at]).look(loss * loss_factor, norm * norm_factor).figure == figure
 
 
 def test_extreme_figures_are_compared_too():
-    watch = SpikeWatch()
-    for i in range(100):
-        watch.look(1e-300 if i % 2 else 1e300, 1e-320)
+    watch = watched((1e-300 if i % 2 else 1e300, 1e-320) for i in range(100))
     assert watch.look(1e308, 0.0) is watch.look(-1.0, 1.0) is None
     assert watch.look(1.0, 1e308).figure == "gradient norm"
 
 
 @pytest.mark.parametrize(("loss", "norm", "figure"), [(5.0, 1.0, "loss"), (2.0, 9.0, "gradient norm")])
 def test_a_spike_is_found_each_time(loss, norm, figure):
-    watch = SpikeWatch()
-    for step in steps(400):
-        watch.look(*step)
+    watch = watched(steps(400))
     for _ in range(3):
         spike = watch.look(loss, norm)
         assert (spike.figure, spike.value) == (figure, max(loss, norm))
@@ -73,9 +74,7 @@ def test_a_spike_is_found_each_time(loss, norm, figure):
 
 
 def test_a_loss_that_stays_high_is_soon_an_ordinary_one():
-    watch = SpikeWatch()
-    for step in steps(400):
-        watch.look(*step)
+    watch = watched(steps(400))
     found = [bool(watch.look(6.0, 1.0)) for _ in range(128)]
     assert found[0]
     assert not any(found[40:])
@@ -84,9 +83,7 @@ def test_a_loss_that_stays_high_is_soon_an_ordinary_one():
 def test_few_steps_falls_and_figures_that_are_not_finite_are_none():
     watch = SpikeWatch()
     assert not any(watch.look(2.0 if i < STEPS_MIN - 1 else 50.0, 1.0) for i in range(STEPS_MIN))
-    watch = SpikeWatch()
-    for step in steps(200):
-        watch.look(*step)
+    watch = watched(steps(200))
     assert watch.look(0.01, 0.01) is None
     before = watch.recent()
     assert watch.look(math.nan, 1.0) is watch.look(2.0, math.inf) is None
@@ -94,9 +91,7 @@ def test_few_steps_falls_and_figures_that_are_not_finite_are_none():
 
 
 def test_a_restored_watch_decides_alike():
-    whole, resumed = SpikeWatch(), SpikeWatch()
-    for step in steps(150):
-        whole.look(*step)
+    whole, resumed = watched(steps(150)), SpikeWatch()
     resumed.restore(whole.recent())
     rest = [(2.0 + 0.001 * i, 1.0) for i in range(300)]
     assert [resumed.look(*step) for step in rest] == [whole.look(*step) for step in rest]

@@ -6,15 +6,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptscale.common.model.activation_checkpointing import KEPT_OPERATORS, apply_activation_checkpointing
+from gptscale.common.model.float8 import apply_float8
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
 @pytest.mark.parametrize("mode", ["full", "selective"])
-def test_activation_checkpointing_changes_no_bit(ids, mode, random_model):
-    plain, checkpointed = random_model(), random_model()
+def test_activation_checkpointing_changes_no_bit(ids, mode, precision, random_model):
+    plain, checkpointed = random_model(std=0.05), random_model(std=0.05)
+    if precision == "fp8":
+        apply_float8([*plain.blocks, *checkpointed.blocks])
     apply_activation_checkpointing(checkpointed.blocks, mode)
     losses = []
     for model in (plain, checkpointed):
-        loss = model(ids[:, :-1], ids[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "fp8"):
+            loss = model(ids[:, :-1], ids[:, 1:])
         loss.backward()
         losses.append(loss)
     assert torch.equal(*losses)

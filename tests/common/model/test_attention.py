@@ -13,9 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gptscale.common.errors import ConfigError
 from gptscale.common.model import attention
 from gptscale.common.model import gpt as model
-from gptscale.common.model.activation_checkpointing import (
-    apply_activation_checkpointing,
-)
+from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.attention import apply_attention, check_attention
 from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.gpt import GPT, causal_attention
@@ -133,12 +131,13 @@ def test_a_kernel_that_cannot_run_is_refused(options, device, capability, said, 
 
 def test_a_kernel_that_can_run_is_not(monkeypatch, run_on):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    for name in ("auto", "math"):
-        check_attention(run_on(CPU, attention=name))
-    for name in ("auto", "math", "efficient"):
-        check_attention(run_on(CUDA, attention=name))
-    for name in ("flash", "cudnn"):
-        check_attention(run_on(CUDA, attention=name, precision="bf16"))
+    runs = [
+        (CPU, "auto", "fp32"),
+        (CPU, "math", "fp32"),
+        *((CUDA, name, "fp32") for name in ("auto", "math", "efficient")),
+    ]
+    for device, name, precision in (*runs, (CUDA, "flash", "bf16"), (CUDA, "cudnn", "bf16")):
+        check_attention(run_on(device, attention=name, precision=precision))
 
 
 @pytest.mark.gpu

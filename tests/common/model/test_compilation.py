@@ -12,13 +12,8 @@ from torch._inductor.runtime import runtime_utils
 
 from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.compilation import (
-    apply_compile,
-    cache_folder,
-    check_cache,
-    check_compile,
-    try_instruction_sets_without_torch,
-)
+from gptscale.common.model import compilation
+from gptscale.common.model.compilation import apply_compile, cache_folder, check_cache, check_compile
 from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.recipes.single import SingleConfig, build
 
@@ -131,14 +126,10 @@ def test_instruction_sets_are_tried_with_one_library_of_torch(monkeypatch):
     """A new Python tries them, as torch does. Where the library does not load, torch's own way is taken."""
     cpu_vec_isa = pytest.importorskip("torch._inductor.cpu_vec_isa")
     monkeypatch.setattr(cpu_vec_isa.VecISA, "_avx_py_load", "")
-    try_instruction_sets_without_torch()
+    compilation.try_instruction_sets_without_torch()
     said = "\nimport sys; print('torch' in sys.modules)"
-    for library, ended in (
-        (Path(torch.__file__).parent / "lib" / "libtorch_cpu.so", (0, "False\n")),
-        ("/no.so", (1, "")),
-    ):
-        code = cpu_vec_isa.VecISA._avx_py_load.replace("__lib_path__", str(library))
-        tried = subprocess.run(
-            [sys.executable, "-c", code + said], capture_output=True, text=True, timeout=400, check=False
-        )
+    here = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    for library, ended in ((here, (0, "False\n")), ("/no.so", (1, ""))):
+        words = [sys.executable, "-c", cpu_vec_isa.VecISA._avx_py_load.replace("__lib_path__", str(library)) + said]
+        tried = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
         assert (tried.returncode, tried.stdout) == ended

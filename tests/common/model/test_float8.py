@@ -1,7 +1,7 @@
 """Float8 products agree with double precision within their formats' tolerances, compiled and recomputed too."""
 
 import dataclasses
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +19,7 @@ from gptscale.common.measure.gpus import GPUS
 from gptscale.common.measure.speed import speed
 from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.compilation import apply_compile
-from gptscale.common.model.float8 import (
-    E4M3,
-    E5M2,
-    Float8Linear,
-    Float8Product,
-    apply_float8,
-    cast,
-    scale_of,
-)
+from gptscale.common.model.float8 import E4M3, E5M2, Float8Linear, Float8Product, apply_float8, cast, scale_of
 from gptscale.common.model.gpt import GPT, Block
 from gptscale.common.model.precision import DTYPES, LossScale, check_precision, emulation
 from gptscale.common.process.world import World
@@ -57,7 +49,6 @@ def _seed():
 def linear(n_in=64, n_out=192):
     made = nn.Linear(n_in, n_out)
     apply_float8([made])
-    assert type(made) is Float8Linear
     return made
 
 
@@ -219,13 +210,6 @@ def test_every_product_of_a_block_and_no_other_and_names_stay():
     assert all(p.dtype == torch.float32 for p in made.parameters())
 
 
-@pytest.mark.parametrize("mode", ["full", "selective"])
-def test_activation_checkpointing_changes_no_bit(mode):
-    (plain_loss, plain), (loss, grads) = step(model("fp8")), step(model("fp8", mode))
-    assert loss == plain_loss
-    assert torch.equal(grads, plain)
-
-
 def scaled_products(mode):
     made, counter = model("fp8", mode), FlopCounterMode(display=False)
     with counter:
@@ -291,18 +275,6 @@ def test_twenty_steps_stay_near_bf16():
     assert near != far
 
 
-def test_a_step_with_inf_leaves_the_weights(tmp_path):
-    plan = planned("fp8")
-    engine, batches = build(plan.run, plan.recipe_config), plan.batches(plan.train, 0, 1)
-    weights = {s.name: s.tensor for s in engine.state() if s.name.startswith("model/")}
-    with torch.no_grad():
-        weights["model/blocks.1.mlp.fc.weight"][3, 3] = float("inf")
-    before = {name: tensor.clone() for name, tensor in weights.items()}
-    found = engine.train_step(batches.batch(0), 3e-3)
-    assert not found.loss.isfinite()
-    assert all(torch.equal(before[name], tensor) for name, tensor in weights.items())
-
-
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -318,28 +290,20 @@ def test_shapes_that_float8_cannot_multiply_are_refused_in_a_line(options, line)
     planned("bf16", **options)
 
 
-def test_which_devices_may(monkeypatch, run_on):
-    gpu = torch.device("cuda", 0)
-    for capability in ((8, 0), (8, 6)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        name = ".".join(map(str, capability))
-        with pytest.raises(ConfigError, match=f"or newer, this one has {name}, in --precision, use bf16"):
-            check_precision(run_on(gpu, precision="fp8"))
-    for capability in ((8, 9), (9, 0), (10, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        check_precision(run_on(gpu, precision="fp8"))
-    check_precision(run_on(CPU, precision="fp8"))
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0)])
+def test_which_devices_may(capability, monkeypatch, run_on):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    said = "or newer, this one has {}.{}, in --precision, use bf16".format(*capability)
+    with pytest.raises(ConfigError, match=said) if capability < (8, 9) else nullcontext():
+        check_precision(run_on(torch.device("cuda", 0), precision="fp8"))
     monkeypatch.setattr(torch.version, "hip", "6.4")
     # The e4m3 of this AMD GPU is another format.
     assert not supports_fp8((9, 4))
 
 
-def test_everything_else_computes_in_bf16_and_no_loss_is_scaled():
+def test_a_run_on_a_cpu_computes_the_rest_in_bf16_and_says_it_emulates():
     assert DTYPES["fp8"] is torch.bfloat16
     assert not LossScale("fp8", CPU).dynamic
-
-
-def test_a_run_on_a_cpu_says_that_it_emulates():
     (line,) = emulation("fp8", CPU)
     assert line in planned("fp8").describe()
     assert "no time of this run says anything of fp8" in line
@@ -359,18 +323,9 @@ FP8_ONLY = ("fp8_tflops_per_device", "fp8_mixed_utilisation")
 
 
 def measured(precision, tokens_per_step=1000, peak=1979.0, bf16_peak=989.5):
-    return speed(
-        [1.0],
-        [0.0],
-        tokens_per_step=tokens_per_step,
-        world_size=1,
-        gpt=BIG,
-        seq_len=1024,
-        activation_checkpointing="none",
-        peak_tflops=peak,
-        precision=precision,
-        bf16_peak_tflops=bf16_peak,
-    )
+    shape = {"world_size": 1, "gpt": BIG, "seq_len": 1024, "activation_checkpointing": "none"}
+    peaks = {"peak_tflops": peak, "precision": precision, "bf16_peak_tflops": bf16_peak}
+    return speed([1.0], [0.0], tokens_per_step=tokens_per_step, **shape, **peaks)
 
 
 def test_fp8_shares_no_column_with_bf16():
@@ -379,8 +334,8 @@ def test_fp8_shares_no_column_with_bf16():
     assert all(fp8[name] is not None and bf16[name] is None for name in FP8_ONLY)
     assert all(fp8[name] == bf16[name] for name in fp8 if name not in BF16_ONLY + FP8_ONLY)
     assert fp8["fp8_tflops_per_device"] == pytest.approx(1000 * model_flops_per_token(BIG, 1024) / 1e12)
-    assert measured("fp8", bf16_peak=None).fp8_mixed_utilisation is None
-    assert measured("fp8", peak=None).fp8_mixed_utilisation is None
+    for unknown in ({"bf16_peak": None}, {"peak": None}):
+        assert measured("fp8", **unknown).fp8_mixed_utilisation is None
 
 
 def test_mixed_utilisation_is_one_when_each_part_runs_at_its_peak():

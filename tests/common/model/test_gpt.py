@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -58,8 +60,6 @@ def test_attention_is_causal(ids, random_model):
 @pytest.mark.usefixtures("operators_of_the_user")
 @pytest.mark.parametrize("variant", ["tanh", "erf", "sigmoid"])
 def test_our_operators_in_the_gpt_compute_what_torchs_do(ids, variant, random_model):
-    import dataclasses
-
     found = []
     for activation in (f"gelu_{variant}", f"custom-{variant}"):
         model = random_model(dataclasses.replace(SMALL, activation=activation))

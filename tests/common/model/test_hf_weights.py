@@ -1,5 +1,7 @@
 """Weights to and from transformers' GPT-2."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -12,8 +14,6 @@ SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_erf", "gelu_sigmoid"])
 def test_transformers_gpt2_has_equal_logits_both_ways(ids, activation, random_model):
     pytest.importorskip("transformers")
-    import dataclasses
-
     model = random_model(dataclasses.replace(SMALL, activation=activation)).eval()
     hf = to_hf(model).eval()
     with torch.no_grad():

@@ -63,6 +63,13 @@ def same(ours, theirs):
     return ours.keys() == theirs.keys() and all(torch.equal(t, theirs[k]) for k, t in ours.items())
 
 
+def take_steps(params, optimizer, steps, scale=1e-3):
+    """Step with the gradients of each number in `steps`."""
+    for step in steps:
+        give_gradients(params, step, scale)
+        optimizer.step(LR, torch.tensor(1.0))
+
+
 def reference_step(weight, grad, m, v, step, decay, betas=(0.9, 0.95)):
     """AdamW in fp64: Loshchilov & Hutter 2019, algorithm 2, as torch writes it."""
     weight, g, m, v = (t.detach().double() for t in (weight, grad, m, v))
@@ -125,10 +132,8 @@ def test_what_is_small_and_what_is_left_over_is_torchs_own(form):
         FusedOptimizer(ours, config_of(form, clip_grad_norm=0.5)),
         FusedOptimizer(theirs, config_of("fp32", clip_grad_norm=0.5)),
     )
-    for step in range(5):
-        for params, optimizer in ((ours, first), (theirs, second)):
-            give_gradients(params, seed=step, scale=1.0)
-            optimizer.step(LR, torch.tensor(1.0))
+    take_steps(ours, first, range(5), scale=1.0)
+    take_steps(theirs, second, range(5), scale=1.0)
     for name in ("norm", "edge", "one"):
         assert torch.equal(ours[name], theirs[name])
     packed = first.torch.state[ours["b"]]["exp_avg"].numel()
@@ -142,9 +147,7 @@ def test_what_is_small_and_what_is_left_over_is_torchs_own(form):
 def test_a_step_that_is_skipped_leaves_every_bit(form, steps, bad):
     params = parameters()
     optimizer = FusedOptimizer(params, config_of(form))
-    for step in range(steps):
-        give_gradients(params, seed=step)
-        optimizer.step(LR, torch.tensor(1.0))
+    take_steps(params, optimizer, range(steps))
     weights, state = {n: p.detach().clone() for n, p in params.items()}, stored(optimizer)
     # Neither the step with the bad number nor a clean one after it changes anything.
     for poison in (bad, 0.0):
@@ -163,11 +166,8 @@ def test_loss_scale_and_clip_divide_the_gradient():
         FusedOptimizer(p, config_of("8bit", precision=precision, clip_grad_norm=0.01))
         for p, precision in ((plain, "fp32"), (scaled, "fp16"))
     )
-    for step in range(3):
-        give_gradients(plain, seed=step)
-        give_gradients(scaled, seed=step, scale=1e-3 * 2.0**16)
-        first.step(LR, torch.tensor(1.0))
-        second.step(LR, torch.tensor(1.0))
+    take_steps(plain, first, range(3))
+    take_steps(scaled, second, range(3), scale=1e-3 * 2.0**16)
     for name, p in plain.items():
         torch.testing.assert_close(p, scaled[name], rtol=1e-5, atol=1e-7)
 
@@ -178,9 +178,7 @@ def test_bytes_are_those_of_the_formula(form):
     optimizer = FusedOptimizer(params, config_of(form))
     numel = sum(p.numel() for p in params.values())
     assert optimizer.nbytes() == (4 + OPTIMIZERS["adamw"].state_bytes[form]) * numel
-    for step in range(2):
-        give_gradients(params, seed=step)
-        optimizer.step(LR, torch.tensor(1.0))
+    take_steps(params, optimizer, range(2))
     assert optimizer.nbytes() == (4 + OPTIMIZERS["adamw"].state_bytes[form]) * numel
 
 
@@ -190,9 +188,7 @@ def test_slices_do_not_change_the_result(monkeypatch):
         monkeypatch.setitem(compact_adamw.SLICE, "cpu", size)
         params = parameters()
         optimizer = FusedOptimizer(params, config_of("8bit"))
-        for step in range(3):
-            give_gradients(params, seed=step)
-            optimizer.step(LR, torch.tensor(1.0))
+        take_steps(params, optimizer, range(3))
         results.append(({n: p.detach() for n, p in params.items()}, stored(optimizer)))
     for weights, state in results[1:]:
         assert same(weights, results[0][0])
@@ -308,10 +304,8 @@ def test_compiled_it_is_one_graph_for_all_sizes_and_equal(monkeypatch):
     eager, fused = parameters(shapes), parameters(shapes)
     first, second = FusedOptimizer(eager, config_of("8bit")), FusedOptimizer(fused, config_of("8bit"))
     second.torch.compiled = True
-    for step in range(3):
-        for params, optimizer in ((eager, first), (fused, second)):
-            give_gradients(params, seed=step)
-            optimizer.step(LR, torch.tensor(1.0))
+    take_steps(eager, first, range(3))
+    take_steps(fused, second, range(3))
     assert counter.frame_count == 1
     # Another order of the same operations may put a moment into the next code.
     for name, p in eager.items():

@@ -64,9 +64,8 @@ def test_a_mistake_is_one_line(capsys):
 
 
 def test_an_unknown_option_names_the_nearest():
-    assert (
-        refused("--out-foldr", "x") == "unknown option '--out-foldr', on the command line, did you mean '--out-folder'?"
-    )
+    said = "unknown option '--out-foldr', on the command line, did you mean '--out-folder'?"
+    assert refused("--out-foldr", "x") == said
     assert refused("--stepz=3").endswith("did you mean '--steps'?")
     assert refused("--max-steps", "3").endswith("did you mean '--steps'?")
     assert refused("word").startswith("unknown option 'word'")
@@ -108,11 +107,8 @@ def test_changed_options_make_the_same_again():
     assert changed_options(RunOptions(), RunOptions()) == []
     options = RunOptions(7, Path("a b"), "bf16", True, False, "auto")
     words = changed_options(options, RunOptions())
-    assert words == [
-        *"--steps 7 --out-folder".split(),
-        "a b",
-        *"--precision bf16 --compile --no-board --resume auto".split(),
-    ]
+    rest = "--precision bf16 --compile --no-board --resume auto".split()
+    assert words == ["--steps", "7", "--out-folder", "a b", *rest]
     assert read(*words).run == options
     assert changed_options(RunOptions(), options)[:2] == ["--steps", "5"]
 

@@ -59,9 +59,8 @@ def test_an_option_without_effect_is_refused_with_its_default_too(kind, case):
 def test_what_never_has_an_effect():
     with pytest.raises(ConfigError, match="leaves no run, in --steps, leave it out"):
         parse(RunAndTraceOptions, ["--steps", "50"], prog="python -m tools.trace_pipeline")
-    with pytest.raises(
-        ConfigError, match="a dry run tries no batch, in --minutes, leave it out, or leave --dry-run out"
-    ):
+    said = "a dry run tries no batch, in --minutes, leave it out, or leave --dry-run out"
+    with pytest.raises(ConfigError, match=said):
         parse(MemoryLadderOptions, ["--dry-run", "--minutes", "3"], prog="python -m benchmarks.memory")
 
 

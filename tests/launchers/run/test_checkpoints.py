@@ -94,7 +94,7 @@ def test_a_run_that_saves_behind_its_steps_leaves_the_same_checkpoints(tmp_path)
 
 def test_a_stop_waits_for_the_save_behind_the_steps_and_costs_no_bit(tmp_path):
     words = ["fsdp", *SHORT[:-1], 4, "--steps", 12, "--save-async", "--run-name", "r", "--out"]
-    ranks("world_stopped_in_save.py", 2, *words, tmp_path / "stopped", status=75)
+    ranks("world_faulty.py", 2, "stopped_in_save", *words, tmp_path / "stopped", status=75)
     checkpoints, unbroken = (tmp_path / name / "runs/r/checkpoints" for name in ("stopped", "unbroken"))
     last, before = step_folders(checkpoints)
     assert before.name == "step-4"
@@ -144,14 +144,14 @@ def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
 def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
     """Also during the others' all-reduce, and between backward and optimizer, after which no half of an update may be left."""
     words = ["ddp", *SHORT, "--steps", 7, "--device", "cpu", "--save-every", 4, "--dist-timeout-s", 60]
-    ranks("world_killed_at.py", 2, "never", *words, "--out", tmp_path, "--run-name", "unbroken")
+    ranks("world_faulty.py", 2, "none", *words, "--out", tmp_path, "--run-name", "unbroken")
     unbroken = tmp_path / "runs" / "unbroken"
     for part in ("forward", "backward", "optimizer", "saving"):
         run = [*words, "--out", tmp_path, "--run-name", part]
-        ranks("world_killed_at.py", 2, part, *run, status=7)
+        ranks("world_faulty.py", 2, f"killed_at,{part}", *run, status=7)
         folder = tmp_path / "runs" / part
         assert [path.name for path in step_folders(folder / "checkpoints")] == ["step-4"]
-        ranks("world_killed_at.py", 2, "never", *run, "--resume")
+        ranks("world_faulty.py", 2, "none", *run, "--resume")
         columns = ["step", "loss", "grad_norm"]
         assert pd.read_csv(folder / "steps.csv")[columns].equals(pd.read_csv(unbroken / "steps.csv")[columns])
         last, expected = (Reader(step_folders(run / "checkpoints")[0]).verify() for run in (folder, unbroken))

@@ -121,9 +121,9 @@ def test_a_run_whose_steps_were_done_is_ok_and_its_row_is_written_once(tmp_path,
 )
 def test_a_rank_that_dies_after_the_last_step_changes_nothing(module, function, rank, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = (module, function, str(rank), "ddp", "--model", "tiny", "--data", "synthetic", "--steps", "3")
+    words = (f"killed_in,{module},{function},{rank}", "ddp", "--model", "tiny", "--data", "synthetic", "--steps", "3")
     words += ("--global-batch-size", "4", "--no-tensorboard", "--device", "cpu", "--out", str(tmp_path))
-    program = Program(str(WORLDS / "world_killed_in.py"), (*words, "--run-name", "r"), imports=imports_of(("ddp",), ""))
+    program = Program(str(WORLDS / "world_faulty.py"), (*words, "--run-name", "r"), imports=imports_of(("ddp",), ""))
     folder, summary = tmp_path / "runs" / "r", tmp_path / "summary.csv"
     assert launch_with_row.launch_with_row(program, 2, folder, SUMMARY, fork=True) == 0
     with summary.open() as file:

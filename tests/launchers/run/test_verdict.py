@@ -56,7 +56,7 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe: str, tmp_
 def test_a_slow_reader_is_found_in_a_real_run(tmp_path: Path) -> None:
     """Tests run beside each other, which the verdict may find worse than the reader."""
     words = "ddp --n-layer 1 --n-embd 32 --seq-len 32 --data synthetic --no-tensorboard --run-name run".split()
-    worlds.ranks("world_slow_reader.py", 2, *words, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path)
+    worlds.ranks("world_faulty.py", 2, "slow_reader", *words, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path)
     # Ranks that no launcher of ours has started leave the judging to the command.
     ok("why", tmp_path / "runs/run")
     with (tmp_path / "summary.csv").open(newline="") as file:

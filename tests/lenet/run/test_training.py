@@ -280,8 +280,8 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = VisionConfig(epochs=1, batch_size=256, tensorboard=False, device="cpu", out=tmp_path, run_name="r")
-    words = ("gptscale.lenet.run.record", "VisionRecord.finish", str(rank), "lenet", *option_words(config))
-    program = Program(str(WORLDS / "world_killed_in.py"), words)
+    words = (f"killed_in,gptscale.lenet.run.record,VisionRecord.finish,{rank}", "lenet", *option_words(config))
+    program = Program(str(WORLDS / "world_faulty.py"), words)
     folder, summary = tmp_path / "runs" / "r", tmp_path / "lenet.csv"
     assert launch_with_row(program, 2, folder, LENET, fork=True) == 0
     with summary.open() as file:

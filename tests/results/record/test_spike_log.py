@@ -16,7 +16,7 @@ def rows(path):
 
 
 def test_by_default_it_is_said_with_its_batch(tmp_path, capfd):
-    ranks("world_spike.py", 2, "ddp", *WORDS, "--out", tmp_path, "--log-every", 11)
+    ranks("world_faulty.py", 2, "spike", "ddp", *WORDS, "--out", tmp_path, "--log-every", 11)
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "standard deviations" in line]
     assert line.startswith("gptscale: warning: loss ")
     assert line.endswith("the step was applied (--on-spike warn)")
@@ -31,21 +31,34 @@ def test_by_default_it_is_said_with_its_batch(tmp_path, capfd):
 def test_a_skipped_step_changes_no_weight_and_is_counted(recipe, tmp_path, capfd):
     """Step 41 is computed with the weights of step 40. A resumed run decides as the whole one: it knows the steps before."""
     options = [*WORDS, "--on-spike", "skip", "--save-every", 39, "--out", tmp_path]
-    ranks("world_spike.py", 2, recipe, *options)
+    ranks("world_faulty.py", 2, "spike", recipe, *options)
     (line,) = [line for line in capfd.readouterr().err.splitlines() if "standard deviations" in line]
     assert line.endswith("the step was skipped")
     folder = tmp_path / "runs" / "r"
     assert rows(tmp_path / "summary.csv")[0]["skipped_spikes"] == "1"
     whole = pd.read_csv(folder / "steps.csv", float_precision="round_trip").set_index("step")
     assert whole.loss[40] > 3 * whole.loss[39]
-    ranks("world_spike.py", 2, recipe, *options, "--resume", folder / "checkpoints" / "step-39")
+    ranks("world_faulty.py", 2, "spike", recipe, *options, "--resume", folder / "checkpoints" / "step-39")
     again = pd.read_csv(folder / "steps.csv", float_precision="round_trip").set_index("step")
     assert again[["loss", "grad_norm"]].equals(whole[["loss", "grad_norm"]])
     assert [row["skipped_spikes"] for row in rows(tmp_path / "summary.csv")] == ["1", "1"]
 
 
 def test_stop_ends_the_run_and_saves_nothing_more(tmp_path, capfd):
-    ranks("world_spike.py", 2, "ddp", *WORDS, "--out", tmp_path, "--on-spike", "stop", "--save-every", 20, status=6)
+    ranks(
+        "world_faulty.py",
+        2,
+        "spike",
+        "ddp",
+        *WORDS,
+        "--out",
+        tmp_path,
+        "--on-spike",
+        "stop",
+        "--save-every",
+        20,
+        status=6,
+    )
     assert "standard deviations above the mean" in capfd.readouterr().err
     assert sorted(path.name for path in (tmp_path / "runs" / "r" / "checkpoints").iterdir()) == ["step-20"]
 

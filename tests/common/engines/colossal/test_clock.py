@@ -27,6 +27,11 @@ def schedule(*, is_interleave, chunks, **options):
 def test_one_chunk_counts_micro_batches_from_0_in_every_step():
     one, clock = schedule(is_interleave=False, chunks=1, num_microbatches=2), Clock()
     time_schedule(one, clock)
+    one.forward_only = True
+    assert one.forward_step(0) == "result"
+    # An evaluation is not timed.
+    assert clock.timed == []
+    one.forward_only = False
     assert [one.forward_step(0) for _ in range(3)] == ["result"] * 3
     one.backward_step(0)
     assert [stage for _, stage, _ in clock.timed] == [1] * 4
@@ -42,11 +47,3 @@ def test_several_chunks_are_stages_of_their_own():
     for _ in range(4):
         two.forward_step()
     assert [(stage, micro_batch) for _, stage, micro_batch in clock.timed] == [(1, 0), (1, 1), (3, 0), (3, 1)]
-
-
-def test_an_evaluation_is_not_timed():
-    one, clock = schedule(is_interleave=False, chunks=1, num_microbatches=2), Clock()
-    time_schedule(one, clock)
-    one.forward_only = True
-    assert one.forward_step(0) == "result"
-    assert clock.timed == []

@@ -58,9 +58,8 @@ def stepper_of(gemini):
 def test_each_rank_fills_the_boxes_of_its_part_with_initial_weights():
     gemini = Gemini()
     boxes = {shard.name: shard for shard in stepper_of(gemini).state()}
-    assert list(boxes) == [f"{kind}/{name}" for kind in ("model",) for name in ("wpe.weight", "ln_f.bias")] + [
-        f"adamw.{key}/{name}" for name in ("wpe.weight", "ln_f.bias") for key in ("exp_avg", "exp_avg_sq")
-    ]
+    moments = [f"adamw.{key}/{name}" for name in ("wpe.weight", "ln_f.bias") for key in ("exp_avg", "exp_avg_sq")]
+    assert list(boxes) == ["model/wpe.weight", "model/ln_f.bias", *moments]
     assert boxes["model/wpe.weight"].tensor.shape == (4, 8)
     bias = boxes["adamw.exp_avg/ln_f.bias"]
     assert (bias.shape, bias.offset, tuple(bias.tensor.shape)) == ((8,), (5,), (3,))

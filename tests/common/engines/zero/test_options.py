@@ -37,9 +37,8 @@ def test_ranks_compare_the_content_of_the_file_and_not_its_name(tmp_path):
         config = ZeroConfig(stage=2, ds_config=tmp_path / name)
         facts.append(words_to_compare(config) | config.contents())
     check_same_on_ranks(facts[:2])
-    with pytest.raises(
-        ConfigError, match=r"^the content of --ds-config is \w{16} on rank 0,1 but \w{16} on rank 2, in what"
-    ):
+    said = r"^the content of --ds-config is \w{16} on rank 0,1 but \w{16} on rank 2, in what"
+    with pytest.raises(ConfigError, match=said):
         check_same_on_ranks(facts)
     with pytest.raises(ConfigError, match=r"but None on rank 1"):
         check_same_on_ranks([facts[0], words_to_compare(ZeroConfig(stage=2))])
@@ -48,7 +47,6 @@ def test_ranks_compare_the_content_of_the_file_and_not_its_name(tmp_path):
 def test_every_contradiction_is_named(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"train_batch_size": 16, "zero_optimization": {"stage": 1}}))
-    with pytest.raises(
-        ConfigError, match=r"train_batch_size is 16 there, 8 in this run; zero_optimization.stage is 1 there"
-    ):
+    said = r"train_batch_size is 16 there, 8 in this run; zero_optimization.stage is 1 there"
+    with pytest.raises(ConfigError, match=said):
         merged(OURS, file)

@@ -1,0 +1,26 @@
+"""What scripts of ranks begin with: the run that their words mean, in the world of the ranks, and its engine."""
+
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from gptscale.common.process.world import World, process_group
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import preflight
+from gptscale.recipes import get
+
+
+@contextmanager
+def planned(recipe, out, *words):
+    """Yield the plan of a run on random ids, while the ranks are joined."""
+    torch.set_num_threads(1)
+    config, recipe_config = parse_run(recipe, ["--data", "synthetic", "--out", str(out), *words])
+    plan = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
+    with process_group(plan.run.world) if get(recipe).axes else nullcontext():
+        yield plan
+
+
+def engine_and_batches(plan):
+    """Return the engine of a plan, and the batches of this rank."""
+    engine = get(plan.run.recipe).load().build(plan.run, plan.recipe_config)
+    return engine, plan.batches(plan.train, engine.data_rank, engine.data_size)

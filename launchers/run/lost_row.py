@@ -5,61 +5,15 @@ Ends with 0 if all steps of the run were done before a rank died, else with 1.
 
 from __future__ import annotations
 
-import csv
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 
-from gptscale.common.checkpoint.reader import newest_readable
-from gptscale.common.errors import CheckpointError, StorageError
-from gptscale.launchers.run.preflight import ReadyRun
+from gptscale.common.errors import StorageError
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.files import warn
 from gptscale.results.record.launch_with_row import leave_lost_row
-from gptscale.results.record.run_folder import START, has_its_row, leave_row, read_json, run_directory
-
-
-def leave_finished_row(ready: ReadyRun, folder: Path) -> bool:
-    """Write the row of a run that was killed between its last save and its row, and return whether it was so.
-
-    Every rank gives the same answer. Rank 0 writes the row from what is there.
-    """
-    config, is_main = ready.run.config, ready.run.world.is_main
-    if (
-        config.resume not in ("auto", "newest")
-        or ready.resume is None
-        or (is_main and has_its_row(folder, config.steps))
-    ):
-        return False
-    newest, at_start = newest_readable(ready.resume), read_json(folder / "run.json")
-    if newest is None or newest.step != config.steps or "identity" not in at_start:
-        return False
-    try:
-        newest.verify()
-    except CheckpointError:
-        return False
-    if is_main:
-        with run_directory(config.out, folder.name, resumes=True):
-            rows = read_steps(folder / "steps.csv", config.steps)
-            losses, seconds = [row["loss"] for row in rows], sum(row["step_time_s"] for row in rows)
-            figures = {"loss_first": losses[0], "loss_last": losses[-1], "train_time_s": seconds} if rows else {}
-            row = {**at_start["identity"], **figures, "status": "ok", "error": ""}
-            row |= read_json(folder / "status.json").get("row", {})
-            leave_row(SUMMARY, folder, row, config.steps)
-        print(f"run {folder.name} is done: it was killed after its last step, and its row is written now", flush=True)
-    return True
-
-
-def read_steps(path: Path, last: int) -> list[dict[str, float]]:
-    """Return the loss and the time of each step up to `last`, of the rows that are whole."""
-    rows = []
-    with suppress(OSError), path.open(newline="", errors="replace") as file:
-        for cells in csv.DictReader(file):
-            with suppress(ValueError, TypeError, KeyError):
-                if int(cells["step"]) <= last:
-                    rows.append({name: float(cells[name]) for name in ("loss", "step_time_s")})
-    return rows
+from gptscale.results.record.run_folder import START
 
 
 def main(folder: Path, status: int) -> int:

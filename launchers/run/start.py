@@ -12,7 +12,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.world import runs_on_cuda, world_of
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.run.lost_row import leave_finished_row
+from gptscale.launchers.run.finished import is_finished
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import ReadyRun, preflight, why_not_here
 from gptscale.launchers.run.record import new_run_id
@@ -21,7 +21,6 @@ from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.recipes import RECIPES, get
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.launch_with_row import launch_with_row
-from gptscale.results.record.run_folder import is_over
 
 
 def default_nproc(recipe: str, config: RunConfig) -> int:
@@ -70,7 +69,7 @@ def start(recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: in
     ready = plan_run(recipe, config, recipe_config, nproc)
     name = config.run_name or new_run_id(recipe)
     folder = config.out / "runs" / name
-    if is_over(folder, config) or leave_finished_row(ready, folder):
+    if is_finished(ready, folder):
         return 0
     check_memory(ready.run, recipe_config.offload)
     check_space(ready.run, folder)

@@ -15,7 +15,6 @@ from typing import Any
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.measure.evidence import EVIDENCE, VERDICT, RunEvidence
 from gptscale.common.process.begin import Output
-from gptscale.common.settings.run_config import RunConfig
 from gptscale.common.settings.user_file import read_bytes
 from gptscale.results.columns import RunTable, cell, csv_line
 from gptscale.results.record.files import (
@@ -99,14 +98,6 @@ def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:
     """
     with suppress(StorageError):
         write_json(folder / "status.json", of_this_start(_end_of(row, step) | {"row": dict(row)}))
-
-
-def is_over(folder: Path, config: RunConfig) -> bool:
-    """Return whether --resume auto finds that a run has taken all its steps and left its row, and say so if it has."""
-    is_done = config.resume == "auto" and has_its_row(folder, config.steps)
-    if is_done and os.environ.get("RANK", "0") == "0":
-        print(f"run {folder.name} is done: its {config.steps} steps and its row are in {folder.parents[1]}", flush=True)
-    return is_done
 
 
 def has_its_row(folder: Path, steps: int) -> bool:

@@ -43,24 +43,14 @@ class Pair(NamedTuple):
         return field not in row.preset or row.preset[field] in values
 
 
-def is_deepspeed(row: Recipe) -> bool:
-    """Return whether DeepSpeed trains this recipe."""
-    return row.engine == "deepspeed"
+def trained_by(*engines: str) -> Callable[[Recipe], bool]:
+    """Return what tells whether one of these engines trains a recipe."""
+    return lambda row: row.engine in engines
 
 
-def is_colossalai(row: Recipe) -> bool:
-    """Return whether Colossal-AI trains this recipe."""
-    return row.engine == "colossalai"
-
-
-def is_handout(row: Recipe) -> bool:
-    """Return whether this is the exercise's baseline, by transformers alone."""
-    return row.engine == "transformers"
-
-
-def has_transformers_model(row: Recipe) -> bool:
-    """Return whether the model is transformers' own."""
-    return is_colossalai(row) or is_handout(row)
+is_deepspeed, is_colossalai = trained_by("deepspeed"), trained_by("colossalai")
+# The exercise's baseline is by transformers alone, and Colossal-AI trains transformers' model too.
+is_handout, has_transformers_model = trained_by("transformers"), trained_by("colossalai", "transformers")
 
 
 def cuts_matrices(row: Recipe) -> bool:
@@ -116,7 +106,7 @@ UNSUPPORTED = (
         FP8_INSTEAD,
     ),
     Pair(
-        lambda row: is_deepspeed(row) or is_colossalai(row),
+        trained_by("deepspeed", "colossalai"),
         "on_spike",
         ("skip",),
         "these libraries compute the norm and apply the step in one call",
@@ -233,16 +223,3 @@ def check(recipe: str, config: RunConfig, recipe_config: RecipeConfig) -> None:
                 f"in {option_of(pair.option)}",
                 pair.instead,
             )
-
-
-def as_markdown() -> str:
-    """Return the table for docs/recipes/unsupported.md."""
-    lines = ["| recipes | option | values | why | instead |", "| --- | --- | --- | --- | --- |"]
-    for pair in UNSUPPORTED:
-        names = ", ".join(f"`{name}`" for name in pair.recipes)
-        if pair.only_if:
-            field, conditions = pair.only_if
-            names += f" with `{option_of(field)} {' or '.join(map(str, conditions))}`"
-        values = ", ".join(f"`{value}`" for value in pair.values)
-        lines.append(f"| {names} | `{option_of(pair.option)}` | {values} | {pair.why} | {pair.instead} |")
-    return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from gptscale.common.data.loader import to_device
 from gptscale.common.engines.pipeline.plan import SCHEDULES
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.bubble import StageSpan, bubble_fraction, gaps
+from gptscale.common.measure.bubble import StageSpan, bubble_fraction, needs, result
 from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import begin_warm_parent
@@ -68,6 +68,27 @@ class RunAndTraceOptions:
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         OptionNeed(WITHOUT_EFFECT, lambda c: False, f"a trace is {STEPS} steps of each schedule and leaves no run"),
     )
+
+
+def gaps(spans: Mapping[int, Sequence[StageSpan]], n_stages: int) -> dict[int, list[tuple[str, float, float]]]:
+    """Return what each rank did between its computations as (what, begin, end), from a trace on one clock.
+
+    Before a computation a rank waits. The wait is `bubble` until another rank has computed what is needed, and `communication`
+    from then on (the transfer, and work of the runtime). After its last computation, until all ranks are done, it is `bubble`.
+    """
+    done = {(result(s.kind), s.stage, s.micro_batch): s.end for of_rank in spans.values() for s in of_rank}
+    begin = min(s.begin for of_rank in spans.values() for s in of_rank)
+    end = max(done.values())
+    waits: dict[int, list[tuple[str, float, float]]] = {}
+    for rank, of_rank in spans.items():
+        free, waits[rank] = begin, []
+        for span in of_rank:
+            ready = max([free, *(done[need] for need in needs(span.kind, span.stage, span.micro_batch, n_stages))])
+            ready = min(ready, span.begin)
+            waits[rank] += [("bubble", free, ready), ("communication", ready, span.begin)]
+            free = span.end
+        waits[rank].append(("bubble", free, end))
+    return {rank: [wait for wait in of_rank if wait[2] > wait[1]] for rank, of_rank in waits.items()}
 
 
 def main(argv: Sequence[str]) -> int:

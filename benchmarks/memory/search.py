@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from gptscale.foresight.memory.closed_form import Need
+from benchmarks.memory.need import Need
 from gptscale.recipes import get
 
 GIB = 2**30

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.memory.need import Need, WayToFit, need
 from benchmarks.memory.search import (
     GIB,
     Limits,
@@ -26,7 +27,6 @@ from gptscale.common.process.task import LIMIT_S, run_captured
 from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.memory.closed_form import Need, WayToFit, need
 from gptscale.foresight.memory.step import Step
 from gptscale.recipes import get
 

@@ -6,7 +6,6 @@ from collections import deque
 from concurrent.futures import Future, TimeoutError
 from queue import SimpleQueue
 from threading import Thread
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -175,7 +174,5 @@ class Prefetcher:
     def __enter__(self) -> Prefetcher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -61,13 +61,13 @@ def simulate(order: Mapping[int, Sequence[Computation]], n_stages: int) -> dict[
     while any(queues.values()):
         progress = False
         for rank, queue in queues.items():
-            while queue and all(need in done for need in _needs(*queue[0], n_stages)):
+            while queue and all(need in done for need in needs(*queue[0], n_stages)):
                 kind, stage, micro_batch = queue.pop(0)
                 free = spans[rank][-1].end if spans[rank] else 0.0
-                begin = max([free, *(done[need] for need in _needs(kind, stage, micro_batch, n_stages))])
+                begin = max([free, *(done[need] for need in needs(kind, stage, micro_batch, n_stages))])
                 end = begin + COST[kind]
                 spans[rank].append(StageSpan(kind, stage, micro_batch, begin, end))
-                done[_result(kind), stage, micro_batch] = end
+                done[result(kind), stage, micro_batch] = end
                 progress = True
         if not progress:
             blocked = {rank: queue[0] for rank, queue in queues.items() if queue}
@@ -113,33 +113,12 @@ def _computations(action: Any) -> Iterator[Computation]:
         yield kind, action.stage_index, action.microbatch_index
 
 
-def _result(kind: str) -> str:
+def result(kind: str) -> str:
     """Return the result that others wait for, which for both kinds of backward is the gradient of the stage's input."""
     return INPUT if kind == BACKWARD else kind
 
 
-def gaps(spans: Mapping[int, Sequence[StageSpan]], n_stages: int) -> dict[int, list[tuple[str, float, float]]]:
-    """Return what each rank did between its computations as (what, begin, end), from a trace on one clock.
-
-    Before a computation a rank waits. The wait is `bubble` until another rank has computed what is needed, and `communication`
-    from then on (the transfer, and work of the runtime). After its last computation, until all ranks are done, it is `bubble`.
-    """
-    done = {(_result(s.kind), s.stage, s.micro_batch): s.end for of_rank in spans.values() for s in of_rank}
-    begin = min(s.begin for of_rank in spans.values() for s in of_rank)
-    end = max(done.values())
-    waits: dict[int, list[tuple[str, float, float]]] = {}
-    for rank, of_rank in spans.items():
-        free, waits[rank] = begin, []
-        for span in of_rank:
-            ready = max([free, *(done[need] for need in _needs(span.kind, span.stage, span.micro_batch, n_stages))])
-            ready = min(ready, span.begin)
-            waits[rank] += [("bubble", free, ready), ("communication", ready, span.begin)]
-            free = span.end
-        waits[rank].append(("bubble", free, end))
-    return {rank: [wait for wait in of_rank if wait[2] > wait[1]] for rank, of_rank in waits.items()}
-
-
-def _needs(kind: str, stage: int, micro_batch: int, n_stages: int) -> list[Computation]:
+def needs(kind: str, stage: int, micro_batch: int, n_stages: int) -> list[Computation]:
     """Return the results that a computation waits for."""
     if kind == FORWARD:
         return [(FORWARD, stage - 1, micro_batch)] if stage else []

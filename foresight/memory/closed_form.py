@@ -1,9 +1,8 @@
 """Bytes that a training step will need on the device, on the host and on disk, from the run's options alone.
 
-`predict` serves every recipe and any rank of any world. `need` serves the ways in which benchmarks/memory fits a model into
-one process. Both take the highest of a few moments of a step (`moments`). State is exact (state.py), what blocks keep and
-what is at work is in activations.py, and what a recipe gathers, sends and holds besides in world_bytes.py and recipe_bytes.py.
-What an allocator rounds, splits and keeps is not in it.
+`predict` takes the highest of a few moments of a step (`moments`). State is exact (state.py), what blocks keep and what is at
+work is in activations.py, and what a recipe gathers, sends and holds besides in world_bytes.py. What an allocator rounds, splits
+and keeps is not in it.
 
 This module imports nothing heavy, so that planning stays fast.
 """
@@ -11,11 +10,9 @@ This module imports nothing heavy, so that planning stays fast.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.foresight.memory.activations import kept_per_token, loss_bytes, working_per_token
-from gptscale.foresight.memory.recipe_bytes import RECIPES
 from gptscale.foresight.memory.step import RecipeBytes, Step
 from gptscale.foresight.memory.world_bytes import Layout, layout_of
 
@@ -27,33 +24,6 @@ Moment = dict[str, float]
 # torch's workspaces for cuBLAS: one for the thread of forward and one for that of backward, each of 4096 KiB twice and 16 KiB
 # eight times, on Hopper of 32 MiB (aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
 WORKSPACES, HOPPER_WORKSPACES, HOPPER = 2 * (2 * 4096 + 8 * 16) * 2**10, 2 * 32 * 2**20, 9
-
-
-class WayToFit(NamedTuple):
-    """How a model is made to fit: a recipe, what its blocks keep for backward, and the moments' precision."""
-
-    recipe: str
-    activation_checkpointing: str = "full"
-    optimizer_state: str = "fp32"
-
-    def __str__(self) -> str:
-        return "/".join(self)
-
-
-class Need(NamedTuple):
-    """Peak bytes of one process, whose device and host are one memory on a CPU."""
-
-    device: float
-    host: float
-    disk: float
-
-
-def need(step: Step, way: WayToFit) -> Need:
-    """Return the peak bytes of `step` done in `way`, or raise KeyError for a recipe that is not in RECIPES."""
-    fixed = RECIPES[way.recipe](step, OPTIMIZERS["adamw"].state_bytes[way.optimizer_state])
-    alone = Layout(n_blocks=step.gpt.n_layer, n_params=step.gpt.n_params_in_memory)
-    highest = max(sum(moment.values()) for moment in moments(step, fixed, way.activation_checkpointing, alone))
-    return Need(max(fixed.build, fixed.device + highest), fixed.host, fixed.disk)
 
 
 def predict(run: Run, config: RecipeConfig, capability: int = 0) -> dict[str, int]:

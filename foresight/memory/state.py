@@ -8,10 +8,9 @@ This module imports nothing heavy.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from gptscale.common.engines.pipeline.plan import V_SHAPED
 from gptscale.common.engines.rank_shapes import all_shapes, numel
 from gptscale.common.settings.optimizers import OPTIMIZERS
 
@@ -38,11 +37,6 @@ class State(NamedTuple):
     @property
     def total(self) -> int:
         return sum(self)
-
-
-def is_v_shaped(config: RecipeConfig) -> bool:
-    """Return whether a pipeline ends on the rank where it begins."""
-    return getattr(config, "schedule", "") in V_SHAPED
 
 
 def n_moments(run: Run) -> int:
@@ -121,8 +115,3 @@ def cut_by_owners(run: Run, config: RecipeConfig, rank: int, ranks: int) -> Stat
     """Return the state of a rank under fairscale's OSS."""
     n = numel(all_shapes(run, config))
     return State(4 * n, 4 * n, moments(run, owned(run, config, ranks)[rank]))
-
-
-def by_name(state: State, names: tuple[str, str, str]) -> Mapping[str, int]:
-    """Return the three figures under the names of their owners."""
-    return dict(zip(names, state, strict=True))

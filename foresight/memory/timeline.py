@@ -71,10 +71,6 @@ class Timeline:
         """Return the most bytes that lived at once."""
         return int(self.total.max(initial=0))
 
-    def peak_of(self, begin: int, end: int | None = None) -> int:
-        """Return the most bytes that lived at once between two times."""
-        return int(self.total[begin:end].max(initial=0))
-
     def by_owner(self, time: int) -> dict[str, int]:
         """Return the bytes that lived at `time` by their owner, the largest first."""
         a = self.allocations

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from gptscale.common.engines.pipeline.plan import stages_per_rank
 from gptscale.common.engines.rank_shapes import all_shapes, numel, place_of, stage_of
 from gptscale.foresight.memory.layout import NO_STATE, Answer, Case, Layout
-from gptscale.foresight.memory.recipe_bytes import BUCKET, WEIGHT_BUFFERS
 from gptscale.foresight.memory.state import (
     State,
     cut_by_owners,
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from gptscale.common.settings.run import Run
 
 
+# Elements of DeepSpeed's reduce bucket, and buffers of the largest weight (recipes/zero.py).
+BUCKET, WEIGHT_BUFFERS = 50_000_000, 8
 # transformers' head computes the logits of all rows. Then there are these in fp32, their logarithms of the softmax, and those of
 # the columns that are no padding (common/engines/colossal/gpt2.py, cross_entropy).
 HF_LOGITS = 12

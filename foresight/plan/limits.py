@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gptscale.foresight.time.simulator import Contention, PlayedStep, play
+from gptscale.foresight.time.simulator import Contention, play
 from gptscale.foresight.time.split import Machines
 from gptscale.foresight.time.work import LAUNCHES, Operation, StepWork
 
@@ -39,12 +39,6 @@ def without_each(
     if len({item.rank for item in step.items}) > 1:
         played[BUBBLE] = play(_apart(step), seconds, contention).seconds
     return played
-
-
-def bound_by(played: PlayedStep, without: dict[str, float]) -> tuple[str, float]:
-    """Return the resource whose removal shortens the step most, and by what share."""
-    cause = min(without, key=without.__getitem__)
-    return cause, 1 - without[cause] / played.seconds
 
 
 def _apart(step: StepWork) -> StepWork:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gptscale.common.engines.colossal import checks as colossal
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, stage_indices, stage_sizes, stages_per_rank
 from gptscale.foresight.calibrate.steps import step_here
-from gptscale.foresight.memory.recipe_bytes import BUCKET
+from gptscale.foresight.memory.world_bytes import BUCKET
 from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.time.data_sheets import HERE
 from gptscale.foresight.time.data_steps import DataStep, Exchange

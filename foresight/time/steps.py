@@ -1,13 +1,11 @@
-"""What one training step of a split model does, as work on streams: stages of a pipeline, and FSDP."""
+"""What one training step of a model in stages does, as work on streams."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from gptscale.foresight.time.operations import BYTES, StateShape
 from gptscale.foresight.time.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, needs
 from gptscale.foresight.time.split import Machines, ModelShape, Split, StepWriter
-from gptscale.foresight.time.work import COMPUTE, GATHER, P2P, REDUCE, Item, Operation, StepWork, added, times
+from gptscale.foresight.time.work import COMPUTE, GATHER, P2P, REDUCE, Item, StepWork, added, times
 
 
 def pipeline_step(model: ModelShape, split: Split, machines: Machines) -> StepWork:
@@ -112,47 +110,3 @@ def _finish(step: StepWork, write: StepWriter, last: dict[int, list[int]], rank_
         if split.zero and split.dp > 1 and not split.gathers:
             gathered = write.on_link("weight all-gather", BYTES * parameters, split.dp, split.tp)
             step.add("weights", rank, COMPUTE, {gathered: 1.0}, before)
-
-
-def sharded_step(model: ModelShape, split: Split, machines: Machines, prefetch: int = 1) -> StepWork:
-    """Return the step of FSDP: each block is gathered before it computes, and its gradients are reduced behind it.
-
-    prefetch: how many blocks are gathered ahead of the one that computes.
-    """
-    write, step = StepWriter(model, split, machines), StepWork()
-    block_bytes = BYTES * model.block_parameters // split.tp
-    gather = {write.on_link("all-gather", block_bytes, split.dp, split.tp): 1.0}
-    reduce_bytes = split.gradient_bytes * model.block_parameters // split.tp
-    reduce = {write.on_link("reduce-scatter", reduce_bytes, split.dp, split.tp): 1.0}
-    table_bytes = BYTES * model.table_parameters // split.tp
-    gather_table = {write.on_link("all-gather", table_bytes, split.dp, split.tp): 1.0}
-    reduce_table = {write.on_link("reduce-scatter", table_bytes, split.dp, split.tp): 1.0}
-    forward = write.block_work("forward")
-    backward = added(write.again(), write.block_work("backward"))
-    computed: list[int] = []
-
-    def compute(name: str, work: dict[Operation, float], gathers: dict[Operation, float]) -> int:
-        needed = (computed[-1 - prefetch],) if len(computed) > prefetch else ()
-        ready = (step.add(f"gather {name}", 0, GATHER, gathers, needed),) if split.dp > 1 else ()
-        computed.append(step.add(name, 0, COMPUTE, work, ready))
-        return computed[-1]
-
-    reduced: list[int] = []
-    for m in range(split.micro_batches):
-        for layer in range(model.n_layer):
-            compute(f"forward {m}.{layer}", forward, gather)
-        compute(f"head {m}", write.stage_work(len(split.blocks) - 1, FORWARD, 0), gather_table)
-        done = step.add(f"head backward {m}", 0, COMPUTE, write.stage_work(len(split.blocks) - 1, BACKWARD, 0))
-        for layer in reversed(range(model.n_layer)):
-            done = compute(f"backward {m}.{layer}", backward, gather)
-            if split.dp > 1:
-                reduced.append(step.add(f"reduce {m}.{layer}", 0, REDUCE, reduce, (done,)))
-        if split.dp > 1:
-            reduced.append(step.add(f"reduce table {m}", 0, REDUCE, reduce_table, (done,)))
-    owned = write.parameters(list(range(len(split.blocks)))) // split.dp
-    update = {write.on_device("optimizer", StateShape(owned)): 1.0, write.on_device("host", ()): 1.0}
-    step.add("optimizer", 0, COMPUTE, update, [*reduced[-1:], computed[-1]])
-    return step
-
-
-Builder = Callable[[ModelShape, Split, Machines], StepWork]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
-from types import TracebackType
 
 import psutil
 import pynvml
@@ -81,9 +80,7 @@ class UsageSampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         self._thread.join()
         self._sample()

@@ -7,7 +7,8 @@ import pytest
 from matplotlib import image
 from worlds import ok
 
-from gptscale.common.measure.bubble import StageSpan, bubble_fraction, gaps
+from gptscale.common.measure.bubble import StageSpan, bubble_fraction
+from tools.trace_pipeline import gaps
 
 
 def test_every_schedule_asked_for_is_drawn_from_real_steps(tmp_path):
@@ -31,3 +32,8 @@ def test_every_schedule_asked_for_is_drawn_from_real_steps(tmp_path):
         assert idle > 0
         assert trace["theory"] == pytest.approx({"1F1B": 1 / 9, "ZBVZeroBubble": 2 / 98}[schedule], rel=0.05)
         assert image.imread(tmp_path / f"{schedule}.png").shape[1] > 1000
+
+
+def test_gaps_are_bubble_until_the_input_came_and_then_communication():
+    spans = {0: [StageSpan("F", 0, 0, 0.0, 1.0)], 1: [StageSpan("F", 1, 0, 1.25, 2.0)]}
+    assert gaps(spans, 2) == {0: [("bubble", 1.0, 2.0)], 1: [("bubble", 0.0, 1.0), ("communication", 1.0, 1.25)]}

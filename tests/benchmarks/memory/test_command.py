@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.memory import trial as memory_trial
 from benchmarks.memory.__main__ import MemoryLadderOptions, main, search, ways_of
+from benchmarks.memory.need import WayToFit
 from benchmarks.memory.search import GIB, largest_batch, limits, resident
 from benchmarks.memory.trial import COLUMNS, Job, run_try
 from gptscale.common.measure.devices import device_name
-from gptscale.foresight.memory.closed_form import WayToFit
 from gptscale.launchers.cli import start
 
 WORDS = ["--device", "cpu", "--models", "tiny", "--seq-len", "64", "--memory-gib", "1.0"]

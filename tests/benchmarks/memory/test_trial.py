@@ -4,9 +4,9 @@ import subprocess
 
 import pytest
 
+from benchmarks.memory.need import WayToFit
 from benchmarks.memory.trial import COLUMNS, Job, judge, run_try
 from gptscale.common.process.ending import OUT_OF_MEMORY_SIGNS, report
-from gptscale.foresight.memory.closed_form import WayToFit
 
 JOB = Job("tiny", WayToFit("single"), 64, "fp32", False, "cpu", "cpu: none", 3)
 

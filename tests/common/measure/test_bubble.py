@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gptscale.common.measure.bubble import StageClock, StageSpan, bubble_fraction, gaps, simulate
+from gptscale.common.measure.bubble import StageClock, StageSpan, bubble_fraction, simulate
 
 
 def order(schedule, p, m):
@@ -50,11 +50,6 @@ def test_nothing_starts_before_what_it_needs():
 def test_an_order_that_waits_for_itself_is_told():
     with pytest.raises(ValueError, match="never ends"):
         simulate({0: [("B", 0, 0), ("F", 0, 0)]}, 1)
-
-
-def test_gaps_are_bubble_until_the_input_came_and_then_communication():
-    spans = {0: [StageSpan("F", 0, 0, 0.0, 1.0)], 1: [StageSpan("F", 1, 0, 1.25, 2.0)]}
-    assert gaps(spans, 2) == {0: [("bubble", 1.0, 2.0)], 1: [("bubble", 0.0, 1.0), ("communication", 1.0, 1.25)]}
 
 
 def test_the_clock_counts_what_is_computed_within_a_step():

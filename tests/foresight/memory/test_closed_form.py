@@ -10,6 +10,7 @@ from torch._C._profiler import _EventType
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.memory.need import RECIPES, Need, WayToFit, need
 from gptscale.common.model import loss
 from gptscale.common.model.gpt import Block
 from gptscale.common.model.initial_weights import init_tensor
@@ -19,8 +20,6 @@ from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.foresight.memory import activations, state
 from gptscale.foresight.memory.activations import kept_per_token
-from gptscale.foresight.memory.closed_form import Need, WayToFit, need
-from gptscale.foresight.memory.recipe_bytes import RECIPES
 from gptscale.foresight.memory.step import Step
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight

@@ -29,9 +29,9 @@ def test_what_lives_after_each_event_and_its_peak():
     timeline = timeline_of((1, 100, 0), (2, 50, 1), (1, -100, 1), (3, 70, 2))
     assert timeline.total.tolist() == [100, 150, 50, 120]
     assert (timeline.peak, timeline.peak_at) == (150, 1)
-    assert timeline.peak_of(2) == 120
-    assert timeline.peak_of(0, 1) == 100
-    assert timeline.peak_of(4) == 0
+    assert timeline.total[2:].max() == 120
+    assert timeline.total[0:1].max() == 100
+    assert timeline.total[4:].max(initial=0) == 0
 
 
 def test_an_address_that_is_used_again_is_another_allocation():

@@ -4,13 +4,14 @@ import math
 
 import pytest
 
+from benchmarks.foresight.tables.composer import sharded_step
 from gptscale.foresight.time.calibration import CALIBRATED, OTHER_SIZE, MeasuredStep, calibrate
 from gptscale.foresight.time.data_sheets import DEVICES, LINKS, sheet_of, sources_of
 from gptscale.foresight.time.operations import LAUNCH
 from gptscale.foresight.time.presets import PRIORS, expected_rates
 from gptscale.foresight.time.simulator import play
 from gptscale.foresight.time.split import Machines, ModelShape, Split
-from gptscale.foresight.time.steps import pipeline_step, sharded_step
+from gptscale.foresight.time.steps import pipeline_step
 from gptscale.foresight.time.work import LAUNCHES
 
 DEVICE, LINK = "a100-80", "nvlink3 ib-800"

@@ -1,25 +1,44 @@
-"""The bytes that one process needs in each way that `python -m benchmarks.memory` tries, whatever the batch.
+"""The bytes that one process needs in each way that `python -m benchmarks.memory` tries.
 
 State is counted as in Rajbhandari et al. 2020 (arXiv 1910.02054, section 3). What an allocator rounds, splits and keeps is not
-in it. This module imports nothing heavy.
+in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
+from gptscale.common.settings.optimizers import OPTIMIZERS
+from gptscale.foresight.memory.closed_form import moments
 from gptscale.foresight.memory.step import RecipeBytes, Step
+from gptscale.foresight.memory.world_bytes import BUCKET, WEIGHT_BUFFERS, Layout
 
-# elements of DeepSpeed's reduce bucket (recipes/zero.py)
-BUCKET = 50_000_000
 # elements that ZeRO-Infinity steps at once, DeepSpeed's default
 SUB_GROUP = 1_000_000_000
 # buffers of a sub-group, DeepSpeed's default
 SWAP_BUFFERS = 4
-# buffers of the largest weight (recipes/zero.py)
-WEIGHT_BUFFERS = 8
 # blocks whose weights are on the device when they live on the host: the one at work and its neighbours
 GATHERED_BLOCKS = 3
+
+
+class WayToFit(NamedTuple):
+    """How a model is made to fit: a recipe, what its blocks keep for backward, and the moments' precision."""
+
+    recipe: str
+    activation_checkpointing: str = "full"
+    optimizer_state: str = "fp32"
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+
+class Need(NamedTuple):
+    """Peak bytes of one process, whose device and host are one memory on a CPU."""
+
+    device: float
+    host: float
+    disk: float
 
 
 def _pinned(step: Step, numels: Iterable[int], width: int) -> float:
@@ -108,3 +127,11 @@ RECIPES = {
     "zero_offload": _zero_offload,
     "zero_infinity": _zero_infinity,
 }
+
+
+def need(step: Step, way: WayToFit) -> Need:
+    """Return the peak bytes of `step` done in `way`, or raise KeyError for a recipe that is not in RECIPES."""
+    fixed = RECIPES[way.recipe](step, OPTIMIZERS["adamw"].state_bytes[way.optimizer_state])
+    alone = Layout(n_blocks=step.gpt.n_layer, n_params=step.gpt.n_params_in_memory)
+    highest = max(sum(moment.values()) for moment in moments(step, fixed, way.activation_checkpointing, alone))
+    return Need(max(fixed.build, fixed.device + highest), fixed.host, fixed.disk)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gptscale.common.process.task import run_worker
+from benchmarks.task import run_worker
 from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed

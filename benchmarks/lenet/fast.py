@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import torch
 
+from benchmarks.task import answer
 from gptscale.common.errors import GptscaleError
-from gptscale.common.process.task import answer
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.worker import train

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from gptscale.common.process.task import answer
+from benchmarks.task import answer
 from gptscale.lenet.data.sources import LabelledImages, open_data
 
 

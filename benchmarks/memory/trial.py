@@ -22,8 +22,9 @@ from benchmarks.memory.search import (
     next_batch,
     predicted_gib,
 )
+from benchmarks.task import LIMIT_S
 from gptscale.common.process.program import Program
-from gptscale.common.process.task import LIMIT_S, run_captured
+from gptscale.common.process.task import run_captured
 from gptscale.common.process.world import runs_on_cuda
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import RunConfig

@@ -32,8 +32,8 @@ from benchmarks.model.options import (
     resolve,
 )
 from benchmarks.quiet import quiet_machine
+from benchmarks.task import run_worker
 from gptscale.common.errors import GptscaleError
-from gptscale.common.process.task import run_worker
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.cli import start
 from gptscale.results import render

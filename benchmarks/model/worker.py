@@ -18,13 +18,13 @@ from benchmarks.model.contenders import CONTENDERS, BatchesShiftedWithin, bench_
 from benchmarks.model.gpu_state import gpu_state
 from benchmarks.model.options import CEILINGS
 from benchmarks.model.waterfall import annotate, where_time_goes
+from benchmarks.task import answer
 from gptscale.common.data.loader import Prefetcher
 from gptscale.common.data.sources import open_source
 from gptscale.common.engine import Batch
 from gptscale.common.measure.speed import peak_memory, reset_peak_memory, synchronize
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.process.ending import is_out_of_memory
-from gptscale.common.process.task import answer
 
 
 def timed_steps(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -10,41 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import IO, Any, NoReturn
+from collections.abc import Mapping
+from typing import IO
 
-from gptscale.common.errors import GptscaleError
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import start_process
 
-# benchmarks/gpu.sh sets less, so that a task that hangs is seen here before the whole bench is ended from outside.
-LIMIT_S = float(os.environ.get("GPTSCALE_WORKER_LIMIT_S", "1800"))
 # How the last line of a traceback begins: a class of Python's, a class with its module (triton...OutOfResources), our own line.
 LAST_WORDS = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b|(\w+\.)+[A-Z]\w+: |gptscale: error:")
 # lines of output that are passed on
 PASSED_ON = 100
-
-
-def run_worker(module: str, task: dict[str, Any]) -> dict[str, Any]:
-    """Run a module that ends in `answer` on a task, and return its result.
-
-    Raises GptscaleError if it fails, after its last lines of stderr have been passed on.
-    """
-    import torch
-
-    program = Program(module, (json.dumps(task),))
-    try:
-        ended = run_captured(program, timeout=LIMIT_S, fork=not torch.cuda.is_available())
-    except subprocess.TimeoutExpired as error:
-        # It is bytes here, whatever `text` says.
-        pass_on((error.stderr or b"").decode(errors="replace"))
-        what = f"{task['contender']} took more than {LIMIT_S:g} s"
-        raise GptscaleError(what, "in bench", "measure a smaller model or fewer steps") from None
-    if ended.returncode:
-        pass_on(ended.stderr)
-        what = f"{task['contender']} failed ({reason(ended.stderr)[:200]})"
-        raise GptscaleError(what, "in bench", "see the requirements of that contender")
-    return dict(json.loads(ended.stdout.splitlines()[-1]))
 
 
 def reason(stderr: str) -> str:
@@ -57,16 +31,6 @@ def pass_on(stderr: str) -> None:
     """Pass on the last lines of a worker's stderr."""
     sys.stderr.write("".join(f"{line}\n" for line in stderr.splitlines()[-PASSED_ON:]))
     sys.stderr.flush()
-
-
-def answer(work: Callable[[dict[str, Any]], dict[str, Any]]) -> NoReturn:
-    """Do the task on the command line, print its result as the last line, and end the process.
-
-    It ends at once, as a recipe's worker does: the interpreter's teardown sometimes aborts in a library's thread that is still
-    alive.
-    """
-    print(json.dumps(work(json.loads(sys.argv[1]))), flush=True)
-    os._exit(0)
 
 
 def run_captured(

@@ -28,7 +28,6 @@ from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
 from gptscale.launchers.run.checkpoints import Saver, resume
-from gptscale.launchers.run.finished import is_finished
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import ReadyRun, preflight
 from gptscale.launchers.run.record import RunRecord
@@ -46,8 +45,11 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
         ready = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
         folder = config.out / "runs" / str(config.run_name)
-        if is_finished(ready, folder):
-            sys.exit(0)
+        if config.resume is not None:
+            from gptscale.launchers.run.finished import is_finished
+
+            if is_finished(ready, folder):
+                sys.exit(0)
         check_memory(ready.run, recipe_config.offload)
     except GptscaleError as error:
         refuse(error)

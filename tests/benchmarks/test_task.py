@@ -4,9 +4,11 @@ import os
 
 import pytest
 
+from benchmarks import task as worker
+from benchmarks.task import run_worker
 from gptscale.common.errors import GptscaleError
-from gptscale.common.process import task as worker
-from gptscale.common.process.task import reason, run_worker
+from gptscale.common.process import task
+from gptscale.common.process.task import reason
 
 CUDA = """Traceback (most recent call last):
   File "x.py", line 1, in <module>
@@ -63,7 +65,7 @@ def test_a_worker_that_fails_is_heard(module, capfd):
     with pytest.raises(GptscaleError, match=r"c failed \(ValueError: odd\), in bench"):
         run_worker(module(code), {"contender": "c"})
     heard = capfd.readouterr().err.splitlines()
-    assert len(heard) == worker.PASSED_ON
+    assert len(heard) == task.PASSED_ON
     assert "499" in heard
     assert heard[-1] == "ValueError: odd"
 

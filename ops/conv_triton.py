@@ -222,8 +222,4 @@ def conv_bias_relu_backward(
     masked, to_bias = mask_and_sum(grad, y)
     to_x, to_weight = conv_python.convolution_backward(masked, x, weight, geometry, needs[:2])
     none = grad.new_empty(0)
-    return (
-        none if to_x is None else to_x,
-        none if to_weight is None else to_weight,
-        to_bias if needs[2] else none,
-    )
+    return (none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias if needs[2] else none)

@@ -287,10 +287,7 @@ RECIPES: dict[str, Recipe] = {
         own_work="its ids, its dropout of 0.1 and its loss are the exercise's",
     ),
     "colossal_tensor": _colossal(
-        "colossal_hybrid",
-        "ColossalTensorConfig",
-        "Colossal-AI: matrices cut over tensor ranks",
-        ("tp", "dp"),
+        "colossal_hybrid", "ColossalTensorConfig", "Colossal-AI: matrices cut over tensor ranks", ("tp", "dp")
     ),
     "colossal_pipeline": _colossal(
         "colossal_hybrid",

@@ -74,12 +74,7 @@ def build(run: Run, config: FairscaleSDPConfig) -> TorchEngine:
     kind, options = torch_optimizer(run.config)
     sharded, oss = shard(model, config, groups, kind, **options)
     stepper = LibraryOptimizer(
-        oss,
-        oss.optim,
-        dict(model.named_parameters()),
-        run.config,
-        clip=oss.clip_grad_norm,
-        zero_grad=sharded.zero_grad,
+        oss, oss.optim, dict(model.named_parameters()), run.config, clip=oss.clip_grad_norm, zero_grad=sharded.zero_grad
     )
     return TorchEngine(run, sharded, stepper, group=dist.group.WORLD, set_grad_sync=holding_back(sharded.no_sync))
 

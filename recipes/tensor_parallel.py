@@ -65,12 +65,7 @@ def shard(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh)
 def gpt_plan() -> dict[str, ParallelStyle]:
     """Return how each module of the GPT is cut, by its name."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-    )
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
     from gptscale.common.engines.tensor_parallel import VocabParallelEmbedding
 

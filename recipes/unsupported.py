@@ -151,13 +151,7 @@ UNSUPPORTED = (
         "Colossal-AI keeps its loss scale to itself, it could be neither saved nor compared",
         "use bf16, or fp16 with tensor_parallel or fsdp",
     ),
-    Pair(
-        is_handout,
-        "precision",
-        ("fp16",),
-        "the exercise's loop has no loss scale",
-        "use bf16, or fp16 with single",
-    ),
+    Pair(is_handout, "precision", ("fp16",), "the exercise's loop has no loss scale", "use bf16, or fp16 with single"),
     Pair(
         is_handout,
         "compile",

@@ -14,14 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.memory.need import Need, WayToFit, need
-from benchmarks.memory.search import (
-    GIB,
-    Limits,
-    largest_batch,
-    measured_gib,
-    next_batch,
-    predicted_gib,
-)
+from benchmarks.memory.search import GIB, Limits, largest_batch, measured_gib, next_batch, predicted_gib
 from benchmarks.task import LIMIT_S
 from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured

@@ -16,15 +16,7 @@ import torch
 from benchmarks.measurement import circumstances, or_dash
 from benchmarks.model.ceilings import PARTS, floors, products, step_flops, step_seconds
 from benchmarks.model.floors import SHARES
-from benchmarks.model.options import (
-    FP8,
-    LOSS_TOLERANCE,
-    OF_THIS_PACKAGE,
-    ON_CUDA,
-    Bench,
-    ContenderResult,
-    differing,
-)
+from benchmarks.model.options import FP8, LOSS_TOLERANCE, OF_THIS_PACKAGE, ON_CUDA, Bench, ContenderResult, differing
 from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.flops import model_flops_per_token

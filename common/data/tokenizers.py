@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gptscale.common.data.hub import check_hub
 from gptscale.common.errors import ConfigError, DataError
 
 BPE_FILES = ("vocab.json", "merges.txt")
@@ -124,6 +123,8 @@ def _hub_folder(repository: str) -> Path:
         files = [hub.hf_hub_download(repository, name, local_files_only=True) for name in BPE_FILES]
     except OSError:
         # The file is not in the cache.
+        from gptscale.common.data.hub import check_hub
+
         check_hub(f"tokenizer {repository!r}", WHERE, FIX)
         try:
             files = [hub.hf_hub_download(repository, name) for name in BPE_FILES]

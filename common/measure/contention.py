@@ -18,7 +18,6 @@ import psutil
 import torch
 
 from gptscale.common.measure.devices import nvml_handle
-from gptscale.common.measure.writeback import Writeback, writeback
 
 if TYPE_CHECKING:
     from gptscale.common.measure.gpu_clock import GpuClock, GpuTime
@@ -71,25 +70,19 @@ class MachineClock:
             self._gpu = GpuClock(device)
         self._began = self._now()
 
-    def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float, Writeback]:
-        return (
-            time.monotonic(),
-            processor_times(self.proc),
-            own_time_s(),
-            throttled_s(self.proc),
-            writeback(self.proc),
-        )
+    def _now(self) -> tuple[float, dict[int, tuple[float, float]], float, float]:
+        return (time.monotonic(), processor_times(self.proc), own_time_s(), throttled_s(self.proc))
 
     def lap(self) -> MachineTime:
         """Return what happened since this clock was made."""
-        (began, before, own, throttled, written), now = self._began, self._now()
+        (began, before, own, throttled), now = self._began, self._now()
         spent = {cpu: (busy - before[cpu][0], stolen - before[cpu][1]) for cpu, (busy, stolen) in now[1].items()}
         return MachineTime(
             host=socket.gethostname(),
             wall_s=now[0] - began,
             busy_s={cpu: busy for cpu, (busy, _) in spent.items()},
             stolen_s={cpu: stolen for cpu, (_, stolen) in spent.items()},
-            own_s=now[2] - own + now[4].since(written),
+            own_s=now[2] - own,
             throttled_s=now[3] - throttled,
             threads=self.threads,
             gpu=_gpu_taken(self.device, now[0] - began),

@@ -169,8 +169,6 @@ def apply_float8(blocks: Iterable[nn.Module]) -> None:
 
 def check_shapes(run: Run) -> None:
     """Raise ConfigError if a run in fp8 has a hidden size, or rows of a micro-batch, that are no multiple of `TILE`."""
-    if run.config.precision != "fp8":
-        return
     if run.gpt.n_embd % TILE:
         raise ConfigError(
             f"n_embd {run.gpt.n_embd} is no multiple of {TILE}, as fp8 wants it",

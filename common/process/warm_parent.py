@@ -23,12 +23,7 @@ from typing import Protocol
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.process import environments
-from gptscale.common.process.fork_server import (
-    die_with_parent,
-    import_without_collection,
-    is_fresh,
-    serve,
-)
+from gptscale.common.process.fork_server import die_with_parent, import_without_collection, is_fresh, serve
 from gptscale.common.process.program import Program
 
 # Variables that libraries read when they are loaded. A program with other values than the warm parent's is started afresh.

@@ -27,11 +27,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate import file, machine
 from gptscale.foresight.calibrate.host import time_host
 from gptscale.foresight.calibrate.layer_operations import elementwise_operation, layer_operations
-from gptscale.foresight.calibrate.layers import (
-    WHOLE,
-    LayerProbe,
-    run_of,
-)
+from gptscale.foresight.calibrate.layers import WHOLE, LayerProbe, run_of
 from gptscale.foresight.calibrate.links import SIZES, contention, time_collectives
 from gptscale.foresight.calibrate.parts import time_parts
 from gptscale.foresight.calibrate.stages import time_stage

@@ -22,10 +22,7 @@ def cause_of(operation: Operation, machines: Machines) -> str:
 
 
 def without_each(
-    step: StepWork,
-    seconds: Callable[[Operation], float],
-    machines: Machines,
-    contention: Contention | None = None,
+    step: StepWork, seconds: Callable[[Operation], float], machines: Machines, contention: Contention | None = None
 ) -> dict[str, float]:
     """Return how long the step would be if each of its resources cost nothing, and if no stage waited for another."""
     causes = {cause_of(operation, machines) for operation in step.operations()}

@@ -156,10 +156,7 @@ def _head_forward(shape: tuple[int, ...]) -> dict[str, float]:
     s = HeadShape(*shape)
     columns = s.vocabulary / s.tp
     traffic = s.tokens * s.hidden + s.hidden * columns + s.tokens * columns
-    return {
-        FLOP: 2 * s.tokens * s.hidden * columns,
-        MEMORY: BYTES * traffic + 4 * 4 * s.tokens * columns,
-    }
+    return {FLOP: 2 * s.tokens * s.hidden * columns, MEMORY: BYTES * traffic + 4 * 4 * s.tokens * columns}
 
 
 def _twice(forward: Callable[[tuple[int, ...]], dict[str, float]]) -> Callable[[tuple[int, ...]], dict[str, float]]:

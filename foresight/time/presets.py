@@ -52,14 +52,7 @@ PRIORS = (
     | {"send": Prior(0.15, 4.0, 0.02)}
     | {
         kind: Prior(0.3, 4.0, 0.05)
-        for kind in (
-            "block elementwise",
-            "copy to host",
-            "copy from host",
-            "disk read",
-            "disk write",
-            "host optimizer",
-        )
+        for kind in ("block elementwise", "copy to host", "copy from host", "disk read", "disk write", "host optimizer")
     }
     | {
         kind: Prior(0.6, 4.0, 0.02)

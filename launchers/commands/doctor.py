@@ -25,22 +25,12 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.launchers.run.preflight import why_not_here
+from gptscale.launchers.run.record import PACKAGES
 from gptscale.ops.build import kernels as extension
 from gptscale.recipes import RECIPES
 from gptscale.results.record.facts import version
 from gptscale.results.render import console, table
 
-PACKAGES = (
-    "gptscale",
-    "torch",
-    "numpy",
-    "transformers",
-    "datasets",
-    "deepspeed",
-    "fairscale",
-    "accelerate",
-    "lightning-fabric",
-)
 # Environments beside this one, and the packages whose versions matter there.
 BESIDE = {"colossalai": ("colossalai", "torch", "transformers")}
 # NCCL and data workers keep their rings in shared memory. Containers often give 64 MiB.
@@ -94,18 +84,8 @@ def compare_nodes(out: Path) -> int:
     variables = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) RANK=$SLURM_PROCID LOCAL_RANK=0"
     rank = f'export {variables} WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=1 MASTER_PORT={20000 + int(job) % 20000}; exec "$@"'
     words = [sys.executable, "-u", "-m", "gptscale.launchers.run.node_check", str(out)]
-    srun = [
-        "srun",
-        f"--nodes={n_nodes}",
-        f"--ntasks={n_nodes}",
-        "--ntasks-per-node=1",
-        "bash",
-        "-c",
-        rank,
-        "rank",
-        *words,
-    ]
-    return subprocess.run(srun, check=False).returncode
+    srun = f"srun --nodes={n_nodes} --ntasks={n_nodes} --ntasks-per-node=1 bash -c".split()
+    return subprocess.run([*srun, rank, "rank", *words], check=False).returncode
 
 
 def gather() -> dict[str, Any]:
@@ -113,7 +93,7 @@ def gather() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version(name) for name in PACKAGES},
+        "packages": {name: version(name) for name in ("gptscale", *PACKAGES)},
         "environments": {name: environment(name) for name in BESIDE},
         "own_operators": {"cpu": extension.implementation(), "cuda": triton()},
         "operators": operators(),

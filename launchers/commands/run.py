@@ -12,7 +12,6 @@ from gptscale.common.process.environments import is_inside
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.command_line import without_options
-from gptscale.common.settings.plan_file import read_row
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.recipes import get
 
@@ -61,6 +60,8 @@ def with_plan(argv: Sequence[str]) -> list[str]:
         return list(argv)
     if number is not None and not number.isdecimal():
         raise ConfigError(f"{number!r} is no row", "in --plan-row", "use a number of the plan's table")
+    from gptscale.common.settings.plan_file import read_row
+
     row = read_row(Path(path), int(number) if number else None)
     own = words[:1] if not words[0].startswith("-") else [row.recipe]
     if row.nodes > 1:

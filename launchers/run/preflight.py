@@ -20,7 +20,6 @@ from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.model.attention import check_attention
 from gptscale.common.model.compilation import check_compile
-from gptscale.common.model.float8 import check_shapes
 from gptscale.common.model.precision import check_precision, emulation
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
@@ -130,7 +129,7 @@ def preflight(recipe: str, config: RunConfig, recipe_config: RecipeConfig, world
         _check_wandb,
         functools.partial(_check_recipe, recipe_config),
         functools.partial(_check_plan, recipe_config),
-        check_shapes,
+        _check_fp8,
         _check_results_folder,
         recipe_config.check,
     ):
@@ -237,6 +236,13 @@ def _check_wandb(run: Run) -> None:
         from gptscale.results.record.wandb_board import check_wandb
 
         check_wandb()
+
+
+def _check_fp8(run: Run) -> None:
+    if run.config.precision == "fp8":
+        from gptscale.common.model.float8 import check_shapes
+
+        check_shapes(run)
 
 
 def _check_recipe(recipe_config: RecipeConfig, run: Run) -> None:

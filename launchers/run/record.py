@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from gptscale.common.measure.offload import Offload
     from gptscale.results.record.usage import Usage
 
-PACKAGES = "torch numpy transformers deepspeed fairscale accelerate lightning-fabric colossalai".split()
+PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
 
 def new_run_id(recipe: str) -> str:

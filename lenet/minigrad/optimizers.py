@@ -61,13 +61,7 @@ class Adam(Optimizer):
     """
 
     def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        lr: float,
-        *,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
+        self, parameters: Sequence[Parameter], lr: float, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8
     ) -> None:
         super().__init__(parameters, lr)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps

@@ -194,15 +194,7 @@ def as_csv(comparison: Comparison) -> bytes:
     for i, group in enumerate(comparison.ranked + comparison.apart):
         ranked, tokens = i < len(comparison.ranked), group.median("tokens_per_s")
         relative = tokens / base if ranked and tokens and base else None
-        words = [
-            group.name,
-            ranked,
-            len(group.rows),
-            _status(group),
-            _bound_by(group),
-            relative,
-            group.tier,
-        ]
+        words = [group.name, ranked, len(group.rows), _status(group), _bound_by(group), relative, group.tier]
         words += [
             *(group.spread or (None, None)),
             *(group.first[column] for column in IDENTITY),

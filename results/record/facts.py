@@ -50,11 +50,7 @@ def version(distribution: str) -> str | None:
 
 def node_facts(device: torch.device) -> dict[str, Any]:
     """Return what a node has: its name, system, devices and versions."""
-    facts: dict[str, Any] = {
-        "host": host_name(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-    }
+    facts: dict[str, Any] = {"host": host_name(), "platform": platform.platform(), "python": platform.python_version()}
     facts |= {"device": device_name(device), "cpu_cores": len(os.sched_getaffinity(0))}
     if device.type == "cuda":
         nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None

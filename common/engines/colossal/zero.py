@@ -48,13 +48,7 @@ class LowLevelZeroStepper(LibraryOptimizer):
         rank = dist.get_rank()
         layout = FlatLayout(run.gpt, {n: (tuple(p.shape), rank * parameters[n].numel()) for n, p in working.items()})
         super().__init__(
-            zero,
-            zero.optim,
-            parameters,
-            run.config,
-            clip=self.norm,
-            zero_grad=zero.zero_grad,
-            boxes=layout.boxes,
+            zero, zero.optim, parameters, run.config, clip=self.norm, zero_grad=zero.zero_grad, boxes=layout.boxes
         )
         fill((s for n, p in parameters.items() for s in layout.boxes(f"model/{n}", p)), run.gpt, run.config.seed)
         self.publish()

@@ -37,10 +37,7 @@ def test_flops_stand_over_operations_per_byte_under_the_roof():
 def test_a_panel_per_direction_with_ours_solid_and_pytorchs_dotted():
     rows = [gelu("tanh forward", 1, 10, 9), gelu("tanh forward", 4, 12, 8), gelu("tanh backward", 1, 7, 6)]
     forward, backward = over_size(pd.DataFrame(rows)).axes
-    assert (forward.get_title(), backward.get_title()) == (
-        "forward, fp32, 1 thread(s)",
-        "backward, fp32, 1 thread(s)",
-    )
+    assert (forward.get_title(), backward.get_title()) == ("forward, fp32, 1 thread(s)", "backward, fp32, 1 thread(s)")
     lines = {(line.get_label(), line.get_linestyle()): list(line.get_ydata()) for line in forward.lines}
     assert lines["copy", "-"] == [20.0, 20.0]
     assert lines["gelu tanh", "-"] == [10, 12]

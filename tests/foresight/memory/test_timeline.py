@@ -9,14 +9,7 @@ from gptscale.foresight.memory.owners import BACKWARD, BUILD, FORWARD, GRADIENT,
 from gptscale.foresight.memory.saved import load_timeline, save_timeline
 from gptscale.foresight.memory.timeline import Allocations, Timeline, kind_of, read_timeline
 
-PLACES = [
-    (BUILD, ""),
-    (FORWARD, "blocks.3.mlp.fc"),
-    (BACKWARD, ""),
-    (OPTIMIZER, ""),
-    (FORWARD, "loss"),
-    (FORWARD, ""),
-]
+PLACES = [(BUILD, ""), (FORWARD, "blocks.3.mlp.fc"), (BACKWARD, ""), (OPTIMIZER, ""), (FORWARD, "loss"), (FORWARD, "")]
 
 
 def timeline_of(*events, labels=(), marks=(), steps=()):

@@ -82,9 +82,7 @@ def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "words"),
-    [(0.03, "all-reduce 0.035 GB/s, calibrated 0.105"), (0.011, "")],
-    ids=["slow", "as calibrated"],
+    ("wait_s", "words"), [(0.03, "all-reduce 0.035 GB/s, calibrated 0.105"), (0.011, "")], ids=["slow", "as calibrated"]
 )
 def test_an_exchange_that_is_slower_than_calibrated(tmp_path: Path, wait_s: float, words: str) -> None:
     run, traces = run_of(), traced(LARGE, wait_s)

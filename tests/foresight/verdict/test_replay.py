@@ -59,11 +59,7 @@ def test_others_wait_for_a_late_rank_and_then_for_the_transfer() -> None:
 
 def test_a_transfer_behind_computation_costs_its_visible_part_alone() -> None:
     # The same exchange twice: seen from its begin on, where it takes 0.05 s, and begun 0.03 s before the wait for it.
-    hidden = [
-        *reduced(0.02, 0.05),
-        Part("backward", False, 0.03, begins=REDUCE),
-        Part("backward", True, 0.02, 1),
-    ]
+    hidden = [*reduced(0.02, 0.05), Part("backward", False, 0.03, begins=REDUCE), Part("backward", True, 0.02, 1)]
     replay = replay_of(hidden, hidden)
     assert replay.step_s() == pytest.approx(0.12)
     assert sorted(w.hidden_s for w in replay.waits.values()) == pytest.approx([0.0] * 6 + [0.03] * 6)

@@ -104,11 +104,7 @@ def test_a_run_that_keeps_its_checkpoints_breaks_no_promise(run):
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ("3,2.5\n", []),
-        ("3,2.5\n3,", ["the last line of steps.discarded.csv is torn"]),
-    ],
+    ("rows", "expected"), [("3,2.5\n", []), ("3,2.5\n3,", ["the last line of steps.discarded.csv is torn"])]
 )
 def test_what_was_discarded_is_looked_at_too(run, rows, expected):
     (run / "steps.discarded.csv").write_text(rows)

@@ -16,7 +16,7 @@ from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
 from gptscale.common.settings.checks import did_you_mean
-from gptscale.common.settings.command_line import fail
+from gptscale.common.settings.command_line import fail, refuse_repeated
 
 # Word: module below gptscale, and its line of `gptscale --help`. A module is imported when its word is given, so that a command
 # loads only what it needs.
@@ -100,6 +100,7 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         words = list(sys.argv[1:] if argv is None else argv)
         if words != ["--version"] and not {*words} & {*HELP}:
             refuse_mock("carry out this command")
+        refuse_repeated(words)
         status = command(words)
         sys.stdout.flush()
         return status

@@ -13,14 +13,14 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 23_750),
-    "foresight": (("foresight",), 9_460),
+    "foresight": (("foresight",), 9_240),
     "lenet": (("lenet",), 7_030),
-    "the package": ((*CORE, *LABS), 40_230),
+    "the package": ((*CORE, *LABS), 40_010),
     "the tests": (("tests",), 28_040),
 }
 LOADED = {
-    "a rank": (["launchers/run/worker.py"], 10_450),
-    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_700),
+    "a rank": (["launchers/run/worker.py"], 10_300),
+    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_320),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_000) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }
 

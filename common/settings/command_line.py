@@ -63,33 +63,17 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> 
         near = _nearest_option(word, _field_names(kind))
         fix = f"did you mean {near!r}?" if near else f"see {prog} --help"
         raise ConfigError(f"unknown option {word!r}", "on the command line", fix)
-    _refuse_repeated(argv)
     refuse_ignored(parsed, argv)
     _check_paths(parsed)
     return parsed
 
 
-def _option_in(word: str) -> str:
-    """Return the option that a word of a command line names, as --some-name also for --no-some-name, or ""."""
-    name = word.partition("=")[0].replace("_", "-")
-    return f"--{name.removeprefix('--').removeprefix('no-')}" if name.startswith("--") else ""
-
-
-def _refuse_repeated(argv: Sequence[str]) -> None:
-    """Raise ConfigError for an option that stands twice on a command line, of which one would be ignored."""
-    options = [option for word in argv if (option := _option_in(word))]
+def refuse_repeated(argv: Sequence[str]) -> None:
+    """Raise ConfigError for an option that a user gives twice, as --x and --no-x too, since one of them would be ignored."""
+    names = [word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")]
+    options = [f"--{name.removeprefix('--').removeprefix('no-')}" for name in names]
     if twice := [option for option in options if options.count(option) > 1]:
         raise ConfigError(f"{twice[0]} is given twice", "on the command line", "leave one out")
-
-
-def without_options(argv: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the words of a command line without the options, and their values, that another command line has."""
-    left_out, kept = {_option_in(word) for word in others} - {""}, True
-    words = []
-    for word in argv:
-        kept = option not in left_out if (option := _option_in(word)) else kept
-        words += [word] if kept else []
-    return words
 
 
 def changed_options(options: Any, default: Any) -> list[str]:

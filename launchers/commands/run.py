@@ -11,7 +11,6 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.environments import is_inside
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.settings.checks import check_range
-from gptscale.common.settings.command_line import without_options
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.recipes import get
 
@@ -69,8 +68,7 @@ def with_plan(argv: Sequence[str]) -> list[str]:
         words = ["gptscale", "submit", row.recipe, "--nodes", str(row.nodes), "--gpus-per-node", per_node]
         fix = "use " + shlex.join([*words, *row.words, "--plan", str(path)])
         raise ConfigError(f"the plan is for {row.nodes} nodes", "in --plan", fix)
-    planned = without_options(["--nproc", str(row.ranks), *row.words], words)
-    return [*own, *planned, *(words[1:] if own == words[:1] else words)]
+    return [*own, "--nproc", str(row.ranks), *row.words, *(words[1:] if own == words[:1] else words)]
 
 
 def _value(words: Sequence[str], option: str) -> str | None:

@@ -25,6 +25,7 @@ from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.checks import words_to_compare
+from gptscale.common.settings.command_line import refuse_repeated
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train
 from gptscale.launchers.run.checkpoints import Saver, resume
@@ -42,7 +43,9 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
     """Parse, check, train, and end the process with the run's exit status."""
     begin_process()
     try:
-        config, recipe_config = parse_run(recipe, list(sys.argv[1:] if argv is None else argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        refuse_repeated(words)
+        config, recipe_config = parse_run(recipe, words)
         ready = preflight(recipe, config, recipe_config, World.from_environment(config.device, config.dist_timeout_s))
         folder = config.out / "runs" / str(config.run_name)
         if config.resume is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from worlds import overridden
 
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.config import VisionConfig
@@ -100,7 +101,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pd.D
             "--out",
             str(tmp_path / "out"),
         ]
-        assert main(["lenet", name, *common, *outputs, *words]) == 0
+        assert main([*overridden(("lenet", name, *common, *outputs, *words))]) == 0
         assert files["png"].read_bytes().startswith(b"\x89PNG")
         assert "report " in files["md"].read_text()
         rows = pd.read_csv(files["csv"])

@@ -39,12 +39,23 @@ def imports_of(words: tuple[Any, ...], environment: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*IMPORTS, *chain(*engines)]))
 
 
+def overridden(words: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return words in which an option, and its value, stand where they are given last: a test changes what others share."""
+    groups: list[list[str]] = []
+    for word in map(str, words):
+        if word.startswith("--") or not groups:
+            groups = [group for group in groups if group[0].partition("=")[0] != word.partition("=")[0]]
+            groups.append([])
+        groups[-1].append(word)
+    return tuple(word for group in groups for word in group)
+
+
 def command(*words: Any, environment: str = "", module: str = "gptscale.launchers.cli") -> Program:
     """Return the program that `gptscale words` is, in an environment beside this one if `environment` names it.
 
     module: another one, such as that of a bench.
     """
-    return Program(module, tuple(map(str, words)), environment, imports_of(words, environment))
+    return Program(module, overridden(words), environment, imports_of(words, environment))
 
 
 def gptscale(
@@ -64,7 +75,7 @@ def ok(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: int = 0) -> None:
     """Run one of the world_*.py beside this file as ranks, which must end with `status`."""
-    program = Program(str(WORLDS / script), tuple(map(str, words)), environment, imports_of(words, environment))
+    program = Program(str(WORLDS / script), overridden(words), environment, imports_of(words, environment))
     assert launch(program, nproc, environment=ENVIRONMENT) == status
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from worlds import overridden
 
 from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured
@@ -125,8 +126,8 @@ def test_a_checkpoint_of_another_run_lists_what_differs(
     for place in ("auto", "results/runs/a"):
         line = refused(capsys, folder, [*words, "--run-name", "a", "--resume", place, "--seed", "7"])
         assert "the saved run differs: seed 1234 there, 7 here, in " in line
-    longer = [*words, "--run-name", "a", "--resume", "--epochs", "2", "--weight-decay", "0.1"]
-    assert main(longer) == 0
+    longer = (*words, "--run-name", "a", "--resume", "--epochs", "2", "--weight-decay", "0.1")
+    assert main([*overridden(longer)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert {"epochs was 1, is 2", "weight_decay was 0.0, is 0.1"} == {line for line in said if " was " in line}
     assert "step 3 is saved already" in refused(capsys, folder, [*words, "--resume", saved])

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.process.begin import no_closed_streams
 from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
 from gptscale.common.process.mock import refuse_mock
@@ -88,9 +89,6 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
     argv: its words; None for those that this process was started with.
     """
     if argv is None:
-        # Few lines for the commands that start no rank.
-        from gptscale.common.process.begin import no_closed_streams
-
         no_closed_streams()
         declare_fresh()
         name_user()

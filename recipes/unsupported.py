@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
 
 def trained_by(*engines: str) -> Callable[[Recipe], bool]:
-    """Return what tells whether one of these engines trains a recipe."""
+    """Return a question to ask of a run: does one of these engines train it?"""
     return lambda row: row.engine in engines
 
 

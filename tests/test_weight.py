@@ -12,15 +12,15 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 23_750),
+    "core": (CORE, 23_720),
     "foresight": (("foresight",), 9_240),
     "lenet": (("lenet",), 7_030),
-    "the package": ((*CORE, *LABS), 40_010),
+    "the package": ((*CORE, *LABS), 39_970),
     "the tests": (("tests",), 28_040),
 }
 LOADED = {
-    "a rank": (["launchers/run/worker.py"], 10_300),
-    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_320),
+    "a rank": (["launchers/run/worker.py"], 10_250),
+    "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_440),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_000) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }
 

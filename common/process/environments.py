@@ -45,7 +45,7 @@ def installed(distribution: str, environment: str = "") -> str | None:
 
 
 def is_release(version: str, release: str) -> bool:
-    """Return whether a version is a release, or was built from it on this machine (0.19.8+abc).
+    """Return whether a version is among those that `release` names. One built on this machine (0.19.8+abc) counts as 0.19.8.
 
     release: "" for every version, "0.19.8" for one, "1.10 or newer" for all from there on, by their first two numbers.
     """

@@ -1,4 +1,4 @@
-"""Where each rank was last seen, kept where all can read it, so that a rank that died or fell silent can be named."""
+"""The last known place of each rank, where all can read it, so that a rank that died or fell silent can be named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SILENT_S = 3 * INTERVAL_S
 
 
 class Beats(Protocol):
-    """The last words of each rank, as bytes, nothing from a rank that has not told any."""
+    """A place for the heartbeat of each rank. `get` returns no bytes for a rank that has not written."""
 
     def set(self, rank: int, words: str) -> object: ...
     def get(self, rank: int) -> bytes: ...
@@ -46,7 +46,7 @@ class Beat(NamedTuple):
 
 
 def beat_of(beats: Beats, rank: int) -> Beat | None:
-    """Return the last beat of a rank, or None if it has not told any. Words that are no beat, whoever wrote them, are none."""
+    """Return the last beat of a rank, or None if it has written none, or something else was written in its place."""
     try:
         fields = json.loads(beats.get(rank)[:SLOT])
     except (ValueError, RecursionError):
@@ -57,7 +57,7 @@ def beat_of(beats: Beats, rank: int) -> Beat | None:
 
 
 class StoreBeats:
-    """Heartbeats in a rendezvous that is a port, over a connection of their own."""
+    """Heartbeats in the store behind a port, over a connection of their own."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = dist.PrefixStore(f"gptscale/heartbeat/{prefix_of_start()}", store)

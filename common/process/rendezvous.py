@@ -24,7 +24,7 @@ from gptscale.common.process.shared_memory import RENDEZVOUS
 REACH_S = 25.0
 # For a port that is open to answer. A store does at once.
 SILENCE_S = 10.0
-# What torch's TCPStore is asked first: a magic number behind the query 0, then behind the query 13 a number that it sends back.
+# First questions to torch's TCPStore: a magic number behind the query 0, then behind the query 13 a number that it sends back.
 NUMBER = (0x67707473).to_bytes(4, "little")
 HELLO = b"\0" + (0x3C85F7CE).to_bytes(4, "little") + b"\x0d" + NUMBER
 START = "start with `gptscale run` or torchrun"
@@ -68,7 +68,7 @@ def rank_0_serves() -> bool:
 
 
 def warn_of_open_port() -> None:
-    """Say what a rendezvous that is a port offers to others. Rank 0 says it for all."""
+    """Warn that others can write to the port of the rendezvous, if it has one. Rank 0 says it for all."""
     if RENDEZVOUS not in os.environ:
         by = "rank 0" if rank_0_serves() else "torchrun"
         print(

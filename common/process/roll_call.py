@@ -59,7 +59,7 @@ class Refusal(NamedTuple):
 
     @property
     def is_near(self) -> bool:
-        """Whether the rank that was refused has the terminal that this one has."""
+        """Whether the refused rank prints to the same terminal as this one."""
         return self.host == socket.gethostname() or os.environ.get("LOCAL_RANK", "0") != "0"
 
     def error(self) -> GptscaleError:
@@ -125,7 +125,7 @@ class RollCall:
         return outcome.is_near and outcome[3:] == own[3:]
 
     def leave(self, limit_s: float = REACH_S) -> None:
-        """Let the others read the outcome, as rank 0, before the end of this process may take the store along."""
+        """Wait, as rank 0, until the others have read the outcome. The end of this process may be the end of the store."""
         deadline = time.monotonic() + limit_s
         with suppress(RuntimeError):
             while self.rank == 0 and self._store.add(READ, 0) < self.world_size and time.monotonic() < deadline:
@@ -170,7 +170,7 @@ class RollCall:
                 return value
             if isinstance(value, list) and [type(field) for field in value] == [int, str, int, str, str, str]:
                 return Refusal(*value)
-        what = f"what lies there as {key} was not written by gptscale ({content[:20]!r})"
+        what = f"the entry {key!r} was not written by gptscale ({content[:20]!r})"
         raise ConfigError(what, WHERE, "see who else can reach its port")
 
 

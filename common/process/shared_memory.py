@@ -23,7 +23,7 @@ def memory_file(name: str) -> Iterator[str]:
 
 
 class Slots:
-    """The last words of each rank, in a shared file."""
+    """A file with a place of `SLOT` bytes for the heartbeat of each rank."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -32,5 +32,5 @@ class Slots:
         os.pwrite(self._file, words.encode().ljust(SLOT)[:SLOT], rank * SLOT)
 
     def get(self, rank: int) -> bytes:
-        """Return them, or nothing if a rank has not told any."""
+        """Return the bytes of a rank, none if it has not written."""
         return os.pread(self._file, SLOT, rank * SLOT).strip(b" \0")

@@ -40,7 +40,7 @@ SET_WHEN_LOADED = (
     "KMP_INIT_AT_FORK",
     "KMP_DUPLICATE_LIB_OK",
 )
-# What nearly every program of ours imports. torch.optim imports Dynamo at its first step.
+# Imports of nearly every program of ours. torch.optim imports Dynamo at its first step.
 COMMON_IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
 
 
@@ -186,8 +186,8 @@ class WarmParent:
         except ConnectionError:
             answer = b""
         if not answer:
-            what = "the process that imports libraries for the ranks has ended"
-            raise GptscaleError(what, "before it forked one", "see its own message above")
+            what = "the process that would start the ranks ended"
+            raise GptscaleError(what, "while it imported their libraries", "see its own message above")
         return int(json.loads(answer))
 
     def _send(self, request: dict[str, object], descriptors: list[int]) -> None:

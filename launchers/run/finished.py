@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from gptscale.common.errors import CheckpointError
 from gptscale.launchers.run.preflight import ReadyRun
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.run_folder import has_its_row, leave_row, read_json, run_directory
+from gptscale.results.record.step_log import totals
 
 
 def is_finished(ready: ReadyRun, folder: Path) -> bool:
@@ -47,22 +47,10 @@ def leave_finished_row(ready: ReadyRun, folder: Path) -> bool:
         return False
     if is_main:
         with run_directory(config.out, folder.name, resumes=True):
-            rows = read_steps(folder / "steps.csv", config.steps)
-            losses, seconds = [row["loss"] for row in rows], sum(row["step_time_s"] for row in rows)
-            figures = {"loss_first": losses[0], "loss_last": losses[-1], "train_time_s": seconds} if rows else {}
-            row = {**at_start["identity"], **figures, "status": "ok", "error": ""}
+            row = {**at_start["identity"], "status": "ok", "error": ""}
+            with suppress(OSError):
+                row["loss_first"], row["loss_last"], row["train_time_s"] = totals(folder / "steps.csv")
             row |= read_json(folder / "status.json").get("row", {})
             leave_row(SUMMARY, folder, row, config.steps)
         print(f"run {folder.name} is done: it was killed after its last step, and its row is written now", flush=True)
     return True
-
-
-def read_steps(path: Path, last: int) -> list[dict[str, float]]:
-    """Return the loss and the time of each step up to `last`, of the rows that are whole."""
-    rows = []
-    with suppress(OSError), path.open(newline="", errors="replace") as file:
-        for cells in csv.DictReader(file):
-            with suppress(ValueError, TypeError, KeyError):
-                if int(cells["step"]) <= last:
-                    rows.append({name: float(cells[name]) for name in ("loss", "step_time_s")})
-    return rows

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +35,8 @@ from gptscale.results.record.recorder import Recorder
 from gptscale.results.record.run_folder import START, leave_end, leave_evidence, leave_row, of_this_start, run_directory
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from gptscale.common.measure.bubble import Bubble
     from gptscale.common.measure.offload import Offload
     from gptscale.results.record.usage import Usage
@@ -66,7 +68,7 @@ class RunRecord:
         self.folder = ready.run.config.out / "runs" / self.run_id
         self.row: dict[str, Any] = {}
         self.recorder: Recorder | None = None
-        # What the engine alone can tell: offload, bubble, state.
+        # Offload, bubble and state, which the engine alone can tell.
         self.of_engine: tuple[Any, ...] = (None, None, None)
         self.memory: Memory | None = None
         self.evidence: RankEvidence | None = None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLOURS = ("#56B4E9", "#E69F00", "#009E73")
-# Of curves and classes, one for each variant (Okabe & Ito 2008).
+# Colours of curves and classes, one for each variant (Okabe & Ito 2008).
 VARIANT_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 
 

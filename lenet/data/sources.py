@@ -23,7 +23,7 @@ from gptscale.lenet.data.digits import read_digits
 
 NAMED = ("digits", "mnist", "cifar10")
 IMAGE_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-# What these files may hold, whatever their names say: the decoder of PostScript, for one, starts another program.
+# Formats that are read, whatever a file's name says: the decoder of PostScript, for one, starts another program.
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 # A picture is decoded whole before it is made small. A few bytes can claim to be many more than these, which take 0.5 GiB.

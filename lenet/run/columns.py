@@ -14,7 +14,7 @@ from gptscale.results.columns import RunColumn, RunTable
 # Version 1 had no backend, loss_scale, skipped_steps and no columns of the usage sampler. Version 2 had no verdicts.
 NEW_IN_3 = ("bound_by", "gain_if_removed", "taken_fraction")
 SUMMARY_NAME = "lenet.csv"
-# Of a CSV of rows that is read.
+# Largest CSV of rows that is read.
 FILE_BYTES_MAX = 2**28
 
 # class_accuracy holds fractions with blanks between, in the order of the classes, and `-` for a class without test images.

@@ -20,9 +20,9 @@ MAX_LOSS_SCALE = 2.0**24
 # Strategies whose processes exchange gradients, also if there is only one, and those that have a loop of their own.
 OF_PROCESSES = ("ddp", "fabric", "trainer", "trainer_bare")
 BY_TRAINER = ("trainer", "trainer_bare")
-# What each process of a run imports, whatever its strategy: the worker, and what parses its options.
+# Imports of each process of a run, whatever its strategy: the worker, and what parses its options.
 RUN_IMPORTS = ("gptscale.lenet.run.worker", "tyro")
-# Of every command that trains on images.
+# Every command that trains on images has it.
 TORCHVISION_NEED = OptionNeed(
     "data_dir,download",
     lambda c: c.data in ("mnist", "cifar10"),

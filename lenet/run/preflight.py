@@ -27,7 +27,7 @@ from gptscale.lenet.run.schedule import rate
 from gptscale.lenet.run.strategy import backend_of, check_strategy
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 
-# What must be the same in a run and in its continuation.
+# Options that must be the same in a run and in its continuation.
 FIXED = (
     "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
 ).split()
@@ -145,7 +145,7 @@ def check_shared_memory(
     """Raise ConfigError unless the batches of data workers fit the shared memory, where a full one kills the worker."""
     if not config.num_workers:
         return
-    # Of fp32 images and int64 labels each worker has two batches ready, and one in the making.
+    # Each worker has two batches of fp32 images and int64 labels ready, and one in the making.
     batch_bytes = batch_order.share * (4 * data.channels * data.side**2 + 8)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", batch_order.world_size))
     needed, place = 3 * config.num_workers * ranks * batch_bytes, Path(folder)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -68,10 +68,10 @@ class VisionRecorder(Recorder):
         self._bar: Bar | None = None
         # The host's seconds of each pending step, without those in which it waited for its batch.
         self._host_s: list[float] = []
-        # Of this process alone. What a resumed epoch had before is in `past`.
+        # Sums of this process alone. A resumed epoch's earlier part is in `past`.
         self._epoch_time_s, self._epoch_steps = 0.0, 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> VisionRecorder:
         config, world = self.plan.config, self.plan.world
         if world.is_main:
             self._log = StepLog(self.folder / "steps.csv", STEP_COLUMNS, after_step=self.start_step)

@@ -5,15 +5,14 @@ Every `log_every` steps it reads their results from the device, all at once.
 
 from __future__ import annotations
 
-import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +30,11 @@ from gptscale.results.record.board import Board
 from gptscale.results.record.console import StepLines
 from gptscale.results.record.files import warn
 from gptscale.results.record.spike_log import SpikeLog
-from gptscale.results.record.step_log import StepLog, close_logs
+from gptscale.results.record.step_log import StepLog, close_logs, totals
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from gptscale.results.record.usage import UsageSampler
     from gptscale.results.record.wandb_board import WandbBoard
 
@@ -125,7 +126,7 @@ class Recorder:
         config, steps = self.run.config, self.folder / "steps.csv"
         if self.run.world.is_main:
             self._log = StepLog(steps, after_step=self.start_step)
-            self.loss_first, self.train_time_s = _before(steps)
+            self.loss_first, _, self.train_time_s = totals(steps)
             if config.eval_every:
                 self._evals = StepLog(self.folder / "eval.csv", ("step", "loss"), after_step=self.start_step)
             self._begin_boards()
@@ -317,16 +318,3 @@ class Recorder:
             f"at step {step}" + (f" ({batches})" if batches else ""),
             "lower --lr, or look at that batch; the weights are unharmed",
         )
-
-
-def _before(steps: Path) -> tuple[float | None, float]:
-    """Return what an earlier process of the same run wrote: the loss of step 1, or None, and the seconds of all its steps."""
-    loss: float | None = None
-    seconds = 0.0
-    with steps.open(newline="") as file:
-        for row in csv.DictReader(file):
-            with suppress(ValueError, TypeError):
-                step_time_s = float(row["step_time_s"])
-                seconds += step_time_s if math.isfinite(step_time_s) else 0.0
-                loss = float(row["loss"]) if row["step"] == "1" else loss
-    return loss, seconds

@@ -134,9 +134,7 @@ def leave_row(table: RunTable, folder: Path, row: Mapping[str, Any], step: int) 
         path = append_row(table, folder.parents[1], row)
         write_json(folder / "status.json", of_this_start(_end_of(row, step)))
         if Output.lost_bytes:
-            warn(
-                f"{Output.lost_bytes:,} bytes of this run's output found no reader or no space, its files have all figures"
-            )
+            warn(f"{Output.lost_bytes:,} bytes of this run's output could not be written, its files have all figures")
         return path
     except StorageError as error:
         lines = csv_line(row) + csv_line(cell(value) for value in row.values())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class StepLog:
         if first != header and (ours := [_as_ours(line) for line in lines])[0] == header:
             first, lines = header, ours
             replace_file(self.path, b"".join(lines))
-            warn(f"{self.path} was saved by another program, such as a spreadsheet, its marks were taken out")
+            warn(f"{self.path} was saved by a spreadsheet, and is written again as it was")
         if first != header and b"\0" not in first and first.strip():
             raise StorageError(f"{self.path} has other columns", "in the run's folder", "choose another --run-name")
         steps = [_step_of(line, len(self.columns)) for line in lines[1:]]
@@ -149,6 +150,19 @@ def close_logs(logs: Iterable[StepLog | None], *, failed: bool) -> None:
         if not failed:
             raise
         warn(str(error))
+
+
+def totals(steps: Path) -> tuple[float | None, float | None, float]:
+    """Return the loss of step 1 and that of the last step of a steps.csv, None if it has none, and the seconds of all steps."""
+    first, last, seconds = None, None, 0.0
+    with steps.open(newline="", errors="replace") as file:
+        for row in csv.DictReader(file):
+            with suppress(ValueError, TypeError, KeyError):
+                step_time_s = float(row["step_time_s"])
+                seconds += step_time_s if math.isfinite(step_time_s) else 0.0
+                last = float(row["loss"])
+                first = last if row["step"] == "1" else first
+    return first, last, seconds
 
 
 def _as_ours(line: bytes) -> bytes:

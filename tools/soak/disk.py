@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-# Of sched.h.
+# From sched.h.
 CLONE_NEWNS = 0x20000
 BYTES = 48 * 2**20
 PIECE = 4096

@@ -24,7 +24,7 @@ from tools.soak.disk import SmallDisk
 
 ANY = ("start", "step", "step", "eval", "save", "rename", "commit")
 LATER = ("step", "eval", "save", "rename", "commit")
-# What a rank may write to one file where no small disk can be mounted: more than its CSVs, less than a checkpoint.
+# Bytes that a rank may write to one file where no small disk can be mounted: more than its CSVs, less than a checkpoint.
 FILE_BYTES = 2**16
 
 

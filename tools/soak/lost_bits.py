@@ -11,7 +11,7 @@ import torch
 from gptscale.common.checkpoint.reader import Reader
 from tools.soak.work import STEPS
 
-# Of steps.csv; the others are times. A cell counts 64 bits.
+# Columns of steps.csv. The others are times. A cell counts 64 bits.
 COLUMNS = ("step", "tokens", "loss", "grad_norm", "lr")
 CELL_BITS = 64
 

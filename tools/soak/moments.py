@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tools.soak.attempt import Attempt, last_row, newest_step
 from tools.soak.work import EVAL_EVERY, STEPS
 
-# What a moment waits for in the run's folder.
+# Each moment waits for one thing in the run's folder.
 WHAT = {
     "launch": "a random time after the launcher's start",
     "start": "a random time after the ranks' start",

@@ -52,7 +52,7 @@ def test_a_gpu_that_is_held_down_by_power(driver):
 
 
 @pytest.mark.parametrize("knows_the_device", [True, False])
-def test_what_a_driver_refuses_is_none(knows_the_device, driver):
+def test_counters_that_the_driver_refuses_are_missing(knows_the_device, driver):
     def refuse(*arguments):
         raise OSError("Not Supported")
 

@@ -291,7 +291,7 @@ def test_shapes_that_float8_cannot_multiply_are_refused_in_a_line(options, line)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0)])
-def test_which_devices_may(capability, monkeypatch, run_on):
+def test_devices_without_fp8_are_refused(capability, monkeypatch, run_on):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     said = "or newer, this one has {}.{}, in --precision, use bf16".format(*capability)
     with pytest.raises(ConfigError, match=said) if capability < (8, 9) else nullcontext():

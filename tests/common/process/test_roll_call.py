@@ -120,7 +120,7 @@ def test_junk_in_the_rendezvous_is_one_line(key, junk, monkeypatch):
     store.set(f"gptscale/roll call/start/{key}", junk)
     with pytest.raises(ConfigError) as caught:
         RollCall(store, *((0, 2) if key == "rank 1" else (1, 2))).sign_in(FACTS, 0.0)
-    assert f"what lies there as {key} was not written by gptscale" in str(caught.value)
+    assert f"the entry {key!r} was not written by gptscale" in str(caught.value)
     assert str(caught.value).endswith("in the rendezvous, see who else can reach its port")
     assert len(str(caught.value).splitlines()) == 1
 

@@ -150,7 +150,7 @@ def test_a_parent_with_more_imports_is_made_at_once_and_can_be_waited_for(tmp_pa
         each.wait_until_ready()
     assert other.run(program(tmp_path, code), os.environ).wait(400) == 0
     assert parent.run(program(tmp_path, code), os.environ).wait(400) == 1
-    with pytest.raises(GptscaleError, match="has ended, before it forked one, see its own message above"):
+    with pytest.raises(GptscaleError, match="ended, while it imported their libraries, see its own message above"):
         broken.run(program(tmp_path, code), os.environ)
     assert "No module named 'no_such_module'" in capfd.readouterr().err
     for each in (broken, other, parent):

@@ -68,7 +68,7 @@ def test_printing_is_never_worth_a_run(terminal, tmp_path):
     assert (tmp_path / "status").read_text() == "0\n"
     assert row(tmp_path)["status"] == "ok"
     assert ("unprinted_bytes" in (tmp_path / "runs" / "r" / "status.json").read_text()) == ("&-" not in terminal)
-    assert ("bytes of this run's output found no reader" in said) == (terminal == "> /dev/full")
+    assert ("bytes of this run's output could not be written" in said) == (terminal == "> /dev/full")
 
 
 UNDER_SIGNALS = """

@@ -35,7 +35,7 @@ def test_a_model_keeps_its_weights_statistics_and_options():
     assert type(model[1][0]) is SyncedBatchNorm2d
     assert (model[1][0].eps, model[1][0].momentum) == (0.5, 0.25)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    # What is replaced already stays as it is.
+    # A layer that was replaced stays as it is.
     assert synced(model)[1][0] is model[1][0]
 
 

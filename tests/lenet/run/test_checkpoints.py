@@ -48,7 +48,7 @@ def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves: list[Any]) -
     saver(saves, 3)(7, True)
     _, (step, past, keep) = saves
     assert (step, keep) == (7, 3)
-    # What the rest of the epoch needs of its beginning.
+    # The rest of the epoch needs these sums of its beginning.
     assert (past["epoch_loss_sum"], past["skipped_steps"]) == (1.5, 2)
 
 

@@ -66,7 +66,7 @@ def records(file: Path) -> Iterator[tuple[str, Any]]:
 
     data, place, whole = file.read_bytes(), 7, b""
     while place + 7 <= len(data):
-        # What is too short for a piece's head is padding.
+        # A rest too short for a piece's head is padding.
         if (left := 2**15 - place % 2**15) < 7:
             place += left
             continue

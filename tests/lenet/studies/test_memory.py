@@ -158,7 +158,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert events.time_s.is_monotonic_increasing
     assert set(events.category) == set(CATEGORIES)
     assert sorted(set(events.step)) == [0, 1, 2]
-    # What `hold` found was made before, and has no operator.
+    # Tensors that `hold` found were made before, and have no operator.
     assert events.op[events.change_bytes > 0].notna().mean() > 0.9
 
 

@@ -133,7 +133,7 @@ def test_a_file_saved_by_a_spreadsheet_is_mended(
     path.write_bytes(saved(before.decode()).encode())
     StepLog(path, after_step=3).close()
     assert path.read_bytes() == before
-    assert "was saved by another program" in capsys.readouterr().err
+    assert "was saved by a spreadsheet" in capsys.readouterr().err
     assert not path.with_name("steps.discarded.csv").exists()
 
 

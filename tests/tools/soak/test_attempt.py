@@ -69,7 +69,7 @@ def test_rows_of_an_earlier_start_do_not_count(begin, tmp_path):
     os.utime(rows, (1, 1))
     run = begin("exec sleep 60")
     assert (run.begun_at, run.done_step()) == (4, 0)
-    # What is beyond the checkpoint moves aside when the run has found it.
+    # Rows beyond the checkpoint move aside when the run has found it.
     rows.write_text(HEADER + "4,2.5\n")
     assert run.done_step() == 0
     rows.write_text(HEADER + "4,2.5\n5,2.5\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def leave_finished_row(ready: ReadyRun, folder: Path) -> bool:
     if is_main:
         with run_directory(config.out, folder.name, resumes=True):
             row = {**at_start["identity"], "status": "ok", "error": ""}
-            with suppress(OSError):
+            with suppress(OSError, csv.Error):
                 row["loss_first"], row["loss_last"], row["train_time_s"] = totals(folder / "steps.csv")
             row |= read_json(folder / "status.json").get("row", {})
             leave_row(SUMMARY, folder, row, config.steps)

@@ -26,8 +26,7 @@ from gptscale.results.comparison.picture import figure_png, steps_of
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, show
 from gptscale.results.record.files import append_row, write_json
-from gptscale.results.record.recorder import _before
-from gptscale.results.record.step_log import StepLog
+from gptscale.results.record.step_log import StepLog, totals
 
 N_FILES = int(os.environ.get("GPTSCALE_FUZZ", "60"))
 FIRST = int(os.environ.get("GPTSCALE_FUZZ_FROM", "0"))
@@ -117,7 +116,7 @@ def resume_from(path: Path) -> None:
     log = StepLog(path, after_step=10)
     log.append(dict.fromkeys(STEP_COLUMNS, 0.25) | {"step": 11})
     log.close()
-    assert math.isfinite(_before(path)[1])
+    assert math.isfinite(totals(path)[2])
     header, *rows = csv.reader(io.StringIO(path.read_text()))
     assert header == list(STEP_COLUMNS)
     assert all(len(row) == len(header) and int(row[0]) <= 11 for row in rows)

@@ -70,7 +70,7 @@ def test_no_row_and_no_other_name(tmp_path):
         from gptscale.common.errors import StorageError
         from gptscale.common.process.mock import simulating
         from gptscale.results.columns import SUMMARY
-from gptscale.results.record.files import append_row
+        from gptscale.results.record.files import append_row
         with simulating():
             try:
                 append_row(SUMMARY, Path({str(tmp_path)!r}), {{"status": "ok"}})

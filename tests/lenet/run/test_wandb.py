@@ -24,7 +24,7 @@ from gptscale.launchers.cli import main
 from gptscale.lenet.run.config import RUN_IMPORTS
 from gptscale.results.record.wandb_board import WandbBoard
 
-WORDS = ["--epochs", "2", "--log-every", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
+WORDS = ["--log-every", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
 
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb")
@@ -52,8 +52,8 @@ def run(
         return run_captured(program, timeout=400, environ=environment)
 
 
-def train(folder: Path, environment: dict[str, str], *words: str, status: int = 0) -> None:
-    ended = run(folder, environment, "lenet", "train", *WORDS, *words)
+def train(folder: Path, environment: dict[str, str], *words: str, epochs: int = 2, status: int = 0) -> None:
+    ended = run(folder, environment, "lenet", "train", "--epochs", str(epochs), *WORDS, *words)
     assert ended.returncode == status, ended.stdout[-2000:] + ended.stderr[-2000:]
 
 
@@ -113,7 +113,7 @@ def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, o
     assert (config["model"], config["data"], config["seed"]) == ("lenet", str(idx_folder), 1234)
     assert found["run"].project == "gptscale"
     assert found["run"].display_name == "r"
-    train(tmp_path, offline, "--data", str(idx_folder), "--resume", "--epochs", "3", "--save-every", "1")
+    train(tmp_path, offline, "--data", str(idx_folder), "--resume", "--save-every", "1", epochs=3)
     files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2
     # The two files are one run there, as here.
@@ -125,8 +125,8 @@ def test_offline_it_has_what_tensorboard_has(tmp_path: Path, idx_folder: Path, o
 @pytest.mark.slow
 @needs_wandb
 def test_a_run_that_failed_is_failed_there_too(tmp_path: Path, idx_folder: Path, offline: dict[str, str]) -> None:
-    harm = "--lr 100 --weight-decay 100 --optimizer sgd --epochs 9 --no-tensorboard".split()
-    train(tmp_path, offline, "--data", str(idx_folder), *harm, status=6)
+    harm = "--lr 100 --weight-decay 100 --optimizer sgd --no-tensorboard".split()
+    train(tmp_path, offline, "--data", str(idx_folder), *harm, epochs=9, status=6)
     (file,) = tmp_path.glob("out/runs/r/wandb/offline-run-*/*.wandb")
     assert dict(records(file))["exit"].exit_code == 1
     assert not list(tmp_path.glob("out/runs/r/events*"))

@@ -34,6 +34,7 @@ class Outcome:
 
     recipe: str
     run: str
+    options: str
     fault: str
     moment: str
     status: int | None
@@ -57,6 +58,7 @@ class BrokenRun:
         self.run = self.out / "runs" / RUN_NAME
         self.checkpoints = self.run / "checkpoints"
         self.n_starts = 0
+        self._options = " ".join(work.varied)
 
     def carry_out(self, faults: Sequence[Fault], unbroken: Path, seed: str) -> list[Outcome]:
         """Let the faults strike, finish the run, compare it with the unbroken one, and return how it ended each time.
@@ -81,7 +83,7 @@ class BrokenRun:
 
     def finish(self) -> Outcome:
         """Let the run reach its last step."""
-        outcome = Outcome(self.work.recipe, self.folder.name, FINISHED, "", 0, 0.0)
+        outcome = Outcome(self.work.recipe, self.folder.name, self._options, FINISHED, "", 0, 0.0)
         if not has_its_row(self.run, STEPS):
             attempt = self._start()
             attempt.wait_until(attempt.has_ranks)
@@ -124,7 +126,9 @@ class BrokenRun:
         if status == 0 and not wrong[1:]:
             return None
         name = f"{moment.name} +{moment.steps}" if moment.name == "step" else moment.name
-        return Outcome(self.work.recipe, self.folder.name, fault.name, name, status, attempt.seconds, wrong)
+        return Outcome(
+            self.work.recipe, self.folder.name, self._options, fault.name, name, status, attempt.seconds, wrong
+        )
 
     def _start(self, *, short_timeout: bool = False) -> Attempt:
         """Begin the run, or go on with it."""

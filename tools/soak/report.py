@@ -11,7 +11,7 @@ from gptscale.results.render import console, table
 from tools.soak.broken_run import FINISHED, Outcome
 
 TITLES = ("recipe", "fault", "faults", "as promised", "exit statuses", "lost bits", "seconds")
-CSV_COLUMNS = ("recipe", "run", "fault", "moment", "status", "seconds", "lost_bits", "wrong")
+CSV_COLUMNS = ("recipe", "run", "options", "fault", "moment", "status", "seconds", "lost_bits", "wrong")
 
 
 def rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
@@ -39,7 +39,8 @@ def line(outcome: Outcome) -> str:
     what = f"{outcome.fault} at {outcome.moment}" if outcome.moment else outcome.fault
     wrong = "".join(f"\n    WRONG: {each}" for each in outcome.wrong)
     lost = f"\n    LOST: {outcome.lost_bits} bits" if outcome.lost_bits else ""
-    return f"{outcome.run}: {what}: status {outcome.status} after {outcome.seconds:.1f} s{wrong}{lost}"
+    run = f"{outcome.run} ({outcome.options or 'plain'})"
+    return f"{run}: {what}: status {outcome.status} after {outcome.seconds:.1f} s{wrong}{lost}"
 
 
 def show(outcomes: Sequence[Outcome]) -> None:
@@ -52,12 +53,12 @@ def append(outcomes: Iterable[Outcome], path: Path) -> None:
     """Append the outcomes to a CSV, with its header if it is new."""
     is_new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.DictWriter(file, CSV_COLUMNS)
         if is_new:
-            writer.writerow(CSV_COLUMNS)
-        for o in outcomes:
-            facts = (o.recipe, o.run, o.fault, o.moment, o.status, f"{o.seconds:.3f}", o.lost_bits, "; ".join(o.wrong))
-            writer.writerow(facts)
+            writer.writeheader()
+        for outcome in outcomes:
+            row = {"seconds": f"{outcome.seconds:.3f}", "wrong": "; ".join(outcome.wrong)}
+            writer.writerow(vars(outcome) | row)
 
 
 def _by_kind(outcomes: Sequence[Outcome]) -> list[tuple[str, list[Outcome]]]:

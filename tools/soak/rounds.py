@@ -32,18 +32,19 @@ def soak(
     n_runs: how many of each recipe, None for as many as there is time for. limit_s: no run is begun after so many seconds.
     """
     deadline = time.monotonic() + limit_s
-    unbroken: dict[str, Path] = {}
+    unbroken: dict[SoakWork, Path] = {}
     for index in itertools.count() if n_runs is None else range(n_runs):
-        for work in works:
+        for recipe_work in works:
             if time.monotonic() > deadline:
                 return
-            if work.recipe not in unbroken:
-                unbroken[work.recipe] = unbroken_run(work, out / f"{work.recipe}-unbroken")
+            work = recipe_work.with_options(index, out)
+            if work not in unbroken:
+                unbroken[work] = unbroken_run(work, out / f"{work.recipe}-{index}-unbroken")
             name = f"{work.recipe}-{index}"
             its_faults = drawn([fault for fault in faults if work.nproc > 1 or not fault.peers], work, index)
             its_disk = disk if any(fault.fills for fault in its_faults) else None
             run = BrokenRun(work, out / name, its_disk)
-            ended = run.carry_out(its_faults, unbroken[work.recipe], f"{work.seed} {name}")
+            ended = run.carry_out(its_faults, unbroken[work], f"{work.seed} {name}")
             if report.as_promised(ended):
                 shutil.rmtree(run.folder)
             yield ended

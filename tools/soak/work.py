@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
+from typing import Any
 
+from gptscale.common.errors import ConfigError
 from gptscale.common.process.program import Program
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words
@@ -17,15 +21,38 @@ STEPS, SAVE_EVERY, EVAL_EVERY = 96, 4, 3
 # In the runs in which a rank is frozen; all others have a run's default.
 SHORT_TIMEOUT_S = 5.0
 RUN_NAME = "run"
+# Options that a run has or has not, drawn for each.
+VARIED: dict[str, Any] = {
+    "save_async": True,
+    "log_every": 4,
+    "grad_accum_steps": 2,
+    "precision": "bf16",
+    "optimizer_state": "8bit",
+    "activation_checkpointing": "full",
+    "on_spike": "skip",
+}
 
 
 @dataclass(frozen=True)
 class SoakWork:
-    """What one recipe trains, whether it is broken or not."""
+    """What one recipe trains, whether it is broken or not. varied: the options of VARIED that it has."""
 
     recipe: str
     nproc: int
     seed: int
+    varied: tuple[str, ...] = ()
+
+    def with_options(self, index: int, out: Path) -> SoakWork:
+        """Return the work of run number `index`, whose options its number and the seed draw from those the recipe takes."""
+        random = Random(f"{self.seed} {self.recipe} {index} options")
+        work = self
+        for name in (name for name in VARIED if random.random() < 0.5):
+            wider = dataclasses.replace(work, varied=(*work.varied, name))
+            # The recipe refuses the option, or refuses it beside those drawn before.
+            with contextlib.suppress(ConfigError):
+                wider.check(out)
+                work = wider
+        return work
 
     def config(self, out: Path, *, short_timeout: bool = False) -> RunConfig:
         """Return the run's options. Dropout is on, so that a random state that is not restored shows."""
@@ -48,6 +75,7 @@ class SoakWork:
             resume="auto",
             out=out,
             run_name=RUN_NAME,
+            **{name: VARIED[name] for name in self.varied},
         )
         if get(self.recipe).own_work:
             # Data and dropout are the recipe's own, and it evaluates nothing.

@@ -27,7 +27,7 @@ from tools.soak.contract import broken_promises, bytes_of, torn_lines
 from tools.soak.faults import FAULTS
 from tools.soak.lost_bits import bits, cells
 from tools.soak.rounds import FAULTS_PER_RUN, drawn
-from tools.soak.work import SoakWork
+from tools.soak.work import VARIED, SoakWork
 
 FACTS = {"recipe": "single", "world_size": 1, "dp_size": 1, "tokens": 8, "workload": {}}
 
@@ -136,12 +136,23 @@ def test_every_kind_of_fault_comes_before_a_repeat_and_the_seed_fixes_them():
     assert [drawn(faults, work, i) for i in range(3)] != [drawn(faults, SoakWork("ddp", 2, 8), i) for i in range(3)]
 
 
+def test_options_are_drawn_by_the_seed_and_those_refused_are_left_out(tmp_path):
+    drawn = {
+        name: [SoakWork(name, 2, 7).with_options(index, tmp_path).varied for index in range(12)]
+        for name in ("ddp", "zero2")
+    }
+    assert drawn["ddp"] == [SoakWork("ddp", 2, 7).with_options(index, tmp_path).varied for index in range(12)]
+    assert set().union(*drawn["ddp"]) == set(VARIED)
+    # DeepSpeed's optimizer has moments of its own, and leaves out no step.
+    assert set().union(*drawn["zero2"]) == set(VARIED) - {"optimizer_state", "on_spike"}
+
+
 def test_the_table_counts_faults_and_each_run_once():
     outcomes = [
-        Outcome("ddp", "ddp-0", "SIGTERM", "step +3", 75, 1.0, lost_bits=3),
-        Outcome("ddp", "ddp-0", "kill a rank", "save", 0, 2.0, ["status 0, not 7"], lost_bits=3),
-        Outcome("ddp", "ddp-0", FINISHED, "", 0, 1.0, lost_bits=3),
-        Outcome("fsdp", "fsdp-0", "SIGTERM", "eval", 75, 1.0),
+        Outcome("ddp", "ddp-0", "save_async", "SIGTERM", "step +3", 75, 1.0, lost_bits=3),
+        Outcome("ddp", "ddp-0", "save_async", "kill a rank", "save", 0, 2.0, ["status 0, not 7"], lost_bits=3),
+        Outcome("ddp", "ddp-0", "save_async", FINISHED, "", 0, 1.0, lost_bits=3),
+        Outcome("fsdp", "fsdp-0", "", "SIGTERM", "eval", 75, 1.0),
     ]
     assert list(report.rows(outcomes)) == [
         ("ddp", "SIGTERM", "1", "1", "75 (1)", "3", "1.0"),

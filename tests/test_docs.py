@@ -1,12 +1,13 @@
 """The pages: their links lead to files, and every recipe has its page and its rows."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from gptscale.recipes import RECIPES
-from tools import drawings
+from tools import drawings, promises
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -32,16 +33,28 @@ def test_every_recipe_has_a_page_and_its_rows(recipe):
     assert any(f"`{recipe}`" in row for row in status)
 
 
-def test_every_fault_has_its_row_and_every_test_it_names_exists():
-    page = (ROOT / "docs" / "guides" / "faults.md").read_text()
-    rows = re.findall(r"(?m)^\| ([PSMCNX]\d+) \|(.*)\|$", page)
-    counts = {"P": 19, "S": 21, "M": 5, "C": 19, "N": 8, "X": 12}
-    assert sorted(row for row, _ in rows) == sorted(f"{part}{i}" for part, n in counts.items() for i in range(1, n + 1))
-    for row, text in rows:
-        named = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
-        missing = [name for file, name in named if f"def {name}(" not in (ROOT / "tests" / file).read_text()]
-        assert missing == [], row
-        assert named or text.rstrip().endswith("no test"), row
+def test_the_fault_page_has_the_promises_of_the_tests():
+    text, numbers = promises.PAGE.read_text(), list(promises.rows(ROOT / "tests"))
+    assert promises.page(text) == text, "python -m tools.promises writes the tables anew"
+    counts = Counter(number[0] for number in numbers)
+    assert numbers == [f"{part}{i}" for part, count in counts.items() for i in range(1, count + 1)]
+    assert all(f"\n| {number} |" in text for number in numbers)
+    # What stands above the tables, in words, names rows that hold it.
+    for bullet in re.findall(r"(?s)\n\* \*\*.*?(?=\n\n|\n\*)", text):
+        named = re.findall(r"[A-Z]\d+", bullet.rpartition("(")[2])
+        assert named, bullet
+        assert set(named) <= set(numbers), bullet
+
+
+@pytest.mark.parametrize(
+    ("markers", "said"),
+    [(["P1 | a | b", "P1 | a | c"], "two tests tell what P1 is"), (["P1 | a | b", "P1 P2"], "no test tells what P2 is")],
+)
+def test_a_promise_has_one_text(markers, said, tmp_path):
+    for index, text in enumerate(markers):
+        (tmp_path / f"test_{index}.py").write_text(f"@pytest.mark.promise({text!r})\ndef test_it(): ...\n")
+    with pytest.raises(ValueError, match=said):
+        promises.rows(tmp_path)
 
 
 def test_every_drawing_is_drawn_by_the_script_and_shown_on_a_page(tmp_path):

@@ -77,6 +77,7 @@ def test_text_that_is_none(reader, tmp_path):
         refused(READERS[reader], path)
 
 
+@pytest.mark.promise("X4")
 @pytest.mark.parametrize("reader", ["--ds-config", "the hash of --ds-config", "a calibration", "a plan", "--floors"])
 def test_a_file_without_an_end(reader, tmp_path):
     """It has a hole of a terabyte, of which nothing is read into memory."""

@@ -32,6 +32,10 @@ def listening(program):
     return [c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN]
 
 
+@pytest.mark.promise(
+    "X10 | a rendezvous open to others, one byte to it, or junk in it | local ranks have no port; gloo's connections "
+    "listen on the loopback alone; of torchrun's own port rank 0 warns; junk is an error in one line"
+)
 @pytest.mark.parametrize("run", RUNS)
 def test_nothing_listens_off_the_loopback(run, tmp_path):
     if run in RECIPES and (reason := why_not_here(run)):
@@ -54,6 +58,7 @@ def test_nothing_listens_off_the_loopback(run, tmp_path):
     assert len(addresses) >= (0 if run in RECIPES and not RECIPES[run].axes else 2)
 
 
+@pytest.mark.promise("X11 | a TensorBoard that serves to others | not here: no command starts a server")
 def test_no_command_serves_anything():
     """The only sockets of the package are the ranks' rendezvous and a server of programs, which has a file for an address."""
     package = Path(__file__).parents[2]
@@ -66,6 +71,7 @@ def test_no_command_serves_anything():
     assert found <= {"common/process/rendezvous.py"}
 
 
+@pytest.mark.promise("X10")
 @pytest.mark.slow
 def test_a_run_cannot_be_reached_from_another_network(tmp_path):
     """The rendezvous takes whatever is sent to it, so that nobody elsewhere may send."""

@@ -35,6 +35,7 @@ class Config:
         self.__dict__.update(options)
 
 
+@pytest.mark.promise("C11 | pairs that do not work | refused by a table, which is in the pages")
 @pytest.mark.parametrize("pair", unsupported.UNSUPPORTED)
 def test_each_pair_is_refused_and_only_then(pair):
     condition = {pair.only_if[0]: pair.only_if[1][0]} if pair.only_if else {}

@@ -71,6 +71,7 @@ FROM_SOME += [("tensor_parallel", 2), ("pipeline", 2), ("hybrid_3d", 4)]
 SOME = ("single", "fsdp", "zero2", "zero3", "zero_infinity", "hybrid_3d", "pipeline")
 
 
+@pytest.mark.promise("C13 | another number of processes on resume | the state is cut anew without a changed bit")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("recipe", "nproc"), FROM_ALL + FROM_SOME)
 def test_state_moves_between_recipes_and_world_sizes_without_a_changed_bit(recipe, nproc, saved, tmp_path):
@@ -115,6 +116,8 @@ SICK = {
 }
 
 
+@pytest.mark.promise("N1 | NaN on one rank | all stop before the optimizer, 6, the batch is named")
+@pytest.mark.promise("N2 | Inf in a gradient | no weight changes, on any rank")
 @pytest.mark.parametrize(("sick", "recipe"), [(sick, recipe) for sick in SICK for recipe in SICK[sick]])
 def test_nan_or_inf_on_one_rank_stops_all_before_the_optimizer(sick, recipe, tmp_path):
     """The loss is NaN, which its sequences tell. Or only a gradient is Inf, so that the norm over all ranks tells."""
@@ -137,6 +140,10 @@ def begun(out, recipe="ddp", *options):
     return launcher, launcher.ranks()
 
 
+@pytest.mark.promise(
+    "P1 | SIGKILL of a rank in its forward | the others end within seconds and name it, 7; the run resumes to the bit"
+)
+@pytest.mark.promise("P4 | of rank 0 | as P1; the launcher writes the run's row")
 @pytest.mark.parametrize(
     ("recipe", "victim"), [("ddp", 0), ("ddp", 1), ("tensor_parallel", 0), ("pipeline", 1), ("hybrid_3d", 1)]
 )
@@ -157,6 +164,7 @@ def test_a_killed_rank_ends_all_leaves_a_row_and_the_run_resumes(recipe, victim,
     assert list(steps(tmp_path / "runs" / "long").index) == list(range(1, last + 4))
 
 
+@pytest.mark.promise("P12 | SIGSTOP for longer than the timeout | the others name the rank, 7, it is killed")
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
 def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(recipe, tmp_path):
     launcher, processes = begun(tmp_path, recipe, "--dist-timeout-s", 4)
@@ -173,6 +181,11 @@ def test_a_stopped_rank_is_named_when_the_others_have_waited_long_enough(recipe,
     assert row["error"].startswith("rank 1 died or fell silent")
 
 
+@pytest.mark.promise(
+    "P13 | SIGSTOP and SIGCONT within the timeout | the run goes on with the same bits; the slow rank is named, unless "
+    "it was waiting for others when it was stopped"
+)
+@pytest.mark.promise("P17")
 def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_path):
     words = ["--nproc", 2, "--steps", 60, "--data", "synthetic", "--no-verdict", "--out", tmp_path]
     run = Started(command("run", "ddp", *words, "--run-name", "paused"))
@@ -193,6 +206,10 @@ def test_a_rank_that_stands_still_for_a_while_is_named_and_changes_nothing(tmp_p
     assert steps(tmp_path / "runs" / "paused")[figures].equals(steps(tmp_path / "runs" / "even")[figures])
 
 
+@pytest.mark.promise(
+    "P9 | SIGTERM, or Ctrl-C, to the launcher | all ranks save the same step, 75 (Ctrl-C: 130); also during an "
+    "evaluation and a save; before the first step one line"
+)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_saves_and_exits_75(tmp_path, number):
     """A lost terminal sends SIGHUP to the launcher, to its warm parent and to every rank."""
@@ -260,6 +277,7 @@ def test_offload_is_in_the_row(tmp_path):
         assert float(row["offload_write_gib_per_s"]) > 0
 
 
+@pytest.mark.promise("C17")
 def test_a_rank_whose_options_do_not_parse_says_it_though_it_is_not_rank_0(tmp_path, capfd):
     """Rank 0 waits for it, and could not know why it never comes."""
     ranks("world_faulty.py", 2, "own,1,--learning-rte,1", "ddp", "--device", "cpu", "--out", tmp_path, status=2)
@@ -274,6 +292,10 @@ DIFFERING = {
 }
 
 
+@pytest.mark.promise(
+    "C17 | ranks that were started differently | refused with every option in which they differ, before they connect; a "
+    "rank that was refused alone tells the others why, at once"
+)
 @pytest.mark.parametrize("what", DIFFERING)
 def test_ranks_that_differ_are_refused_with_every_option_in_which_they_do(what, tmp_path, capfd):
     """Before, some of them trained on unnoticed, hung or aborted. Each rank says the same, in one line."""

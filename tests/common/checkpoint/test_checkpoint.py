@@ -77,6 +77,7 @@ def test_boxes_of_several_files_are_joined(saved, tmp_path, monkeypatch):
         assert torch.equal(t, reader.read(name))
 
 
+@pytest.mark.promise("X12")
 def test_files_and_folders_are_private(tmp_path):
     saved = save(Holder(), tmp_path / "checkpoints", 2, FACTS)
     assert all(p.stat().st_mode & 0o077 == 0 for p in (saved, saved.parent, *saved.iterdir()))
@@ -166,6 +167,14 @@ DAMAGE = {
 }
 
 
+@pytest.mark.promise("S5 | a cut file in a checkpoint | named with both sizes, the one before is taken")
+@pytest.mark.promise("S7 | a missing or additional file | named, the one before is taken")
+@pytest.mark.promise(
+    "S8 | a manifest that is missing, empty, no JSON, absurd | one line, the one before is taken; bounded in time and "
+    "memory"
+)
+@pytest.mark.promise("X4 | absurd sizes in headers | refused in bounded time and memory")
+@pytest.mark.promise("N6")
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_named_and_the_one_before_is_taken(saved, tmp_path, damage):
     harm, message = DAMAGE[damage]
@@ -210,12 +219,14 @@ def test_a_read_error_of_one_rank_is_told_to_all(saved, monkeypatch):
     assert [type(failure) for _, failure in told] == [StorageError]
 
 
+@pytest.mark.promise("N8 | a checkpoint that lacks a counter | refused")
 def test_a_counter_that_is_missing_is_refused(saved):
     edit(counters={})(saved)
     with pytest.raises(CheckpointError, match=r"has no counter .optimizer_steps"):
         Reader(saved).verify().load_into(Holder(fill=0.0))
 
 
+@pytest.mark.promise("S6 | a flipped bit | found, wherever it is")
 def test_every_single_flipped_bit_is_found(saved):
     original = (saved / DATA).read_bytes()
     generator = torch.Generator().manual_seed(0)
@@ -227,6 +238,7 @@ def test_every_single_flipped_bit_is_found(saved):
             Reader(saved).verify()
 
 
+@pytest.mark.promise("S10 | all checkpoints damaged | 4, never a silent new start; the files are kept")
 def test_all_corrupt_is_an_error_and_never_a_fresh_start(saved, tmp_path):
     for path in step_folders(tmp_path):
         flip(path)
@@ -267,6 +279,7 @@ def test_a_state_with_other_tensors_or_another_shape_is_refused(saved):
             Reader(saved).load_into(holder)
 
 
+@pytest.mark.promise("N6 | NaN inside a checkpoint | never saved, and refused when it is read")
 def test_a_state_with_nan_is_never_committed(saved, tmp_path):
     bad = Holder()
     bad.tensors["model/a.weight"][2, 1] = float("nan")
@@ -275,6 +288,7 @@ def test_a_state_with_nan_is_never_committed(saved, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-2", "step-4"]
 
 
+@pytest.mark.promise("S4 | fsync fails | the save counts as failed and is not committed")
 @pytest.mark.parametrize("call", range(1, 5))
 def test_a_full_disk_leaves_what_was_there_and_no_half(saved, tmp_path, monkeypatch, call):
     """The error at every fsync in turn: nothing is committed, nothing is left over, the checkpoints before still verify."""

@@ -82,6 +82,7 @@ def test_what_cannot_be_set_aside_is_one_line(saved, monkeypatch):
         set_aside_beyond(saved, 2)
 
 
+@pytest.mark.promise("P6")
 def test_leftovers_of_killed_saves_are_named_and_removed(saved, capsys):
     (saved / ".tmp-step-6-0123").mkdir()
     (saved / ".tmp-step-6-0123" / "rank-00000-0000.safetensors").write_bytes(b"half")
@@ -103,6 +104,9 @@ def test_rotation_renames_before_it_deletes(saved, monkeypatch):
     assert names(saved) == ["step-6", "step-8"]
 
 
+@pytest.mark.promise(
+    "S9 | a `LATEST` that points elsewhere | there is no such file; a link in place of a folder is refused"
+)
 def test_a_folder_of_checkpoints_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "checkpoints").symlink_to(tmp_path / "elsewhere")
@@ -161,6 +165,13 @@ def save_behind(engine, folder, step, facts):
     background.finish()
 
 
+@pytest.mark.promise(
+    "P6 | during a save, at every call that changes the disk | the checkpoint before or the new one is whole; what is "
+    "left over is named and removed at the next save"
+)
+@pytest.mark.promise(
+    "P8 | just after the rename | the new checkpoint counts: names alone say which is the newest, there is no file `LATEST`"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [save, save_behind])
 def test_a_kill_at_any_call_of_a_save_leaves_the_one_before_or_the_new_one(saved, tmp_path_factory, way):

@@ -116,6 +116,7 @@ def outcome(checkpoint):
     return target.tensors, target.steps, reader.step
 
 
+@pytest.mark.promise("S8 X4")
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peak memory is read from Linux's /proc")

@@ -44,6 +44,10 @@ NORM = "model/blocks.0.ln_1.weight"
 WORK = ["--data", "synthetic", "--no-tensorboard"]
 
 
+@pytest.mark.promise(
+    "N7 | a flipped bit in one replica | is found at the next check (`--check-replicas`), 6, the rank is named, nothing "
+    "is saved; where ranks hold no copies the option is refused"
+)
 @pytest.mark.parametrize(
     ("recipe", "nproc", "weight", "expected"),
     [
@@ -79,6 +83,7 @@ def test_a_flipped_bit_is_found_and_nothing_is_saved(recipe, nproc, weight, expe
 SPLIT_ALL = ("zero1", "zero3", "accelerate_fsdp", "fsdp", "hybrid_3d --tp-size 1")
 
 
+@pytest.mark.promise("N7")
 @pytest.mark.parametrize(
     "recipe", [pytest.param(recipe, marks=pytest.mark.slow) for recipe in SPLIT_ALL[:-1]] + [SPLIT_ALL[-1]]
 )

@@ -30,6 +30,7 @@ def test_no_gpt2_text_in_nanogpts_layout_can_look_like_llmcs(ids, tmp_path_facto
     assert all((magic & 0xFFFF) > 50256 for magic in bin_layout.LLMC_MAGICS)
 
 
+@pytest.mark.promise("S17 | a cut file of tokens | refused with both numbers")
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -57,6 +57,7 @@ def files(path, seeds, use, draw):
         yield lambda: use(path)
 
 
+@pytest.mark.promise("S17")
 def test_token_files(tmp_path):
     ids = np.random.default_rng(0).integers(0, 256, 2000).astype("<u2")
     header = np.array([20240520, 1, 2000], "<i4").tobytes().ljust(1024, b"\0")
@@ -68,6 +69,7 @@ def test_token_files(tmp_path):
     try_all(".bin", files(tmp_path / "a.bin", [ids.tobytes(), header + ids.tobytes()], use, random.Random(1)))
 
 
+@pytest.mark.promise("S18")
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 def test_idx_files(tmp_path, packed):
     plain = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (40, 28, 28)) + bytes(range(245)) * 128
@@ -208,6 +210,7 @@ BOMBS = {
 
 
 # A reader that hangs fails here.
+@pytest.mark.promise("X4")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", BOMBS)
 def test_bombs_and_pipes(tmp_path, case):

@@ -82,6 +82,7 @@ def test_a_sampled_fingerprint_still_sees_both_ends_and_growth(monkeypatch):
     assert len(prints) == 4
 
 
+@pytest.mark.promise("S19 | an id beyond the vocabulary | named with file, offset and id")
 @pytest.mark.parametrize("layout", ["nanogpt", "llmc"])
 def test_an_id_outside_the_vocabulary_is_named_when_opening(tmp_path, layout):
     ids = np.zeros(10_000, dtype=np.uint16)
@@ -94,6 +95,7 @@ def test_an_id_outside_the_vocabulary_is_named_when_opening(tmp_path, layout):
     assert len(open_source(str(tmp_path / "a.bin"), vocab_size=60001)) == 10_000
 
 
+@pytest.mark.promise("S19")
 def test_a_file_too_large_to_scan_is_checked_read_by_read(monkeypatch):
     monkeypatch.setattr(tokens, "SCAN_BYTES_MAX", 2**21)
     ids = np.zeros(2**21, dtype=np.uint16)

@@ -70,6 +70,7 @@ def test_a_slow_rank_is_named_once_and_again_after_it_was_well(monkeypatch):
     assert (own.rank, own.ratio) == (1, pytest.approx((3 * 10.3 + 2 * 2.3) / (5 * 2.3)))
 
 
+@pytest.mark.promise("P17 | a rank that is ten times slower | is named, with a column in the summary; the run goes on")
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp", "zero2", "tensor_parallel", "pipeline"])
 def test_a_rank_that_sleeps_is_named(recipe, tmp_path, capfd):
     # Two blocks, one for each rank of a pipeline, and short sequences: what the ranks do beside the sleep is little.

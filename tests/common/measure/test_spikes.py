@@ -39,6 +39,7 @@ def recorded():
         return [[(float(row["loss"]), float(row["grad_norm"])) for row in rows] for _, rows in runs]
 
 
+@pytest.mark.promise("N5")
 def test_recorded_healthy_runs_have_none():
     """In each but one of them a norm of three times the mean was called a spike."""
     runs = recorded()
@@ -48,6 +49,7 @@ def test_recorded_healthy_runs_have_none():
         assert not [spike for step in run if (spike := watch.look(*step))]
 
 
+@pytest.mark.promise("N5")
 @pytest.mark.parametrize(("loss_factor", "norm_factor", "figure"), [(2.0, 1.0, "loss"), (1.0, 15.0, "gradient norm")])
 @pytest.mark.parametrize("at", [150, 220, 290])
 def test_a_spike_in_a_recorded_run_is_found(at, loss_factor, norm_factor, figure):

@@ -74,6 +74,7 @@ def test_equals_torch_step_with_clip_grad_norm(stepper_of, name, clip):
             torch.testing.assert_close(boxes[f"adamw.{moment}/{key}"], reference.state[b][moment], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.promise("N2")
 @EVERY
 @pytest.mark.parametrize(
     ("bad_gradient", "loss"), [(float("nan"), 1.0), (float("inf"), 1.0), (0.5, float("nan")), (0.5, float("inf"))]
@@ -127,6 +128,7 @@ def test_state_and_counters_continue_another_stepper(stepper_of, precision):
     assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
 
 
+@pytest.mark.promise("N3 | an overflow in fp16 | the step is skipped and the scale halved")
 def test_fp16_overflow_skips_the_step_halves_the_scale_and_goes_on():
     model = small_model()
     before, optimizer = copies(model), fused(model, RunConfig(precision="fp16"))

@@ -46,6 +46,9 @@ def test_a_woken_thread_waits_for_a_free_core():
     assert os.sched_getscheduler(0) == before
 
 
+@pytest.mark.promise(
+    "C19 | a user without a name, an environment of 300 KB, a host whose name is no text | the run goes on"
+)
 @pytest.mark.parametrize("error", [KeyError, OSError])
 def test_a_user_without_a_name_gets_one(monkeypatch, error):
     """Python 3.13 raises the other error."""

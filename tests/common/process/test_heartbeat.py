@@ -71,6 +71,7 @@ def test_a_beat_is_read_back(store):
     assert (beat.place, beat.waits, beat_of(store, 1)) == ("at step 11 in evaluation", False, None)
 
 
+@pytest.mark.promise("X10")
 def test_junk_is_no_beat(store):
     """It was a traceback in the launcher, and the run had no row."""
     for junk in (

@@ -55,6 +55,10 @@ def test_ranks_know_their_place(start):
     assert sorted(out.splitlines()) == [f"{r} 3 {r} []" for r in range(3)]
 
 
+@pytest.mark.promise(
+    "P18 | a crash at the same step, again and again | gptscale never starts a run again by itself; torchrun counts by "
+    "`--max-restarts`"
+)
 def test_ranks_that_fail_are_started_once(start, tmp_path):
     """A crash at the same step again and again is for a scheduler to count: nothing here starts a run again by itself."""
     code = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\nsys.exit(3)"
@@ -73,6 +77,7 @@ def test_lines_of_ranks_that_print_at_once_stay_whole(start, unbuffered):
         assert sorted(stream.splitlines()) == sorted([f"{r} {'x' * 50} {r}" for r in range(3)] * 200)
 
 
+@pytest.mark.promise("X10")
 def test_local_ranks_meet_without_a_port_and_no_other_user_opens_it(start):
     """A byte to the port of torch's store held every run for ever, and nobody has to prove anything to write there."""
     paths = 'os.environ["GPTSCALE_RENDEZVOUS"], os.environ["GPTSCALE_HEARTBEATS"]'
@@ -116,6 +121,7 @@ def test_a_request_to_stop_reaches_the_ranks_and_their_status_comes_back(start, 
     assert launcher.ended()[0] == 75
 
 
+@pytest.mark.promise("P9")
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 7), (signal.SIGINT, 130)])
 def test_a_request_to_stop_while_ranks_start_is_one_line(start, number, expected):
     """A terminal and some schedulers send the signal to the whole group, and the launcher passes it on once more."""
@@ -132,6 +138,10 @@ def test_a_request_to_stop_while_ranks_start_is_one_line(start, number, expected
     assert err.startswith((f"gptscale: error: ended by {number.name}, before it could save", "gptscale: error: rank "))
 
 
+@pytest.mark.promise(
+    "P11 | a second SIGTERM during the last save | one that comes within a second is the same request; a later one ends "
+    "the run at once, and the checkpoint before is whole"
+)
 def test_one_request_that_comes_twice_is_one_and_a_later_one_ends_at_once(start):
     code = """
 from gptscale.common.process import ending
@@ -147,6 +157,7 @@ with ending.StopRequest() as stop:
     assert start(code, 1).ended()[0] == 7
 
 
+@pytest.mark.promise("P14 | SIGKILL of the launcher | the ranks end with it")
 def test_a_killed_launcher_takes_its_ranks_along(start):
     launcher = start("print('up', flush=True); time.sleep(600)")
     assert [launcher.stdout.readline() for _ in range(2)] == ["up\n"] * 2

@@ -33,6 +33,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.promise("C15")
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_variable_that_makes_no_sense_is_named(monkeypatch, case):
     variables, message = BROKEN[case]
@@ -60,6 +61,7 @@ def test_a_rendezvous_that_nobody_names(monkeypatch, address, name):
         open_store(0, 5.0)
 
 
+@pytest.mark.promise("C15")
 def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypatch):
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r":\d+ did not answer for \d s .Connection refused., in MASTER_ADDR"):
@@ -70,6 +72,7 @@ def test_a_rendezvous_that_does_not_answer_is_an_error_in_time(address, monkeypa
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.promise("C15")
 def test_a_server_that_is_no_store_is_refused_at_once(address):
     """torch would ask it again and again, with a page of C++ frames each time."""
 
@@ -87,6 +90,7 @@ def test_a_server_that_is_no_store_is_refused_at_once(address):
         thread.join(60)
 
 
+@pytest.mark.promise("C15")
 def test_a_port_that_accepts_and_stays_silent_is_told_in_time(address, monkeypatch):
     """A rank waited for more than five minutes, without a word."""
     monkeypatch.setattr(rendezvous, "REACH_S", 200.0)
@@ -96,6 +100,7 @@ def test_a_port_that_accepts_and_stays_silent_is_told_in_time(address, monkeypat
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.promise("X10")
 def test_a_byte_does_not_hold_the_store_of_rank_0(address):
     """A port scanner sends as much."""
     store = open_store(0, 5.0)
@@ -106,6 +111,10 @@ def test_a_byte_does_not_hold_the_store_of_rank_0(address):
             assert open_store(1, 5.0).get("a") == b"b"
 
 
+@pytest.mark.promise(
+    "C15 | a port in use, a wrong address, a missing variable | `gptscale run` needs no port; else one line within 30 "
+    "seconds, with the process that has the port; `multinode.sh` names a wrong endpoint as soon"
+)
 def test_a_port_that_is_taken_names_its_process(address):
     taken = rf"port {address[1]} is in use by process {os.getpid()} \(.+\), in MASTER_PORT"
     with socket.create_server(address), pytest.raises(ConfigError, match=taken):
@@ -142,6 +151,7 @@ def test_a_rank_says_one_line_and_ends_with_2(module, variables, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.promise("C18 | torchrun's restarts share a store | every start has its own part of it")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ranks_that_torchrun_restarts_meet_again(tmp_path):

@@ -109,6 +109,7 @@ def test_rank_0_says_it_for_a_rank_beside_it(monkeypatch):
     assert not says("rank 0 never came")
 
 
+@pytest.mark.promise("X10")
 @pytest.mark.parametrize(
     "junk", [b"{", b"[" * 5000, b"[1, 2]", b'{"a": 1}', b"7", b"\xff", b'"' + b"a" * (1 << 21) + b'"']
 )
@@ -139,6 +140,7 @@ def test_ranks_that_were_started_with_other_options():
         check_same_on_ranks([{"a": 0}] + [{"a": 1}] * 99)
 
 
+@pytest.mark.promise("C17")
 @pytest.mark.parametrize("refused", [0, 1])
 @pytest.mark.parametrize("what", ["ddp", "lenet"])
 def test_a_refused_rank_tells_the_others_before_any_timeout(what, refused, tmp_path, free_port):

@@ -71,6 +71,7 @@ def test_an_exception_leaves_its_traceback(tmp_path):
     assert err.endswith("ZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.promise("C19")
 def test_an_environment_larger_than_a_message_reaches_the_program(tmp_path):
     """300 KB, as a cluster's modules make them."""
     big = {f"BIG{i}": "x" * 100_000 for i in range(3)}

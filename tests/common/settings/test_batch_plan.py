@@ -46,6 +46,7 @@ def test_says_the_arithmetic():
     )
 
 
+@pytest.mark.promise("C4")
 @pytest.mark.parametrize(("total", "fix"), [(7, "use 6 or 8"), (1, "use 2")])
 def test_names_the_nearest(total, fix):
     with pytest.raises(ConfigError, match=fix):

@@ -86,6 +86,7 @@ def test_whole_numbers_with_commas_between():
         assert message == f"{text!r} is no list of numbers, in --seeds, use for example 1,2"
 
 
+@pytest.mark.promise("X5")
 def test_run_names():
     for name in (None, "a", "ddp-2.run_1", "x" * 64):
         check_run_name(name, None)

@@ -63,6 +63,7 @@ def test_a_mistake_is_one_line(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.promise("C10")
 def test_an_unknown_option_names_the_nearest():
     said = "unknown option '--out-foldr', on the command line, did you mean '--out-folder'?"
     assert refused("--out-foldr", "x") == said

@@ -99,6 +99,14 @@ def wait_for_steps(count, log):
     )
 
 
+@pytest.mark.promise(
+    "M4 | a machine of several under torchrun dies, and comes back | the others go on (`--nodes 1:2 --max-restarts N "
+    "--resume auto`), and take it in again"
+)
+@pytest.mark.promise(
+    "M5 | the machine with rank 0 and the endpoint dies | the others end within a minute and name rank 0; the same line "
+    "with another endpoint resumes"
+)
 def test_a_run_goes_on_with_the_machines_that_are_left(pair):
     """One is lost and comes back, a rank is killed, and then the first machine is lost, with rank 0 and the endpoint."""
     n1, n2 = pair.values()
@@ -141,6 +149,7 @@ def test_a_run_goes_on_with_the_machines_that_are_left(pair):
     assert steps("out") == pytest.approx(steps("unbroken"), rel=1e-5)
 
 
+@pytest.mark.promise("C15")
 def test_a_wrong_endpoint_is_refused_by_name(wrong_endpoints):
     """A name that nobody knows, a port where nobody is, one that another program has, an address that never answers."""
     n2, began, asked = wrong_endpoints

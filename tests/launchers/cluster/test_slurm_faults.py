@@ -60,6 +60,10 @@ def assert_same_bits(name, unbroken):
     assert all(torch.equal(ours.read(name), theirs.read(name)) for name in ours.names())
 
 
+@pytest.mark.promise(
+    "M1 | Slurm preempts a job, or its time is nearly up | it saves, goes back into the queue and resumes to the bit, "
+    "also with `--save-async`"
+)
 def test_a_warned_job_goes_on_by_itself_with_the_same_bits(slurm, capsys, unbroken):
     """One is warned because it is preempted, the other, which saves behind its steps, because its time is nearly up."""
     # Slurm looks at time limits every 30 s. A warning long before the end leaves a slow machine time.
@@ -89,6 +93,13 @@ def test_a_job_that_is_cancelled_saves_and_stays_cancelled(slurm, capsys):
     assert rows("r") == [("interrupted", 2, 1)]
 
 
+@pytest.mark.promise(
+    "M2 | a node of a job of Slurm dies | the others end within 10 seconds; the job goes back into the queue and, with "
+    "`--min-nodes`, on with fewer nodes"
+)
+@pytest.mark.promise(
+    "M3 | the node with rank 0 and the job's script dies | as M2; that start leaves no row in the summary"
+)
 def test_a_node_that_dies_is_done_without(slurm, capsys, unbroken):
     """One job loses its second node, the other its first, which has rank 0 and the script that sbatch was given."""
     both = {"second": LEFT, "first": RIGHT}

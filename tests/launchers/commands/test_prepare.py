@@ -84,6 +84,7 @@ def test_a_killed_compile_is_cleared_and_the_cache_is_private(cache, pretending_
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 20
 
 
+@pytest.mark.promise("X9 | a stale or planted lock of a compile | named in time; a planted one is refused")
 def test_a_compile_under_way_elsewhere_is_named_not_waited_for_without_end(cache, monkeypatch):
     monkeypatch.setattr(build_cache.build_once, "__kwdefaults__", {"wait_s": 0.2})
     with (
@@ -93,6 +94,7 @@ def test_a_compile_under_way_elsewhere_is_named_not_waited_for_without_end(cache
         deepspeed_ops.prepare("pin_memory")
 
 
+@pytest.mark.promise("X8")
 def test_planted_code_is_neither_loaded_nor_called_compiled(tmp_path, monkeypatch):
     """The library is another user's, or anyone may write to it. Its constructor would make a file."""
     if shutil.which("c++") is None:

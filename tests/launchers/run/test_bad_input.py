@@ -137,6 +137,17 @@ def test_parity_is_refused_before_its_first_run(capsys, folder):
     assert "ddp-2-sgd" in refused(capsys, folder, ["parity", "--recipes", "ddp", "--out", "."])
 
 
+@pytest.mark.promise("C1 | processes that tp and pp do not divide | refused with the counts that work")
+@pytest.mark.promise("C2 | heads and tp | refused with the sizes that work")
+@pytest.mark.promise("C3 | layers and stages | refused with the sizes that work")
+@pytest.mark.promise("C4 | batch arithmetic | refused with the nearest that works")
+@pytest.mark.promise(
+    "C5 | vocabulary and tp | the table is padded to a multiple of 128; what then does not divide is refused"
+)
+@pytest.mark.promise("C6 | fp16 on a CPU | refused: use fp32 or bf16")
+@pytest.mark.promise("C10 | an unknown option | the nearest is named; nothing is ignored")
+@pytest.mark.promise("C12 | values out of range | field, value and range")
+@pytest.mark.promise("X5 | run names with paths, newlines, 300 letters | refused, nothing is created")
 @pytest.mark.parametrize("case", CASES)
 def test_refused(case, capsys, folder):
     words, message = CASES[case]
@@ -169,12 +180,14 @@ def test_data_files(case, capsys, folder):
         assert "token id 300" in line
 
 
+@pytest.mark.promise("C8 | an engine that is missing | the line that installs it")
 def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
     row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="deepspeed-of-nowhere")
     monkeypatch.setitem(gptscale.recipes.RECIPES, "absent", row)
     assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(capsys, folder, ["run", "absent"])
 
 
+@pytest.mark.promise("C9 | an engine that is broken or of another version | one line with both versions")
 def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_factory):
     home = tmp_path_factory.mktemp("broken")
     (home / "broken_engine.py").write_text("import a_file_that_was_lost")
@@ -190,6 +203,7 @@ def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_fac
     )
 
 
+@pytest.mark.promise("C7 | bf16 before Ampere | refused")
 def test_bf16_before_ampere(capsys, folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -210,6 +224,7 @@ def test_results_folder_is_a_file(capsys, folder):
     assert "results folder results cannot be written" in refused(capsys, folder, ["run", "single"])
 
 
+@pytest.mark.promise("S11 | results that cannot be written | refused before the start, 5")
 def test_results_folder_not_writable(capsys, folder, monkeypatch):
     access = os.access
     monkeypatch.setattr(os, "access", lambda p, mode: access(p, mode) and not mode & os.W_OK)
@@ -228,6 +243,7 @@ def test_run_name_that_exists(capsys, folder):
     assert "holds no checkpoint" in line
 
 
+@pytest.mark.promise("X6")
 def test_checkpoints_of_the_run_that_are_a_link(capsys, folder):
     run = folder / "results" / "runs" / "mine"
     run.mkdir(parents=True)
@@ -261,6 +277,8 @@ PICKLES = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("X1 | a malicious pickle | never read unless you listed its hash")
+@pytest.mark.promise("X3")
 @pytest.mark.parametrize("case", PICKLES)
 def test_pickles_that_the_user_has_not_listed_are_never_read(case, capsys, folder):
     harm, message = PICKLES[case]
@@ -276,6 +294,7 @@ def test_pickles_that_the_user_has_not_listed_are_never_read(case, capsys, folde
     assert not (folder / "canary").exists()
 
 
+@pytest.mark.promise("X2 | a malicious `.metadata` of torch | never read")
 @pytest.mark.parametrize("name", ["model.pt", ".metadata", "mp_rank_00_model_states.pt", "rank-00000-0000.safetensors"])
 def test_pickles_of_other_programs_are_never_read(name, capsys, folder):
     (folder / "step-4").mkdir()
@@ -317,6 +336,7 @@ def test_an_explicit_checkpoint_that_is_damaged_never_falls_back(case, capsys, f
     assert message in refused(capsys, folder, ["run", "single", "--resume", str(path)])
 
 
+@pytest.mark.promise("C14 | another model on resume | refused with all fields that differ")
 def test_a_checkpoint_of_another_model_lists_what_differs(capsys, folder):
     path = save(Holder(), folder, 4, {"workload": {"n_layer": 3, "seed": 7}})
     line = refused(capsys, folder, ["run", "single", "--resume", str(path)])
@@ -324,6 +344,7 @@ def test_a_checkpoint_of_another_model_lists_what_differs(capsys, folder):
     assert "seed 7 there, 1234 here" in line
 
 
+@pytest.mark.promise("S20 | data that changed between save and resume | refused without `--allow-data-change`")
 def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
     words = ["run", "single", "--data", "synthetic", "--device", "cpu"]
     plan = plan_run("single", RunConfig(data="synthetic", device="cpu"), default_recipe_config("single"), 1)
@@ -334,6 +355,7 @@ def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
     assert main([*words, "--resume", str(path), "--allow-data-change", "--dry-run"]) == 0
 
 
+@pytest.mark.promise("C14")
 @pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])
 def test_another_model_is_refused_before_the_start_whatever_the_run_name(resume, capsys, folder):
     """The newest checkpoint with a sound manifest is compared. Nothing is verified or set aside yet."""
@@ -407,6 +429,7 @@ def test_doctor_runs(capsys, folder):
     assert json.loads(out[out.index("{") :])
 
 
+@pytest.mark.promise("C9")
 @pytest.mark.parametrize(
     ("recipe", "version", "works"),
     [
@@ -468,6 +491,9 @@ def test_deepspeeds_json_may_not_contradict_the_run(case, capsys, folder):
     assert expected in refused(capsys, folder, ["run", "zero2", "--ds-config", "ds.json"])
 
 
+@pytest.mark.promise(
+    "X3 | a malicious folder of DeepSpeed's | refused without `--trust-checkpoint` and your list of hashes"
+)
 def test_pickles_are_not_read_without_trust(capsys, folder):
     (folder / "theirs").mkdir()
     (folder / "theirs" / "latest").write_text("global_step1")

@@ -12,6 +12,9 @@ from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.launchers.run import checkpoints
 
 
+@pytest.mark.promise(
+    "S2 | full during a save | the save is missed with a warning that has the bytes; the third miss ends the run with 5"
+)
 def test_a_full_disk_costs_a_checkpoint_and_then_the_run(plan, monkeypatch, capsys):
     saves = []
     monkeypatch.setattr(checkpoints, "ReplicaCheck", lambda engine: lambda step: None)
@@ -110,6 +113,7 @@ def test_a_stop_waits_for_the_save_behind_the_steps_and_costs_no_bit(tmp_path):
     assert columns[0].equals(columns[1])
 
 
+@pytest.mark.promise("P7 | of one rank within a save | the step is not committed")
 @pytest.mark.parametrize("behind", [(), ("behind",)])
 @pytest.mark.parametrize(("moment", "newest"), [("writing", 2), ("committing", 2), ("committed", 4)])
 def test_a_rank_killed_in_a_save_leaves_a_whole_checkpoint(moment, newest, behind, tmp_path):
@@ -141,6 +145,8 @@ def test_a_resume_from_an_older_step_sets_aside_what_lies_beyond(tmp_path):
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.promise("P2 | in its backward, while the others wait in their all-reduce | as P1")
+@pytest.mark.promise("P3 | between backward and optimizer | as P1, and no half of an update is left")
 def test_a_rank_killed_at_any_part_of_a_step_costs_no_bit(tmp_path):
     """Also during the others' all-reduce, and between backward and optimizer, after which no half of an update may be left."""
     words = ["ddp", *SHORT, "--steps", 7, "--device", "cpu", "--save-every", 4, "--dist-timeout-s", 60]

@@ -52,6 +52,7 @@ def ended(folder, name, status):
     write_json(folder / "status.json", {"status": status, "error": "", "step": 4, "start": name})
 
 
+@pytest.mark.promise("P4")
 def test_every_end_that_left_no_row_gets_one(tmp_path, begin):
     """Also the second end of a run that was resumed: its earlier row does not count for it."""
 
@@ -78,6 +79,7 @@ def test_a_row_counts_also_when_its_rank_was_ended_before_the_status(tmp_path, b
     assert statuses(tmp_path) == [("r", "failed")] * 2
 
 
+@pytest.mark.promise("P15 | ranks that end with 0 too early | a failure, 7")
 def test_ranks_that_all_end_with_0_before_the_last_step_have_failed(tmp_path, begin, capsys):
     """Also on resume, when status.json is that of the first start."""
     folder = tmp_path / "runs" / "r"
@@ -111,6 +113,10 @@ def test_a_run_whose_steps_were_done_is_ok_and_its_row_is_written_once(tmp_path,
         assert begin(lambda name, status=status: ended(folder, name, "ok") or status) == status
 
 
+@pytest.mark.promise(
+    "P19 | SIGKILL of a rank when all steps are done | the run is ok, 0, and one line names the rank; the row lacks "
+    "what only that rank knew"
+)
 @pytest.mark.parametrize(
     ("module", "function", "rank"),
     [
@@ -143,6 +149,7 @@ def test_a_run_refused_before_it_began_leaves_nothing(tmp_path, begin):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.promise("S13")
 def test_a_refused_second_start_leaves_no_row_about_the_run_that_goes_on(tmp_path, begin):
     began(tmp_path / "runs" / "r", "the first")
     assert begin(lambda name: 2) == 2

@@ -129,6 +129,7 @@ def test_a_sweep_is_an_array_with_a_run_in_each_task(capsys, tmp_path, monkeypat
     assert "the runs stay on this machine, in --nodes" in capsys.readouterr().err
 
 
+@pytest.mark.promise("P19")
 def test_a_killed_rank_0_gets_its_row_once(tmp_path, monkeypatch):
     folder = tmp_path / "runs" / "r"
     folder.mkdir(parents=True)

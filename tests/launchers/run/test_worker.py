@@ -53,12 +53,17 @@ def test_a_worker_writes_whole_lines(monkeypatch):
     assert writes[0].endswith(b"\n")
 
 
+@pytest.mark.promise("C19")
 def test_a_host_whose_name_is_no_text_runs(plan, tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "h\udcff")
     assert entry.work(plan("--steps", "2")) == 0
     assert row(tmp_path)["host"] == r"h\udcff"
 
 
+@pytest.mark.promise(
+    "S21 | a terminal or log that takes no line (`> /dev/full`, `head -1`, `>&-`) | the run goes on; its end and "
+    "`status.json` have the bytes that were lost"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", ["> /dev/full", "2>&1 | head -c 1", ">&-", "<&- >&- 2>&-"])
 def test_printing_is_never_worth_a_run(terminal, tmp_path):
@@ -116,6 +121,7 @@ def test_leaves_row_configuration_status_and_steps(plan, tmp_path, capsys):
     assert "summary.csv" in said
 
 
+@pytest.mark.promise("X12")
 def test_no_file_of_a_run_holds_a_secret_of_the_environment(plan, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPTSCALE_TEST_TOKEN", "canary-3141592")
     assert entry.work(plan("--steps", "2", "--save-last")) == 0
@@ -251,6 +257,7 @@ def before_step(monkeypatch):
     return before_step
 
 
+@pytest.mark.promise("S3")
 @pytest.mark.slow
 def test_a_disk_that_fills_up_ends_in_5_with_all_rows_on_the_terminal(plan, small_disk, before_step, capsys):
     def fill():
@@ -274,6 +281,9 @@ def test_a_disk_that_fills_up_ends_in_5_with_all_rows_on_the_terminal(plan, smal
     assert "no space" in told["error"]
 
 
+@pytest.mark.promise(
+    "S1 | a disk that is full before the start | refused before step 0, by an estimate of checkpoints and logs, 5"
+)
 def test_a_disk_with_too_little_space_refuses_the_run(plan, small_disk, capsys):
     """The checkpoints of `tiny` take 10 MB each."""
     words = ["--data", "synthetic", "--save-every", "1", "--steps", "9"]
@@ -287,6 +297,7 @@ def test_a_disk_with_too_little_space_refuses_the_run(plan, small_disk, capsys):
     assert not list(small_disk.iterdir())
 
 
+@pytest.mark.promise("S11")
 def test_a_disk_that_is_read_only_refuses_the_run(small_disk, capsys):
     remount = ["mount", "-o", "remount,ro", str(small_disk)]
     subprocess.run(remount, check=True)
@@ -295,6 +306,7 @@ def test_a_disk_that_is_read_only_refuses_the_run(small_disk, capsys):
     assert f"cannot be written, at {small_disk}" in error
 
 
+@pytest.mark.promise("S12 | results removed during the run | the run says so and ends with 5")
 def test_results_that_are_removed_during_the_run_end_it_with_5(plan, tmp_path, before_step, capsys):
     before_step(2, lambda: shutil.rmtree(tmp_path))
     assert entry.work(plan("--steps", "9")) == 5

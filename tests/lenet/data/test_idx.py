@@ -66,6 +66,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@pytest.mark.promise("S18 | a damaged MNIST file | refused with both numbers")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_file_is_refused_with_both_numbers(tmp_path: Path, write_idx: Write, fault: str) -> None:
     harm, message = FAULTS[fault]
@@ -77,6 +78,7 @@ def test_a_bad_file_is_refused_with_both_numbers(tmp_path: Path, write_idx: Writ
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.promise("S18")
 def test_counts_that_differ(tmp_path: Path, write_idx: Write) -> None:
     images, labels = write_idx(tmp_path / "i", np.zeros((3, 2, 2))), write_idx(tmp_path / "l", np.zeros(4))
     with pytest.raises(DataError, match="3 images but 4 labels"):

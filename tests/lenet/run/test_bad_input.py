@@ -176,6 +176,9 @@ def test_help_names_the_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gptscale lenet train" in capsys.readouterr().out
 
 
+@pytest.mark.promise(
+    "C16 | a /dev/shm too small for data workers | lenet refuses the run before the start; a GPT run has no data workers"
+)
 @pytest.mark.slow
 def test_a_shared_memory_too_small_for_data_workers(folder: Path) -> None:
     """Docker's 64 MiB, made smaller. Without the check the worker dies of a bus error."""

@@ -59,6 +59,7 @@ def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
     ranks("world_vision_parity.py", 2, idx_folder)
 
 
+@pytest.mark.promise("S1")
 def test_a_disk_with_too_little_space_ends_the_run_before_its_first_step(
     small_disk: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +253,10 @@ def test_a_row_of_other_columns_is_refused(tmp_path: Path) -> None:
     assert rows.error[0] == "'=1+1 x"
 
 
+@pytest.mark.promise(
+    "P16 | a data worker is killed | a GPT run reads by a thread, so there is none to kill; a vision run names the "
+    "worker, 3"
+)
 def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,6 +279,7 @@ def test_a_killed_data_worker_is_named_and_the_run_ends_with_3(
     assert line.startswith("gptscale: error: rank 0: a data worker died")
 
 
+@pytest.mark.promise("P19")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_after_the_last_step_changes_nothing(
     rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -47,6 +47,7 @@ def build(folder, tmp_path, monkeypatch):
     return library
 
 
+@pytest.mark.promise("X8")
 @pytest.mark.parametrize("case", PLANTED)
 def test_what_others_could_have_planted_is_refused_and_not_repaired(build, case):
     plant, what, fix = (each.format(*build.parents) if isinstance(each, str) else each for each in PLANTED[case])
@@ -132,6 +133,7 @@ def test_another_build_under_way_is_an_error_and_a_finished_one_is_kept(folder):
     assert not list(folder.glob(".building-*"))
 
 
+@pytest.mark.promise("X9")
 def test_a_planted_lock_is_refused(folder):
     (folder / ".built.lock").symlink_to(folder / "elsewhere")
     with pytest.raises(cache.CacheFolderError, match=f"{folder}/.built.lock is a symbolic link, .*, rm {folder}"):

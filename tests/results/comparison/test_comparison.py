@@ -537,6 +537,7 @@ def test_nothing_outside_the_results_is_read(tmp_path: Path, link: str) -> None:
     assert "is a link" in as_markdown(compare(load([out]))) or link == "a name"
 
 
+@pytest.mark.promise("X6")
 def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
     add_run(tmp_path / "out", "single")
     (tmp_path / "out" / "comparison.md").symlink_to(tmp_path / "elsewhere")
@@ -545,6 +546,9 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
+@pytest.mark.promise(
+    "X12 | escape sequences and secrets | written out; files are private; the environment is never written"
+)
 def test_escape_sequences_of_a_foreign_run_are_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;x\x07\u202etxt.\u2066"
     run_id = add_run(tmp_path, "single")

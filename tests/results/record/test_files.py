@@ -36,6 +36,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.promise("X7 | formulas in CSV text | prefixed, numbers stay numbers")
 @pytest.mark.parametrize(
     ("value", "written"),
     [
@@ -80,6 +81,7 @@ def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "summary.csv").exists()
 
 
+@pytest.mark.promise("S14 | eight writers of one summary, 1,000 rows each | whole rows, one header")
 @pytest.mark.slow
 def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -98,6 +100,7 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
     assert all(None not in row and row["error"] == "x" * (int(row["run_id"].split("-")[1]) % 300) for row in rows)
 
 
+@pytest.mark.promise("S15")
 def test_torn_last_line_is_cut_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
     append_row(SUMMARY, tmp_path, {"run_id": "torn", "status": "ok"})
@@ -113,6 +116,7 @@ def test_torn_header_is_written_anew(tmp_path: Path) -> None:
     assert [row["run_id"] for row in rows_of(path)] == ["first"]
 
 
+@pytest.mark.promise("X12")
 def test_results_are_private(tmp_path: Path) -> None:
     out = tmp_path / "out"
     path = append_row(SUMMARY, out, {"status": "ok"})
@@ -125,6 +129,7 @@ def test_results_are_private(tmp_path: Path) -> None:
         assert stat.S_IMODE(made.stat().st_mode) == mode, made
 
 
+@pytest.mark.promise("X6 | links in the results | refused")
 @pytest.mark.parametrize(
     "link", ["summary.csv", "runs", "runs/a", "runs/a/.lock", "runs/a/steps.csv", "summary.csv.lock"]
 )

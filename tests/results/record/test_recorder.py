@@ -231,6 +231,7 @@ def test_infinite_gradient_stops_too(tmp_path: Path) -> None:
         recorder.step(1, 1e-3, result(1.0, math.inf))
 
 
+@pytest.mark.promise("N4 | a loss scale at its floor | 6, after 30 skipped steps")
 def test_fp16_may_overflow_now_and_then_but_not_for_ever(tmp_path: Path) -> None:
     with Recorder(make_run(precision="fp16", steps=100), tmp_path) as recorder:
         for step in range(1, 30):
@@ -279,6 +280,7 @@ def test_starting_anew_under_the_same_name_leaves_each_step_once(tmp_path: Path)
     assert list(points(tmp_path, "train/loss")) == [1, 2, 3]
 
 
+@pytest.mark.promise("S16 | a cut or damaged TensorBoard file | costs what was cut; the CSV has all of it")
 def test_truncated_events_cost_only_what_was_cut(tmp_path: Path) -> None:
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
@@ -290,6 +292,7 @@ def test_truncated_events_cost_only_what_was_cut(tmp_path: Path) -> None:
     assert list(points(tmp_path, "train/loss")) == list(range(1, 11))
 
 
+@pytest.mark.promise("S16")
 def test_a_flipped_bit_in_the_events_costs_no_row(tmp_path: Path) -> None:
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:

@@ -19,6 +19,9 @@ from gptscale.results.record.files import write_json
 from gptscale.results.record.run_folder import START, leave_row, read_json, run_directory
 
 
+@pytest.mark.promise(
+    "S13 | two runs with one folder | the second is refused and told who has it; the lock of a dead process is gone with it"
+)
 def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
     holder = (
         "import sys, time; from pathlib import Path; from gptscale.results.record.run_folder import run_directory\n"

@@ -27,6 +27,10 @@ def test_by_default_it_is_said_with_its_batch(tmp_path, capfd):
     assert rows(tmp_path / "summary.csv")[0]["skipped_spikes"] == ""
 
 
+@pytest.mark.promise(
+    "N5 | a spike of the loss or the norm | is said with its batch, left out on all ranks, or ends the run with 6 "
+    "(`--on-spike`)"
+)
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp", "pipeline", "fairscale_sdp"])
 def test_a_skipped_step_changes_no_weight_and_is_counted(recipe, tmp_path, capfd):
     """Step 41 is computed with the weights of step 40. A resumed run decides as the whole one: it knows the steps before."""
@@ -44,6 +48,7 @@ def test_a_skipped_step_changes_no_weight_and_is_counted(recipe, tmp_path, capfd
     assert [row["skipped_spikes"] for row in rows(tmp_path / "summary.csv")] == ["1", "1"]
 
 
+@pytest.mark.promise("N5")
 def test_stop_ends_the_run_and_saves_nothing_more(tmp_path, capfd):
     ranks(
         "world_faulty.py",

@@ -71,6 +71,7 @@ def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path: Path) -> None:
 WHOLE = "4,0.5,0.5,0.5,0.5,0.5,0.5\n"
 
 
+@pytest.mark.promise("S15")
 @pytest.mark.parametrize(
     "bad",
     [
@@ -115,6 +116,10 @@ def test_a_damaged_header_is_written_anew(tmp_path: Path, first: bytes) -> None:
     assert steps_in(path) == [1, 2]
 
 
+@pytest.mark.promise(
+    "S15 | a torn last line | cut off with a warning; a line with no row in it moves aside; what a spreadsheet changed "
+    "is changed back"
+)
 @pytest.mark.parametrize(
     "saved",
     [
@@ -149,6 +154,7 @@ def test_the_end_of_a_file_after_a_power_cut(tmp_path: Path) -> None:
     assert steps_in(path) == [1, 2]
 
 
+@pytest.mark.promise("S3 | full for a CSV | rows wait in memory, no line is torn; what never found room is printed")
 def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "steps.csv"
     log = StepLog(path)
@@ -187,6 +193,7 @@ def test_a_disk_that_stays_full_is_an_error_and_the_rows_are_printed(
     assert said.splitlines()[1:] == [",".join(STEP_COLUMNS), "1,0.5,0.5,0.5,0.5,0.5,0.5"]
 
 
+@pytest.mark.promise("S4")
 def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fsync(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -173,6 +173,9 @@ def test_a_folder_that_exists_is_refused(tmp_path):
     assert "name a new folder" in ended.stderr
 
 
+@pytest.mark.promise("P5 | of all ranks at once | 7, and the run resumes")
+@pytest.mark.promise("P10 | SIGTERM to one rank | all stop after the same step, 75")
+@pytest.mark.promise("P1 P2 P3 P8 P9 P11 P13 P14 S2 S5 S6 S7 S10")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_short_soak_loses_nothing(tmp_path):

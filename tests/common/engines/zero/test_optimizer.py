@@ -12,6 +12,7 @@ from gptscale.common.settings.optimizers import ADAMW_STATE
 from gptscale.launchers.run.preflight import why_not_here
 
 
+@pytest.mark.promise("N4")
 def test_the_loss_scales_floor_is_one_line():
     loss_scaler = pytest.importorskip("deepspeed.runtime.fp16.loss_scaler")
     scaler = loss_scaler.DynamicLossScaler(1, 1000, 1, 1, False)

@@ -30,6 +30,7 @@ def test_free_keys_win_new_ones_are_added_and_auto_is_ours(tmp_path):
     assert OURS["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 100}
 
 
+@pytest.mark.promise("C17")
 def test_ranks_compare_the_content_of_the_file_and_not_its_name(tmp_path):
     facts = []
     for name, content in (("a", "{}"), ("b", "{}"), ("c", '{"dump_state": true}')):

@@ -48,7 +48,10 @@ def test_the_fault_page_has_the_promises_of_the_tests():
 
 @pytest.mark.parametrize(
     ("markers", "said"),
-    [(["P1 | a | b", "P1 | a | c"], "two tests tell what P1 is"), (["P1 | a | b", "P1 P2"], "no test tells what P2 is")],
+    [
+        (["P1 | a | b", "P1 | a | c"], "two tests tell what P1 is"),
+        (["P1 | a | b", "P1 P2"], "no test tells what P2 is"),
+    ],
 )
 def test_a_promise_has_one_text(markers, said, tmp_path):
     for index, text in enumerate(markers):

@@ -25,7 +25,7 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai prepare demo test quick lint types bench-check clean
+.PHONY: help venv colossalai prepare demo test quick lint types bench-check mutate clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -103,6 +103,13 @@ types: venv
 # Ratios of one run on a CPU; a busy machine moves even those, so nothing else may run beside it.
 bench-check: venv  ## are step, operators and MNIST as fast as they should be? (MNIST=FOLDER; 8 to 12 minutes on 2 quiet cores)
 	$(BIN)/python -m benchmarks.check --floors results/measured/cpu-bench-model-floors.csv $(if $(MNIST),--mnist $(MNIST))
+
+# cosmic-ray is of this target alone, so it has a folder of its own and leaves the environment as it is.
+build/mutate/site:
+	@$(PIP) --target $@ cosmic-ray==8.7.0
+
+mutate: venv build/mutate/site  ## plant bugs and name those that no fast test finds (30 minutes on 2 quiet cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate
 
 clean:  ## remove what was made, but for the environments
 	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

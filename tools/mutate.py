@@ -17,7 +17,6 @@ import os
 import py_compile
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -33,7 +32,7 @@ BUILD = ROOT / "build" / "mutate"
 TESTS = {
     "common/checkpoint": ["tests/common/checkpoint"],
     "common/train.py": ["tests/common/test_train.py"],
-    "common/engines": ["tests/common/engines", "tests/recipes"],
+    "common/engines": ["tests/common/engines", "tests/recipes", "tests/foresight/memory/test_formula.py"],
     "common/data": ["tests/common/data"],
     "common/optim": ["tests/common/optim"],
     "results/comparison": ["tests/results/comparison"],
@@ -85,14 +84,10 @@ def changed(text: str, place: BugPlace) -> str | None:
 
 
 def copy_checkout(folder: Path) -> None:
-    """Copy what git knows, beside a folder `gptscale` that has the rooms, compiled so that a change is seen by its content."""
+    """Copy the checkout, with a folder `gptscale` that has the rooms, compiled so that a change is seen by its content."""
     shutil.rmtree(folder, ignore_errors=True)
-    for name in subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
-    ):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    left_out = shutil.ignore_patterns(".git", ".venv*", ".*_cache", "__pycache__", "build", "demo", "runs")
+    shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
     (folder / "gptscale").mkdir()
     for room in "common foresight launchers lenet ops recipes results".split():
         (folder / "gptscale" / room).symlink_to(folder / room)

@@ -44,6 +44,21 @@ def test_a_step_raises_deepspeeds_own_error_unless_it_is_the_floor(error, expect
     assert raised.value.__cause__ is (None if expected is ValueError else error)
 
 
+def test_a_resumed_loss_scale_counts_its_good_steps_on():
+    def stepper(**scaler):
+        stepper = object.__new__(ZeroOptimizer)
+        stepper.dynamic, stepper.state_keys, stepper.stage = True, (), 2
+        stepper.zero = SimpleNamespace(loss_scaler=SimpleNamespace(**scaler), update_lp_params=lambda: None)
+        return stepper
+
+    # Steps 6, 7 and 8 were good.
+    counters = stepper(cur_scale=512.0, cur_iter=9, last_overflow_iter=5).counters()
+    assert counters == {"optimizer_steps": 0.0, "loss_scale": 512.0, "loss_scale_good_steps": 3.0}
+    resumed = stepper(cur_scale=1.0, cur_iter=0, last_overflow_iter=-1)
+    resumed.load_counters(counters)
+    assert resumed.counters() == counters
+
+
 @pytest.mark.usefixtures("operators_of_the_user")
 def test_a_resumed_cpu_adam_takes_the_same_steps_to_the_bit():
     """DeepSpeed's CPU Adam keeps powers of its betas that no state dict holds."""

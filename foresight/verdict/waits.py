@@ -64,7 +64,8 @@ def find_waits(traces: Sequence[RankTrace], segments: Sequence[Sequence[StepMark
             exchange = traces[rank].exchanges[s.exchange] if s.exchange >= 0 else None
             needs = begun.get(exchange.name if exchange else n_unnamed, {})
             n_unnamed += exchange is None
-            if len(needs) < 2:
+            # Nothing ends before all have begun it: what was matched by its order was then another exchange.
+            if len(needs) < 2 or max(needs.values()) > s.end + SAME_S:
                 ended = {r: bisect_right(ends, s.end + SAME_S) - 1 for r, ends in enumerate(own_ends) if r != rank}
                 needs = {r: own_ends[r][i] for r, i in ended.items() if i >= 0}
             waits.append(Wait(rank, s.begin, s.end, needs))

@@ -89,6 +89,19 @@ def test_waits_that_do_not_tell_their_exchange_are_matched_by_their_order() -> N
     ]
 
 
+def test_a_wait_is_for_no_exchange_that_another_rank_begins_after_its_end() -> None:
+    """As many waits on each rank are not always those of the same exchanges: such steps waited for each other for ever."""
+    parts = [
+        [Part("forward", False, 0.01), Part("forward", True, 0.01), Part("forward", False, 0.08)],
+        [Part("forward", False, 0.06), Part("forward", True, 0.04)],
+    ]
+    traces = [trace(rank, of_rank, steps=1) for rank, of_rank in enumerate(parts)]
+    assert [dict(w.begun) for w in find_waits(traces, [t.segments for t in traces])] == [
+        {},
+        {0: pytest.approx(100.01), 1: pytest.approx(100.06)},
+    ]
+
+
 def test_clocks_of_two_machines_are_compared_by_their_barrier() -> None:
     traces = [trace(0, LATE[0]), trace(1, LATE[1], machine="other", behind=7.0)]
     replay = Replay(traces)

@@ -102,6 +102,8 @@ def test_a_file_too_large_to_scan_is_checked_read_by_read(monkeypatch):
     ids[1_000_005] = 300
     source = Array(ids, 257, "large.bin")
     assert source.read(1_000_000, 5).tolist() == [0] * 5
+    ids[1_000_003] = 7
+    assert SourceSpan(source, 1_000_000, 1_000_010).read(3, 2).tolist() == [7, 0]
     with pytest.raises(DataError, match=r"token id 300 .* in large\.bin at token 1000005"):
         SourceSpan(source, 1_000_000, 1_000_010).read(0, 10)
 

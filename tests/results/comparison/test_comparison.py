@@ -23,7 +23,7 @@ from gptscale.common.settings.run import todays_workload, workload_hash
 from gptscale.launchers.cli import main
 from gptscale.results.columns import STEP_COLUMNS, SUMMARY
 from gptscale.results.comparison import picture
-from gptscale.results.comparison.groups import Comparison, compare
+from gptscale.results.comparison.groups import Comparison, Group, compare
 from gptscale.results.comparison.memory_bars import draw_memory
 from gptscale.results.comparison.picture import figure_png, thinned
 from gptscale.results.comparison.read import load
@@ -288,6 +288,10 @@ def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
     comparison = compare(load([tmp_path]))
     assert comparison.ranked[1].spread == pytest.approx((1000 / 1.2, 1000 / 0.8))
     assert [group.tier for group in comparison.ranked] == [1, 1]
+    # A row that some other program wrote may have any figure.
+    group = comparison.ranked[0]
+    for name in ("step_time_s_p10", "step_time_s_p90"):
+        assert Group("x", [group.first | {name: 0.0}]).spread is None
 
 
 def test_a_speed_on_a_machine_in_use_is_in_no_tier(tmp_path: Path) -> None:

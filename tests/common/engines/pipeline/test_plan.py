@@ -1,9 +1,12 @@
 """How stages share the blocks, and which numbers of micro-batches the schedules of torch take."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gptscale.common.engines.pipeline import plan
 from gptscale.common.engines.pipeline.plan import balanced, fits, head_cost, stage_indices
 from gptscale.common.settings.gpt_config import PRESETS
 
@@ -27,6 +30,16 @@ def test_the_head_of_the_large_model_weighs_two_and_a_half_blocks():
     gpt = PRESETS["1.6b"]
     assert head_cost(gpt, 1024) == pytest.approx(50304 * 1600 / (12 * 1600**2 + 1024 * 1600))
     assert balanced(48, 4, head_cost(gpt, 1024)) == [13, 13, 12, 10]
+
+
+def test_stages_are_described_with_the_head_on_the_last(monkeypatch):
+    monkeypatch.setattr(plan, "stage_sizes", lambda run, options: [13, 13, 12, 10])
+    batch = SimpleNamespace(grad_accum_steps=4, micro_batch_size=2)
+    run = SimpleNamespace(gpt=PRESETS["1.6b"], seq_len=1024, batch=batch)
+    assert plan.describe_stages(run, SimpleNamespace(schedule="1F1B")) == [
+        "stages   13 | 13 | 12 | 10 + head blocks (head = 2.49 blocks; the heaviest stage has 1.03 x the mean)",
+        "schedule 1F1B, 4 micro-batches of 2",
+    ]
 
 
 @pytest.mark.parametrize(

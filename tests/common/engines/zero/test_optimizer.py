@@ -38,9 +38,11 @@ class Overflowing:
 )
 def test_a_step_raises_deepspeeds_own_error_unless_it_is_the_floor(error, expected):
     stepper = object.__new__(ZeroOptimizer)
-    stepper.poisoned, stepper.inner, stepper.ds = False, SimpleNamespace(param_groups=[]), Overflowing(error)
+    groups = [{"lr": 0.0}, {"lr": 0.0}]
+    stepper.poisoned, stepper.inner, stepper.ds = False, SimpleNamespace(param_groups=groups), Overflowing(error)
     with pytest.raises(expected) as raised:
-        stepper.step(1.0, torch.tensor(1.0))
+        stepper.step(0.5, torch.tensor(1.0))
+    assert groups == [{"lr": 0.5}] * 2
     assert raised.value.__cause__ is (None if expected is ValueError else error)
 
 

@@ -98,7 +98,8 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         words = list(sys.argv[1:] if argv is None else argv)
         if words != ["--version"] and not {*words} & {*HELP}:
             refuse_mock("carry out this command")
-        refuse_repeated(words)
+        # The words behind `--` are those of another program.
+        refuse_repeated(words[: words.index("--")] if "--" in words else words)
         status = command(words)
         sys.stdout.flush()
         return status

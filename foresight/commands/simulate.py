@@ -1,4 +1,7 @@
-"""`gptscale simulate`: what one rank of any world needs in memory, on a machine without that world."""
+"""`gptscale simulate`: what one rank of any world needs in memory, on a machine without that world.
+
+Behind `--` stands a program of the user's own, and before it the options of ProgramOptions.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,12 @@ def check_folder(folder: Path | None) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Simulate the recipe that the first word names, and return 0 if every rank fits."""
+    """Simulate the recipe that the first word names, or the program behind `--`, and return 0 if every rank fits."""
+    if "--" in argv:
+        from gptscale.foresight.simulate.own_program import simulate_program
+
+        at = list(argv).index("--")
+        return simulate_program(argv[:at], argv[at + 1 :])
     recipe, words = take_recipe(argv, "gptscale simulate RECIPE [options]")
     config, recipe_config, options = parse_launch(recipe, words, SimulateOptions)
     assert options is not None

@@ -14,6 +14,9 @@ from gptscale.ops.build.cache import BuildError, build_once, check_private, comp
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "libgptscale_mock_cuda.so"
+# NVRTC is opened by its name, which its library has to have, for each version of CUDA.
+NVRTC = "libnvrtc.so.{}"
+NVRTC_VERSIONS = (12, 13)
 FLAGS = "-shared -fPIC -O1 -fvisibility=hidden -std=gnu11"
 # The part of torch that calls CUDA. Each call that it could make and the mock lacks is made to say so.
 CALLERS = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_cuda_linalg.so", "libtorch_python.so")
@@ -53,24 +56,21 @@ def _compile(work: Path, torch_lib: Path) -> Path:
         raise BuildError("no C compiler", "for the mock of CUDA", "apt-get install gcc")
     out = work / "out"
     out.mkdir(mode=0o700)
-    first, final = work / "first.so", out / LIBRARY
-    files = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-    for target, more in ((first, []), (final, [work / "lacking.c"])):
-        command = [
-            compiler,
-            *shlex.split(FLAGS),
-            f"-I{SOURCES}",
-            "-o",
-            str(target),
-            *files,
-            *map(str, more),
-            "-ldl",
-            "-lpthread",
-        ]
-        if reason := compile_apart(command, work, timeout_s=300):
+
+    def link(target: Path, sources: list[Path], *flags: str) -> None:
+        words = [*shlex.split(FLAGS), f"-I{SOURCES}", *flags, "-o", target, *sources, "-ldl", "-lpthread"]
+        if reason := compile_apart([compiler, *map(str, words)], work, timeout_s=300):
             raise BuildError(f"the mock of CUDA does not compile ({reason})", f"with {compiler}", "apt-get install gcc")
-        if target is first:
-            (work / "lacking.c").write_text(_lacking(first, torch_lib))
+
+    nvrtc = SOURCES / "nvrtc.c"
+    files = sorted({*SOURCES.glob("*.c")} - {nvrtc})
+    link(work / "first.so", files)
+    (work / "lacking.c").write_text(_lacking(work / "first.so", torch_lib))
+    link(out / LIBRARY, [*files, work / "lacking.c"])
+    for version in NVRTC_VERSIONS:
+        link(out / NVRTC.format(version), [nvrtc], f"-Wl,-soname,{NVRTC.format(version)}")
+    # Triton 3.2 and 3.3 link with libcuda.so.
+    (out / "libcuda.so").symlink_to(LIBRARY)
     (out / "libcuda.so.1").symlink_to(LIBRARY)
     return out
 

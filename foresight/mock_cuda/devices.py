@@ -7,6 +7,7 @@ from pathlib import Path
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import PLAYED, Properties
 from gptscale.common.settings.checks import did_you_mean
+from gptscale.foresight.mock_cuda.build import NVRTC
 
 # The name of every device of the mock begins so. csrc/state.c writes it, and nothing can leave it out.
 PREFIX = "mock of "
@@ -43,9 +44,9 @@ def environment(device: Properties, library: Path, devices: int, cuda_version: i
     return {
         "GPTSCALE_MOCK_NAME": device.name,
         **{f"GPTSCALE_MOCK_{name}": str(value) for name, value in numbers.items()},
-        # libcuda.so.1 is a link to the same file: torch and Triton open it by its name.
-        "LD_PRELOAD": str(library),
-        "LD_LIBRARY_PATH": str(library.parent),
+        # libcuda.so.1 is a link to the same file: torch and Triton open it by its name. So they do NVRTC.
+        "LD_PRELOAD": f"{library}:{library.with_name(NVRTC.format(cuda_version // 1000))}",
+        **{name: str(library.parent) for name in ("LD_LIBRARY_PATH", "LIBRARY_PATH")},
         "TRITON_LIBCUDA_PATH": str(library.parent),
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
     }

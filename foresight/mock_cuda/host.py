@@ -7,18 +7,22 @@ csrc/host.c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gptscale.common.engines.colossal import start as colossal_start
 from gptscale.common.engines.zero import operators, swap_folder
 from gptscale.common.model import initial_weights
 from gptscale.common.model.precision import DTYPES
 from gptscale.common.optim.stepper import Stepper
+from gptscale.common.process.world import World
 from gptscale.common.settings.run import Run
+from gptscale.foresight.mock_cuda.boot import answer_for_peers
 from gptscale.foresight.mock_cuda.library import share_host_memory
 
 
@@ -131,6 +135,18 @@ def _stand_in_for_colossals_kernels() -> None:
         getattr(kernel_loader, name).load = lambda self, name=None: SimpleNamespace(
             CPUAdamOptimizer=lambda *options: nothing, multi_tensor_adam=nothing.multi_tensor_adam
         )
+
+
+@contextmanager
+def lone_group(world: World) -> Iterator[None]:
+    """Hold a default process group of `world.world_size` ranks, of which only `world.rank` is there."""
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    answer_for_peers()
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, rank=world.rank, world_size=world.world_size)
+    yield
+    # There is no peer to say goodbye to. The process is about to end, and its end frees everything.
 
 
 def know_what_peers_send(run: Run, engine: Any) -> None:

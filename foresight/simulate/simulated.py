@@ -32,9 +32,9 @@ from gptscale.foresight.memory.owners import FORWARD, Owners
 from gptscale.foresight.memory.saved import save_timeline
 from gptscale.foresight.memory.timeline import read_timeline
 from gptscale.foresight.mock_cuda import library
+from gptscale.foresight.mock_cuda.boot import WATCHDOG_S
 from gptscale.foresight.mock_cuda.counter import CudaCounter
-from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out
-from gptscale.foresight.mock_cuda.world import lone_group
+from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out, lone_group
 from gptscale.foresight.simulate.simulation import OOM_EXIT_STATUS
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import ReadyRun, preflight
@@ -44,7 +44,6 @@ from gptscale.recipes import get
 STEPS = 2
 # Further steps that nobody follows, to time how long the host takes to ask for one, but not for longer than this.
 TIMED_STEPS, TIMED_S = 3, 3.0
-WATCHDOG_S = 0.25
 
 
 class StepMarks:
@@ -62,7 +61,6 @@ class StepMarks:
 
     def step(self, step: int, lr: float, result: StepResult) -> bool:
         library.mark("step ends")
-        # NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
         if dist.is_initialized():
             time.sleep(WATCHDOG_S)
         return False

@@ -23,11 +23,11 @@ from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.saved import load_timeline
 from gptscale.foresight.memory.timeline import Timeline
+from gptscale.foresight.mock_cuda.boot import environment_of
 from gptscale.foresight.mock_cuda.build import prepare
 from gptscale.foresight.mock_cuda.calls import StepCalls, last_step
 from gptscale.foresight.mock_cuda.devices import device_named, environment
 from gptscale.foresight.mock_cuda.library import read_calls
-from gptscale.foresight.mock_cuda.world import environment_of
 from gptscale.launchers.run.options import option_words
 from gptscale.recipes import get
 
@@ -127,7 +127,7 @@ def rank_memory(simulation: Simulation, rank: int) -> RankMemory:
 
 def mock_variables(environment_name: str, device: str, devices: int) -> dict[str, str]:
     """Return the variables under which a program of an environment sees `devices` devices of a name of common/measure/gpus.py."""
-    version = _cuda_version(_torch_folder(environment_name))
+    version = cuda_version(_torch_folder(environment_name))
     return environment(device_named(device), prepare_mock(environment_name), devices, version)
 
 
@@ -165,12 +165,19 @@ def _torch_folder(environment: str) -> Path:
             where = f"at {environments.folder(environment)}"
             raise ConfigError(f"the environment of {environment} is missing", where, f"make {environment}")
         folder = torch_folder
-    if not (folder / "lib" / "libtorch_cuda.so").exists():
-        raise ConfigError("this torch was built without CUDA", f"at {folder}", "pip install torch, as PyPI has it")
-    return folder
+    return with_cuda(folder)
 
 
-def _cuda_version(torch_folder: Path) -> int:
+def with_cuda(torch_folder: Path) -> Path:
+    """Return the folder of a torch, or raise ConfigError if it was built without CUDA."""
+    if not (torch_folder / "lib" / "libtorch_cuda.so").exists():
+        raise ConfigError(
+            "this torch was built without CUDA", f"at {torch_folder}", "pip install torch, as PyPI has it"
+        )
+    return torch_folder
+
+
+def cuda_version(torch_folder: Path) -> int:
     """Return the CUDA version that a torch was built for, as CUDA counts it: 13000 for 13.0."""
     version = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", (torch_folder / "version.py").read_text(), re.MULTILINE)
     return 1000 * int(version[1]) + 10 * int(version[2]) if version else 13000

@@ -21,8 +21,7 @@ from gptscale.common.process.begin import begin_process
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
-from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out
-from gptscale.foresight.mock_cuda.world import lone_group
+from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out, lone_group
 from gptscale.foresight.simulate import simulated
 from gptscale.launchers.run import worker
 from gptscale.launchers.run.options import parse_run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gptscale.common.process import environments
-from gptscale.foresight.mock_cuda.world import environment_of
+from gptscale.foresight.mock_cuda.boot import environment_of
 from gptscale.foresight.simulate.simulation import mock_variables
 from gptscale.recipes import get
 

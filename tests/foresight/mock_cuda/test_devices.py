@@ -35,8 +35,9 @@ def test_no_other_device_can_be_named():
 
 def test_a_program_sees_so_many_devices_and_no_driver_of_this_machine():
     variables = environment(device_named("24gb"), Path("/cache/mock/lib.so"), 3, 13000)
-    assert variables["LD_PRELOAD"] == "/cache/mock/lib.so"
+    assert variables["LD_PRELOAD"] == "/cache/mock/lib.so:/cache/mock/libnvrtc.so.13"
     assert variables["LD_LIBRARY_PATH"] == variables["TRITON_LIBCUDA_PATH"] == "/cache/mock"
+    assert variables["LIBRARY_PATH"] == "/cache/mock"
     assert variables["CUDA_VISIBLE_DEVICES"] == "0,1,2"
     numbers = {key.removeprefix("GPTSCALE_MOCK_"): value for key, value in variables.items()}
     assert (numbers["DEVICES"], numbers["VERSION"], numbers["MAJOR"], numbers["MINOR"]) == ("3", "13000", "8", "9")

@@ -1,0 +1,443 @@
+"""What a program on mocked GPUs has in its process: peers that answer, steps that are counted, and a report of its memory.
+
+A world has one real rank. Its peers hold what it holds, and answer at once. Its NCCL calls go to the mock of NCCL. On the CPU
+torch's fake process group stands in for gloo. Both leave the values of a reduction as they are. What is gathered is this
+rank's value as often as there are peers, so that lists of objects can be read. What a peer would send stays zero.
+
+A program of somebody else reads a copy of this file (on_path.py) in an environment without gptscale. So it imports torch alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+# Importing it registers the backend "fake".
+from torch.testing._internal.distributed import fake_pg  # noqa: F401
+
+# The task of a simulated program, as JSON, which its starter (foresight/simulate/program.py) writes.
+TASK = "GPTSCALE_SIMULATED_PROGRAM"
+
+# NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
+WATCHDOG_S = 0.25
+# What torchrun sets beside the ranks. The store of its agent is not there.
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "simulated",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "False",
+}
+# Torch calls the Python object's methods through the C++ object that a group holds, so the Python object must stay.
+_stores: list[dist.Store] = []
+
+
+class LoneStore(dist.Store):
+    """A store that never waits: it gives what this rank has set, and otherwise zeros of the length of NCCL's identifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, bytes] = {}
+        _stores.append(self)
+
+    def set(self, key: str, value: Any) -> None:
+        self.values[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        return self.values.get(key, bytes(128))
+
+    def add(self, key: str, number: int) -> int:
+        total = int(self.values.get(key, b"0")) + number
+        self.values[key] = str(total).encode()
+        return total
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        self.set(key, desired)
+        return self.values[key]
+
+    def wait(self, *keys_and_timeout: Any) -> None: ...
+
+    def check(self, keys: list[str]) -> bool:
+        # NCCL's watchdog looks for the key of a peer that failed.
+        return all(key in self.values for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        return self.values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        return len(self.values)
+
+    def clone(self) -> LoneStore:
+        return self
+
+
+def check_ranks(wanted: int) -> int:
+    """Return the ranks of this world. A program that wants more is refused."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if wanted > world_size:
+        refuse(f"the program asks for {wanted} ranks and the world has {world_size}", f"give --world {wanted}")
+    return world_size
+
+
+def refuse(what: str, fix: str) -> NoReturn:
+    """End this process with a line for the starter, or raise RuntimeError where there is none."""
+    if TASK not in os.environ:
+        raise RuntimeError(f"{what}, {fix}")
+    (Path(json.loads(os.environ[TASK])["folder"]) / "refused.json").write_text(json.dumps([what, fix]))
+    os._exit(2)
+
+
+def environment_of(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:
+    """Return what a launcher would set in the environment of `rank`."""
+    local = min(ranks_per_node, world_size)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    numbers = (rank, world_size, rank % local, local, rank // local, -(-world_size // local))
+    return {
+        **{name: str(number) for name, number in zip(names, numbers, strict=True)},
+        # Nobody listens there. A library that looks for its peers fails at once instead of waiting.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
+
+
+def answer_for_peers() -> None:
+    """Replace gloo, and the calls whose result comes from a peer, under every name that a module has for them."""
+    names = vars(distributed_c10d)
+    for replace in (
+        _init_process_group,
+        _new_group,
+        _all_gather,
+        _all_gather_into_tensor,
+        _gather,
+        _broadcast_object_list,
+        _scatter_object_list,
+        _monitored_barrier,
+    ):
+        name = replace.__name__.removeprefix("_")
+        original = names[name]
+        stand_in = replace(original)
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is original:
+                setattr(module, name, stand_in)
+
+
+def _init_process_group(original: Any) -> Any:
+    """Return init_process_group with a lone store, for libraries that begin a group of their own."""
+    signature = inspect.signature(original)
+
+    def init_process_group(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options).arguments
+        world_size = check_ranks(given.get("world_size", -1))
+        for name in ("init_method", "device_id"):
+            given.pop(name, None)
+        given["backend"] = _without_gloo(given.get("backend") or "cpu:gloo,cuda:nccl")
+        given.update(store=LoneStore(), rank=int(os.environ.get("RANK", "0")), world_size=world_size)
+        return original(**given)
+
+    return init_process_group
+
+
+def _new_group(original: Any) -> Any:
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: str | None = None, *args: Any, **options: Any
+    ) -> Any:
+        return original(ranks, timeout, _without_gloo(backend), *args, **options)
+
+    return new_group
+
+
+def _without_gloo(backend: str | None) -> str | None:
+    return backend and backend.replace("gloo", "fake")
+
+
+def _all_gather(original: Any) -> Any:
+    def all_gather(tensor_list: list[Any], tensor: Any, *args: Any, **options: Any) -> Any:
+        for each in tensor_list if tensor.device.type == "cpu" else ():
+            each.copy_(tensor)
+        return original(tensor_list, tensor, *args, **options)
+
+    return all_gather
+
+
+def _all_gather_into_tensor(original: Any) -> Any:
+    def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
+        if input_tensor.device.type == "cpu":
+            output_tensor.view(-1, input_tensor.numel()).copy_(input_tensor.reshape(1, -1))
+        return original(output_tensor, input_tensor, *args, **options)
+
+    return all_gather_into_tensor
+
+
+def _gather(original: Any) -> Any:
+    def gather(tensor: Any, gather_list: list[Any] | None = None, *args: Any, **options: Any) -> Any:
+        work = original(tensor, gather_list, *args, **options)
+        for each in gather_list or ():
+            each.copy_(tensor)
+        return work
+
+    return gather
+
+
+def _monitored_barrier(original: Any) -> Any:
+    def monitored_barrier(*group_and_timeout: Any, **options: Any) -> None: ...
+
+    return monitored_barrier
+
+
+def _broadcast_object_list(original: Any) -> Any:
+    def broadcast_object_list(objects: list[Any], *source_and_group: Any, **options: Any) -> None: ...
+
+    return broadcast_object_list
+
+
+def _scatter_object_list(original: Any) -> Any:
+    def scatter_object_list(output: list[Any], objects: Any = None, *source_and_group: Any, **options: Any) -> None:
+        if objects:
+            output[0] = objects[0]
+
+    return scatter_object_list
+
+
+class ProgramWatch:
+    """It counts the steps of a program, ends it after some, and leaves a report of its memory.
+
+    A step ends with the call of an optimizer's step(), of whatever optimizer of torch.optim. Of several optimizers each has to
+    come to the last step. Where DeepSpeed's engine steps, only its own steps count.
+    """
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self.folder, self.last_step = Path(task["folder"]), int(task["steps"])
+        self.steps: dict[int, int] = {}
+        self.optimizers: dict[int, Any] = {}
+        self.in_engine = False
+        self.intervals: list[dict[str, int]] = []
+        self.refused_bytes: list[int] = []
+        self.error = ""
+        self.mock = ctypes.CDLL(None)
+        self.mock.mock_list.argtypes = self.mock.mock_mark.argtypes = [ctypes.c_char_p]
+        for name in ("mock_pinned_peak_bytes", "mock_host_peak_bytes"):
+            getattr(self.mock, name).restype = ctypes.c_size_t
+        if task["share"]:
+            self.mock.mock_share_host_memory()
+
+    def begin(self) -> None:
+        """Hang it into torch, whose own functions tell it what happens."""
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(lambda optimizer, args, options: self.begins(optimizer))
+        optimizer.register_optimizer_step_post_hook(lambda optimizer, args, options: self.stepped(optimizer))
+        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+            if original := getattr(torch._C, name, None):
+                setattr(torch._C, name, self._after_an_interval(original))
+        observe = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
+        torch.cuda._lazy_call(lambda: observe(self._note_refusal))
+        print_error = sys.excepthook
+
+        def note_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+            self.error = f"{kind.__name__}: {error}".splitlines()[0]
+            print_error(kind, error, traceback)
+
+        sys.excepthook = note_error
+        atexit.register(self._at_exit)
+
+    def begins(self, optimizer: Any) -> None:
+        """End the program where an optimizer begins a step that is too much."""
+        if self.steps.get(id(optimizer), 0) >= self.last_step:
+            self.end()
+
+    def stepped(self, optimizer: Any) -> None:
+        """Count a step, list the calls of the last, and end the program after it."""
+        if self.in_engine:
+            return
+        self.optimizers[id(optimizer)] = optimizer
+        count = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
+        if next(iter(self.steps)) == id(optimizer):
+            if dist.is_initialized():
+                time.sleep(WATCHDOG_S)
+            if count == self.last_step:
+                self.mock.mock_mark(b"step ends")
+            if count == self.last_step - 1:
+                self.mock.mock_list(str(self.folder / "calls.tsv").encode())
+                self.mock.mock_mark(b"step 0")
+        if min(self.steps.values()) >= self.last_step:
+            self.end()
+
+    def end(self) -> NoReturn:
+        """Leave the report and end the process, whatever it has planned."""
+        self._write("its last step")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    def _at_exit(self) -> None:
+        if self.steps or self.refused_bytes:
+            self._write("its own end")
+
+    def _after_an_interval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def reset(*device: Any) -> Any:
+            self._close_interval()
+            return original(*device)
+
+        return reset
+
+    def _close_interval(self) -> None:
+        if torch.cuda.is_initialized():
+            allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+            steps = max(self.steps.values(), default=0)
+            self.intervals.append({"steps": steps, "allocated": allocated, "reserved": reserved})
+
+    def _note_refusal(self, device: int, asked: int, *in_use: int) -> None:
+        self.refused_bytes.append(asked)
+
+    def _held(self) -> dict[str, int]:
+        """Return the bytes on the device of what the optimizers step, and of their state."""
+        tensors: dict[str, list[Any]] = {"parameters": [], "optimizer state": []}
+        for optimizer in self.optimizers.values():
+            tensors["parameters"] += [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+            for state in getattr(optimizer, "state", {}).values():
+                tensors["optimizer state"] += state.values() if isinstance(state, dict) else ()
+        sizes = {}
+        for name, each in tensors.items():
+            local = [getattr(t, "_local_tensor", t) for t in each if isinstance(t, torch.Tensor)]
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local if t.is_cuda}
+            sizes[name] = sum(storages.values())
+        return sizes
+
+    def _write(self, ended_by: str) -> None:
+        self._close_interval()
+        self.mock.mock_list(None)
+        used = torch.cuda.is_initialized()
+        report = {
+            "ended_by": ended_by,
+            "steps": max(self.steps.values(), default=0),
+            "error": self.error,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if used else None,
+            "device_memory": torch.cuda.get_device_properties().total_memory if used else 0,
+            "rank": int(os.environ.get("RANK", "0")),
+            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+            "intervals": self.intervals,
+            "refused_bytes": self.refused_bytes,
+            "held": self._held(),
+            "communicators": self.mock.mock_communicators(),
+            "pinned": self.mock.mock_pinned_peak_bytes(),
+            "host_shared": self.mock.mock_host_peak_bytes(),
+        }
+        written = self.folder / f"report.{os.getpid()}"
+        written.write_text(json.dumps(report))
+        written.rename(self.folder / "report.json")
+
+
+def begin(torch_module: Any) -> None:
+    """Let this program, which has just imported torch, run as the one rank that is there."""
+    global _watch
+    answer_for_peers()
+    _watch = ProgramWatch(json.loads(os.environ[TASK]))
+    _watch.begin()
+    setattr(torch.multiprocessing, "spawn", _spawn)  # noqa: B010
+    save = torch.save
+
+    def save_no_files(value: Any, file: Any, *args: Any, **options: Any) -> None:
+        if hasattr(file, "write"):
+            save(value, file, *args, **options)
+
+    setattr(torch, "save", save_no_files)  # noqa: B010
+
+
+_watch: ProgramWatch
+
+
+def _spawn(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *join: Any, **options: Any) -> None:
+    """Be the one of the spawned ranks that is there."""
+    check_ranks(nprocs)
+    function(int(os.environ.get("LOCAL_RANK", "0")), *args)
+
+
+def become(command: list[str], world_size: int, ranks_per_node: int) -> NoReturn:
+    """Replace a launcher by the one of its ranks that is there."""
+    task = json.loads(os.environ[TASK])
+    if task["world"] and world_size > task["world"]:
+        refuse(f"the launcher asks for {world_size} ranks", f"give --world {world_size}, or leave --world out")
+    world_size = task["world"] or world_size
+    rank = world_size - 1 if task["rank"] == "last" else int(task["rank"])
+    if rank >= world_size:
+        refuse(f"no such rank: {rank}", f"use numbers from 0 to {world_size - 1}")
+    os.environ.update(environment_of(rank, world_size, ranks_per_node), **TORCHRUN)
+    os.environ["GPTSCALE_MOCK_DEVICES"] = str(ranks_per_node)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks_per_node)))
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.execvp(command[0], command)
+
+
+def launch_torchrun(module: Any) -> None:
+    """Let torchrun, or who uses its agent, become the one rank that is there."""
+
+    def launch_agent(config: Any, entrypoint: Any, args: list[Any]) -> Any:
+        world_size = config.max_nodes * config.nproc_per_node
+        if callable(entrypoint):
+            check_ranks(world_size)
+            return {0: entrypoint(*args)}
+        become([entrypoint, *args], world_size, config.nproc_per_node)
+
+    module.launch_agent = launch_agent
+
+
+def launch_accelerate(module: Any) -> None:
+    """Let `accelerate launch` with one process become it, instead of waiting for it. With more it is torchrun."""
+    prepare = module.prepare_simple_launcher_cmd_env
+
+    def become_it(args: Any) -> NoReturn:
+        command, environ = prepare(args)
+        os.environ.update(environ)
+        become(command, 1, 1)
+
+    module.prepare_simple_launcher_cmd_env = become_it
+
+
+def launch_deepspeed(module: Any) -> None:
+    """Let DeepSpeed's launcher become the one rank that is there."""
+
+    def main(args: Any = None) -> NoReturn:
+        words = module.parse_args(args)
+        per_node = words.num_gpus if words.num_gpus > 0 else torch.cuda.device_count()
+        nodes = max(1, words.num_nodes)
+        local = () if words.no_local_rank else ("--local_rank=0",)
+        program = [sys.executable, "-u", *(["-m"] if words.module else []), words.user_script]
+        become([*program, *local, *words.user_args], nodes * per_node, per_node)
+
+    module.main = main
+
+
+def watch_deepspeed(module: Any) -> None:
+    """Count the steps of DeepSpeed's engine, whose optimizer steps several times in each."""
+    take = module.DeepSpeedEngine._take_model_step
+
+    def take_model_step(self: Any, *args: Any, **options: Any) -> None:
+        _watch.in_engine = True
+        take(self, *args, **options)
+        _watch.in_engine = False
+        _watch.stepped(self.basic_optimizer if hasattr(self, "basic_optimizer") else self)
+
+    module.DeepSpeedEngine._take_model_step = take_model_step
+
+
+def write_nothing(module: Any) -> None:
+    """Leave out what a module or its Trainer would save."""
+    for owner, name in (
+        (module, "save"),
+        (module, "save_file"),
+        (getattr(module, "Trainer", None), "_save_checkpoint"),
+    ):
+        if hasattr(owner, name):
+            setattr(owner, name, lambda *args, **options: None)

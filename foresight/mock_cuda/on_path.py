@@ -1,0 +1,74 @@
+"""The start of a simulated program: this file is on its path as sitecustomize.py, which Python reads before all else.
+
+It runs the sitecustomize of the user, if there is one, and gives a module of boot.py's table to that file when the program has
+imported it. It imports nothing that the program might not have.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import json
+import os
+import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+# The function of boot.py that is called as soon as the program has imported a module.
+AFTER_IMPORT = {
+    "torch": "begin",
+    "torch.distributed.launcher.api": "launch_torchrun",
+    "torch.distributed.checkpoint.state_dict_saver": "write_nothing",
+    "safetensors.torch": "write_nothing",
+    "transformers.trainer": "write_nothing",
+    "accelerate.commands.launch": "launch_accelerate",
+    "deepspeed.launcher.runner": "launch_deepspeed",
+    "deepspeed.runtime.engine": "watch_deepspeed",
+}
+
+
+class ImportWatch(MetaPathFinder):
+    """It finds a module as Python would, and calls boot.py after the module has run."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        function = AFTER_IMPORT.pop(name, None)
+        if function is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader = spec.loader
+        run = loader.exec_module
+
+        def run_and_tell(module: Any) -> None:
+            run(module)
+            import gptscale_boot
+
+            getattr(gptscale_boot, function)(module)
+
+        loader.exec_module = run_and_tell  # type: ignore[method-assign]
+        return spec
+
+
+def start() -> None:
+    """Begin to watch this interpreter, and run the sitecustomize of the user."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    task = json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])
+    if os.path.isdir(task["folder"]):
+        stacks = open(os.path.join(task["folder"], f"stacks.{os.getpid()}"), "w")  # noqa: SIM115
+        faulthandler.dump_traceback_later(task["limit_s"], file=stacks)
+    sys.meta_path.insert(0, ImportWatch())
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = ours
+    sys.path.append(here)
+
+
+if __name__ == "sitecustomize":
+    start()

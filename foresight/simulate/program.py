@@ -1,0 +1,259 @@
+"""Anybody's program as one rank of a world that is not there, in its own interpreter and environment, and what it needed.
+
+The program gets the mock of CUDA by LD_PRELOAD, and two files on its path: on_path.py, as sitecustomize.py, and boot.py. They
+answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever it has started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.process.task import reason
+from gptscale.foresight.mock_cuda import boot, devices
+from gptscale.foresight.mock_cuda.build import prepare
+from gptscale.foresight.simulate.simulation import LACKS, cuda_version, with_cuda
+from gptscale.ops.build.cache import private, root
+
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+PYTHON = re.compile(r"python[\d.]*$")
+# The interpreter of a script: in its first line, or where that would be too long, in its second, which a shell reads.
+SHEBANG = re.compile(rb"#!\s*(?:\S*/env\s+)?(\S*python[\d.]*)|#!/bin/sh\n'''exec' \"?([^\"\n]*python[\d.]*)")
+FIND_TORCH = "import importlib.util; s = importlib.util.find_spec('torch'); print(s.origin if s else '')"
+TAIL_BYTES, TAIL_LINES = 1 << 16, 20
+# What a program may take to leave by itself, once its report is there.
+GRACE_S, LOOK_S = 10.0, 0.2
+# Nothing is downloaded, uploaded or asked of a machine that is not there.
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+
+
+@dataclass(frozen=True)
+class ProgramTask:
+    """A command, and the rank of which world on which device it is to be.
+
+    world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory.
+    """
+
+    command: Sequence[str]
+    world: int | None
+    rank: str
+    device: devices.Properties
+    gpus_per_node: int
+    steps: int
+    limit_s: int
+    host_limit: int
+    share_host_memory: bool
+
+
+class ProgramError(GptscaleError):
+    """A program that cannot be simulated. tail: its own last lines."""
+
+    exit_status = 2
+
+    def __init__(self, what: str, fix: str, tail: str = "") -> None:
+        super().__init__(what, "in the program", fix)
+        self.tail = tail
+
+
+def interpreter_of(command: Sequence[str]) -> str:
+    """Return the Python that a command starts, or raise ConfigError if it starts none."""
+    path = shutil.which(command[0])
+    if path is None:
+        raise ConfigError(f"no such program: {command[0]!r}", "behind --", "write the command as you type it today")
+    if PYTHON.search(path):
+        return path
+    with open(path, "rb") as file:
+        words = SHEBANG.match(file.read(1000))
+    python = words and shutil.which((words[1] or words[2]).decode())
+    if not python:
+        raise ConfigError(f"{command[0]!r} is not Python", "behind --", "begin with python, torchrun or accelerate")
+    return python
+
+
+def torch_of(python: str) -> Path:
+    """Return the folder of an interpreter's torch, or raise ConfigError without one that has CUDA."""
+    found = subprocess.run([python, "-c", FIND_TORCH], capture_output=True, text=True, timeout=60, check=False)
+    origin = found.stdout.strip().splitlines()
+    if not origin or not origin[-1]:
+        why = "" if not found.returncode else f" ({reason(found.stderr)[:200]})"
+        raise ConfigError(f"torch is not installed{why}", f"at {python}", "name the Python of your environment")
+    return with_cuda(Path(origin[-1]).parent)
+
+
+def run_program(task: ProgramTask) -> dict[str, Any]:
+    """Run a program under the mock until it has stepped often enough, and return its report.
+
+    Raises ConfigError if it cannot be started, and ProgramError if it ends without a report.
+    """
+    torch_folder = torch_of(interpreter_of(task.command))
+    with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
+        folder = Path(name)
+        environ = _environment(task, torch_folder, folder)
+        with _running(task.command, environ, folder) as (process, tail):
+            ended_by_us = _wait(process, task, folder)
+        if (folder / "refused.json").exists():
+            raise ProgramError(*json.loads((folder / "refused.json").read_text()))
+        report = folder / "report.json"
+        if not report.exists():
+            _explain(process, task, folder, ended_by_us, tail())
+        facts: dict[str, Any] = json.loads(report.read_text())
+        if facts["error"] and not facts["refused_bytes"]:
+            fix = "see its last lines"
+            raise ProgramError(f"it failed after {facts['steps']} steps ({facts['error'][:200]})", fix, tail())
+        calls = folder / "calls.tsv"
+        return facts | {"calls": calls.read_text() if calls.exists() else "", "lacking": _lacking(tail())}
+
+
+def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
+    path = folder / "path"
+    path.mkdir()
+    here = Path(boot.__file__).parent
+    shutil.copy(here / "on_path.py", path / "sitecustomize.py")
+    shutil.copy(here / "boot.py", path / "gptscale_boot.py")
+    name, *words = task.command
+    launched = Path(name).name in LAUNCHERS or bool({*words[:3]} & {*LAUNCHER_MODULES})
+    visible = task.gpus_per_node if launched else min(task.gpus_per_node, task.world or 1)
+    library = prepare(torch_folder / "lib")
+    mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
+    what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank}
+    what |= {"limit_s": task.limit_s, "share": task.share_host_memory}
+    environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    behind = {"PYTHONPATH": str(path), **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")}}
+    environ |= mock | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
+    # What is compiled under the mock was tuned by times that mean nothing, and must not be found by a real run.
+    compiled = private(root() / "foresight" / "compiled")
+    environ |= {f"{name}_CACHE_DIR": str(compiled / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
+    if task.world:
+        rank = task.world - 1 if task.rank == "last" else int(task.rank)
+        environ |= boot.environment_of(rank, task.world, task.gpus_per_node) | boot.TORCHRUN
+    return environ | OFFLINE | {boot.TASK: json.dumps(what)}
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], environ: Mapping[str, str], folder: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
+    """Start a program, keep the end of what it prints, and leave nothing of it running."""
+    process = subprocess.Popen(
+        [*command],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    kept = bytearray()
+
+    def keep() -> None:
+        assert process.stdout is not None
+        while chunk := os.read(process.stdout.fileno(), 1 << 16):
+            kept.extend(chunk)
+            del kept[:-TAIL_BYTES]
+
+    reader = threading.Thread(target=keep, daemon=True)
+    reader.start()
+    try:
+        yield process, lambda: kept.decode(errors="replace")
+    finally:
+        while left := [*_processes_of(folder)]:
+            for pid in left:
+                _kill(pid)
+            time.sleep(0.02)
+        process.wait()
+        reader.join(GRACE_S)
+
+
+def _processes_of(folder: Path) -> Iterator[int]:
+    """Yield the processes that a program has started, wherever they went: all have its folder in their environment."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and os.fsencode(folder) in (entry / "environ").read_bytes():
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _resident(folder: Path) -> int:
+    """Return the bytes of memory that a program's processes have for themselves."""
+    sizes = 0
+    for pid in _processes_of(folder):
+        try:
+            own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
+        except OSError:
+            continue
+        sizes += 1024 * int(own[1]) if own else 0
+    return sizes
+
+
+def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path) -> str:
+    """Wait for a program's end or report, and return what was exceeded: "time", "host" or nothing."""
+    deadline = time.monotonic() + task.limit_s
+    while process.poll() is None:
+        if (folder / "report.json").exists():
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+        if time.monotonic() > deadline + LOOK_S:
+            return "time"
+        if _resident(folder) > task.host_limit:
+            return "host"
+        time.sleep(LOOK_S)
+    return ""
+
+
+def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, exceeded: str, tail: str) -> None:
+    """Raise ProgramError for a program that has left no report."""
+    if exceeded == "host":
+        fix = "simulate fewer layers, or raise --host-limit"
+        raise ProgramError(f"it took more than {task.host_limit / 2**30:.1f} GiB of this machine's memory", fix, tail)
+    if exceeded == "time":
+        stacks = folder / f"stacks.{process.pid}"
+        waited = stacks.read_text() if stacks.exists() else ""
+        what = f"it made no {task.steps} steps in {task.limit_s} s"
+        raise ProgramError(what, "raise --time-limit, or see where it waited", f"{tail}\n{waited}")
+    if lacking := _lacking(tail):
+        raise ProgramError(f"it calls {lacking[0]}, which the mock of CUDA lacks", "use another option of it", tail)
+    if not list(folder.glob("stacks.*")):
+        raise ProgramError("it did not read PYTHONPATH", "start Python without -I, -E and -S", tail)
+    status = process.returncode
+    what = f"it ended with exit status {status} before a step" if status else "it ended before a step"
+    if status:
+        what += f" ({reason(tail)[:200]})"
+    raise ProgramError(what, "see its last lines", tail)
+
+
+def _lacking(output: str) -> list[str]:
+    return list(dict.fromkeys(LACKS.findall(output)))
+
+
+def last_lines(text: str) -> str:
+    """Return the last lines of what a program has printed."""
+    return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
+
+
+def print_error(error: ProgramError) -> int:
+    """Print a program's error in one line, its own last lines beneath it, and return the exit status."""
+    print(f"gptscale: error: {error}", file=sys.stderr)
+    if lines := last_lines(error.tail):
+        print(lines, file=sys.stderr, flush=True)
+    return error.exit_status

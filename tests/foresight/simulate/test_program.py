@@ -1,0 +1,175 @@
+"""`gptscale simulate -- COMMAND`: programs that know nothing of it, as one rank of a world that is not there."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gptscale.common.errors import ConfigError
+from gptscale.foresight.simulate import program
+from gptscale.launchers.cli import main
+
+PROGRAMS = Path(__file__).parent / "programs"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@pytest.fixture
+def simulate(tmp_path, monkeypatch, capfd):
+    """Return a function that simulates a command in an empty folder: the exit status, the figures and what was printed."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, options=()):
+        status = main(["simulate", "--json", str(tmp_path / "figures.json"), *options, "--", *map(str, words)])
+        file = tmp_path / "figures.json"
+        assert "LD_PRELOAD" not in os.environ
+        return status, json.loads(file.read_text())["ranks"] if file.exists() else None, capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Return a function that writes a program."""
+
+    def write(text):
+        file = tmp_path / "train.py"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+STEP = """
+import torch
+model = torch.nn.Linear(64, 64, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    model(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
+    status, (rank,), printed = simulate(sys.executable, PROGRAMS / "ddp.py", options=["--world", "8", "--steps", "2"])
+    assert status == 0
+    assert (rank["world_size"], rank["steps"], rank["ended_by"]) == (8, 2, "its last step")
+    parameters = 4 * (4096 * 1024 + 1024)
+    # Moments, and the step count of each parameter, which lies on the host.
+    assert rank["held"] == {"parameters": parameters, "optimizer state": 2 * parameters}
+    assert rank["peak_allocated"] > 4 * parameters
+    assert max(c["nbytes"] for c in rank["step"]["collectives"]) == parameters
+    assert "every value was zero" in printed.out
+    assert {file.name for file in tmp_path.iterdir()} == {"figures.json"}
+
+
+@pytest.mark.slow
+def test_torchrun_names_the_world_and_each_interval_has_its_peak(simulate):
+    words = [*TORCHRUN, "--nproc-per-node", "8", "--nnodes", "2", PROGRAMS / "fsdp.py"]
+    status, (first, last), printed = simulate(*words, options=["--rank", "0,last"])
+    assert status == 0
+    assert (first["rank"], last["rank"], last["world_size"]) == (0, 15, 16)
+    # The program makes two steps of the three, and ends by itself.
+    assert (last["steps"], last["ended_by"]) == (2, "its own end")
+    assert [interval["steps"] for interval in last["intervals"]] == [0, 1, 2]
+    assert last["peak_allocated"] == max(interval["allocated"] for interval in last["intervals"])
+    assert last["held"]["parameters"] == 4 * 4 * (2048 * 2048 + 2048) // 16
+    assert "up to step 2" in printed.out
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
+    file = script(STEP.replace("64, 64", "20000, 20000") + "step()")
+    status, (rank,), printed = simulate(sys.executable, file, options=["--memory-gib", "1"])
+    assert status == 7
+    assert rank["out_of_memory"]
+    assert "does not fit: CUDA out of memory after 0 steps: 1,526.00 MiB" in printed.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("print('the end')", [], "it ended before a step, in the program, see its last lines\nthe end"),
+        ("raise ValueError('no data')", [], "exit status 1 before a step (ValueError: no data)"),
+        (STEP + "step()\nraise ValueError('no data')", [], "it failed after 1 steps (ValueError: no data)"),
+        ("import time\ntime.sleep(99)", ["--time-limit", "2"], "it made no 3 steps in 2 s"),
+        ("kept = bytearray(10**9)\nimport time\ntime.sleep(99)", ["--host-limit", "0.5"], "it took more than 0.5 GiB"),
+        ("import os\nif os.fork(): os._exit(0)\nos.setsid()\nos.execvp('sleep', ['sleep', '99'])", [], "before a step"),
+        ("print('word ' * 10**6)\nimport os\nos._exit(3)", [], "exit status 3 before a step"),
+        (STEP + "torch.linalg.svd(model.weight)", [], "it calls cusolver"),
+        (
+            "import torch\ntorch.distributed.init_process_group('nccl', rank=0, world_size=4, init_method='env://')",
+            [],
+            "the program asks for 4 ranks and the world has 1, in the program, give --world 4",
+        ),
+        (
+            "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=4)",
+            ["--world", "2"],
+            "the program asks for 4 ranks and the world has 2",
+        ),
+    ],
+)
+def test_a_program_that_makes_no_steps_is_told_so_and_leaves_nothing(text, options, message, simulate, script):
+    status, figures, printed = simulate(sys.executable, script(text), options=options)
+    assert (status, figures) == (2, None)
+    assert message in printed.err
+    assert printed.err.startswith("gptscale: error: ")
+    assert len(printed.err) < 2 * program.TAIL_BYTES
+    left = subprocess.run(["pgrep", "-f", "sleep 99"], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+@pytest.mark.slow
+def test_where_a_program_waits_is_shown(simulate, script):
+    file = script("import time\ndef wait_for_a_peer():\n    time.sleep(99)\nwait_for_a_peer()")
+    _, _, printed = simulate(sys.executable, file, options=["--time-limit", "2"])
+    assert "wait_for_a_peer" in printed.err
+
+
+@pytest.mark.slow
+def test_the_end_cannot_be_caught_and_the_sitecustomize_of_the_user_runs(simulate, script, tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'mine'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "own"))
+    loop = "assert mine == 'mine'\nwhile True:\n    try:\n        step()\n    except BaseException:\n        pass\n"
+    status, (rank,), _ = simulate(sys.executable, script(STEP + loop))
+    assert (status, rank["steps"]) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--"], "no program, behind --"),
+        (["--", "no-such-command"], "no such program: 'no-such-command'"),
+        (["--", "sh", "train.sh"], "'sh' is not Python, behind --, begin with python"),
+        (["--world", "4", "--rank", "4", "--", "python"], "no such rank: '4', in --rank, use numbers from 0 to 3"),
+        (["--steps", "0", "--", "python"], "in --steps"),
+        (["--as", "h1000", "--", "python"], "unknown device 'h1000'"),
+        (["--steps", "1", "--steps", "2", "--", "python"], "--steps is given twice"),
+    ],
+)
+def test_words_that_start_nothing_are_refused(words, message, capsys):
+    assert main(["simulate", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_the_interpreter_of_a_script_is_that_of_its_first_line(tmp_path, monkeypatch):
+    for name, first in {"a": "#!" + sys.executable, "b": f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\""}.items():
+        file = tmp_path / name
+        file.write_text(f"{first}\n")
+        file.chmod(0o755)
+        assert program.interpreter_of([str(file)]) == sys.executable
+
+
+def test_a_torch_without_cuda_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="this torch was built without CUDA"):
+        program.torch_of(sys.executable)

@@ -83,7 +83,25 @@ GPUS = (
         ("nvlink3", "ib-1600"),
         Properties("NVIDIA A100-SXM4-80GB", int(79.25 * GIB), (8, 0), 108, 2048, 32, 166912, 167936, 40 * MIB, 5120),
     ),
-    Gpu("A10G", _rates(70.0, 31.5), "NVIDIA Ampere data sheets"),
+    Gpu(
+        "A10G",
+        _rates(70.0, 31.5),
+        "NVIDIA Ampere data sheets",
+        "a10g",
+        0.6e12,
+        PCIE4,
+        # github.com/meta-pytorch/torchtune/pull/229
+        properties=Properties("NVIDIA A10G", int(22.19 * GIB), (8, 6), 80, 1536, 16, 101376, 102400, 6 * MIB, 384),
+    ),
+    Gpu(
+        "RTX A6000",
+        _rates(154.8, 38.7),
+        "NVIDIA RTX A6000 data sheet, 2020 (half of the sparse rates)",
+        "a6000",
+        0.768e12,
+        PCIE4,
+        properties=Properties("NVIDIA RTX A6000", int(47.54 * GIB), (8, 6), 84, 1536, 16, 101376, 102400, 6 * MIB, 384),
+    ),
     Gpu("A10", _rates(125.0, 31.2), "NVIDIA Ampere data sheets"),
     Gpu("RTX 3090 Ti", _rates(80.0, 40.0), "NVIDIA Ampere data sheets"),
     Gpu("RTX 3090", _rates(71.0, 35.6), "NVIDIA Ampere data sheets"),
@@ -98,6 +116,16 @@ GPUS = (
         PCIE5,
         ("nvlink4", "ib-3200"),
         Properties("NVIDIA H100 80GB HBM3", int(79.11 * GIB), (9, 0), 132),
+    ),
+    Gpu(
+        "H100",
+        HOPPER,
+        "torchtitan's pages of its H100 (96 GB HBM2e; its logs say 48.87 GiB, 51.44 %)",
+        "h100-96",
+        2.4e12,
+        PCIE5,
+        ("nvlink4", "ib-3200"),
+        Properties("NVIDIA H100", int(95.0 * GIB), (9, 0), 132, bus=6144),
     ),
     Gpu("GH200", HOPPER, "NVIDIA H100 data sheet"),
     Gpu("H200 NVL", HOPPER_NVL, "NVIDIA H200 data sheet"),
@@ -129,7 +157,18 @@ GPUS = (
         8e12,
         PCIE5,
     ),
-    Gpu("L40S", _rates(362.0, 91.6, 733.0), "NVIDIA Ada data sheets"),
+    Gpu(
+        "L40S",
+        _rates(362.0, 91.6, 733.0),
+        "NVIDIA Ada data sheets",
+        "l40s",
+        0.864e12,
+        PCIE4,
+        # github.com/stepfun-ai/Step-Video-T2V/issues/8; code as for the RTX 4090 below
+        properties=Properties(
+            "NVIDIA L40S", int(44.42 * GIB), (8, 9), 142, 1536, 24, 101376, 102400, 96 * MIB, 384, 86
+        ),
+    ),
     Gpu("L40", _rates(181.0, 90.5, 362.0), "NVIDIA Ada data sheets"),
     Gpu("L4", _rates(121.0, 30.3, 242.5), "NVIDIA Ada data sheets"),
     Gpu(

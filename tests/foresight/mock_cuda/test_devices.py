@@ -18,6 +18,10 @@ GIB = 2**30
         ("h200", 141, (9, 0)),
         ("b200", 192, (10, 0)),
         ("24gb", 24, (8, 9)),
+        ("a10g", 24, (8, 6)),
+        ("a6000", 48, (8, 6)),
+        ("h100-96", 96, (9, 0)),
+        ("l40s", 48, (8, 9)),
     ],
 )
 def test_a_device_has_a_little_less_memory_than_it_is_sold_with(name, gib, capability):
@@ -28,7 +32,7 @@ def test_a_device_has_a_little_less_memory_than_it_is_sold_with(name, gib, capab
 
 
 def test_no_other_device_can_be_named():
-    assert len(DEVICES) == 5
+    assert len(DEVICES) == 9
     with pytest.raises(ConfigError, match="unknown device 'h20', in --as, did you mean 'h200'"):
         device_named("h20")
 

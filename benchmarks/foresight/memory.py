@@ -1,29 +1,37 @@
 """How far are the closed forms of memory off? Beside them stands what a rank allocates under the mock of CUDA.
 
 python -m benchmarks.foresight.memory [--recipes A,B] [--shapes models|worlds] [--csv FILE]
+python -m benchmarks.foresight.memory --programs FILE
+
+The second command sets programs of others beside what their authors published. FILE is a CSV with a row for each: what, folder
+(of the checkout), options and command (of `gptscale simulate options -- command`), figure (allocated or reserved), and gib.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
 from benchmarks.measurement import print_written, write_csv
 from gptscale.common.errors import ConfigError, DataError, GptscaleError
+from gptscale.common.measure.gpus import GIB
 from gptscale.common.process.world import World
 from gptscale.common.settings.checks import check_output_file, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.user_file import read_rows
 from gptscale.foresight.memory.closed_form import predict
 from gptscale.foresight.mock_cuda.devices import device_named
+from gptscale.foresight.simulate.own_program import ProgramOptions
 from gptscale.foresight.simulate.simulation import LIMIT_S, simulate
 from gptscale.launchers.cli import start
 from gptscale.launchers.run.options import parse_run
@@ -74,6 +82,7 @@ SMALLEST = {"hybrid_3d": 4, "colossal_tensor": 2, "colossal_pipeline": 2}
 STAGES = {"hybrid_3d": 2, "colossal_pipeline": 2}
 # Columns that tell one row from the others.
 KEY = ("recipe", "nproc", "rank", "options")
+PROGRAM = ("what", "folder", "options", "command", "figure", "gib")
 REFUSED = "refused: "
 Rows = dict[tuple[str, ...], dict[str, Any]]
 
@@ -88,6 +97,12 @@ class MemoryAccuracyOptions:
     """models: 125M to 13B on 1 to 64 GPUs | worlds: 1.6b on 8 and on 64, the first and the last rank."""
     csv: Path | None = None
     """A row for each recipe, world, shape and rank. The rows that it has already are not simulated again."""
+    programs: Path | None = None
+    """A CSV of programs of others and what they published, to simulate instead."""
+
+    NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
+        OptionNeed("recipes,shapes,csv", lambda o: o.programs is None, "--programs brings its own rows"),
+    )
 
     def __post_init__(self) -> None:
         if self.recipes != "all":
@@ -99,6 +114,8 @@ def main(argv: Sequence[str]) -> int:
     """Simulate and reckon, print the errors of each recipe, and return 1 if a shape failed under the mock."""
     about = "Closed forms of memory beside what ranks allocate under the mock of CUDA."
     options = parse(MemoryAccuracyOptions, argv, prog="python -m benchmarks.foresight.memory", about=about)
+    if options.programs is not None:
+        return _compare_programs(options.programs)
     import pandas as pd
 
     names = [name for name, row in RECIPES.items() if not row.own_work]
@@ -119,6 +136,32 @@ def main(argv: Sequence[str]) -> int:
     render.console(120, highlight=False).print(table)
     print_written(options.csv)
     return int(any(row["failure"] and not row["failure"].startswith(REFUSED) for row in rows))
+
+
+def _compare_programs(file: Path) -> int:
+    """Print a line for each program of others, and return 1 if one did not make its steps."""
+
+    def refuse(reason: str) -> DataError:
+        return DataError(
+            f"{file} has no programs ({reason})", "in --programs", "see python -m benchmarks.foresight.memory"
+        )
+
+    failed = 0
+    for row in read_rows(file, FILE_BYTES_MAX, refuse, PROGRAM):
+        options = parse(ProgramOptions, shlex.split(row["options"]), prog="options")
+        try:
+            report = options.report(shlex.split(row["command"]), options.rank, Path(row["folder"]))
+        except GptscaleError as error:
+            failed += 1
+            print(f"{row['what']}: {error}", flush=True)
+            continue
+        simulated, published = report[f"peak_{row['figure']}"] / GIB, float(row["gib"])
+        print(
+            f"{row['what']}: {row['figure']} {published:.2f} GiB published, {simulated:.2f} simulated, "
+            f"{simulated / published - 1:+.1%}, torch {report['torch']}",
+            flush=True,
+        )
+    return int(failed > 0)
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> str:

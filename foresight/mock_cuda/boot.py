@@ -281,7 +281,7 @@ class ProgramWatch:
         os._exit(0)
 
     def _at_exit(self) -> None:
-        if self.steps or self.refused_bytes:
+        if self.steps or self.refused_bytes or self.error:
             self._write("its own end")
 
     def _after_an_interval(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -57,7 +58,7 @@ def start() -> None:
     task = json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])
     if os.path.isdir(task["folder"]):
         stacks = open(os.path.join(task["folder"], f"stacks.{os.getpid()}"), "w")  # noqa: SIM115
-        faulthandler.dump_traceback_later(task["limit_s"], file=stacks)
+        faulthandler.dump_traceback_later(max(0.01, task["deadline"] - time.time()), file=stacks)
     sys.meta_path.insert(0, ImportWatch())
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     ours = sys.modules.pop("sitecustomize")

@@ -72,16 +72,18 @@ class ProgramOptions:
         """Return the words for the ranks."""
         return [word.strip() for word in self.rank.split(",")]
 
-    def task(self, command: Sequence[str], rank: str) -> ProgramTask:
-        """Return what is to be run for one of the ranks."""
+    def report(self, command: Sequence[str], rank: str, folder: Path | None = None) -> dict[str, Any]:
+        """Simulate one of the ranks and return its figures, in bytes. Raises ProgramError if the program makes no steps.
+
+        folder: where the program runs, None for the current one.
+        """
         device = device_named(self.device_kind)
         if self.memory_gib:
             device = replace(device, memory=int(self.memory_gib * GIB))
         limit = self.host_limit * GIB if self.host_limit else FREE_SHARE * _free_bytes()
-        world = self.world
-        return ProgramTask(
+        task = ProgramTask(
             command,
-            world,
+            self.world,
             rank,
             device,
             self.gpus_per_node,
@@ -89,7 +91,9 @@ class ProgramOptions:
             self.time_limit,
             int(limit),
             not self.host_values,
+            folder,
         )
+        return _completed(run_program(task), self.steps)
 
 
 def _free_bytes() -> int:
@@ -106,10 +110,9 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     for rank in options.ranks():
         with console(stderr=True).status(f"rank {rank} of {' '.join(command)[:60]}"):
             try:
-                facts = run_program(options.task(command, rank))
+                reports.append(options.report(command, rank))
             except ProgramError as error:
                 return print_error(error)
-        reports.append(_completed(facts, options.steps))
         _print(reports[-1], options)
     if options.json is not None:
         text = json.dumps({"command": list(command), "as": options.device_kind, "ranks": reports}, indent=1)

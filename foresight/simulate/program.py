@@ -38,6 +38,8 @@ FIND_TORCH = "import importlib.util; s = importlib.util.find_spec('torch'); prin
 TAIL_BYTES, TAIL_LINES = 1 << 16, 20
 # What a program may take to leave by itself, once its report is there.
 GRACE_S, LOOK_S = 10.0, 0.2
+# What the interpreter may take to write its stacks.
+WRITE_S = 1.0
 # Nothing is downloaded, uploaded or asked of a machine that is not there.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
@@ -47,6 +49,7 @@ class ProgramTask:
     """A command, and the rank of which world on which device it is to be.
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory.
+    folder: where it runs, None for the current one.
     """
 
     command: Sequence[str]
@@ -58,6 +61,7 @@ class ProgramTask:
     limit_s: int
     host_limit: int
     share_host_memory: bool
+    folder: Path | None = None
 
 
 class ProgramError(GptscaleError):
@@ -104,7 +108,7 @@ def run_program(task: ProgramTask) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
         environ = _environment(task, torch_folder, folder)
-        with _running(task.command, environ, folder) as (process, tail):
+        with _running(task, environ, folder) as (process, tail):
             ended_by_us = _wait(process, task, folder)
         if (folder / "refused.json").exists():
             raise ProgramError(*json.loads((folder / "refused.json").read_text()))
@@ -113,8 +117,9 @@ def run_program(task: ProgramTask) -> dict[str, Any]:
             _explain(process, task, folder, ended_by_us, tail())
         facts: dict[str, Any] = json.loads(report.read_text())
         if facts["error"] and not facts["refused_bytes"]:
-            fix = "see its last lines"
-            raise ProgramError(f"it failed after {facts['steps']} steps ({facts['error'][:200]})", fix, tail())
+            lacking = _lacking(tail())
+            why = f"it calls {lacking[0]}, which the mock of CUDA lacks" if lacking else facts["error"][:200]
+            raise ProgramError(f"it failed after {facts['steps']} steps ({why})", "see its last lines", tail())
         calls = folder / "calls.tsv"
         return facts | {"calls": calls.read_text() if calls.exists() else "", "lacking": _lacking(tail())}
 
@@ -125,15 +130,22 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     here = Path(boot.__file__).parent
     shutil.copy(here / "on_path.py", path / "sitecustomize.py")
     shutil.copy(here / "boot.py", path / "gptscale_boot.py")
+    # Programs print what it says into their logs.
+    (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
+    (path / "nvidia-smi").chmod(0o755)
     name, *words = task.command
     launched = Path(name).name in LAUNCHERS or bool({*words[:3]} & {*LAUNCHER_MODULES})
     visible = task.gpus_per_node if launched else min(task.gpus_per_node, task.world or 1)
     library = prepare(torch_folder / "lib")
     mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank}
-    what |= {"limit_s": task.limit_s, "share": task.share_host_memory}
+    what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
     environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    behind = {"PYTHONPATH": str(path), **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")}}
+    behind = {
+        "PYTHONPATH": str(path),
+        "PATH": str(path),
+        **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")},
+    }
     environ |= mock | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
     # What is compiled under the mock was tuned by times that mean nothing, and must not be found by a real run.
     compiled = private(root() / "foresight" / "compiled")
@@ -146,11 +158,12 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
 
 @contextmanager
 def _running(
-    command: Sequence[str], environ: Mapping[str, str], folder: Path
+    task: ProgramTask, environ: Mapping[str, str], folder: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
     """Start a program, keep the end of what it prints, and leave nothing of it running."""
     process = subprocess.Popen(
-        [*command],
+        [*task.command],
+        cwd=task.folder,
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -213,7 +226,7 @@ def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path) -> 
     while process.poll() is None:
         if (folder / "report.json").exists():
             deadline = min(deadline, time.monotonic() + GRACE_S)
-        if time.monotonic() > deadline + LOOK_S:
+        if time.monotonic() > deadline + WRITE_S:
             return "time"
         if _resident(folder) > task.host_limit:
             return "host"
@@ -231,8 +244,6 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
         waited = stacks.read_text() if stacks.exists() else ""
         what = f"it made no {task.steps} steps in {task.limit_s} s"
         raise ProgramError(what, "raise --time-limit, or see where it waited", f"{tail}\n{waited}")
-    if lacking := _lacking(tail):
-        raise ProgramError(f"it calls {lacking[0]}, which the mock of CUDA lacks", "use another option of it", tail)
     if not list(folder.glob("stacks.*")):
         raise ProgramError("it did not read PYTHONPATH", "start Python without -I, -E and -S", tail)
     status = process.returncode

@@ -95,3 +95,23 @@ def test_a_row_is_made_once_and_a_failure_again(tmp_path, monkeypatch, capsys):
     assert tried[4:] == [(64, 0), (64, 63)]
     rows = memory.rows_in(csv)
     assert [bool(row["failure"]) for row in rows.values()] == [False, False, True, True]
+
+
+def test_programs_of_others_stand_beside_what_they_published(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "published.csv"
+    file.write_text(
+        "what,folder,options,command,figure,gib\n"
+        f"titan,{tmp_path},--as h200,torchrun train.py,reserved,10\nother,{tmp_path},,python a.py,allocated,1\n"
+    )
+
+    def report(options, command, rank, folder):
+        if command[0] == "python":
+            raise ConfigError("no such program", "behind --", "write it")
+        assert (options.device_kind, rank, folder) == ("h200", "0", tmp_path)
+        return {"peak_reserved": 11 * 2**30, "torch": "2.6"}
+
+    monkeypatch.setattr(memory.ProgramOptions, "report", report)
+    assert memory.main(["--programs", str(file)]) == 1
+    titan, other = capsys.readouterr().out.splitlines()
+    assert titan == "titan: reserved 10.00 GiB published, 11.00 simulated, +10.0%, torch 2.6"
+    assert other.startswith("other: no such program")

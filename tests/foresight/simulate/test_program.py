@@ -94,8 +94,9 @@ def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("print('the end')", [], "it ended before a step, in the program, see its last lines\nthe end"),
         ("raise ValueError('no data')", [], "exit status 1 before a step (ValueError: no data)"),
+        ("print('the end')", [], "it ended before a step, in the program, see its last lines\nthe end"),
+        ("import torch\nraise ValueError('no data')", [], "it failed after 0 steps (ValueError: no data)"),
         (STEP + "step()\nraise ValueError('no data')", [], "it failed after 1 steps (ValueError: no data)"),
         ("import time\ntime.sleep(99)", ["--time-limit", "2"], "it made no 3 steps in 2 s"),
         ("kept = bytearray(10**9)\nimport time\ntime.sleep(99)", ["--host-limit", "0.5"], "it took more than 0.5 GiB"),

@@ -324,7 +324,7 @@ class ProgramWatch:
             "error": self.error,
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if used else None,
-            "device_memory": torch.cuda.get_device_properties().total_memory if used else 0,
+            "device_memory": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory if used else 0,
             "rank": int(os.environ.get("RANK", "0")),
             "world_size": int(os.environ.get("WORLD_SIZE", "1")),
             "intervals": self.intervals,

@@ -65,7 +65,7 @@ class ProgramTask:
 
 
 class ProgramError(GptscaleError):
-    """A program that cannot be simulated. tail: its own last lines."""
+    """A program that cannot be simulated. tail: its own last lines, or where it waited."""
 
     exit_status = 2
 
@@ -114,12 +114,14 @@ def run_program(task: ProgramTask) -> dict[str, Any]:
             raise ProgramError(*json.loads((folder / "refused.json").read_text()))
         report = folder / "report.json"
         if not report.exists():
-            _explain(process, task, folder, ended_by_us, tail())
+            _explain(process, task, folder, ended_by_us, last_lines(tail()))
         facts: dict[str, Any] = json.loads(report.read_text())
         if facts["error"] and not facts["refused_bytes"]:
             lacking = _lacking(tail())
             why = f"it calls {lacking[0]}, which the mock of CUDA lacks" if lacking else facts["error"][:200]
-            raise ProgramError(f"it failed after {facts['steps']} steps ({why})", "see its last lines", tail())
+            raise ProgramError(
+                f"it failed after {facts['steps']} steps ({why})", "see its last lines", last_lines(tail())
+            )
         calls = folder / "calls.tsv"
         return facts | {"calls": calls.read_text() if calls.exists() else "", "lacking": _lacking(tail())}
 
@@ -241,9 +243,11 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
         raise ProgramError(f"it took more than {task.host_limit / 2**30:.1f} GiB of this machine's memory", fix, tail)
     if exceeded == "time":
         stacks = folder / f"stacks.{process.pid}"
-        waited = stacks.read_text() if stacks.exists() else ""
+        # The main thread comes last, its innermost call first.
+        waited = stacks.read_text().split("\n\n")[-1].splitlines() if stacks.exists() else []
         what = f"it made no {task.steps} steps in {task.limit_s} s"
-        raise ProgramError(what, "raise --time-limit, or see where it waited", f"{tail}\n{waited}")
+        lines = "\n".join([tail, *waited[:TAIL_LINES]])
+        raise ProgramError(what, "raise --time-limit, or see where it waited", lines)
     if not list(folder.glob("stacks.*")):
         raise ProgramError("it did not read PYTHONPATH", "start Python without -I, -E and -S", tail)
     status = process.returncode
@@ -265,6 +269,6 @@ def last_lines(text: str) -> str:
 def print_error(error: ProgramError) -> int:
     """Print a program's error in one line, its own last lines beneath it, and return the exit status."""
     print(f"gptscale: error: {error}", file=sys.stderr)
-    if lines := last_lines(error.tail):
-        print(lines, file=sys.stderr, flush=True)
+    if error.tail:
+        print(error.tail, file=sys.stderr, flush=True)
     return error.exit_status

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.process import environments
 from gptscale.foresight.simulate import program
 from gptscale.launchers.cli import main
 
@@ -68,6 +69,15 @@ def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_python_with_another_torch_runs_with_its_own(simulate):
+    python = environments.python("colossalai")
+    if not Path(python).exists():
+        pytest.skip("needs the environment of colossalai")
+    status, (rank,), _ = simulate(python, PROGRAMS / "ddp.py", options=["--world", "8", "--steps", "2"])
+    assert (status, rank["steps"], rank["torch"][:4]) == (0, 2, "2.5.")
+
+
+@pytest.mark.slow
 def test_torchrun_names_the_world_and_each_interval_has_its_peak(simulate):
     words = [*TORCHRUN, "--nproc-per-node", "8", "--nnodes", "2", PROGRAMS / "fsdp.py"]
     status, (first, last), printed = simulate(*words, options=["--rank", "0,last"])
@@ -100,7 +110,11 @@ def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
         (STEP + "step()\nraise ValueError('no data')", [], "it failed after 1 steps (ValueError: no data)"),
         ("import time\ntime.sleep(99)", ["--time-limit", "2"], "it made no 3 steps in 2 s"),
         ("kept = bytearray(10**9)\nimport time\ntime.sleep(99)", ["--host-limit", "0.5"], "it took more than 0.5 GiB"),
-        ("import os\nif os.fork(): os._exit(0)\nos.setsid()\nos.execvp('sleep', ['sleep', '99'])", [], "before a step"),
+        (
+            "import os\nif os.fork(): os._exit(0)\nos.setsid()\nos.execvp('sleep', ['sleep', '98765'])",
+            [],
+            "before a step",
+        ),
         ("print('word ' * 10**6)\nimport os\nos._exit(3)", [], "exit status 3 before a step"),
         (STEP + "torch.linalg.svd(model.weight)", [], "it calls cusolver"),
         (
@@ -121,7 +135,7 @@ def test_a_program_that_makes_no_steps_is_told_so_and_leaves_nothing(text, optio
     assert message in printed.err
     assert printed.err.startswith("gptscale: error: ")
     assert len(printed.err) < 2 * program.TAIL_BYTES
-    left = subprocess.run(["pgrep", "-f", "sleep 99"], capture_output=True, text=True, check=False)
+    left = subprocess.run(["pgrep", "-f", "sleep 98765"], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import tyro
 
 from gptscale.common.errors import ConfigError
@@ -17,9 +17,7 @@ from gptscale.common.measure.gpus import GIB, PLAYED
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.memory.constants import outside_of_torch
-from gptscale.foresight.mock_cuda.calls import StepCalls, last_step
 from gptscale.foresight.mock_cuda.devices import device_named
-from gptscale.foresight.mock_cuda.library import read_calls
 from gptscale.foresight.simulate.program import ProgramError, ProgramTask, print_error, run_program
 from gptscale.foresight.simulate.simulation import OOM_EXIT_STATUS
 from gptscale.results.render import console, table
@@ -80,7 +78,7 @@ class ProgramOptions:
         device = device_named(self.device_kind)
         if self.memory_gib:
             device = replace(device, memory=int(self.memory_gib * GIB))
-        limit = self.host_limit * GIB if self.host_limit else FREE_SHARE * _free_bytes()
+        limit = self.host_limit * GIB if self.host_limit else FREE_SHARE * psutil.virtual_memory().available
         task = ProgramTask(
             command,
             self.world,
@@ -94,11 +92,6 @@ class ProgramOptions:
             folder,
         )
         return _completed(run_program(task), self.steps)
-
-
-def _free_bytes() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
 def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
@@ -129,25 +122,7 @@ def _completed(facts: dict[str, Any], steps: int) -> dict[str, Any]:
     out_of_memory = bool(facts["refused_bytes"]) and facts["steps"] < steps
     needed = peaks["peak_allocated"] + sum(constants.values())
     fits = not out_of_memory and needed <= facts["device_memory"]
-    return {
-        **{name: value for name, value in facts.items() if name != "calls"},
-        **peaks,
-        "constants": constants,
-        "out_of_memory": out_of_memory,
-        "fits": fits,
-        "step": _step_of(facts["calls"]),
-    }
-
-
-def _step_of(text: str) -> dict[str, Any] | None:
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as file:
-        file.write(text)
-        file.flush()
-        try:
-            step: StepCalls = last_step(read_calls(Path(file.name)))
-        except ValueError:
-            return None
-    return step.as_json()
+    return {**facts, **peaks, "constants": constants, "out_of_memory": out_of_memory, "fits": fits}
 
 
 def _print(report: dict[str, Any], options: ProgramOptions) -> None:

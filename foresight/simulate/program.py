@@ -26,6 +26,8 @@ from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.process.task import reason
 from gptscale.foresight.mock_cuda import boot, devices
 from gptscale.foresight.mock_cuda.build import prepare
+from gptscale.foresight.mock_cuda.calls import last_step
+from gptscale.foresight.mock_cuda.library import read_calls
 from gptscale.foresight.simulate.simulation import LACKS, cuda_version, with_cuda
 from gptscale.ops.build.cache import private, root
 
@@ -122,8 +124,14 @@ def run_program(task: ProgramTask) -> dict[str, Any]:
             raise ProgramError(
                 f"it failed after {facts['steps']} steps ({why})", "see its last lines", last_lines(tail())
             )
-        calls = folder / "calls.tsv"
-        return facts | {"calls": calls.read_text() if calls.exists() else "", "lacking": _lacking(tail())}
+        if facts["device"] is None:
+            raise ProgramError("it made its steps without a GPU", "let it use cuda", last_lines(tail()))
+        try:
+            step = last_step(read_calls(folder / "calls.tsv")).as_json()
+        except (FileNotFoundError, ValueError):
+            # There is no whole step behind the first.
+            step = None
+        return facts | {"step": step, "lacking": _lacking(tail())}
 
 
 def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:

@@ -116,6 +116,7 @@ def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
             "before a step",
         ),
         ("print('word ' * 10**6)\nimport os\nos._exit(3)", [], "exit status 3 before a step"),
+        (STEP.replace('"cuda"', '"cpu"') + "for _ in range(3): step()", [], "it made its steps without a GPU"),
         (STEP + "torch.linalg.svd(model.weight)", [], "it calls cusolver"),
         (
             "import torch\ntorch.distributed.init_process_group('nccl', rank=0, world_size=4, init_method='env://')",

@@ -9,6 +9,18 @@ if TYPE_CHECKING:
     from gptscale.common.errors import ConfigError
     from gptscale.common.settings.run import Run
 
+# The letters of a formula of state.
+LETTERS = {
+    "N": "parameters",
+    "n": "parameters of a rank before d cuts them",
+    "d": "data ranks",
+    "t": "tensor ranks",
+    "p": "pipeline ranks",
+    "b": "bytes of a weight in computation",
+    "h": "hidden size",
+    "L": "blocks",
+}
+
 
 @dataclass(frozen=True)
 class RecipeConfig:
@@ -35,9 +47,7 @@ class RecipeConfig:
     def state_formula(self, run: Run) -> str:
         """Return the bytes of state of one device under fp32 AdamW, as the recipe's docstring has them.
 
-        N: parameters. n: those of the device's layers and parts of matrices, before data ranks cut them. d, t, p: data, tensor
-        and pipeline ranks. b: bytes of a weight in the compute type. h, L: hidden size and layers. A space multiplies. Empty for
-        options without a formula.
+        LETTERS says what its letters are. A space multiplies. Empty for options without a formula.
         """
         return "16 N"
 

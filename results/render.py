@@ -1,10 +1,12 @@
-"""One way to print a table, to write it as Markdown, and to make a figure.
+"""One way to print a table, to write it as Markdown or LaTeX, and to make a figure.
 
 rich and matplotlib are imported when a function needs them.
 """
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +19,32 @@ if TYPE_CHECKING:
 
 # Dots per inch of every picture.
 DPI = 110
+# Kinds of pictures that a figure is written as.
+PICTURES = ("png", "svg", "pdf")
 
+# Shares of a rank's time in a verdict: colour and meaning. Computation is blue and green, waiting is warm.
+SHARES = {
+    "data": ("#D55E00", "waiting for the next batch"),
+    "host": ("#BBBBBB", "Python, autograd and launches"),
+    "transfer": ("#CC79A7", "exchange between ranks that nothing hides"),
+    "late rank": ("#E69F00", "waiting for a rank that comes late"),
+    "bubble": ("#F0E442", "waiting for another stage of the pipeline"),
+    "disk": ("#882255", "waiting for the disk of an offload"),
+    "bus": ("#AA4499", "copies between host and device"),
+    "allocator": ("#661100", "freeing memory and asking for it"),
+    "no processor": ("#DDCC77", "other programs have the processor"),
+    "slower than calibrated": ("#999999", "products that took longer than they were calibrated"),
+    "products": ("#0072B2", "matrix products"),
+    "attention": ("#56B4E9", "attention"),
+    "elementwise": ("#009E73", "norms, activations, loss and all other kernels"),
+    "optimizer": ("#117733", "the optimizer's step"),
+}
 
-# Shares of a rank's time in a verdict. Computation is blue and green, waiting is warm.
-SHARE_COLOURS = {
-    "data": "#D55E00",
-    "host": "#BBBBBB",
-    "transfer": "#CC79A7",
-    "late rank": "#E69F00",
-    "bubble": "#F0E442",
-    "disk": "#882255",
-    "bus": "#AA4499",
-    "allocator": "#661100",
-    "no processor": "#DDCC77",
-    "products": "#0072B2",
-    "attention": "#56B4E9",
-    "elementwise": "#009E73",
-    "optimizer": "#117733",
+# The letters that mean something to LaTeX.
+LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
 }
 
 
@@ -83,6 +94,37 @@ def markdown(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes:
     return text + ("\n" + "".join(f"* {_plain(note)}\n" for note in notes) if notes else "")
 
 
+def booktabs(rows: Sequence[Mapping[str, str]], *, left: Collection[str], notes: Sequence[str] = ()) -> str:
+    """Return rows whose keys are the titles as a LaTeX table of the package booktabs, with the notes as comments above it.
+
+    left: titles of the columns that are flush left.
+    """
+    head, *lines = [" & ".join(map(_latex, cells)) + r" \\" for cells in (rows[0], *(row.values() for row in rows))]
+    columns = "".join("l" if title in left else "r" for title in rows[0])
+    return "\n".join(
+        [
+            *(f"% {' '.join(note.split())}" for note in notes),
+            f"\\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            "\\end{tabular}\n",
+        ]
+    )
+
+
+def picture_bytes(figure: Figure, kind: str = "png") -> bytes:
+    """Return a figure as the bytes of a PNG, SVG or PDF file."""
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        # The fonts of matplotlib lack some letters that a foreign summary may have.
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(file, format=kind, dpi=DPI)
+    return file.getvalue()
+
+
 def subplots(
     n_rows: int,
     n_columns: int,
@@ -110,10 +152,18 @@ def legend_below(axis: Axes, columns: int = 4) -> None:
     first: dict[str, Any] = {}
     for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
         first.setdefault(label, handle)
-    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.09)}
-    axis.legend(first.values(), first, ncols=columns, frameon=False, fontsize=8, **place)
+    # In letters: the numbers at the axis stand above it, and below them what they are.
+    room: dict[str, Any] = {"bbox_to_anchor": (0.5, 0), "borderaxespad": 4.2 if axis.get_xlabel() else 2.4}
+    axis.legend(
+        first.values(), first, ncols=columns, frameon=False, fontsize=8, columnspacing=1, loc="upper center", **room
+    )
 
 
 def _plain(text: str) -> str:
     """Return text that neither ends a cell nor becomes a tag."""
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _latex(text: str) -> str:
+    """Return text that LaTeX prints as it is."""
+    return "".join(LATEX.get(letter, letter) for letter in text)

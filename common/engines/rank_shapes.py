@@ -135,7 +135,7 @@ def state_formula(run: Run, config: RecipeConfig) -> tuple[str, float] | None:
 
 
 def _symbols(run: Run, config: RecipeConfig) -> dict[str, float]:
-    """Return the letters of the formulas, which common/recipe_config.py explains."""
+    """Return the letters of the formulas, by LETTERS of common/recipe_config.py."""
     gpt, world = run.gpt, run.world
     ranks = (dataclasses.replace(world, rank=rank) for rank in run.mesh.ranks("pp"))
     return {

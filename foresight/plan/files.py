@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.errors import StorageError
 from gptscale.common.settings.plan_file import FORMAT_VERSION, hash_of, options_of
 from gptscale.foresight.calibrate.file import default_file
 from gptscale.foresight.plan.command_lines import words_of
@@ -19,8 +17,8 @@ from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.report import LEFT, page
 from gptscale.foresight.plan.rows import PlannedRow
-from gptscale.results.record.files import replace_file
-from gptscale.results.render import DPI, markdown
+from gptscale.results.record.files import export
+from gptscale.results.render import markdown, picture_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,25 +38,16 @@ class PlanTable:
 
 def write_figure(figure: Figure, shown: PlanTable, png: Path | None, html: Path | None) -> None:
     """Write a picture, and a page of it and the table."""
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=DPI, format="png")
     if png:
-        figure.savefig(png, dpi=DPI)
+        export(png, picture_bytes(figure, png.suffix[1:] or "png"))
     if html:
-        write_text(html, page(shown.title, shown.lines, shown.cells, shown.notes, picture.getvalue()))
+        text = page(shown.title, shown.lines, shown.cells, shown.notes, picture_bytes(figure))
+        export(html, text.encode())
 
 
 def write_table(path: Path, shown: PlanTable) -> None:
     """Write the table as Markdown."""
-    write_text(path, markdown(shown.cells, left=LEFT, notes=shown.notes))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, or raise StorageError."""
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "in plan", "give another file") from None
+    export(path, markdown(shown.cells, left=LEFT, notes=shown.notes).encode())
 
 
 def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str], calibration: Path | None) -> str:
@@ -95,8 +84,5 @@ def save_plan(path: Path, content: Mapping[str, Any]) -> str:
     versions = {"gptscale": importlib.metadata.version("gptscale"), "torch": importlib.metadata.version("torch")}
     document = {"format": FORMAT_VERSION, "versions": versions, **content}
     document["sha256"] = hash_of(document)
-    try:
-        replace_file(path, (json.dumps(document, indent=1) + "\n").encode())
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written ({error.strerror})", "in --save", "give another file") from None
+    export(path, (json.dumps(document, indent=1) + "\n").encode())
     return str(document["sha256"])

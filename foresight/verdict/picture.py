@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gptscale.foresight.verdict.verdict import Verdict
-from gptscale.results.render import DPI, SHARE_COLOURS, subplots
+from gptscale.results.render import DPI, SHARES, subplots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ def draw(verdict: Verdict, path: Path) -> Path:
     used: dict[str, str] = {}
     for rank, pieces in enumerate(ranks):
         for what, begin, end in pieces:
-            used[what] = SHARE_COLOURS[COLOUR_OF.get(what, "host")]
+            used[what] = SHARES[COLOUR_OF.get(what, "host")][0]
             steps.broken_barh([(1e3 * begin, 1e3 * (end - begin))], (rank - 0.4, 0.8), color=used[what], linewidth=0)
     steps.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in range(len(ranks))])
     steps.invert_yaxis()
@@ -46,7 +46,7 @@ def draw(verdict: Verdict, path: Path) -> Path:
     begin = 0.0
     for name, share in verdict.shares.items():
         if share > 0.0:
-            shares.barh(0, share, left=begin, color=SHARE_COLOURS.get(name, "#999999"), label=f"{name} {share:.0%}")
+            shares.barh(0, share, left=begin, color=SHARES[name][0], label=f"{name} {share:.0%}")
             begin += share
     shares.set(xlim=(0, 1), yticks=[], ylabel="time of the\nslowest rank")
     shares.legend(ncols=6, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.25))

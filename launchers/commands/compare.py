@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_output_file
 from gptscale.common.settings.command_line import parse
+from gptscale.results.render import PICTURES
 
 # The lab that compares vision runs. It is found by its name, because nothing here depends on it.
 LAB = "gptscale.lenet.studies.compare"
+KINDS = ("csv", "md", "tex", *PICTURES, "html")
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,33 @@ class CompareOptions:
     """The aggregated figures as CSV."""
     md: Path | None = None
     """The table as Markdown."""
+    tex: Path | None = None
+    """The table as LaTeX, for the package booktabs."""
     png: Path | None = None
-    """Loss curves, speed and memory as a picture."""
+    """Loss curves, speed, memory and what the time goes to, as a picture."""
+    svg: Path | None = None
+    """The same as SVG."""
+    pdf: Path | None = None
+    """The same as PDF."""
+    panel: Literal["loss", "deviation", "speed", "memory", "time"] | None = None
+    """The only panel of the pictures. By default all are there."""
     html: Path | None = None
     """One self-contained page with all of it."""
 
     def __post_init__(self) -> None:
-        for name in ("csv", "md", "png", "html"):
-            check_output_file(getattr(self, name), f"--{name}")
+        for kind, file in self.files().items():
+            check_output_file(file, f"--{kind}")
+            if file.suffix not in ("", f".{kind}") and kind in PICTURES:
+                raise ConfigError(
+                    f"{file} does not end in .{kind}", f"in --{kind}", f"write {file.with_suffix(f'.{kind}')}"
+                )
+        if self.panel and self.files().keys().isdisjoint(PICTURES):
+            raise ConfigError("there is no picture to show it", "in --panel", "give --png, --svg or --pdf FILE too")
+
+    def files(self) -> dict[str, Path]:
+        """Return the files to write by their kinds."""
+        named = {kind: getattr(self, kind) for kind in KINDS}
+        return {kind: file for kind, file in named.items() if file is not None}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.results.comparison.read import load
     from gptscale.results.comparison.write import write
 
-    write(compare(load(options.paths)), csv=options.csv, md=options.md, png=options.png, html=options.html)
+    write(compare(load(options.paths)), options.files(), options.panel)
     return 0
 
 
@@ -65,8 +87,10 @@ def _compare_vision(options: CompareOptions, has_nothing_else: bool) -> int:
     """Compare the runs of lenet.csv files."""
     if not has_nothing_else:
         raise ConfigError("vision runs and GPT runs do not compare", "in compare", "give folders of one kind")
-    if options.html:
-        raise ConfigError("vision runs have no page", "in --html", "use --md and --png")
+    if unwanted := sorted(options.files().keys() - {"csv", "md", "png"}):
+        raise ConfigError("vision runs are not written so", f"in --{unwanted[0]}", "use --csv, --md and --png")
+    if options.panel:
+        raise ConfigError("vision runs have one picture of all", "in --panel", "leave it out")
     lab = import_module(LAB)
     lab.write(lab.compare(lab.load(options.paths)), csv=options.csv, md=options.md, png=options.png)
     return 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gptscale.common.recipe_config import LETTERS
 from gptscale.results.comparison.groups import Group
 from gptscale.results.record.summary import as_size
 from gptscale.results.render import legend_below
@@ -20,6 +22,8 @@ PARTS = {
     "host": ("moved to the host", "#CCCCCC", "///"),
     "disk": ("moved to disk", "#888888", "xxx"),
 }
+# So many letters are as wide as the panel alone, and as the panel of the whole picture.
+LETTERS_ALONE, LETTERS_WIDE = 58, 78
 REST = ("activations and buffers at the peak", "#F2F2F2")
 
 
@@ -45,28 +49,40 @@ def state_text(group: Group, scale: float) -> str:
     return " + ".join([f"{on_device:,.2f}", *elsewhere])
 
 
-def draw_memory(axis: Axes, groups: Sequence[Group], colours: Sequence[str]) -> None:
+def draw_memory(axis: Axes, groups: Sequence[Group], colours: Sequence[str], alone: bool) -> None:
     """Draw what one device holds: state by kind beside its formula, or the peak of a process where no state was measured."""
     on_device = any(group.median("peak_mem_allocated_gib") is not None for group in groups)
     peak = "peak_mem_allocated_gib" if on_device else "peak_rss_gib"
-    reach = [_reach(group, peak, on_device) for group in groups]
-    top = max(reach, default=0.0) or 1.0
-    unit, scale = ("GiB", 1.0) if top >= 1 else ("MiB", 1024.0)
+    reach, texts = [_reach(group, peak, on_device) for group in groups], [_texts(group, peak) for group in groups]
+    # A bar ends where there is room for its text.
+    width = LETTERS_ALONE if alone else LETTERS_WIDE
+    right = max(
+        (x / (1 - min(0.75, (len("".join(text)) + 4) / width)) for x, text in zip(reach, texts, strict=True)),
+        default=0.0,
+    )
+    unit, scale = ("GiB", 1.0) if max(reach, default=0.0) >= 1 else ("MiB", 1024.0)
     with_state = any(state_gib(group) for group in groups)
-    for i, group in enumerate(groups):
+    for i, (group, (size, formula)) in enumerate(zip(groups, texts, strict=True)):
         if state_gib(group):
             _draw_state(axis, i, group, scale, peak if on_device else "")
         else:
             axis.barh(i, (group.median(peak) or 0.0) * scale, color="#BBBBBB" if with_state else colours[i], alpha=0.85)
-        _say(axis, group, peak, (reach[i] + 0.015 * top) * scale, i)
+        at = (reach[i] + 0.01 * right) * scale
+        axis.annotate(size, (at, i), va="center", fontsize=9)
+        place: dict[str, Any] = {"xytext": (len(size) * 6 + 6, 0), "textcoords": "offset points"}
+        axis.annotate(formula, (at, i), va="center", fontsize=8, color="#555555", **place)
     what = (
         "state of one rank, and its formula"
         if with_state
         else f"peak {'device' if on_device else 'host'} memory of a rank"
     )
-    axis.set(title=what, xlabel=unit, xlim=(0, 1.55 * top * scale))
+    axis.set(title=what, xlabel=unit, xlim=(0, (right or 1.0) * scale))
+    used = {letter for _, formula in texts for letter in re.findall("[A-Za-z]", formula)}
+    for letter, meaning in LETTERS.items():
+        if letter in used:
+            axis.barh(0, 0.0, color="none", label=f"{letter}: {meaning}")
     if with_state:
-        legend_below(axis, columns=3)
+        legend_below(axis, columns=1 if alone else 2)
 
 
 def _draw_state(axis: Axes, i: int, group: Group, scale: float, peak: str) -> None:
@@ -101,11 +117,8 @@ def _reach(group: Group, peak: str, on_device: bool) -> float:
     return max(of_kinds, (group.median(peak) or 0.0) + elsewhere) if on_device or not parts else of_kinds
 
 
-def _say(axis: Axes, group: Group, peak: str, x: float, y: int) -> None:
-    """Write the sum of a bar behind it, and its formula in grey."""
+def _texts(group: Group, peak: str) -> tuple[str, str]:
+    """Return what stands behind a bar: its sum, and its formula."""
     parts, gib = state_gib(group), group.median(peak)
     size = as_size(sum(parts.values())) if parts else "-" if gib is None else as_size(gib)
-    axis.annotate(size, (x, y), va="center", fontsize=9)
-    if parts and group.first["state_formula"]:
-        place: dict[str, Any] = {"xytext": (len(size) * 6 + 6, 0), "textcoords": "offset points"}
-        axis.annotate(f"= {group.first['state_formula']}", (x, y), va="center", fontsize=8, color="#555555", **place)
+    return size, f"= {group.first['state_formula']}" if parts and group.first["state_formula"] else ""

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gptscale.common.errors import ConfigError
 from gptscale.results.comparison.groups import Comparison, Group
 from gptscale.results.comparison.memory_bars import draw_memory
 from gptscale.results.comparison.run_files import clip, read_shares, read_steps
-from gptscale.results.render import DPI, SHARE_COLOURS, legend_below, subplots
+from gptscale.results.render import SHARES, legend_below, subplots
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe & Ito 2008: colour-blind readers can tell these apart too. Dashes help where curves cover each other.
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#F0E442")
 DASHES = ("-", (0, (6, 3)), (0, (2, 2)), (0, (6, 2, 1, 2)), (0, (1, 3)))
 FAILED = "#B00020"
+# Inches of a panel alone, which a phone shows as wide as its screen, and letters of a name in it.
+PANEL_IN, PANEL_NAME = 5.6, 30
 # A picture of more groups could not be read, and one of 1,200 not be drawn. A curve has no more points than pixels.
 GROUPS_MAX, POINTS = 40, 2000
 
@@ -58,34 +60,77 @@ def thinned(steps: pd.DataFrame, column: str) -> pd.DataFrame:
     return steps.loc[np.unique(np.concatenate([values.idxmin(), values.idxmax()]))]
 
 
-def figure_png(comparison: Comparison) -> bytes:
-    """Draw the ranked groups as a PNG, `single` first because the others are measured against it."""
-    groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")[:GROUPS_MAX]
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(groups))]
-    shares, curves = [shares_of(group) for group in groups], [steps_of(group) for group in groups]
-    # The room for the legends below the panels does not grow with the groups.
-    height_in = 1.6 + 0.21 * len(groups)
-    figure, axes = subplots(3 if any(shares) else 2, 2, (13, height_in * (3 if any(shares) else 2)), _title(comparison))
-    _losses(axes[0, 0], curves, colours)
-    _deviations(axes[0, 1], curves, colours)
-    _speeds(axes[1, 0], groups, colours, comparison.baseline)
-    draw_memory(axes[1, 1], groups, colours)
-    with_lines = list(axes.flat[1:4])
-    if any(shares):
-        # Both places of the last row, because shares are many and small.
-        for axis in axes[2]:
-            axis.remove()
-        wide = figure.add_subplot(axes[2, 0].get_gridspec()[2, :])
-        _shares(wide, shares)
-        with_lines.append(wide)
-    for axis in with_lines:
-        _name_lines(axis, groups)
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        # The fonts of matplotlib lack some letters that a foreign summary may have.
-        warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(file, format="png", dpi=DPI)
-    return file.getvalue()
+class Drawing:
+    """The panels of a comparison, all on one figure or each on its own.
+
+    panels: their names. `time` is there if a run has a verdict. Of the ranked groups `single` comes first, because the others
+    are measured against it. What is wrong with the steps of a run is added to its group's notes.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.groups = sorted(comparison.ranked, key=lambda group: group.recipe != "single")[:GROUPS_MAX]
+        self.colours = [COLOURS[i % len(COLOURS)] for i in range(len(self.groups))]
+        self.shares, self.curves = (
+            [shares_of(group) for group in self.groups],
+            [steps_of(group) for group in self.groups],
+        )
+        self.panels = ("loss", "deviation", "speed", "memory", *(("time",) if any(self.shares) else ()))
+        # The room for the legends below the panels does not grow with the groups.
+        self.height_in = 1.6 + 0.21 * len(self.groups)
+
+    def figure(self) -> Figure:
+        """Return all panels on one figure."""
+        n_rows = (len(self.panels) + 1) // 2
+        figure, axes = subplots(n_rows, 2, (13, self.height_in * n_rows), _title(self.comparison))
+        places = list(axes.flat)
+        if "time" in self.panels:
+            # Both places of the last row, because shares are many and small.
+            for axis in axes[2]:
+                axis.remove()
+            places[4] = figure.add_subplot(axes[2, 0].get_gridspec()[2, :])
+        for panel, axis in zip(self.panels, places, strict=False):
+            self._draw(panel, axis)
+        return figure
+
+    def panel(self, name: str) -> Figure:
+        """Return one panel, as wide as a column of a paper, with a legend of its own and without the title of the work.
+
+        Raises ConfigError for a panel that this comparison does not have.
+        """
+        if name not in self.panels:
+            raise ConfigError(f"there is no panel {name!r}", "in --panel", f"choose from: {' '.join(self.panels)}")
+        for_legend = 2.2 if name in ("memory", "time") else 0.8
+        figure, ((axis,),) = subplots(1, 1, (PANEL_IN, self.height_in + for_legend))
+        self._draw(name, axis, alone=True)
+        return figure
+
+    def _draw(self, panel: str, axis: Axes, alone: bool = False) -> None:
+        baseline = self.comparison.baseline
+        if panel == "loss":
+            _losses(
+                axis, self.curves, self.colours, [_name(group, PANEL_NAME) for group in self.groups] if alone else []
+            )
+            return
+        if panel == "deviation":
+            _deviations(axis, self.curves, self.colours)
+        elif panel == "speed":
+            _speeds(axis, self.groups, self.colours, baseline)
+        elif panel == "memory":
+            draw_memory(axis, self.groups, self.colours, alone)
+        else:
+            _shares(axis, self.shares, columns=1 if alone else 3)
+        axis.set_yticks(
+            range(len(self.groups)), [_name(g, PANEL_NAME if alone else 60) for g in self.groups], fontsize=9
+        )
+        axis.set_ylim(len(self.groups) - 0.4, -0.6)
+        axis.grid(axis="x", alpha=0.25)
+        axis.set_axisbelow(True)
+
+
+def _name(group: Group, letters: int) -> str:
+    """Return a short name in which a dollar sign begins no formula."""
+    return clip(group.name, letters).replace("$", r"\$")
 
 
 def _title(comparison: Comparison) -> str:
@@ -98,23 +143,19 @@ def _title(comparison: Comparison) -> str:
     ).replace("$", r"\$")
 
 
-def _name_lines(axis: Axes, groups: Sequence[Group]) -> None:
-    """Give each group its line, with a short name in which a dollar sign begins no formula."""
-    axis.set_yticks(range(len(groups)), [clip(group.name, 60).replace("$", r"\$") for group in groups], fontsize=9)
-    axis.set_ylim(len(groups) - 0.4, -0.6)
-    axis.grid(axis="x", alpha=0.25)
-    axis.set_axisbelow(True)
-
-
-def _losses(axis: Axes, curves: Sequence[pd.DataFrame | None], colours: Sequence[str]) -> None:
+def _losses(axis: Axes, curves: Sequence[pd.DataFrame | None], colours: Sequence[str], names: Sequence[str]) -> None:
+    """Draw the losses of all groups. names: those of the groups for a legend, none where other panels name the colours."""
     axis.set(title="training loss: the curves must lie on each other", xlabel="step", ylabel="loss (nats per token)")
     axis.grid(alpha=0.25)
-    drawn = [(steps, colour) for steps, colour in zip(curves, colours, strict=True) if steps is not None]
-    for i, (steps, colour) in enumerate(drawn):
+    named = zip(curves, colours, names or [""] * len(curves), strict=True)
+    drawn = [(steps, colour, name) for steps, colour, name in named if steps is not None]
+    for i, (steps, colour, name) in enumerate(drawn):
         # The first curve is wide and pale, so that every later one is visible on it. A single visible line means that all agree.
         width, alpha = (5.0, 0.35) if i == 0 and len(drawn) > 1 else (1.6, 1.0)
         shown, dashes = thinned(steps, "loss"), DASHES[i % len(DASHES)]
-        axis.plot(shown.step, shown.loss, color=colour, linestyle=dashes, linewidth=width, alpha=alpha)
+        axis.plot(shown.step, shown.loss, color=colour, linestyle=dashes, linewidth=width, alpha=alpha, label=name)
+    if drawn and names:
+        legend_below(axis, columns=2)
     if not drawn:
         axis.text(0.5, 0.5, "no steps.csv", ha="center", va="center", color="grey", transform=axis.transAxes)
 
@@ -156,7 +197,10 @@ def _speeds(axis: Axes, groups: Sequence[Group], colours: Sequence[str], baselin
 
     values = [group.median("tokens_per_s") for group in groups]
     base = baseline.median("tokens_per_s") if baseline else None
-    top = max((group.spread[1] for group in groups if group.spread), default=1.0)
+    top = max(
+        [*(value or 0.0 for value in values), *(group.spread[1] for group in groups if group.spread)], default=0.0
+    )
+    top = top or 1.0
     for i, (group, value) in enumerate(zip(groups, values, strict=True)):
         axis.barh(i, value or 0.0, color=colours[i], alpha=0.85)
         if group.spread:
@@ -167,18 +211,19 @@ def _speeds(axis: Axes, groups: Sequence[Group], colours: Sequence[str], baselin
             text = (f"{value:,.0f}" if value >= 100 else f"{value:.2f}") + (f"  {value / base:.2f}x" if base else "")
         at = max(value or 0.0, group.spread[1] if group.spread else 0.0) + 0.012 * top
         axis.annotate(text, (at, i), va="center", fontsize=9, color=FAILED if value is None and status else "black")
-    versus = f" and times that of {clip(baseline.name, 30)}" if baseline else ""
+    versus = f", and times that of {clip(baseline.name, 30)}" if baseline else ""
     axis.set(title=f"tokens/s of all devices{versus}".replace("$", r"\$"), xlim=(0, 1.3 * top), xlabel="line: spread")
     axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}" if top >= 10 else "{x:g}"))
 
 
-def _shares(axis: Axes, shares: Sequence[dict[str, float]]) -> None:
+def _shares(axis: Axes, shares: Sequence[dict[str, float]], columns: int) -> None:
     """Draw one bar per group, cut into what the time of its ranks went to."""
     begins = [0.0] * len(shares)
-    for name, colour in SHARE_COLOURS.items():
+    for name, (colour, meaning) in SHARES.items():
         parts = [of_group.get(name, 0.0) for of_group in shares]
         if any(part >= 0.005 for part in parts):
-            axis.barh(range(len(shares)), parts, left=begins, color=colour, label=name)
+            label = name if name == meaning else f"{name}: {meaning}"
+            axis.barh(range(len(shares)), parts, left=begins, color=colour, label=label)
             begins = [begin + part for begin, part in zip(begins, parts, strict=True)]
     axis.set(title="what the time of the ranks goes to (gptscale why)", xlim=(0, 1))
-    legend_below(axis, columns=12)
+    legend_below(axis, columns=columns)

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from gptscale.common.errors import visible
 from gptscale.common.settings.checks import RUN_NAME
 from gptscale.common.settings.run import todays_workload, workload_hash
-from gptscale.results.render import SHARE_COLOURS
+from gptscale.results.render import SHARES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +105,7 @@ def read_shares(folder: str, run_id: str) -> dict[str, float]:
     try:
         with run_file(folder, run_id, "verdict.json") as file:
             content = json.loads(file.read(VERDICT_BYTES_MAX + 1))
-        shares = {name: float(content["shares"].get(name, 0.0)) for name in SHARE_COLOURS}
+        shares = {name: float(content["shares"].get(name, 0.0)) for name in SHARES}
         return shares if all(0.0 <= share <= 1.0 for share in shares.values()) else {}
     except (OSError, DamagedFileError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return {}

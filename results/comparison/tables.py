@@ -1,4 +1,4 @@
-"""A comparison as a table: for the terminal, Markdown and the HTML page, and with bare figures as CSV."""
+"""A comparison as a table: for the terminal, Markdown, LaTeX and the HTML page, and with bare figures as CSV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gptscale.results.columns import SUMMARY, cell, csv_line
 from gptscale.results.comparison.groups import FIGURES, Comparison, Group
 from gptscale.results.comparison.memory_bars import state_gib, state_text, state_unit
 from gptscale.results.record.summary import as_size
-from gptscale.results.render import markdown, table
+from gptscale.results.render import booktabs, markdown, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -184,6 +184,11 @@ def _width(rows: Sequence[dict[str, str]], title: str, *, wrapped: bool = False)
 def as_markdown(comparison: Comparison) -> str:
     """Return the table as Markdown, with the notes below it."""
     return markdown(cells(comparison), left=LEFT, notes=notes(comparison))
+
+
+def as_latex(comparison: Comparison) -> str:
+    """Return the table as LaTeX, with the notes as comments."""
+    return booktabs(cells(comparison), left=LEFT, notes=notes(comparison))
 
 
 def as_csv(comparison: Comparison) -> bytes:

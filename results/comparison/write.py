@@ -1,17 +1,20 @@
-"""Writing a comparison: to the terminal, and as CSV, Markdown, PNG and HTML files."""
+"""Writing a comparison: to the terminal, and as CSV, Markdown, LaTeX, pictures and HTML files."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gptscale.common.errors import StorageError, visible
 from gptscale.results.comparison.groups import Comparison, compare
 from gptscale.results.comparison.read import DAMAGED, load
-from gptscale.results.comparison.tables import as_csv, as_markdown, show
-from gptscale.results.record.files import as_storage_error
-from gptscale.results.render import console
+from gptscale.results.comparison.tables import as_csv, as_latex, as_markdown, show
+from gptscale.results.record.files import export
+from gptscale.results.render import PICTURES, console, picture_bytes
+
+if TYPE_CHECKING:
+    from gptscale.results.comparison.picture import Drawing
 
 
 def write_comparison(paths: Sequence[Path], out: Path) -> None:
@@ -23,42 +26,40 @@ def write_comparison(paths: Sequence[Path], out: Path) -> None:
         # A link may be another user's, and is not followed.
         if file.is_symlink():
             raise StorageError(f"{file} is a symbolic link", "in --out", "remove it or choose another folder")
-    write(compare(rows, works[-1] if works else None), **files)
+    write(compare(rows, works[-1] if works else None), files)
 
 
-def write(
-    comparison: Comparison,
-    *,
-    csv: Path | None = None,
-    md: Path | None = None,
-    png: Path | None = None,
-    html: Path | None = None,
-) -> None:
-    """Print the comparison and write the files that are named.
+def write(comparison: Comparison, files: Mapping[str, Path], panel: str | None = None) -> None:
+    """Print the comparison and write the files, whose keys say their kinds: csv, md, tex, html or one of PICTURES.
 
-    The files are private to the user. Raises StorageError if the disk is full.
+    panel: the only one that pictures show, None for all. Raises ConfigError if there is no such panel, and StorageError if a
+    file cannot be written.
     """
-    picture = b""
-    if png or html:
-        from gptscale.results.comparison.page import page
-        from gptscale.results.comparison.picture import figure_png
+    drawing = None
+    if not files.keys().isdisjoint((*PICTURES, "html")):
+        from gptscale.results.comparison.picture import Drawing
 
         # First, because the notes also tell what is wrong with the steps of a run.
-        picture = figure_png(comparison)
+        drawing = Drawing(comparison)
+    # Nothing is written before all is known to be there.
+    contents = {kind: _content(kind, comparison, drawing, panel) for kind in files}
     terminal = console(log_columns=130)
     show(comparison, terminal)
-    forms: list[tuple[Path | None, Callable[[], bytes]]] = [
-        (csv, lambda: as_csv(comparison)),
-        (md, lambda: as_markdown(comparison).encode()),
-        (png, lambda: picture),
-        (html, lambda: page(comparison, picture).encode()),
-    ]
-    for path, form in forms:
-        if path:
-            content = form()
-            try:
-                with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                    file.write(content)
-            except OSError as error:
-                raise as_storage_error(error, path) from None
-            terminal.print(f"wrote {visible(str(path))}", highlight=False, markup=False, soft_wrap=True)
+    for kind, path in files.items():
+        export(path, contents[kind])
+        terminal.print(f"wrote {visible(str(path))}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _content(kind: str, comparison: Comparison, drawing: Drawing | None, panel: str | None) -> bytes:
+    if kind == "csv":
+        return as_csv(comparison)
+    if kind == "md":
+        return as_markdown(comparison).encode()
+    if kind == "tex":
+        return as_latex(comparison).encode()
+    assert drawing is not None
+    if kind == "html":
+        from gptscale.results.comparison.page import page
+
+        return page(comparison, {name: picture_bytes(drawing.panel(name)) for name in drawing.panels}).encode()
+    return picture_bytes(drawing.panel(panel) if panel else drawing.figure(), kind)

@@ -71,14 +71,28 @@ def write_json(path: Path, value: Any) -> None:
     replace_file(path, json.dumps(value, indent=1, default=str).encode())
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def export(path: Path, data: bytes) -> None:
+    """Write a file that the user may give away: in one move, and readable by whom umask allows.
+
+    A pipe or a device takes the bytes itself. Raises StorageError if it cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            replace_file(path.resolve(), data, 0o666)
+    except OSError as error:
+        raise as_storage_error(error, path) from None
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Replace the content of a file in one move, so that after a crash it is all old or all new.
 
-    Raises StorageError if the disk is full or fails.
+    mode: its rights, of which umask takes some away. Raises StorageError if the disk is full or fails.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with opened(temporary, os.O_WRONLY | os.O_TRUNC) as descriptor:
+        with opened(temporary, os.O_WRONLY | os.O_TRUNC, mode) as descriptor:
             append(descriptor, data, path)
             sync(descriptor, path)
         os.replace(temporary, path)
@@ -96,13 +110,13 @@ def warn(message: str) -> None:
     print(f"gptscale: warning: {message}", file=sys.stderr, flush=True)
 
 
-def open_private(path: Path, flags: int = os.O_RDWR | os.O_APPEND) -> int:
-    """Open or create a file that only the user may read, and return its descriptor.
+def open_private(path: Path, flags: int = os.O_RDWR | os.O_APPEND, mode: int = 0o600) -> int:
+    """Open or create a file that only the user may read, unless `mode` says more, and return its descriptor.
 
     Raises StorageError for a symbolic link and for what is no file, such as a pipe, which would block its reader.
     """
     try:
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise StorageError(
@@ -116,9 +130,9 @@ def open_private(path: Path, flags: int = os.O_RDWR | os.O_APPEND) -> int:
 
 
 @contextmanager
-def opened(path: Path, flags: int = os.O_RDWR | os.O_APPEND) -> Iterator[int]:
-    """Open a private file as `open_private` does, and close it at the end."""
-    descriptor = open_private(path, flags)
+def opened(path: Path, flags: int = os.O_RDWR | os.O_APPEND, mode: int = 0o600) -> Iterator[int]:
+    """Open a file as `open_private` does, and close it at the end."""
+    descriptor = open_private(path, flags, mode)
     try:
         yield descriptor
     finally:
@@ -137,7 +151,7 @@ def append(descriptor: int, data: bytes | bytearray, path: Path) -> None:
             reason = f"{error.strerror}, {len(data):,} bytes were not written"
     # The bytes that did fit are a torn row.
     os.ftruncate(descriptor, size)
-    raise StorageError(reason, f"in {path}", "free space or point --out elsewhere")
+    raise StorageError(reason, f"in {path}", "free space or choose another place")
 
 
 def sync(descriptor: int, path: Path) -> None:
@@ -150,7 +164,7 @@ def sync(descriptor: int, path: Path) -> None:
 
 def as_storage_error(error: OSError, path: Path) -> StorageError:
     """Return what the operating system says about a file as an error that names the file."""
-    return StorageError(error.strerror or str(error), f"in {path}", "free space or point --out elsewhere")
+    return StorageError(error.strerror or str(error), f"in {path}", "free space or choose another place")
 
 
 def cut_torn_line(descriptor: int, path: Path) -> None:

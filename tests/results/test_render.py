@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from gptscale.results.render import DPI, console, markdown, subplots, table
+from gptscale.results.render import booktabs, console, markdown, picture_bytes, subplots, table
 
 ROWS = [{"way": "plain", "ms": "1.5"}, {"way": "a|b <i>", "ms": "20.5"}]
 
@@ -46,9 +46,22 @@ def test_markdown_cells_neither_end_early_nor_become_tags():
     assert markdown(ROWS[:1], left=("way",)).endswith("| plain | 1.5 |\n")
 
 
-def test_a_figure_is_written_without_a_display(tmp_path):
+def test_a_cell_of_latex_is_printed_as_it_is():
+    rows = [{"way": r"a_b & c\d", "share": "5 %"}]
+    assert booktabs(rows, left=("way",), notes=["two\nlines"]).splitlines() == [
+        "% two lines",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"way & share \\",
+        r"\midrule",
+        r"a\_b \& c\textbackslash{}d & 5 \% \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_a_figure_is_written_without_a_display():
     figure, axes = subplots(1, 2, (4, 2), "title")
     assert axes.shape == (1, 2)
     axes[0, 0].plot([1, 2])
-    figure.savefig(tmp_path / "figure.png", dpi=DPI)
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert picture_bytes(figure).startswith(b"\x89PNG")

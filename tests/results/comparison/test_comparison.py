@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import stat
 import subprocess
@@ -25,12 +26,13 @@ from gptscale.results.columns import STEP_COLUMNS, SUMMARY
 from gptscale.results.comparison import picture
 from gptscale.results.comparison.groups import Comparison, Group, compare
 from gptscale.results.comparison.memory_bars import draw_memory
-from gptscale.results.comparison.picture import figure_png, thinned
+from gptscale.results.comparison.picture import Drawing, thinned
 from gptscale.results.comparison.read import load
 from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes, show
 from gptscale.results.comparison.write import write_comparison
 from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.step_log import StepLog
+from gptscale.results.render import picture_bytes
 
 WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
 LONG_RECIPE = "accelerate_fsdp"
@@ -195,7 +197,7 @@ class Axis:
 def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path: Path) -> None:
     add_run(tmp_path, "single", 1000.0, peak_mem_allocated_gib=20.0, **STATE)
     axis = Axis()
-    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"])  # type: ignore[arg-type]
+    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"], alone=False)  # type: ignore[arg-type]
     assert [(left, width) for _, left, width, _ in axis.bars] == [(0, 4), (4, 4), (8, 8), (16, 4)]
     assert [label for *_, label in axis.bars][:3] == ["weights", "gradients", "optimizer state"]
     assert axis.marks == [[15.5, 15.5]]
@@ -206,7 +208,7 @@ def test_bars_of_a_small_state_are_in_mib(tmp_path: Path) -> None:
     small = {column: value / 1024 for column, value in STATE.items() if not isinstance(value, str)}
     add_run(tmp_path, "fsdp", 1000.0, **(STATE | small))
     axis = Axis()
-    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"])  # type: ignore[arg-type]
+    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"], alone=False)  # type: ignore[arg-type]
     assert [width for _, _, width, _ in axis.bars] == [4, 4, 8]
     assert axis.texts == ["16 MiB", "= 16 N"]
 
@@ -307,14 +309,17 @@ def test_a_speed_on_a_machine_in_use_is_in_no_tier(tmp_path: Path) -> None:
 def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path: Path) -> None:
     run_id = add_run(tmp_path, "ddp", bound_by="data-bound", gain_if_removed=0.25)
     add_run(tmp_path, "single", 500.0)
-    without = figure_png(compare(load([tmp_path])))
+    without = picture_bytes(Drawing(compare(load([tmp_path]))).figure())
     (tmp_path / "runs" / run_id / "verdict.json").write_text(json.dumps({"shares": {"data": 0.25, "products": 0.75}}))
     comparison = compare(load([tmp_path]))
     assert [row["bound by"] for row in cells(comparison)] == ["data-bound -25%", "-"]
     assert "bound by" in as_markdown(comparison)
     assert picture.shares_of(comparison.ranked[0])["products"] == 0.75
     assert picture.shares_of(comparison.ranked[1]) == {}
-    heights = [matplotlib.image.imread(io.BytesIO(png)).shape[0] for png in (without, figure_png(comparison))]
+    heights = [
+        matplotlib.image.imread(io.BytesIO(png)).shape[0]
+        for png in (without, picture_bytes(Drawing(comparison).figure()))
+    ]
     assert heights[1] > heights[0]
 
 
@@ -343,7 +348,7 @@ def test_a_comparison_of_failures_only(tmp_path: Path) -> None:
     add_failure(tmp_path, "fsdp")
     comparison = compare(load([tmp_path]))
     assert "oom" in shown(comparison)
-    assert figure_png(comparison)
+    assert picture_bytes(Drawing(comparison).figure())
 
 
 def test_a_resumed_run_counts_once_as_it_ended(tmp_path: Path) -> None:
@@ -570,11 +575,15 @@ def test_escape_sequences_of_a_foreign_run_are_written_out(tmp_path: Path, capsy
     assert r"\x1b]0;x\x07\u202etxt.\u2066&lt;b&gt;" in html
 
 
-def test_files_of_a_comparison_are_private(tmp_path: Path) -> None:
+def test_files_of_a_comparison_have_the_rights_that_umask_leaves(tmp_path: Path) -> None:
     add_run(tmp_path, "single")
-    write_comparison([tmp_path], tmp_path)
+    before = os.umask(0o027)
+    try:
+        write_comparison([tmp_path], tmp_path)
+    finally:
+        os.umask(before)
     for kind in ("csv", "md", "png", "html"):
-        assert stat.S_IMODE((tmp_path / f"comparison.{kind}").stat().st_mode) == 0o600
+        assert stat.S_IMODE((tmp_path / f"comparison.{kind}").stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize("n_steps", [1, 2000, 100_001])
@@ -592,7 +601,7 @@ def test_a_picture_of_very_many_groups_shows_the_fastest(tmp_path: Path) -> None
     comparison = compare(load([tmp_path]))
     assert len(comparison.ranked) == 60
     assert "20 slower groups are not drawn" in picture._title(comparison)
-    assert figure_png(comparison)
+    assert picture_bytes(Drawing(comparison).figure())
 
 
 @pytest.mark.parametrize(
@@ -640,7 +649,7 @@ def test_text_of_a_row_is_never_markup_nor_a_tag_nor_a_formula(tmp_path: Path) -
     assert r"\|" in markdown
     from gptscale.results.comparison.page import page
 
-    html = page(comparison, b"")
+    html = page(comparison, {})
     assert "<script" not in html
     assert "&lt;script" in html
     assert all(
@@ -654,7 +663,7 @@ def test_all_forms_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for recipe, tokens_per_s in (("single", 1000.0), ("fsdp", 1500.0), ("ddp", 2000.0)):
         add_run(tmp_path, recipe, tokens_per_s)
     add_failure(tmp_path, "zero3")
-    files = {kind: tmp_path / f"table.{kind}" for kind in ("csv", "md", "png", "html")}
+    files = {kind: tmp_path / f"table.{kind}" for kind in ("csv", "md", "tex", "png", "svg", "pdf", "html")}
     options = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
     assert main(["compare", *options, str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -666,7 +675,57 @@ def test_all_forms_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     table = [line for line in files["md"].read_text().splitlines() if line.startswith("|")]
     assert len(table) == 6
     assert len({line.count("|") for line in table}) == 1
+    tex = files["tex"].read_text()
+    assert r"\begin{tabular}{lr" in tex
+    assert tex.count(r" \\") == 5
     assert matplotlib.image.imread(files["png"]).shape[:2] > (500, 1000)
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    assert all(files[kind].read_bytes().startswith(begin) for kind, begin in begins.items())
+    assert files["html"].read_text().count("data:image/png") == 4
+
+
+def test_a_panel_is_a_narrower_picture_with_names_of_its_own(tmp_path: Path) -> None:
+    for recipe in ("single", "ddp"):
+        run_id = add_run(tmp_path, recipe, state_weights_gib=1.0, state_formula="16 N / d", state_formula_gib=1.0)
+        verdict = {"shares": {"data": 0.25, "products": 0.75}}
+        (tmp_path / "runs" / run_id / "verdict.json").write_text(json.dumps(verdict))
+    for panel, word in {
+        "loss": "ddp x2",
+        "memory": "d: data ranks",
+        "time": "data: waiting for the next batch",
+    }.items():
+        file = tmp_path / "panel.svg"
+        with matplotlib.rc_context({"svg.fonttype": "none"}):
+            assert main(["compare", str(tmp_path), "--panel", panel, "--svg", str(file)]) == 0
+        assert word in file.read_text()
+
+
+def test_a_bar_of_speed_is_seen_without_a_spread(tmp_path: Path) -> None:
+    add_run(tmp_path, "single", 5e4, step_time_s_p10="", step_time_s_p90="")
+    (axis,) = Drawing(compare(load([tmp_path]))).panel("speed").axes
+    assert axis.get_xlim()[1] > 5e4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--png", "a.svg"], "a.svg does not end in .png, in --png, write a.png"),
+        (["--panel", "speed"], "there is no picture to show it, in --panel"),
+        (
+            ["--panel", "time", "--csv", "a.csv", "--png", "a.png"],
+            "there is no panel 'time', in --panel, choose from: loss",
+        ),
+        (["--tex", "no/a.tex"], "in --tex, name a file in a folder that exists"),
+    ],
+)
+def test_a_file_that_cannot_be_is_refused_before_any_is_written(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_run(tmp_path, "single")
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", ".", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("a.*"))
 
 
 def test_html_is_self_contained_and_complete(tmp_path: Path) -> None:
@@ -686,7 +745,7 @@ def test_html_is_self_contained_and_complete(tmp_path: Path) -> None:
 def test_picture_without_steps_still_shows_speed(tmp_path: Path) -> None:
     add_run(tmp_path, "single", steps=False)
     add_run(tmp_path, "ddp", steps=False)
-    assert figure_png(compare(load([tmp_path]))).startswith(b"\x89PNG")
+    assert picture_bytes(Drawing(compare(load([tmp_path]))).figure()).startswith(b"\x89PNG")
 
 
 def test_run_json_need_not_be_there(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import matplotlib.image
 import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 from rich.console import Console
 
 from gptscale.common.errors import StorageError
@@ -32,7 +33,7 @@ from gptscale.results.comparison.tables import as_csv, as_markdown, cells, notes
 from gptscale.results.comparison.write import write_comparison
 from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.step_log import StepLog
-from gptscale.results.render import picture_bytes
+from gptscale.results.render import picture_bytes, subplots
 
 WORK = {"model": "tiny", "steps": 20, "lr": 5e-4, "data_fingerprint": "aaaa"}
 LONG_RECIPE = "accelerate_fsdp"
@@ -169,48 +170,28 @@ def test_state_time_and_utilisation_are_columns_where_a_run_has_them(tmp_path: P
     assert (float(line["train_time_s"]), float(line["state_formula_gib"])) == (12.34, 15.5)
 
 
-class Axis:
-    """An axis that notes what is drawn on it."""
-
-    def __init__(self) -> None:
-        self.bars: list[tuple[float, float, float, str]] = []
-        self.marks: list[list[float]] = []
-        self.texts: list[str] = []
-
-    def barh(self, y: float, width: float, left: float = 0.0, label: str = "", **style: Any) -> None:
-        self.bars.append((y, left, width, label))
-
-    def plot(self, x: list[float], y: Any, **style: Any) -> None:
-        self.marks.append(list(x))
-
-    def annotate(self, text: str, at: Any, **style: Any) -> None:
-        self.texts.append(text)
-
-    def get_legend_handles_labels(self) -> tuple[list[str], list[str]]:
-        labels = [label for *_, label in self.bars]
-        return labels, labels
-
-    def legend(self, *args: Any, **style: Any) -> None: ...
-    def set(self, **style: Any) -> None: ...
+def drawn(folder: Path) -> tuple[Axes, list[tuple[float, float]]]:
+    """The panel of memory of the runs in a folder, and where its bars begin and how long they are."""
+    axis: Axes = subplots(1, 1, (5, 3))[1][0, 0]
+    draw_memory(axis, compare(load([folder])).ranked, ["black"], alone=False)
+    return axis, [(round(bar.get_x(), 6), round(bar.get_width(), 6)) for bar in axis.patches if bar.get_width()]  # type: ignore[attr-defined]
 
 
 def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path: Path) -> None:
     add_run(tmp_path, "single", 1000.0, peak_mem_allocated_gib=20.0, **STATE)
-    axis = Axis()
-    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"], alone=False)  # type: ignore[arg-type]
-    assert [(left, width) for _, left, width, _ in axis.bars] == [(0, 4), (4, 4), (8, 8), (16, 4)]
-    assert [label for *_, label in axis.bars][:3] == ["weights", "gradients", "optimizer state"]
-    assert axis.marks == [[15.5, 15.5]]
-    assert axis.texts == ["16 GiB", "= 16 N"]
+    axis, bars = drawn(tmp_path)
+    assert bars == [(0, 4), (4, 4), (8, 8), (16, 4)]
+    assert axis.get_legend_handles_labels()[1][1:4] == ["weights", "gradients", "optimizer state"]
+    assert [list(line.get_xdata()) for line in axis.lines] == [[15.5, 15.5]]  # type: ignore[arg-type]
+    assert [text.get_text() for text in axis.texts] == ["16 GiB", "= 16 N"]
 
 
 def test_bars_of_a_small_state_are_in_mib(tmp_path: Path) -> None:
     small = {column: value / 1024 for column, value in STATE.items() if not isinstance(value, str)}
     add_run(tmp_path, "fsdp", 1000.0, **(STATE | small))
-    axis = Axis()
-    draw_memory(axis, compare(load([tmp_path])).ranked, ["black"], alone=False)  # type: ignore[arg-type]
-    assert [width for _, _, width, _ in axis.bars] == [4, 4, 8]
-    assert axis.texts == ["16 MiB", "= 16 N"]
+    axis, bars = drawn(tmp_path)
+    assert [width for _, width in bars] == [4, 4, 8]
+    assert [text.get_text() for text in axis.texts] == ["16 MiB", "= 16 N"]
 
 
 def test_other_work_is_not_ranked_and_says_what_differs(tmp_path: Path) -> None:

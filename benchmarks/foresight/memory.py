@@ -258,14 +258,11 @@ def _simulated(case: dict[str, Any]) -> dict[str, Any]:
         )
     except GptscaleError as error:
         return row | {"failure": f"{REFUSED if isinstance(error, ConfigError) else ''}{error}"}
-    facts = simulation.facts
     if simulation.out_of_memory:
         return row | {"failure": simulation.out_of_memory}
-    return row | {
-        "allocated": facts["peak_allocated"],
-        "reserved": facts["peak_reserved"],
-        "by_owner": json.dumps({"in": facts["peak_part"], **facts["peak_by_owner"]}),
-    }
+    memory, timeline = simulation.memory(), simulation.timeline
+    by_owner = {"in": timeline.part_at(timeline.peak_at), **timeline.by_owner(timeline.peak_at)}
+    return row | {"allocated": memory.allocated, "reserved": memory.reserved, "by_owner": json.dumps(by_owner)}
 
 
 def _closed_form(case: dict[str, Any], allocated: int) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import KEPT, RunConfig
-from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
-from gptscale.foresight.mock_cuda.calls import StepCalls
+from gptscale.foresight.memory.report import GIB, RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.launchers.run.options import parse_launch, take_recipe
 from gptscale.launchers.run.remedies import TRIES, remedies
 from gptscale.recipes import get, names_with
-from gptscale.results.render import DPI, console, table
+from gptscale.results.record.files import export
+from gptscale.results.render import console
 
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
 WITHOUT_EFFECT = ",".join(("steps", "on_spike", *KEPT))
@@ -87,13 +87,16 @@ def main(argv: Sequence[str]) -> int:
     for rank in ranks:
         with console(stderr=True).status(f"rank {rank} of {options.nproc}"):
             memories.append(_simulate(recipe, config, recipe_config, options, rank))
+    from gptscale.foresight.simulate.answer import print_memory, print_verdict
+
     for memory in memories:
-        _print(recipe, memory, options)
+        print_memory(memory, f"{recipe}, rank {memory.rank} of {options.nproc}, on {memory.extra['device']}")
+        print_verdict(memory, min(options.gpus_per_node, options.nproc))
     if options.save is not None:
         _save(recipe, config, options, memories)
-    if too_large := next((memory for memory in memories if memory.fits is False), None):
+    if too_large := next((memory for memory in memories if not (memory.fits or memory.fits_barely)), None):
         print(_advice(recipe, config, recipe_config, options, too_large.rank), file=sys.stderr)
-    return 0 if all(memory.fits is not False for memory in memories) else 1
+    return 1 if too_large else 0
 
 
 def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[int]:
@@ -117,9 +120,9 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
 def _simulate(
     recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
 ) -> RankMemory:
-    from gptscale.foresight.simulate.simulation import rank_memory, simulate
+    from gptscale.foresight.simulate.simulation import simulate
 
-    simulated_rank = simulate(
+    memory = simulate(
         recipe,
         config,
         recipe_config,
@@ -127,8 +130,7 @@ def _simulate(
         rank=rank,
         world_size=options.nproc,
         ranks_per_node=options.gpus_per_node,
-    )
-    memory = rank_memory(simulated_rank, rank)
+    ).memory()
     if options.host_memory is None:
         return memory
     # On a machine that has fewer ranks, each has more.
@@ -151,66 +153,19 @@ def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options
     return f"does not fit with any of: {'; '.join(tried)}"
 
 
-def _print(recipe: str, memory: RankMemory, options: SimulateOptions) -> None:
-    timeline = memory.timeline
-    peak = timeline.peak_at
-    title = f"{recipe}, rank {memory.rank} of {options.nproc}, on {memory.extra['device']}"
-    rows = table(("what fills the peak", "GiB", "share"), left=("what fills the peak",), title=title)
-    owners = merged(timeline.by_owner(peak)) | {"rounding of the allocator's blocks": memory.rounding()}
-    for owner, nbytes in owners.items():
-        if nbytes >= min(2**20, memory.allocated / 200):
-            rows.add_row(owner, f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, memory.allocated):.0%}")
-    rows.add_row("allocated at most", f"{memory.allocated / GIB:,.2f}", "", end_section=True)
-    rows.add_row("reserved by torch's allocator", f"{memory.reserved / GIB:,.2f}", "")
-    for constant in memory.constants:
-        rows.add_row(f"{constant.name} (a constant)", f"{constant.nbytes / GIB:,.2f}", "")
-    rows.add_row("needed", f"{memory.needed / GIB:,.2f}", "")
-    console(log_columns=120, highlight=False).print(rows)
-    host = f", which needs {memory.host / GIB:,.2f} GiB in all" if memory.host is not None else ""
-    print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB{host}")
-    calls = memory.extra.get("calls")
-    if isinstance(calls, StepCalls):
-        sent = sum(c.nbytes * c.count for c in calls.collectives) / GIB
-        print(
-            f"step     {calls.launches:,} launches; products {calls.product_flops / 1e12:,.1f} TFLOP; "
-            f"{sum(c.count for c in calls.collectives):,} collectives of {sent:,.2f} GiB; "
-            f"this host needs {1e3 * memory.extra['host_s']:,.0f} ms to ask for it"
-        )
-    if memory.out_of_memory:
-        # Torch's message says what could not be allocated, and then repeats the table above.
-        print(
-            f"does not fit: {memory.out_of_memory.split(' GPU ')[0]} The memory is filled by {filled_by(memory)}.",
-            file=sys.stderr,
-        )
-    elif memory.fits_host is False:
-        need, share = (memory.host or 0) / GIB, (memory.host_capacity or 0) / GIB
-        ranks = min(options.gpus_per_node, options.nproc)
-        print(
-            f"does not fit on the host: a rank needs {need:.2f} GiB there, of which {memory.pinned / GIB:.2f} pinned, and has "
-            f"{share:.2f}, the share of one of {ranks}",
-            file=sys.stderr,
-        )
-    elif memory.fits is False:
-        over = (memory.needed - (memory.capacity or 0)) / GIB
-        print(f"does not fit: {over:.2f} GiB too much, filled by {filled_by(memory)}", file=sys.stderr)
-    elif memory.capacity:
-        print(f"fits     with {(memory.capacity - memory.needed) / GIB:,.2f} of {memory.capacity / GIB:,.2f} GiB free")
-
-
 def _save(recipe: str, config: RunConfig, options: SimulateOptions, memories: Sequence[RankMemory]) -> None:
+    from gptscale.foresight.simulate.answer import save_picture
+
     folder = options.save
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
-    ranks = [{key: value for key, value in memory.as_json().items() if key != "calls"} for memory in memories]
     facts = {
         "recipe": recipe,
         "world_size": options.nproc,
         "options": {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)},
-        "ranks": ranks,
+        "ranks": [memory.as_json() for memory in memories],
     }
-    (folder / "simulation.json").write_text(json.dumps(facts, indent=1) + "\n")
-    figure = draw(
-        memories, f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
-    )
-    figure.savefig(folder / "simulation.png", dpi=DPI)
+    export(folder / "simulation.json", f"{json.dumps(facts, indent=1)}\n".encode())
+    title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
+    save_picture(memories, title, folder / "simulation.png")
     print(f"files    {folder / 'simulation.json'}, {folder / 'simulation.png'}")

@@ -73,6 +73,13 @@ class RankMemory:
             return False
         return None if self.capacity is None else self.needed <= self.capacity
 
+    @property
+    def fits_barely(self) -> bool:
+        """Return whether the device holds what is allocated, but not what torch keeps unused."""
+        outside = self.needed - self.reserved
+        squeezed = self.capacity is not None and self.allocated + outside <= self.capacity < self.needed
+        return squeezed and not self.out_of_memory and self.fits_host is not False
+
     def rounding(self) -> int:
         """Return what the allocator's blocks hold at the peak beyond what was asked for."""
         return max(0, self.allocated - self.timeline.peak)

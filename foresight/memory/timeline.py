@@ -1,26 +1,18 @@
-"""What lived when, and whose it was: the log of a counter, read."""
+"""What lived when, and whose it was: the log that a simulated program leaves, read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from gptscale.foresight.memory.owners import (
-    BACKWARD,
-    BUILD,
-    FORWARD,
-    GRADIENT,
-    LOGITS,
-    OPTIMIZER,
-    PARAMETER,
-    STATE,
-    Owners,
-)
+from gptscale.foresight.mock_cuda.watch import BACKWARD, BUILD, FORWARD, GRADIENT, OPTIMIZER, PARAMETER, STATE
 
+LOGITS = "logits and loss"
 ACTIVATION, UNDER_WAY, STEPPING, OTHER = "activation", "under way in backward", "under way in the optimizer", "other"
 # Memory allocated while the engine is built that is no parameter in the end: weights before they are split.
 BUILDING = "while the engine is built"
@@ -102,14 +94,17 @@ def kind_of(owner: str) -> str:
     return owner.partition(" of ")[0]
 
 
-def read_timeline(log: np.ndarray, owners: Owners, steps: list[int]) -> Timeline:
-    """Return the timeline of a log, an array of (address, signed bytes, number of the place), with the labels of `owners`."""
+def read_timeline(log: np.ndarray, owners: Mapping[str, Any]) -> Timeline:
+    """Return the timeline of a log, an array of (address, signed bytes, number of the place).
+
+    owners: places, labels, marks and steps, as foresight/mock_cuda/watch.py has them.
+    """
     live: dict[int, int] = {}
     born: list[int] = []
     died: list[int] = []
     label_of: list[str] = []
     # In the order of their times.
-    labels, i = owners.labels, 0
+    labels, i = owners["labels"], 0
     for time, (address, nbytes, _) in enumerate(log.tolist()):
         while i < len(labels) and labels[i][0] <= time:
             _set_label(live, label_of, labels[i])
@@ -123,11 +118,11 @@ def read_timeline(log: np.ndarray, owners: Owners, steps: list[int]) -> Timeline
             died[live.pop(address)] = time
     for label in labels[i:]:
         _set_label(live, label_of, label)
-    times = np.array(born, dtype=np.int64)
-    places = [owners.places[int(log[time, 2])] for time in born]
-    ends = np.array(died, dtype=np.int64)
+    times, ends = np.array(born, dtype=np.int64), np.array(died, dtype=np.int64)
+    places = [owners["places"][place] for place in log[times, 2].tolist()]
     owner = [label or _owner(*place) for label, place in zip(label_of, places, strict=True)]
-    return Timeline(Allocations(times, ends, log[times, 1], owner), len(log), owners.marks, steps)
+    marks = [(time, part) for time, part in owners["marks"]]
+    return Timeline(Allocations(times, ends, log[times, 1], owner), len(log), marks, list(owners["steps"]))
 
 
 def _set_label(live: dict[int, int], label_of: list[str], timed_label: tuple[int, int, str]) -> None:

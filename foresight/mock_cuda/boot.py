@@ -1,4 +1,4 @@
-"""What a program on mocked GPUs has in its process: peers that answer, steps that are counted, and a report of its memory.
+"""What a program on mocked GPUs meets in its process: peers that answer, and launchers that become the one rank that is there.
 
 A world has one real rank. Its peers hold what it holds, and answer at once. Its NCCL calls go to the mock of NCCL. On the CPU
 torch's fake process group stands in for gloo. Both leave the values of a reduction as they are. What is gathered is this
@@ -9,13 +9,10 @@ A program of somebody else reads a copy of this file (on_path.py) in an environm
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import inspect
 import json
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,8 +27,6 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401
 # The task of a simulated program, as JSON, which its starter (foresight/simulate/program.py) writes.
 TASK = "GPTSCALE_SIMULATED_PROGRAM"
 
-# NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
-WATCHDOG_S = 0.25
 # What torchrun sets beside the ranks. The store of its agent is not there.
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "simulated",
@@ -90,11 +85,11 @@ def check_ranks(wanted: int) -> int:
     return world_size
 
 
-def refuse(what: str, fix: str) -> NoReturn:
+def refuse(what: str, fix: str, where: str = "in the program") -> NoReturn:
     """End this process with a line for the starter, or raise RuntimeError where there is none."""
     if TASK not in os.environ:
-        raise RuntimeError(f"{what}, {fix}")
-    (Path(json.loads(os.environ[TASK])["folder"]) / "refused.json").write_text(json.dumps([what, fix]))
+        raise RuntimeError(f"{what}, {where}, {fix}")
+    (Path(json.loads(os.environ[TASK])["folder"]) / "refused.json").write_text(json.dumps([what, where, fix]))
     os._exit(2)
 
 
@@ -209,153 +204,10 @@ def _scatter_object_list(original: Any) -> Any:
     return scatter_object_list
 
 
-class ProgramWatch:
-    """It counts the steps of a program, ends it after some, and leaves a report of its memory.
-
-    A step ends with the call of an optimizer's step(), of whatever optimizer of torch.optim. Of several optimizers each has to
-    come to the last step. Where DeepSpeed's engine steps, only its own steps count.
-    """
-
-    def __init__(self, task: dict[str, Any]) -> None:
-        self.folder, self.last_step = Path(task["folder"]), int(task["steps"])
-        self.steps: dict[int, int] = {}
-        self.optimizers: dict[int, Any] = {}
-        self.in_engine = False
-        self.intervals: list[dict[str, int]] = []
-        self.refused_bytes: list[int] = []
-        self.error = ""
-        self.mock = ctypes.CDLL(None)
-        self.mock.mock_list.argtypes = self.mock.mock_mark.argtypes = [ctypes.c_char_p]
-        for name in ("mock_pinned_peak_bytes", "mock_host_peak_bytes"):
-            getattr(self.mock, name).restype = ctypes.c_size_t
-        if task["share"]:
-            self.mock.mock_share_host_memory()
-
-    def begin(self) -> None:
-        """Hang it into torch, whose own functions tell it what happens."""
-        from torch.optim import optimizer
-
-        optimizer.register_optimizer_step_pre_hook(lambda optimizer, args, options: self.begins(optimizer))
-        optimizer.register_optimizer_step_post_hook(lambda optimizer, args, options: self.stepped(optimizer))
-        for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
-            if original := getattr(torch._C, name, None):
-                setattr(torch._C, name, self._after_an_interval(original))
-        observe = vars(torch._C)["_cuda_attach_out_of_memory_observer"]
-        torch.cuda._lazy_call(lambda: observe(self._note_refusal))
-        print_error = sys.excepthook
-
-        def note_error(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-            self.error = f"{kind.__name__}: {error}".splitlines()[0]
-            print_error(kind, error, traceback)
-
-        sys.excepthook = note_error
-        atexit.register(self._at_exit)
-
-    def begins(self, optimizer: Any) -> None:
-        """End the program where an optimizer begins a step that is too much."""
-        if self.steps.get(id(optimizer), 0) >= self.last_step:
-            self.end()
-
-    def stepped(self, optimizer: Any) -> None:
-        """Count a step, list the calls of the last, and end the program after it."""
-        if self.in_engine:
-            return
-        self.optimizers[id(optimizer)] = optimizer
-        count = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
-        if next(iter(self.steps)) == id(optimizer):
-            if dist.is_initialized():
-                time.sleep(WATCHDOG_S)
-            if count == self.last_step:
-                self.mock.mock_mark(b"step ends")
-            if count == self.last_step - 1:
-                self.mock.mock_list(str(self.folder / "calls.tsv").encode())
-                self.mock.mock_mark(b"step 0")
-        if min(self.steps.values()) >= self.last_step:
-            self.end()
-
-    def end(self) -> NoReturn:
-        """Leave the report and end the process, whatever it has planned."""
-        self._write("its last step")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-    def _at_exit(self) -> None:
-        if self.steps or self.refused_bytes or self.error:
-            self._write("its own end")
-
-    def _after_an_interval(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def reset(*device: Any) -> Any:
-            self._close_interval()
-            return original(*device)
-
-        return reset
-
-    def _close_interval(self) -> None:
-        if torch.cuda.is_initialized():
-            allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-            steps = max(self.steps.values(), default=0)
-            self.intervals.append({"steps": steps, "allocated": allocated, "reserved": reserved})
-
-    def _note_refusal(self, device: int, asked: int, *in_use: int) -> None:
-        self.refused_bytes.append(asked)
-
-    def _held(self) -> dict[str, int]:
-        """Return the bytes on the device of what the optimizers step, and of their state."""
-        tensors: dict[str, list[Any]] = {"parameters": [], "optimizer state": []}
-        for optimizer in self.optimizers.values():
-            tensors["parameters"] += [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
-            for state in getattr(optimizer, "state", {}).values():
-                tensors["optimizer state"] += state.values() if isinstance(state, dict) else ()
-        sizes = {}
-        for name, each in tensors.items():
-            local = [getattr(t, "_local_tensor", t) for t in each if isinstance(t, torch.Tensor)]
-            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in local if t.is_cuda}
-            sizes[name] = sum(storages.values())
-        return sizes
-
-    def _write(self, ended_by: str) -> None:
-        self._close_interval()
-        self.mock.mock_list(None)
-        used = torch.cuda.is_initialized()
-        report = {
-            "ended_by": ended_by,
-            "steps": max(self.steps.values(), default=0),
-            "error": self.error,
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if used else None,
-            "device_memory": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory if used else 0,
-            "rank": int(os.environ.get("RANK", "0")),
-            "world_size": int(os.environ.get("WORLD_SIZE", "1")),
-            "intervals": self.intervals,
-            "refused_bytes": self.refused_bytes,
-            "held": self._held(),
-            "communicators": self.mock.mock_communicators(),
-            "pinned": self.mock.mock_pinned_peak_bytes(),
-            "host_shared": self.mock.mock_host_peak_bytes(),
-        }
-        written = self.folder / f"report.{os.getpid()}"
-        written.write_text(json.dumps(report))
-        written.rename(self.folder / "report.json")
-
-
 def begin(torch_module: Any) -> None:
     """Let this program, which has just imported torch, run as the one rank that is there."""
-    global _watch
     answer_for_peers()
-    _watch = ProgramWatch(json.loads(os.environ[TASK]))
-    _watch.begin()
     setattr(torch.multiprocessing, "spawn", _spawn)  # noqa: B010
-    save = torch.save
-
-    def save_no_files(value: Any, file: Any, *args: Any, **options: Any) -> None:
-        if hasattr(file, "write"):
-            save(value, file, *args, **options)
-
-    setattr(torch, "save", save_no_files)  # noqa: B010
-
-
-_watch: ProgramWatch
 
 
 def _spawn(function: Callable[..., Any], args: Any = (), nprocs: int = 1, *join: Any, **options: Any) -> None:
@@ -417,27 +269,3 @@ def launch_deepspeed(module: Any) -> None:
         become([*program, *local, *words.user_args], nodes * per_node, per_node)
 
     module.main = main
-
-
-def watch_deepspeed(module: Any) -> None:
-    """Count the steps of DeepSpeed's engine, whose optimizer steps several times in each."""
-    take = module.DeepSpeedEngine._take_model_step
-
-    def take_model_step(self: Any, *args: Any, **options: Any) -> None:
-        _watch.in_engine = True
-        take(self, *args, **options)
-        _watch.in_engine = False
-        _watch.stepped(self.basic_optimizer if hasattr(self, "basic_optimizer") else self)
-
-    module.DeepSpeedEngine._take_model_step = take_model_step
-
-
-def write_nothing(module: Any) -> None:
-    """Leave out what a module or its Trainer would save."""
-    for owner, name in (
-        (module, "save"),
-        (module, "save_file"),
-        (getattr(module, "Trainer", None), "_save_checkpoint"),
-    ):
-        if hasattr(owner, name):
-            setattr(owner, name, lambda *args, **options: None)

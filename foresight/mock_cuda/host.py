@@ -22,13 +22,10 @@ from gptscale.common.model.precision import DTYPES
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.world import World
 from gptscale.common.settings.run import Run
-from gptscale.foresight.mock_cuda.boot import answer_for_peers
-from gptscale.foresight.mock_cuda.library import share_host_memory
 
 
 def leave_out() -> None:
     """Let this process leave out what no simulation reads. Call it before a recipe is imported."""
-    share_host_memory()
     # Nobody reads the weights, so their memory keeps what it has.
     _replace(initial_weights, "init_rows", lambda *name_shape_and_rows: iter(()))
     _replace(initial_weights, "init_tensor", lambda name, shape, gpt, seed: torch.empty(shape))
@@ -142,7 +139,6 @@ def lone_group(world: World) -> Iterator[None]:
     """Hold a default process group of `world.world_size` ranks, of which only `world.rank` is there."""
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    answer_for_peers()
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=world.rank, world_size=world.world_size)
     yield

@@ -1,12 +1,13 @@
 """The start of a simulated program: this file is on its path as sitecustomize.py, which Python reads before all else.
 
-It runs the sitecustomize of the user, if there is one, and gives a module of boot.py's table to that file when the program has
-imported it. It imports nothing that the program might not have.
+It runs the sitecustomize of the user, if there is one. When the program has imported a module of its table, it gives that to
+boot.py or watch.py, which lie beside it. It imports nothing that the program might not have.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import importlib.util
 import json
 import os
@@ -16,25 +17,25 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-# The function of boot.py that is called as soon as the program has imported a module.
+# The functions that are called as soon as the program has imported a module.
 AFTER_IMPORT = {
-    "torch": "begin",
-    "torch.distributed.launcher.api": "launch_torchrun",
-    "torch.distributed.checkpoint.state_dict_saver": "write_nothing",
-    "safetensors.torch": "write_nothing",
-    "transformers.trainer": "write_nothing",
-    "accelerate.commands.launch": "launch_accelerate",
-    "deepspeed.launcher.runner": "launch_deepspeed",
-    "deepspeed.runtime.engine": "watch_deepspeed",
+    "torch": ("boot.begin", "watch.begin"),
+    "torch.distributed.launcher.api": ("boot.launch_torchrun",),
+    "torch.distributed.checkpoint.state_dict_saver": ("watch.write_nothing",),
+    "safetensors.torch": ("watch.write_nothing",),
+    "transformers.trainer": ("watch.write_nothing",),
+    "accelerate.commands.launch": ("boot.launch_accelerate",),
+    "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
+    "deepspeed.runtime.engine": ("watch.watch_deepspeed",),
 }
 
 
 class ImportWatch(MetaPathFinder):
-    """It finds a module as Python would, and calls boot.py after the module has run."""
+    """It finds a module as Python would, and calls the functions of its table after the module has run."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        function = AFTER_IMPORT.pop(name, None)
-        if function is None:
+        functions = AFTER_IMPORT.pop(name, ())
+        if not functions:
             return None
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
@@ -44,9 +45,8 @@ class ImportWatch(MetaPathFinder):
 
         def run_and_tell(module: Any) -> None:
             run(module)
-            import gptscale_boot
-
-            getattr(gptscale_boot, function)(module)
+            for file, function in (words.split(".") for words in functions):
+                getattr(importlib.import_module(f"gptscale_{file}"), function)(module)
 
         loader.exec_module = run_and_tell  # type: ignore[method-assign]
         return spec

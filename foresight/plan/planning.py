@@ -22,7 +22,7 @@ from gptscale.foresight.plan.planner import WorkPlan, plan
 from gptscale.foresight.plan.question import Cluster, cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.report import merged
 from gptscale.foresight.plan.rows import PlannedRow
-from gptscale.foresight.simulate.simulation import rank_memory, simulate
+from gptscale.foresight.simulate.simulation import simulate
 from gptscale.foresight.time.data_sheets import sheet_of
 from gptscale.launchers.run.preflight import resolve
 from gptscale.recipes import unsupported
@@ -84,7 +84,7 @@ def simulated_memory(row: PlannedRow) -> RankMemory:
     run, cluster = row.candidate.run, row.cluster
     memories = []
     for rank in dict.fromkeys((0, cluster.ranks - 1 if run.pp_size > 1 else 0)):
-        simulation = simulate(
+        simulated = simulate(
             run.recipe,
             dataclasses.replace(run.config, data="synthetic"),
             row.candidate.config,
@@ -93,5 +93,5 @@ def simulated_memory(row: PlannedRow) -> RankMemory:
             world_size=cluster.ranks,
             ranks_per_node=cluster.per_node,
         )
-        memories.append(rank_memory(simulation, rank))
+        memories.append(simulated.memory())
     return max(memories, key=lambda memory: (memory.fits is False, memory.needed))

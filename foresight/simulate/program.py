@@ -1,7 +1,8 @@
 """Anybody's program as one rank of a world that is not there, in its own interpreter and environment, and what it needed.
 
-The program gets the mock of CUDA by LD_PRELOAD, and two files on its path: on_path.py, as sitecustomize.py, and boot.py. They
-answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever it has started.
+The program gets the mock of CUDA by LD_PRELOAD, and three files on its path: on_path.py, as sitecustomize.py, boot.py and
+watch.py. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever it has
+started.
 """
 
 from __future__ import annotations
@@ -18,30 +19,36 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+
 from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.process.task import reason
-from gptscale.foresight.mock_cuda import boot, devices
+from gptscale.foresight.memory.constants import outside_of_torch
+from gptscale.foresight.memory.report import RankMemory
+from gptscale.foresight.memory.timeline import Timeline, read_timeline
+from gptscale.foresight.mock_cuda import boot, devices, watch
 from gptscale.foresight.mock_cuda.build import prepare
-from gptscale.foresight.mock_cuda.calls import last_step
+from gptscale.foresight.mock_cuda.calls import StepCalls, last_step
 from gptscale.foresight.mock_cuda.library import read_calls
-from gptscale.foresight.simulate.simulation import LACKS, cuda_version, with_cuda
+from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
 from gptscale.ops.build.cache import private, root
 
+# A call that torch knows of, and one that a library looks up by its name.
+LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefined symbol: )(\w+)")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-PYTHON = re.compile(r"python[\d.]*$")
-# The interpreter of a script: in its first line, or where that would be too long, in its second, which a shell reads.
-SHEBANG = re.compile(rb"#!\s*(?:\S*/env\s+)?(\S*python[\d.]*)|#!/bin/sh\n'''exec' \"?([^\"\n]*python[\d.]*)")
-FIND_TORCH = "import importlib.util; s = importlib.util.find_spec('torch'); print(s.origin if s else '')"
 TAIL_BYTES, TAIL_LINES = 1 << 16, 20
 # What a program may take to leave by itself, once its report is there.
 GRACE_S, LOOK_S = 10.0, 0.2
 # What the interpreter may take to write its stacks.
 WRITE_S = 1.0
+# What a program may take of this machine's free memory, unless its task says more.
+FREE_SHARE = 0.75
 # Nothing is downloaded, uploaded or asked of a machine that is not there.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
@@ -50,8 +57,9 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 class ProgramTask:
     """A command, and the rank of which world on which device it is to be.
 
-    world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory.
-    folder: where it runs, None for the current one.
+    world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
+    may take. ends: after its last step, instead of by itself. folder: where it runs, None
+    for the current one. torch_folder: of its interpreter's torch, None to look for it.
     """
 
     command: Sequence[str]
@@ -61,9 +69,50 @@ class ProgramTask:
     gpus_per_node: int
     steps: int
     limit_s: int
-    host_limit: int
-    share_host_memory: bool
+    host_limit: float = field(default_factory=lambda: FREE_SHARE * psutil.virtual_memory().available)
+    share_host_memory: bool = True
+    ends: bool = True
     folder: Path | None = None
+    torch_folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One rank's memory, and what one step asks of its device.
+
+    facts: what foresight/mock_cuda/watch.py reports, in bytes, and what a recipe's own program adds. calls: of the last step,
+    None if no whole step came after the first.
+    """
+
+    facts: dict[str, Any]
+    timeline: Timeline
+    calls: StepCalls | None
+
+    @property
+    def out_of_memory(self) -> str | None:
+        """Return the allocator's message if the rank ran out of memory."""
+        return self.facts["out_of_memory"] or None
+
+    def memory(self) -> RankMemory:
+        """Return the memory of the rank, with what lies on its device beside torch's allocator."""
+        facts = self.facts
+        allocated, reserved = (max(i[name] for i in facts["intervals"]) for name in ("allocated", "reserved"))
+        return RankMemory(
+            facts["rank"],
+            self.timeline,
+            allocated,
+            reserved,
+            facts["device_memory"],
+            facts["pinned"],
+            facts["host"],
+            outside_of_torch(facts["communicators"]),
+            self.out_of_memory,
+            {
+                "device": facts["device"],
+                "host_s": facts.get("host_s"),
+                "step": self.calls.as_json() if self.calls else None,
+            },
+        )
 
 
 class ProgramError(GptscaleError):
@@ -76,62 +125,55 @@ class ProgramError(GptscaleError):
         self.tail = tail
 
 
-def interpreter_of(command: Sequence[str]) -> str:
-    """Return the Python that a command starts, or raise ConfigError if it starts none."""
-    path = shutil.which(command[0])
-    if path is None:
-        raise ConfigError(f"no such program: {command[0]!r}", "behind --", "write the command as you type it today")
-    if PYTHON.search(path):
-        return path
-    with open(path, "rb") as file:
-        words = SHEBANG.match(file.read(1000))
-    python = words and shutil.which((words[1] or words[2]).decode())
-    if not python:
-        raise ConfigError(f"{command[0]!r} is not Python", "behind --", "begin with python, torchrun or accelerate")
-    return python
+def run_program(task: ProgramTask) -> Simulation:
+    """Run a program under the mock until it has stepped often enough, and return what it needed.
 
-
-def torch_of(python: str) -> Path:
-    """Return the folder of an interpreter's torch, or raise ConfigError without one that has CUDA."""
-    found = subprocess.run([python, "-c", FIND_TORCH], capture_output=True, text=True, timeout=60, check=False)
-    origin = found.stdout.strip().splitlines()
-    if not origin or not origin[-1]:
-        why = "" if not found.returncode else f" ({reason(found.stderr)[:200]})"
-        raise ConfigError(f"torch is not installed{why}", f"at {python}", "name the Python of your environment")
-    return with_cuda(Path(origin[-1]).parent)
-
-
-def run_program(task: ProgramTask) -> dict[str, Any]:
-    """Run a program under the mock until it has stepped often enough, and return its report.
-
-    Raises ConfigError if it cannot be started, and ProgramError if it ends without a report.
+    Raises ConfigError if it cannot be started or asks for another world, and ProgramError if it ends without a report.
     """
-    torch_folder = torch_of(interpreter_of(task.command))
+    torch_folder = task.torch_folder or torch_of(interpreter_of(task.command))
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
         environ = _environment(task, torch_folder, folder)
         with _running(task, environ, folder) as (process, tail):
             ended_by_us = _wait(process, task, folder)
         if (folder / "refused.json").exists():
-            raise ProgramError(*json.loads((folder / "refused.json").read_text()))
-        report = folder / "report.json"
-        if not report.exists():
+            raise ConfigError(*json.loads((folder / "refused.json").read_text()))
+        if not (folder / "report.json").exists():
             _explain(process, task, folder, ended_by_us, last_lines(tail()))
-        facts: dict[str, Any] = json.loads(report.read_text())
+        simulation = read_simulation(folder)
+        facts, lacking = simulation.facts, _lacking(tail())
         if facts["error"] and not facts["refused_bytes"]:
-            lacking = _lacking(tail())
             why = f"it calls {lacking[0]}, which the mock of CUDA lacks" if lacking else facts["error"][:200]
             raise ProgramError(
                 f"it failed after {facts['steps']} steps ({why})", "see its last lines", last_lines(tail())
             )
         if facts["device"] is None:
             raise ProgramError("it made its steps without a GPU", "let it use cuda", last_lines(tail()))
-        try:
-            step = last_step(read_calls(folder / "calls.tsv")).as_json()
-        except (FileNotFoundError, ValueError):
-            # There is no whole step behind the first.
-            step = None
-        return facts | {"step": step, "lacking": _lacking(tail())}
+        facts |= {"lacking": lacking, "unfinished": bool(facts["refused_bytes"]) and facts["steps"] < task.steps}
+        facts["out_of_memory"] = facts["unfinished"] and _refusal(facts)
+        return simulation
+
+
+def read_simulation(folder: Path) -> Simulation:
+    """Read what foresight/mock_cuda/watch.py has left in a folder."""
+    facts: dict[str, Any] = json.loads((folder / "report.json").read_text()) | {"out_of_memory": ""}
+    if (folder / watch.RECIPE_FACTS).exists():
+        facts |= json.loads((folder / watch.RECIPE_FACTS).read_text())
+    log = np.fromfile(folder / "events.bin", dtype=np.int64) if facts["device"] else np.empty(0, dtype=np.int64)
+    timeline = read_timeline(log.reshape(-1, 3), facts.pop("owners"))
+    try:
+        step = last_step(read_calls(folder / "calls.tsv"))
+    except (FileNotFoundError, ValueError):
+        # There is no whole step behind the first.
+        step = None
+    return Simulation(facts, timeline, step)
+
+
+def _refusal(facts: Mapping[str, Any]) -> str:
+    """Return what the allocator said, or would have said to a program that does not show it."""
+    asked = f"CUDA out of memory. Tried to allocate {facts['refused_bytes'][-1] / 2**20:,.2f} MiB."
+    said = re.search(r"CUDA out of memory\. Tried to allocate [\d.,]+ \w+\.", facts["error"])
+    return f"{said[0] if said else asked} That was after {facts['steps']} steps."
 
 
 def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
@@ -139,16 +181,17 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     path.mkdir()
     here = Path(boot.__file__).parent
     shutil.copy(here / "on_path.py", path / "sitecustomize.py")
-    shutil.copy(here / "boot.py", path / "gptscale_boot.py")
+    for name in ("boot", "watch"):
+        shutil.copy(here / f"{name}.py", path / f"gptscale_{name}.py")
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
     (path / "nvidia-smi").chmod(0o755)
-    name, *words = task.command
-    launched = Path(name).name in LAUNCHERS or bool({*words[:3]} & {*LAUNCHER_MODULES})
+    program, *words = task.command
+    launched = Path(program).name in LAUNCHERS or bool({*words[:3]} & {*LAUNCHER_MODULES})
     visible = task.gpus_per_node if launched else min(task.gpus_per_node, task.world or 1)
     library = prepare(torch_folder / "lib")
     mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
-    what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank}
+    what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
     environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     behind = {
@@ -234,7 +277,7 @@ def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path) -> 
     """Wait for a program's end or report, and return what was exceeded: "time", "host" or nothing."""
     deadline = time.monotonic() + task.limit_s
     while process.poll() is None:
-        if (folder / "report.json").exists():
+        if task.ends and (folder / "report.json").exists():
             deadline = min(deadline, time.monotonic() + GRACE_S)
         if time.monotonic() > deadline + WRITE_S:
             return "time"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # The lab whose mock is compiled too. It is found by its name, because nothing here depends on it.
-LAB = "gptscale.foresight.simulate.simulation"
+LAB = "gptscale.foresight.simulate.interpreters"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from gptscale.common.process import environments
 from gptscale.foresight.mock_cuda.boot import environment_of
-from gptscale.foresight.simulate.simulation import mock_variables
+from gptscale.foresight.simulate.interpreters import mock_variables
 from gptscale.recipes import get
 
 PARENT = Path(__file__).parents[2] / "worlds" / "mock_parent.py"

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gptscale.foresight.simulate.simulation import mock_variables
+from gptscale.foresight.simulate.interpreters import mock_variables
 
 TESTS = Path(__file__).parents[2]
 MARK = "mark." + "gpu"

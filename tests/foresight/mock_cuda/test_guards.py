@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gptscale.foresight.simulate.simulation import mock_variables
+from gptscale.foresight.simulate.interpreters import mock_variables
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,62 @@
+"""The printed answer of a simulation: what fills a rank's memory, what a step asks of its device, and whether it fits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
+from gptscale.results.record.files import export
+from gptscale.results.render import console, picture_bytes, table
+
+
+def print_memory(memory: RankMemory, title: str) -> None:
+    """Print a rank's memory at its peak by owner, and what one step asks."""
+    timeline = memory.timeline
+    peak = timeline.peak_at
+    rows = table(("what fills the peak", "GiB", "share"), left=("what fills the peak",), title=title)
+    owners = merged(timeline.by_owner(peak)) | {"rounding of the allocator's blocks": memory.rounding()}
+    for owner, nbytes in owners.items():
+        if nbytes >= min(2**20, memory.allocated / 200):
+            rows.add_row(owner, f"{nbytes / GIB:,.2f}", f"{nbytes / max(1, memory.allocated):.0%}")
+    rows.add_row("allocated at most", f"{memory.allocated / GIB:,.2f}", "", end_section=True)
+    rows.add_row("reserved by torch's allocator", f"{memory.reserved / GIB:,.2f}", "")
+    for constant in memory.constants:
+        rows.add_row(f"{constant.name} (a constant)", f"{constant.nbytes / GIB:,.2f}", "")
+    rows.add_row("needed", f"{memory.needed / GIB:,.2f}", "")
+    console(log_columns=120, highlight=False).print(rows)
+    host = f", which needs {memory.host / GIB:,.2f} GiB in all" if memory.host is not None else ""
+    print(f"peak     in {timeline.part_at(peak)}; pinned on the host {memory.pinned / GIB:,.2f} GiB{host}")
+    if step := memory.extra["step"]:
+        sent = sum(c["nbytes"] * c["count"] for c in step["collectives"]) / GIB
+        count = sum(c["count"] for c in step["collectives"])
+        host_s = memory.extra["host_s"]
+        asked = f"; this host needs {1e3 * host_s:,.0f} ms to ask for it" if host_s else ""
+        launches, tflop = f"{step['launches']:,} launches", f"products {step['product_flops'] / 1e12:,.1f} TFLOP"
+        print(f"step     {launches}; {tflop}; {count:,} collectives of {sent:,.2f} GiB{asked}")
+
+
+def print_verdict(memory: RankMemory, ranks_per_host: int) -> None:
+    """Print whether a rank fits, and if not, by what it is too much. ranks_per_host: that share a machine's memory."""
+    over = (memory.needed - (memory.capacity or 0)) / GIB
+    if memory.out_of_memory:
+        print(f"does not fit: {memory.out_of_memory} The memory is filled by {filled_by(memory)}.", file=sys.stderr)
+    elif memory.fits_host is False:
+        need, share = (memory.host or 0) / GIB, (memory.host_capacity or 0) / GIB
+        print(
+            f"does not fit on the host: a rank needs {need:.2f} GiB there, of which {memory.pinned / GIB:.2f} pinned, and has "
+            f"{share:.2f}, the share of one of {ranks_per_host}",
+            file=sys.stderr,
+        )
+    elif memory.fits_barely:
+        print(f"fits     barely: the allocator has to give back {over:,.2f} GiB of what it keeps unused")
+    elif memory.fits is False:
+        print(f"does not fit: {over:.2f} GiB too much, filled by {filled_by(memory)}", file=sys.stderr)
+    elif memory.capacity:
+        print(f"fits     with {-over:,.2f} of {memory.capacity / GIB:,.2f} GiB free")
+
+
+def save_picture(memories: Sequence[RankMemory], title: str, path: Path) -> None:
+    """Draw the memory of ranks over their last step, by owner."""
+    export(path, picture_bytes(draw(memories, title), path.suffix[1:] or "png"))

@@ -150,15 +150,15 @@ def _compare_programs(file: Path) -> int:
     for row in read_rows(file, FILE_BYTES_MAX, refuse, PROGRAM):
         options = parse(ProgramOptions, shlex.split(row["options"]), prog="options")
         try:
-            report = options.report(shlex.split(row["command"]), options.rank, Path(row["folder"]))
+            simulation = options.simulate(shlex.split(row["command"]), options.rank, Path(row["folder"]))
         except GptscaleError as error:
             failed += 1
             print(f"{row['what']}: {error}", flush=True)
             continue
-        simulated, published = report[f"peak_{row['figure']}"] / GIB, float(row["gib"])
+        simulated, published = getattr(simulation.memory(), row["figure"]) / GIB, float(row["gib"])
         print(
             f"{row['what']}: {row['figure']} {published:.2f} GiB published, {simulated:.2f} simulated, "
-            f"{simulated / published - 1:+.1%}, torch {report['torch']}",
+            f"{simulated / published - 1:+.1%}, torch {simulation.facts['torch']}",
             flush=True,
         )
     return int(failed > 0)

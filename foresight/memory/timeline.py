@@ -55,8 +55,8 @@ class Timeline:
 
     @property
     def peak_at(self) -> int:
-        """Return the time of the peak."""
-        return int(np.argmax(self.total))
+        """Return the time of the peak, 0 where nothing was logged."""
+        return int(np.argmax(self.total)) if self.times else 0
 
     @property
     def peak(self) -> int:

@@ -81,7 +81,6 @@ class ProgramOptions:
         device = device_named(self.device_kind)
         if self.memory_gib:
             device = replace(device, memory=int(self.memory_gib * GIB))
-        limit = {"host_limit": self.host_limit * GIB} if self.host_limit else {}
         task = ProgramTask(
             command,
             self.world,
@@ -92,9 +91,8 @@ class ProgramOptions:
             self.time_limit,
             share_host_memory=not self.host_values,
             folder=folder,
-            **limit,
         )
-        return run_program(task)
+        return run_program(replace(task, host_limit=self.host_limit * GIB) if self.host_limit else task)
 
 
 def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:

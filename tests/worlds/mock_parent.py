@@ -12,6 +12,7 @@ import traceback
 from contextlib import nullcontext
 
 import mock_engines  # noqa: F401
+import torch
 from triton.compiler import compiler
 from triton.runtime import cache
 
@@ -21,8 +22,9 @@ from gptscale.common.process.begin import begin_process
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
+from gptscale.foresight.mock_cuda import boot, library, watch
 from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out, lone_group
-from gptscale.foresight.simulate import simulated
+from gptscale.foresight.simulate import recipe_program
 from gptscale.launchers.run import worker
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import preflight
@@ -32,6 +34,8 @@ from gptscale.recipes import get
 def run(recipe, *words):
     begin_process()
     init_rows, init_tensor = initial_weights.init_rows, initial_weights.init_tensor
+    boot.answer_for_peers()
+    library.share_host_memory()
     leave_out()
     # A checkpoint is refused where it holds a NaN, as memory that nobody wrote may.
     initial_weights.init_rows, initial_weights.init_tensor = init_rows, init_tensor
@@ -60,6 +64,21 @@ def run(recipe, *words):
         return worker.work(plan)
 
 
+def simulate(folder, *words):
+    task = {"folder": folder, "steps": 2, "share": True, "ends": False, "world": None, "rank": "0"}
+    os.environ[boot.TASK] = json.dumps(task)
+    boot.begin(torch)
+    watch.begin(torch)
+    if "deepspeed.runtime.engine" in sys.modules:
+        watch.watch_deepspeed(sys.modules["deepspeed.runtime.engine"])
+    try:
+        recipe_program.main(list(words))
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
 # To know its version Triton reads all of itself. It keeps the answer.
 getattr(cache, "triton_key", getattr(compiler, "triton_key", None))()
 
@@ -72,7 +91,7 @@ for line in sys.stdin:
         os.dup2(log, 2)
         status = 1
         try:
-            status = simulated.main([folder, *words]) if what == "simulate" else run(*words)
+            status = simulate(folder, *words) if what == "simulate" else run(*words)
         except BaseException:
             traceback.print_exc()
         finally:

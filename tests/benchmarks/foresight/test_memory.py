@@ -2,13 +2,15 @@
 
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from benchmarks.foresight import memory
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
+from gptscale.foresight.memory.timeline import read_timeline
+from gptscale.foresight.simulate.program import Simulation
 from gptscale.recipes import get
 
 MIB = 2**20
@@ -75,6 +77,14 @@ def test_worlds_are_as_large_as_a_recipe_can_use(recipe, sizes):
     assert all(case["rank"] in (0, case["nproc"] - 1) for case in cases)
 
 
+def simulated(allocated, reserved):
+    """A simulation without a log."""
+    timeline = read_timeline(np.zeros((0, 3), dtype=np.int64), {"places": [], "labels": [], "marks": [], "steps": []})
+    facts = {"rank": 0, "device": "mock", "device_memory": 2**36, "pinned": 0, "host": 0, "communicators": 0}
+    facts |= {"intervals": [{"allocated": allocated, "reserved": reserved}], "out_of_memory": "", "torch": "2.6"}
+    return Simulation(facts, timeline, None)
+
+
 def test_a_row_is_made_once_and_a_failure_again(tmp_path, monkeypatch, capsys):
     tried = []
 
@@ -82,8 +92,7 @@ def test_a_row_is_made_once_and_a_failure_again(tmp_path, monkeypatch, capsys):
         tried.append((world_size, rank))
         if world_size == 64:
             raise ConfigError("no room", "here", "buy")
-        facts = {"peak_allocated": 2**34, "peak_reserved": 2**35, "peak_part": "forward", "peak_by_owner": {}}
-        return SimpleNamespace(out_of_memory=None, facts=facts)
+        return simulated(2**34, 2**35)
 
     monkeypatch.setattr(memory, "simulate", simulate)
     csv = tmp_path / "rows.csv"
@@ -104,13 +113,13 @@ def test_programs_of_others_stand_beside_what_they_published(tmp_path, monkeypat
         f"titan,{tmp_path},--as h200,torchrun train.py,reserved,10\nother,{tmp_path},,python a.py,allocated,1\n"
     )
 
-    def report(options, command, rank, folder):
+    def simulate(options, command, rank, folder):
         if command[0] == "python":
             raise ConfigError("no such program", "behind --", "write it")
         assert (options.device_kind, rank, folder) == ("h200", "0", tmp_path)
-        return {"peak_reserved": 11 * 2**30, "torch": "2.6"}
+        return simulated(2**30, 11 * 2**30)
 
-    monkeypatch.setattr(memory.ProgramOptions, "report", report)
+    monkeypatch.setattr(memory.ProgramOptions, "simulate", simulate)
     assert memory.main(["--programs", str(file)]) == 1
     titan, other = capsys.readouterr().out.splitlines()
     assert titan == "titan: reserved 10.00 GiB published, 11.00 simulated, +10.0%, torch 2.6"

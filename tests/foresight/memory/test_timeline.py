@@ -1,21 +1,18 @@
 """A log of allocations, read: what lived when, and whose it was."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
-from gptscale.foresight.memory.owners import BACKWARD, BUILD, FORWARD, GRADIENT, OPTIMIZER, PARAMETER
-from gptscale.foresight.memory.saved import load_timeline, save_timeline
-from gptscale.foresight.memory.timeline import Allocations, Timeline, kind_of, read_timeline
+from gptscale.foresight.memory.timeline import kind_of, read_timeline
+from gptscale.foresight.mock_cuda.watch import BACKWARD, BUILD, FORWARD, GRADIENT, OPTIMIZER, PARAMETER
 
 PLACES = [(BUILD, ""), (FORWARD, "blocks.3.mlp.fc"), (BACKWARD, ""), (OPTIMIZER, ""), (FORWARD, "loss"), (FORWARD, "")]
 
 
 def timeline_of(*events, labels=(), marks=(), steps=()):
     """The timeline of events (address, bytes, place)."""
-    owners = SimpleNamespace(places=PLACES, labels=list(labels), marks=list(marks))
-    return read_timeline(np.array(events, dtype=np.int64).reshape(-1, 3), owners, list(steps))
+    owners = {"places": PLACES, "labels": list(labels), "marks": list(marks), "steps": list(steps)}
+    return read_timeline(np.array(events, dtype=np.int64).reshape(-1, 3), owners)
 
 
 def test_what_lives_after_each_event_and_its_peak():
@@ -84,19 +81,3 @@ def test_curves_of_all_kinds_sum_to_the_total():
 def test_a_time_lies_in_the_part_that_began_last():
     timeline = timeline_of((1, 10, 0), marks=[(2, FORWARD), (5, BACKWARD), (9, FORWARD)])
     assert [timeline.part_at(time) for time in (0, 2, 4, 5, 20)] == [BUILD, FORWARD, FORWARD, BACKWARD, FORWARD]
-
-
-def test_a_timeline_comes_back_from_its_file(tmp_path):
-    timeline = timeline_of((1, 100, 1), (2, 50, 4), (1, -100, 2), marks=[(0, FORWARD), (2, BACKWARD)], steps=[0, 2])
-    save_timeline(timeline, tmp_path / "timeline.npz")
-    loaded = load_timeline(tmp_path / "timeline.npz")
-    assert loaded.total.tolist() == timeline.total.tolist()
-    assert loaded.by_owner(1) == timeline.by_owner(1)
-    assert (loaded.times, loaded.marks, loaded.steps) == (3, [(0, FORWARD), (2, BACKWARD)], [0, 2])
-
-
-def test_an_empty_timeline_comes_back_too(tmp_path):
-    none = np.zeros(0, dtype=np.int64)
-    save_timeline(Timeline(Allocations(none, none, none, []), 0, [], []), tmp_path / "timeline.npz")
-    loaded = load_timeline(tmp_path / "timeline.npz")
-    assert (loaded.peak, loaded.times, loaded.marks, loaded.by_owner(0)) == (0, 0, [], {})

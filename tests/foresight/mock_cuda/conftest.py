@@ -10,6 +10,7 @@ import pytest
 from gptscale.common.process import environments
 from gptscale.foresight.mock_cuda.boot import environment_of
 from gptscale.foresight.simulate.interpreters import mock_variables
+from gptscale.foresight.simulate.program import read_simulation
 from gptscale.recipes import get
 
 PARENT = Path(__file__).parents[2] / "worlds" / "mock_parent.py"
@@ -62,11 +63,11 @@ def under_mock(parents, tmp_path):
 
 @pytest.fixture
 def simulated(under_mock):
-    """Return a function that simulates a rank of `recipe`: the exit status, the facts and what it printed."""
+    """Return a function that simulates a rank of `recipe`: the exit status, the simulation and what was printed."""
 
     def simulate(recipe, *words, **rank_and_world):
         status, folder = under_mock("simulate", recipe, *words, **rank_and_world)
-        facts = folder / "facts.json"
-        return status, json.loads(facts.read_text()) if facts.exists() else None, (folder / "log").read_text()
+        there = (folder / "report.json").exists()
+        return status, read_simulation(folder) if there else None, (folder / "log").read_text()
 
     return simulate

@@ -26,8 +26,9 @@ OPTIONS = [
 def test_an_option_runs_to_its_end(options, simulated):
     # Two micro-batches: the first makes the gradients, and the second adds to them, as all that would follow.
     words = ("--model", "tiny", "--n-head", "2", "--global-batch-size", "4")
-    status, facts, log = simulated("single", *words, *options.split(), world_size=1)
+    status, simulation, log = simulated("single", *words, *options.split(), world_size=1)
     assert status == 0, log[-3000:]
-    assert 2**20 < facts["peak_allocated"] <= facts["peak_reserved"]
+    memory = simulation.memory()
+    assert 2**20 < memory.allocated <= memory.reserved
     # Neither what follows the allocations nor its end has code compiled again, which would count as the host's time of a step.
     assert "Recompiling" not in log, log[-3000:]

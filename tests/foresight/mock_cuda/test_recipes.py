@@ -21,14 +21,16 @@ WORK = ("--steps", "4", "--save-every", "2", "--eval-every", "2", "--eval-batche
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_runs_to_its_end(recipe, simulated, tmp_path):
     words = (*TINY, *SIZES.get(recipe, ()))
-    status, facts, log = simulated(recipe, *words, world_size=WORLD_SIZES.get(recipe, 8))
+    status, simulation, log = simulated(recipe, *words, world_size=WORLD_SIZES.get(recipe, 8))
     assert status == 0, log[-3000:]
+    facts, memory, peak = simulation.facts, simulation.memory(), simulation.timeline.peak
     assert facts["device"] == "mock of NVIDIA H100 80GB HBM3"
-    assert 2**20 < facts["peak_allocated"] <= facts["peak_reserved"] <= facts["peak_taken"] < 2**30
-    assert facts["peak_counted"] == pytest.approx(facts["peak_allocated"], rel=0.02)
+    assert 2**20 < memory.allocated <= memory.reserved <= facts["taken"] < 2**30
+    assert peak == pytest.approx(memory.allocated, rel=0.02)
+    assert facts["events"] == pytest.approx(simulation.timeline.times, abs=1)
     on_device = sum(facts["state"][kind] for kind in ("weights", "gradients", "optimizer"))
     assert on_device + facts["state"]["host"] + facts["state"]["disk"] > 0
-    assert on_device <= facts["peak_counted"]
+    assert on_device <= peak
     # Nothing is in the results folder.
     assert not [path for path in tmp_path.rglob("out/*") if path.name != "runs"]
 
@@ -46,25 +48,27 @@ def test_a_stage_of_a_pipeline(recipe, rank, simulated):
 @pytest.mark.parametrize("recipe", ["fsdp", "zero3", "hybrid_3d", "colossal_gemini"])
 def test_the_last_of_64_ranks(recipe, simulated):
     words = ("--global-batch-size", "128", *SIZES.get(recipe, ()))
-    status, facts, log = simulated(recipe, *TINY, *words, rank=63, world_size=64)
+    status, simulation, log = simulated(recipe, *TINY, *words, rank=63, world_size=64)
     assert status == 0, log[-3000:]
-    assert (facts["rank"], facts["world_size"]) == (63, 64)
+    assert (simulation.facts["rank"], simulation.facts["world_size"]) == (63, 64)
 
 
 @pytest.mark.slow
 def test_state_on_the_host_is_counted_and_not_touched(simulated):
     """AdamW of 1.6 billion weights on the host of one rank: 25 GB, which no machine needs to have."""
-    status, facts, log = simulated("zero_offload", "--model", "1.6b", "--global-batch-size", "2", world_size=1)
+    status, simulation, log = simulated("zero_offload", "--model", "1.6b", "--global-batch-size", "2", world_size=1)
     assert status == 0, log[-3000:]
-    assert facts["peak_host"] + facts["peak_pinned"] > 12 * 1_557_611_200
+    assert simulation.facts["host"] + simulation.facts["pinned"] > 12 * 1_557_611_200
 
 
 def test_out_of_memory_happens_as_it_would(simulated):
-    status, facts, log = simulated("single", "--model", "1.6b", "--n-layer", "240", world_size=1)
-    assert status == 7, log[-3000:]
-    assert "CUDA out of memory" in facts["out_of_memory"]
-    assert facts["peak_taken"] <= facts["device_memory"]
-    assert sum(facts["peak_by_owner"].values()) == facts["peak_counted"]
+    status, simulation, log = simulated("single", "--model", "1.6b", "--n-layer", "240", world_size=1)
+    assert status == 1, log[-3000:]
+    facts, timeline = simulation.facts, simulation.timeline
+    assert "CUDA out of memory" in facts["error"]
+    assert len(facts["refused_bytes"]) > 0
+    assert facts["taken"] <= facts["device_memory"]
+    assert sum(timeline.by_owner(timeline.peak_at).values()) == timeline.peak
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
-from gptscale.foresight.simulate import program
+from gptscale.foresight.simulate import interpreters, program
 from gptscale.launchers.cli import main
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -60,9 +60,14 @@ def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
     assert status == 0
     assert (rank["world_size"], rank["steps"], rank["ended_by"]) == (8, 2, "its last step")
     parameters = 4 * (4096 * 1024 + 1024)
-    # Moments, and the step count of each parameter, which lies on the host.
-    assert rank["held"] == {"parameters": parameters, "optimizer state": 2 * parameters}
-    assert rank["peak_allocated"] > 4 * parameters
+    owners = rank["peak_by_owner_bytes"]
+    # Moments; the step count of each parameter lies on the host.
+    assert (owners["parameter"], owners["gradient"], owners["optimizer state"]) == (
+        parameters,
+        parameters,
+        2 * parameters,
+    )
+    assert rank["peak_allocated_bytes"] > 4 * parameters
     assert max(c["nbytes"] for c in rank["step"]["collectives"]) == parameters
     assert "every value was zero" in printed.out
     assert {file.name for file in tmp_path.iterdir()} == {"figures.json"}
@@ -86,8 +91,8 @@ def test_torchrun_names_the_world_and_each_interval_has_its_peak(simulate):
     # The program makes two steps of the three, and ends by itself.
     assert (last["steps"], last["ended_by"]) == (2, "its own end")
     assert [interval["steps"] for interval in last["intervals"]] == [0, 1, 2]
-    assert last["peak_allocated"] == max(interval["allocated"] for interval in last["intervals"])
-    assert last["held"]["parameters"] == 4 * 4 * (2048 * 2048 + 2048) // 16
+    assert last["peak_allocated_bytes"] == max(interval["allocated"] for interval in last["intervals"])
+    assert last["peak_by_owner_bytes"]["parameter"] == 4 * 4 * (2048 * 2048 + 2048) // 16
     assert "up to step 2" in printed.out
 
 
@@ -97,7 +102,7 @@ def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
     status, (rank,), printed = simulate(sys.executable, file, options=["--memory-gib", "1"])
     assert status == 7
     assert rank["out_of_memory"]
-    assert "does not fit: CUDA out of memory after 0 steps: 1,526.00 MiB" in printed.err
+    assert "does not fit: CUDA out of memory. Tried to allocate 1.49 GiB. That was after 0 steps." in printed.err
 
 
 @pytest.mark.slow
@@ -180,7 +185,7 @@ def test_the_interpreter_of_a_script_is_that_of_its_first_line(tmp_path, monkeyp
         file = tmp_path / name
         file.write_text(f"{first}\n")
         file.chmod(0o755)
-        assert program.interpreter_of([str(file)]) == sys.executable
+        assert interpreters.interpreter_of([str(file)]) == sys.executable
 
 
 def test_a_torch_without_cuda_is_refused(tmp_path, monkeypatch):
@@ -188,4 +193,4 @@ def test_a_torch_without_cuda_is_refused(tmp_path, monkeypatch):
     (tmp_path / "torch" / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ConfigError, match="this torch was built without CUDA"):
-        program.torch_of(sys.executable)
+        interpreters.torch_of(sys.executable)

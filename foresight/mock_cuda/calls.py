@@ -8,13 +8,29 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from gptscale.foresight.mock_cuda.library import Call
+from pathlib import Path
+from typing import Any, NamedTuple
 
 DEMANGLE_TIMEOUT_S = 60
 # Text around the part of a kernel's name that says what it does.
 NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::|\(.*$")
+
+
+class Call(NamedTuple):
+    """Something that the device was asked to do.
+
+    time_s: when the host asked, on its monotonic clock.
+    kind: kernel, product, copy, set, collective, graph, record, wait, or mark, which foresight/mock_cuda/watch.py wrote.
+    stream: its number, of which 0 is the default stream.
+    sizes: of a product m, n, k and how many; of a collective its bytes, the ranks and this rank; of a kernel its blocks, the
+    threads of each and the bytes of shared memory; of a copy its bytes.
+    """
+
+    time_s: float
+    kind: str
+    stream: int
+    name: str
+    sizes: tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -70,18 +86,23 @@ class StepCalls:
         return {"launches": self.launches, "product_flops": self.product_flops, **asdict(self)}
 
 
-def last_step(calls: Sequence[Call]) -> StepCalls:
-    """Return what the last whole step asked, or raise ValueError if there is none."""
-    begins = [
-        i
-        for i, call in enumerate(calls)
-        if call.kind == "mark" and call.name.startswith("step ") and call.name != "step ends"
-    ]
-    ends = [i for i, call in enumerate(calls) if call.kind == "mark" and call.name == "step ends"]
-    steps = list(zip(begins, ends, strict=False))
-    if not steps:
-        raise ValueError("no step has ended")
-    of_step = calls[steps[-1][0] + 1 : steps[-1][1]]
+def read_calls(path: Path) -> list[Call]:
+    """Read the calls that a program under the mock has listed."""
+    calls = []
+    with path.open() as lines:
+        for line in lines:
+            time_s, kind, stream, name, *sizes = line.rstrip("\n").split("\t")
+            a, b, c, d = (int(size) for size in sizes)
+            calls.append(Call(float(time_s), kind, int(stream, 16), name, (a, b, c, d)))
+    return calls
+
+
+def last_step(calls: Sequence[Call]) -> StepCalls | None:
+    """Return what was asked between the marks of the last step, or None if it did not end."""
+    marks = {call.name: i for i, call in enumerate(calls) if call.kind == "mark"}
+    if not {"step begins", "step ends"} <= {*marks}:
+        return None
+    of_step = calls[marks["step begins"] + 1 : marks["step ends"]]
     streams = {stream: number for number, stream in enumerate(dict.fromkeys(call.stream for call in of_step))}
     products = Counter(call.sizes for call in of_step if call.kind == "product")
     collectives = Counter(

@@ -337,7 +337,7 @@ class ProgramWatch:
                 self.owners.steps.append(self.owners.now())
             if count == self.last_step - 1:
                 self.mock.mock_list(str(self.folder / "calls.tsv").encode())
-                self.mock.mock_mark(b"step 0")
+                self.mock.mock_mark(b"step begins")
         if min(self.steps.values()) >= self.last_step:
             self.end()
 

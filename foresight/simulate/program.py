@@ -33,8 +33,7 @@ from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.timeline import Timeline, read_timeline
 from gptscale.foresight.mock_cuda import boot, devices, watch
 from gptscale.foresight.mock_cuda.build import prepare
-from gptscale.foresight.mock_cuda.calls import StepCalls, last_step
-from gptscale.foresight.mock_cuda.library import read_calls
+from gptscale.foresight.mock_cuda.calls import StepCalls, last_step, read_calls
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
 from gptscale.ops.build.cache import private, root
 
@@ -161,12 +160,8 @@ def read_simulation(folder: Path) -> Simulation:
         facts |= json.loads((folder / watch.RECIPE_FACTS).read_text())
     log = np.fromfile(folder / "events.bin", dtype=np.int64) if facts["device"] else np.empty(0, dtype=np.int64)
     timeline = read_timeline(log.reshape(-1, 3), facts.pop("owners"))
-    try:
-        step = last_step(read_calls(folder / "calls.tsv"))
-    except (FileNotFoundError, ValueError):
-        # There is no whole step behind the first.
-        step = None
-    return Simulation(facts, timeline, step)
+    calls = folder / "calls.tsv"
+    return Simulation(facts, timeline, last_step(read_calls(calls)) if calls.exists() else None)
 
 
 def _refusal(facts: Mapping[str, Any]) -> str:

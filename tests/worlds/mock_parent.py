@@ -5,6 +5,7 @@ What is "simulate", or "run", which is all that a worker does in a run: its reco
 is refused at its end.
 """
 
+import ctypes
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ from gptscale.common.process.begin import begin_process
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.mock import simulating
 from gptscale.common.process.world import World
-from gptscale.foresight.mock_cuda import boot, library, watch
+from gptscale.foresight.mock_cuda import boot, watch
 from gptscale.foresight.mock_cuda.host import know_what_peers_send, leave_out, lone_group
 from gptscale.foresight.simulate import recipe_program
 from gptscale.launchers.run import worker
@@ -35,7 +36,7 @@ def run(recipe, *words):
     begin_process()
     init_rows, init_tensor = initial_weights.init_rows, initial_weights.init_tensor
     boot.answer_for_peers()
-    library.share_host_memory()
+    ctypes.CDLL(None).mock_share_host_memory()
     leave_out()
     # A checkpoint is refused where it holds a NaN, as memory that nobody wrote may.
     initial_weights.init_rows, initial_weights.init_tensor = init_rows, init_tensor

@@ -132,7 +132,6 @@ API int mock_register(void *address, size_t bytes) {
 
 size_t bytes_in_use(int number) { return in_use[number]; }
 API size_t mock_peak_bytes(int number) { return in_use_peak[number]; }
-API size_t mock_pinned_bytes(void) { return pinned; }
 API size_t mock_pinned_peak_bytes(void) { return pinned_peak; }
 
 void copy(void *to, const void *from, size_t bytes) {

@@ -4,8 +4,7 @@ import shutil
 
 import pytest
 
-from gptscale.foresight.mock_cuda.calls import Collective, Product, last_step, readable
-from gptscale.foresight.mock_cuda.library import Call, read_calls
+from gptscale.foresight.mock_cuda.calls import Call, Collective, Product, last_step, read_calls, readable
 
 
 def call(kind, name="", stream=0, sizes=(0, 0, 0, 0)):
@@ -13,11 +12,8 @@ def call(kind, name="", stream=0, sizes=(0, 0, 0, 0)):
 
 
 STEP = [
-    call("mark", "step 1"),
     call("kernel", "warm_up"),
-    call("mark", "step ends"),
-    call("mark", "step 2"),
-    call("mark", "forward"),
+    call("mark", "step begins"),
     call("product", sizes=(2, 3, 5, 1)),
     call("kernel", "gelu", stream=7),
     call("product", sizes=(2, 3, 5, 1)),
@@ -27,12 +23,11 @@ STEP = [
     call("collective", "all_gather", 9, (4096, 8, 0, 0)),
     call("collective", "all_gather", 9, (4096, 8, 0, 0)),
     call("mark", "step ends"),
-    call("mark", "step 3"),
     call("product", sizes=(9, 9, 9, 9)),
 ]
 
 
-def test_the_last_step_that_ended_is_counted():
+def test_what_lies_between_the_marks_is_counted():
     step = last_step(STEP)
     assert step.kernels == {"gelu": 2}
     assert step.products == [Product(2, 3, 5, 1, count=2)]
@@ -49,10 +44,9 @@ def test_it_is_json():
     assert facts["collectives"][0] == {"name": "all_gather", "nbytes": 4096, "ranks": 8, "stream": 2, "count": 2}
 
 
-@pytest.mark.parametrize("calls", [[], STEP[:2], [call("mark", "step ends")]])
+@pytest.mark.parametrize("calls", [[], STEP[:5], [call("mark", "step ends")]])
 def test_without_a_whole_step_there_is_nothing(calls):
-    with pytest.raises(ValueError, match="no step has ended"):
-        last_step(calls)
+    assert last_step(calls) is None
 
 
 @pytest.mark.skipif(shutil.which("c++filt") is None, reason="needs c++filt")

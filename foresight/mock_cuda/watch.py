@@ -95,6 +95,7 @@ class Owners:
                 return run(*arguments, **options)
             finally:
                 self.leave()
+                self._label_gradients([p for model in self._alive() for p in model.parameters()])
 
         setattr(torch.autograd, "_engine_run_backward", run_backward)  # noqa: B010
 
@@ -176,17 +177,17 @@ class Owners:
             if (place := address(tensor)) not in parameters | states:
                 self._label([place], what)
 
-    def label_optimizer(self, optimizer: Any, *, gradients: bool) -> None:
-        """Recognise the gradients that an optimizer is about to use, or the state that it has made."""
-        if gradients:
-            parameters = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
-            parameters += [p for model in self._alive() for p in model.parameters()]
-            # Megatron-core sums gradients there.
+    def label_optimizer(self, optimizer: Any) -> None:
+        """Recognise the gradients that an optimizer uses, and the state that it has made so far."""
+        self._label_gradients([p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]])
+        state = {address(t) for t in tensors_in(getattr(optimizer, "state", None))}
+        self._label(state - self._is_parameter, STATE)
+
+    def _label_gradients(self, parameters: Iterable[Any]) -> None:
+        if not self.resting:
+            # Megatron-core sums gradients in main_grad.
             grads = (g for p in parameters for g in (p.grad, getattr(p, "main_grad", None)) if g is not None)
             self._label({address(g) for g in grads}, GRADIENT)
-        else:
-            state = {address(t) for t in tensors_in(getattr(optimizer, "state", None))}
-            self._label(state - self._is_parameter, STATE)
 
     def _label(self, addresses: Iterable[int], what: str) -> None:
         now = self.now()
@@ -316,7 +317,7 @@ class ProgramWatch:
             return
         if self.steps.get(id(optimizer), 0) >= self.last_step:
             self.end()
-        self.owners.label_optimizer(optimizer, gradients=True)
+        self.owners.label_optimizer(optimizer)
         self.owners.enter(OPTIMIZER)
 
     def stepped(self, optimizer: Any) -> None:
@@ -324,7 +325,7 @@ class ProgramWatch:
         if self.in_engine or self.reported:
             return
         self.owners.leave()
-        self.owners.label_optimizer(optimizer, gradients=False)
+        self.owners.label_optimizer(optimizer)
         if id(optimizer) not in self.steps:
             self.optimizers.append(optimizer)
         count = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1

@@ -17,6 +17,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.simulate.answer import print_memory, print_verdict, save_picture
+from gptscale.foresight.simulate.fit import most_that_fits, place_of
 from gptscale.foresight.simulate.program import ProgramError, ProgramTask, Simulation, print_error, run_program
 from gptscale.results.record.files import export
 from gptscale.results.render import console
@@ -47,6 +48,8 @@ class ProgramOptions:
     """Seconds after which a program that has not made its steps is ended."""
     host_limit: float | None = None
     """GiB of this machine's memory that the program may take. By default three quarters of what is free."""
+    fit: str | None = None
+    """An option of the program with a whole number, as batch_size: find the largest with which the first rank fits."""
     host_values: bool = False
     """Let large tensors of the host keep their values, and take their memory. By default they share a few pages."""
     png: Path | None = None
@@ -100,6 +103,11 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     options = parse(ProgramOptions, words, prog="gptscale simulate [options] -- COMMAND", about=ABOUT)
     if not command:
         raise ConfigError("no program", "behind --", "write the command as you type it today")
+    if options.fit is not None:
+        try:
+            command = _with_the_most(options, command, options.fit)
+        except ProgramError as error:
+            return print_error(error)
     facts: list[dict[str, Any]] = []
     memories: list[RankMemory] = []
     for rank in options.ranks():
@@ -111,7 +119,7 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
         facts.append(simulation.facts)
         memories.append(simulation.memory())
         _print(simulation.facts, memories[-1])
-    title = f"{Path(command[-1]).name if len(command) == 1 else ' '.join(command)[:80]}, {options.device_kind}"
+    title = f"{' '.join(Path(word).name for word in command)[:80]}, {options.device_kind}"
     if options.png is not None:
         save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
     if options.json is not None:
@@ -123,15 +131,35 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     return 0 if all(memory.fits or memory.fits_barely for memory in memories) else OOM_EXIT_STATUS
 
 
+def _with_the_most(options: ProgramOptions, command: Sequence[str], name: str) -> list[str]:
+    """Return a command with the largest number of an option with which the first rank fits. Raises ConfigError if none does."""
+    place, before, start = place_of(command, name)
+
+    def with_number(number: int) -> list[str]:
+        return [*command[:place], f"{before}{number}", *command[place + 1 :]]
+
+    def fits(number: int) -> bool:
+        with console(stderr=True).status(f"{name} {number}"):
+            memory = options.simulate(with_number(number), options.ranks()[0]).memory()
+        fitting = bool(memory.fits or memory.fits_barely)
+        print(f"try      {name} {number} {'fits' if fitting else 'does not fit'}", flush=True)
+        return fitting
+
+    most = most_that_fits(start, fits)
+    if not most:
+        raise ConfigError(f"{name} 1 does not fit", "in --fit", "shard more, recompute more, or use more GPUs")
+    return with_number(most)
+
+
 def _print(facts: dict[str, Any], memory: RankMemory) -> None:
-    print_memory(memory, f"rank {memory.rank} of {facts['world_size']} on {facts['device']}, torch {facts['torch']}")
+    print_memory(memory, f"rank {memory.rank} of {facts['world_size']} on {facts['device']}")
     if len(facts["intervals"]) > 1:
         print("peaks    between the program's own resets, allocated and reserved, the last ones last:")
         for each in facts["intervals"][-INTERVALS_SHOWN:]:
             allocated, reserved = (each[name] / GIB for name in ("allocated", "reserved"))
             print(f"         up to step {each['steps']}: {allocated:,.2f} {reserved:,.2f} GiB")
     print_verdict(memory, 1)
-    print(f"ended    by {facts['ended_by']}, after {facts['steps']} steps")
+    print(f"ended    by {facts['ended_by']}, after {facts['steps']} steps, with torch {facts['torch']}")
     print("note     every value was zero: losses, norms and times of the program mean nothing")
     if facts["ended_by"] == "its last step":
         print("note     an evaluation or a save that comes later was not reached: it may need more")

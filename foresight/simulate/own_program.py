@@ -119,7 +119,7 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
         facts.append(simulation.facts)
         memories.append(simulation.memory())
         _print(simulation.facts, memories[-1])
-    title = f"{' '.join(Path(word).name for word in command)[:80]}, {options.device_kind}"
+    title = f"{' '.join(Path(word).name for word in command)[:40]} on {options.device_kind}"
     if options.png is not None:
         save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
     if options.json is not None:

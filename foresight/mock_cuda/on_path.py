@@ -1,7 +1,7 @@
 """The start of a simulated program: this file is on its path as sitecustomize.py, which Python reads before all else.
 
 It runs the sitecustomize of the user, if there is one. When the program has imported a module of its table, it gives that to
-boot.py or watch.py, which lie beside it. It imports nothing that the program might not have.
+boot.py, watch.py or stand_ins.py, which lie beside it. It imports nothing that the program might not have.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ from typing import Any
 
 # The functions that are called as soon as the program has imported a module.
 AFTER_IMPORT = {
-    "torch": ("boot.begin", "watch.begin"),
+    "torch": ("boot.begin", "watch.begin", "stand_ins.begin"),
     "torch.distributed.launcher.api": ("boot.launch_torchrun",),
     "torch.distributed.checkpoint.state_dict_saver": ("watch.write_nothing",),
-    "safetensors.torch": ("watch.write_nothing",),
+    "safetensors.torch": ("watch.write_nothing", "stand_ins.load_nothing"),
+    "transformers.modeling_utils": ("stand_ins.build_from_config",),
     "transformers.trainer": ("watch.write_nothing",),
     "accelerate.commands.launch": ("boot.launch_accelerate",),
     "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
     "deepspeed.runtime.engine": ("watch.watch_deepspeed",),
 }
+
+
+def no_network(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse to connect to another machine: nothing is downloaded, uploaded or waited for."""
+    if event == "socket.connect" and isinstance(arguments[1], tuple):
+        host = str(arguments[1][0])
+        if not host.startswith("127.") and host not in ("::1", "localhost", ""):
+            raise ConnectionRefusedError(f"a simulated program has no network, and asks for {host}")
 
 
 class ImportWatch(MetaPathFinder):
@@ -59,6 +68,7 @@ def start() -> None:
     if os.path.isdir(task["folder"]):
         stacks = open(os.path.join(task["folder"], f"stacks.{os.getpid()}"), "w")  # noqa: SIM115
         faulthandler.dump_traceback_later(max(0.01, task["deadline"] - time.time()), file=stacks)
+    sys.addaudithook(no_network)
     sys.meta_path.insert(0, ImportWatch())
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     ours = sys.modules.pop("sitecustomize")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import GIB, PLAYED
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
-from gptscale.foresight.memory.report import RankMemory
+from gptscale.foresight.memory.report import RankMemory, merged
 from gptscale.foresight.mock_cuda.devices import device_named
+from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
 from gptscale.foresight.simulate.answer import print_memory, print_verdict, save_picture
 from gptscale.foresight.simulate.fit import most_that_fits, place_of
 from gptscale.foresight.simulate.program import ProgramError, ProgramTask, Simulation, print_error, run_program
@@ -50,6 +52,10 @@ class ProgramOptions:
     """GiB of this machine's memory that the program may take. By default three quarters of what is free."""
     fit: str | None = None
     """An option of the program with a whole number, as batch_size: find the largest with which the first rank fits."""
+    no_weights: bool = False
+    """Weights need not be there: models of transformers come from their configuration, other files that are missing are empty."""
+    fake_batches: bool = False
+    """A DataLoader yields its first batch again and again."""
     host_values: bool = False
     """Let large tensors of the host keep their values, and take their memory. By default they share a few pages."""
     png: Path | None = None
@@ -93,6 +99,8 @@ class ProgramOptions:
             self.steps,
             self.time_limit,
             share_host_memory=not self.host_values,
+            no_weights=self.no_weights,
+            fake_batches=self.fake_batches,
             folder=folder,
         )
         return run_program(replace(task, host_limit=self.host_limit * GIB) if self.host_limit else task)
@@ -128,7 +136,9 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
         export(options.json, f"{text}\n".encode())
     for path in filter(None, (options.png, options.json)):
         print(f"file     {path}")
-    return 0 if all(memory.fits or memory.fits_barely for memory in memories) else OOM_EXIT_STATUS
+    if too_large := next((memory for memory in memories if not (memory.fits or memory.fits_barely)), None):
+        print(_advice(too_large), file=sys.stderr)
+    return OOM_EXIT_STATUS if too_large else 0
 
 
 def _with_the_most(options: ProgramOptions, command: Sequence[str], name: str) -> list[str]:
@@ -149,6 +159,17 @@ def _with_the_most(options: ProgramOptions, command: Sequence[str], name: str) -
     if not most:
         raise ConfigError(f"{name} 1 does not fit", "in --fit", "shard more, recompute more, or use more GPUs")
     return with_number(most)
+
+
+def _advice(memory: RankMemory) -> str:
+    """Return what would make a rank fit, by what fills its peak."""
+    owners = merged(memory.timeline.by_owner(memory.timeline.peak_at))
+    state = sum(owners.get(kind, 0) for kind in (PARAMETER, GRADIENT, STATE))
+    rest = sum(owners.values()) - state
+    return (
+        f"to fit   {rest / GIB:,.2f} GiB grow with the batch: a smaller one (--fit finds the largest), or recompute activations; "
+        f"{state / GIB:,.2f} GiB are parameters, gradients and optimizer state: shard them over more ranks, or offload them"
+    )
 
 
 def _print(facts: dict[str, Any], memory: RankMemory) -> None:

@@ -1,8 +1,8 @@
 """Anybody's program as one rank of a world that is not there, in its own interpreter and environment, and what it needed.
 
-The program gets the mock of CUDA by LD_PRELOAD, and three files on its path: on_path.py, as sitecustomize.py, boot.py and
-watch.py. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever it has
-started.
+The program gets the mock of CUDA by LD_PRELOAD, and four files on its path: on_path.py, as sitecustomize.py, boot.py, watch.py
+and stand_ins.py. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever
+it has started.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class ProgramTask:
     """A command, and the rank of which world on which device it is to be.
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
-    may take. ends: after its last step, instead of by itself. folder: where it runs, None
-    for the current one. torch_folder: of its interpreter's torch, None to look for it.
+    may take. no_weights, fake_batches: what stand_ins.py stands in for. ends: after its last step, instead of by itself. folder:
+    where it runs, None for the current one. torch_folder: of its interpreter's torch, None to look for it.
     """
 
     command: Sequence[str]
@@ -70,6 +70,8 @@ class ProgramTask:
     limit_s: int
     host_limit: float = field(default_factory=lambda: FREE_SHARE * psutil.virtual_memory().available)
     share_host_memory: bool = True
+    no_weights: bool = False
+    fake_batches: bool = False
     ends: bool = True
     folder: Path | None = None
     torch_folder: Path | None = None
@@ -176,7 +178,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     path.mkdir()
     here = Path(boot.__file__).parent
     shutil.copy(here / "on_path.py", path / "sitecustomize.py")
-    for name in ("boot", "watch"):
+    for name in ("boot", "watch", "stand_ins"):
         shutil.copy(here / f"{name}.py", path / f"gptscale_{name}.py")
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
@@ -188,6 +190,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
+    what |= {"no_weights": task.no_weights, "fake_batches": task.fake_batches}
     environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     behind = {
         "PYTHONPATH": str(path),

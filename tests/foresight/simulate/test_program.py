@@ -162,6 +162,62 @@ def test_the_end_cannot_be_caught_and_the_sitecustomize_of_the_user_runs(simulat
     assert (status, rank["steps"]) == (0, 3)
 
 
+WITHOUT_WEIGHTS = """
+import json, pathlib, torch
+pathlib.Path("config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2}))
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(".", dtype=torch.bfloat16).cuda()
+model.lm_head.load_state_dict(torch.load("no-such-file.pt")["head"])
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+def batches():
+    yield torch.zeros(2, 16, dtype=torch.long)
+    raise RuntimeError("a second batch")
+class Text(torch.utils.data.IterableDataset):
+    __iter__ = lambda self: batches()
+for ids in torch.utils.data.DataLoader(Text(), batch_size=None):
+    model(ids.cuda(), labels=ids.cuda()).loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_weights_and_batches_need_not_be_there(simulate, script):
+    options = ["--no-weights", "--fake-batches"]
+    status, (rank,), _ = simulate(sys.executable, script(WITHOUT_WEIGHTS), options=options)
+    assert (status, rank["steps"]) == (0, 3)
+    weights = 50257 * 64 + 1024 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
+    assert 2 * weights <= rank["peak_by_owner_bytes"]["parameter"] < 2 * weights + 2**20
+    status, _, printed = simulate(sys.executable, script(WITHOUT_WEIGHTS), options=["--fake-batches"])
+    assert status == 2
+    assert "no file named" in printed.err
+
+
+@pytest.mark.slow
+def test_no_other_machine_is_reached(simulate, script):
+    text = "import torch, urllib.request\nurllib.request.urlopen('http://192.0.2.1/weights', timeout=5)"
+    status, _, printed = simulate(sys.executable, script(text))
+    assert status == 2
+    assert "a simulated program has no network, and asks for 192.0.2.1" in printed.err
+
+
+@pytest.mark.slow
+def test_the_largest_batch_that_fits_is_found(simulate, script, tmp_path):
+    text = STEP.replace("8, 64, device", "n * 2**18, 64, device").replace(
+        "import torch", "import sys, torch\nn = int(sys.argv[2])"
+    )
+    options = ["--fit", "n", "--memory-gib", "1", "--png", str(tmp_path / "memory.png"), "--steps", "2"]
+    status, (rank,), printed = simulate(
+        sys.executable, script(text + "while True: step()"), "--n", "1", options=options
+    )
+    assert status == 0
+    assert rank["fits"]
+    tries = [line.split() for line in printed.out.splitlines() if line.startswith("try")]
+    fitting = {int(number): words == ["fits"] for _, _, number, *words in tries}
+    most = max(number for number, fits in fitting.items() if fits)
+    assert fitting[most + 1] is False
+    assert (tmp_path / "memory.png").read_bytes()[:4] == b"\x89PNG"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,0 +1,97 @@
+"""What a simulated program need not have: weights, and batches after the first.
+
+The program reads a copy of this file (on_path.py) in an environment without gptscale. So it imports torch alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def _asked(name: str) -> bool:
+    return bool(json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])[name])
+
+
+class NoWeights(dict[Any, Any]):
+    """A checkpoint that is not there. Whatever is looked up in it is not there either."""
+
+    def __missing__(self, key: Any) -> NoWeights:
+        return self
+
+
+def begin(torch_module: Any) -> None:
+    """Stand in for files of weights that are not there, and for batches, as the task asks."""
+    if _asked("no_weights"):
+        setattr(torch, "load", _if_there(torch.load))  # noqa: B010
+        for owner in (torch.nn.Module, torch.optim.Optimizer):
+            owner.load_state_dict = _unless_empty(owner.load_state_dict)  # type: ignore[method-assign]
+    if _asked("fake_batches"):
+        loader: Any = torch.utils.data.DataLoader
+        iterate = loader.__iter__
+        loader.__iter__ = lambda self: _first_again(self, iterate)
+
+
+def _if_there(load: Any) -> Any:
+    def load_if_there(file: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(file, (str, os.PathLike)) and not Path(file).exists():
+            return NoWeights()
+        return load(file, *args, **options)
+
+    return load_if_there
+
+
+def _unless_empty(load_state_dict: Any) -> Any:
+    def load_unless_empty(self: Any, state_dict: Any, *args: Any, **options: Any) -> Any:
+        if state_dict:
+            return load_state_dict(self, state_dict, *args, **options)
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    return load_unless_empty
+
+
+def _first_again(loader: Any, iterate: Any) -> Iterator[Any]:
+    """Yield the first batch of a loader as often as it has batches, for ever where it does not know."""
+    first = next(iterate(loader))
+    try:
+        left = len(loader)
+    except TypeError:
+        left = -1
+    while left:
+        left -= 1
+        yield copy.copy(first)
+
+
+def load_nothing(module: Any) -> None:
+    """Let safetensors load what is there."""
+    if _asked("no_weights"):
+        module.load_file = _if_there(module.load_file)
+
+
+def build_from_config(module: Any) -> None:
+    """Let `from_pretrained` of transformers build the model that a configuration describes, with weights of any value."""
+
+    def from_pretrained(cls: Any, name: Any, /, *args: Any, config: Any = None, **options: Any) -> Any:
+        if options.get("quantization_config") or options.get("load_in_8bit") or options.get("load_in_4bit"):
+            raise NotImplementedError("quantized weights cannot be left out by --no-weights")
+        if not hasattr(config, "to_dict"):
+            config = cls.config_class.from_pretrained(config or name)
+        dtype = options.get("dtype", options.get("torch_dtype"))
+        dtype = getattr(config, "torch_dtype", None) if dtype == "auto" else dtype
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        attention = {k: v for k, v in options.items() if k == "attn_implementation"}
+        with torch.device("meta"):
+            model = cls._from_config(config, **attention)
+        place = "cuda" if options.get("device_map") else "cpu"
+        model = model.to(dtype or torch.float32).to_empty(device=place)
+        model.tie_weights()
+        return model.eval()
+
+    if _asked("no_weights"):
+        module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)

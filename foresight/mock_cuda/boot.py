@@ -1,4 +1,4 @@
-"""What a program on mocked GPUs meets in its process: peers that answer, and launchers that become the one rank that is there.
+"""What a program on mocked GPUs meets in its process: peers that answer, and launchers that become the one rank.
 
 A world has one real rank. Its peers hold what it holds, and answer at once. Its NCCL calls go to the mock of NCCL. On the CPU
 torch's fake process group stands in for gloo. Both leave the values of a reduction as they are. What is gathered is this

@@ -23,7 +23,7 @@ Resolve = Callable[[str, RunConfig, RecipeConfig], Run]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that are alike. device: a name of common/measure/gpus.py, or HERE. link: as costs are filed under it.
+    """Machines that are alike. device: a name of common/measure/gpus.csv, or HERE. link: as costs are filed under it.
 
     memory: bytes of a device, or of a rank on a CPU. assumed: what the user did not say. jobs: how many share the links between
     nodes.

@@ -48,7 +48,7 @@ def torch_of(python: str) -> Path:
 
 
 def mock_variables(environment_name: str, device: str, devices: int) -> dict[str, str]:
-    """Return the variables under which a program of an environment sees `devices` devices of a name of common/measure/gpus.py."""
+    """Return the variables under which a program sees `devices` devices of a name of common/measure/gpus.csv."""
     version = cuda_version(torch_folder_of(environment_name))
     return environment(device_named(device), prepare_mock(environment_name), devices, version)
 

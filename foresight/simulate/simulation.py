@@ -32,7 +32,7 @@ def simulate(
 ) -> Simulation:
     """Run `rank` of a world of `world_size` under the mock, and return what it needs.
 
-    device: a name of common/measure/gpus.py. Raises ConfigError if the run is refused, and GptscaleError
+    device: a name of common/measure/gpus.csv. Raises ConfigError if the run is refused, and GptscaleError
     if it fails under the mock.
     """
     environment = get(recipe).environment

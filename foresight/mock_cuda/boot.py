@@ -12,7 +12,9 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import pickle
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,6 +38,12 @@ TORCHRUN = {
 }
 # Torch calls the Python object's methods through the C++ object that a group holds, so the Python object must stay.
 _stores: list[dist.Store] = []
+
+
+# Ranks that this one has sent something to, and how many lists of objects went to and came from each.
+_sent_to: set[int] = set()
+_objects_to: Counter[int] = Counter()
+_objects_from: Counter[int] = Counter()
 
 
 class LoneStore(dist.Store):
@@ -109,17 +117,21 @@ def environment_of(rank: int, world_size: int, ranks_per_node: int) -> dict[str,
 def answer_for_peers() -> None:
     """Replace gloo, and the calls whose result comes from a peer, under every name that a module has for them."""
     names = vars(distributed_c10d)
-    for replace in (
-        _init_process_group,
-        _new_group,
-        _all_gather,
-        _all_gather_into_tensor,
-        _gather,
-        _broadcast_object_list,
-        _scatter_object_list,
-        _monitored_barrier,
-    ):
-        name = replace.__name__.removeprefix("_")
+    stand_ins = {
+        "init_process_group": _init_process_group,
+        "new_group": _new_group,
+        "all_gather": _all_gather,
+        "all_gather_into_tensor": _all_gather_into_tensor,
+        "gather": _gather,
+        "broadcast_object_list": _broadcast_object_list,
+        "scatter_object_list": _scatter_object_list,
+        "send_object_list": _send_object_list,
+        "recv_object_list": _recv_object_list,
+        "isend": _send,
+        "send": _send,
+        "monitored_barrier": _monitored_barrier,
+    }
+    for name, replace in stand_ins.items():
         original = names[name]
         stand_in = replace(original)
         for module in list(sys.modules.values()):
@@ -202,6 +214,76 @@ def _scatter_object_list(original: Any) -> Any:
             output[0] = objects[0]
 
     return scatter_object_list
+
+
+def _send_object_list(original: Any) -> Any:
+    def send_object_list(
+        objects: list[Any],
+        dst: int | None = None,
+        group: Any = None,
+        *args: Any,
+        group_dst: int | None = None,
+        **rest: Any,
+    ) -> None:
+        rank = _note_peer(dst, group_dst, group)
+        with _objects(dist.get_rank(), rank, _objects_to[rank]).open("wb") as file:
+            pickle.dump(objects, file)
+        _objects_to[rank] += 1
+
+    return send_object_list
+
+
+def _recv_object_list(original: Any) -> Any:
+    def recv_object_list(
+        objects: list[Any],
+        src: int | None = None,
+        group: Any = None,
+        *args: Any,
+        group_src: int | None = None,
+        **rest: Any,
+    ) -> int:
+        rank, me = _global_rank(src, group_src, group), dist.get_rank()
+        file = _objects(rank, me, _objects_from[rank])
+        if not file.exists():
+            refuse(
+                f"rank {me} needs objects that rank {rank} sends it",
+                "give --rank all-stages, which begins with the first",
+            )
+        objects[:] = pickle.loads(file.read_bytes())
+        _objects_from[rank] += 1
+        return rank
+
+    return recv_object_list
+
+
+def _objects(source: int, destination: int, number: int) -> Path:
+    """Return the file of a list of objects from one rank to another, which the simulation of the other reads."""
+    return Path(json.loads(os.environ[TASK])["inbox"]) / f"objects.{source}.{destination}.{number}"
+
+
+def _send(original: Any) -> Any:
+    def send(tensor: Any, dst: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
+        _note_peer(dst, options.get("group_dst"), group)
+        return original(tensor, dst, group, *args, **options)
+
+    return send
+
+
+def _global_rank(rank: int | None, group_rank: int | None, group: Any) -> int:
+    if rank is not None:
+        return rank
+    world: Any = dist.group.WORLD
+    return dist.get_global_rank(group or world, group_rank or 0)
+
+
+def _note_peer(dst: int | None, group_dst: int | None, group: Any) -> int:
+    """Return a peer's rank in the world, and tell the starter, once, that this rank sends to it."""
+    rank = _global_rank(dst, group_dst, group)
+    if rank not in _sent_to and TASK in os.environ:
+        _sent_to.add(rank)
+        with (Path(json.loads(os.environ[TASK])["folder"]) / "sends_to").open("a") as file:
+            file.write(f"{rank}\n")
+    return rank
 
 
 def begin(torch_module: Any) -> None:

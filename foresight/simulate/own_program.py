@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +27,7 @@ from gptscale.results.render import console
 
 OOM_EXIT_STATUS = 7
 INTERVALS_SHOWN = 8
+ALL_STAGES = "all-stages"
 # Blocks that another stream still uses were given back, and are not yet free.
 EVENTS_OPEN = 1000
 ABOUT = "Run a program of your own as one rank of any world, on GPUs that are not there: what does it need in memory?"
@@ -38,7 +40,8 @@ class ProgramOptions:
     world: int | None = None
     """Ranks of the world. Left out, the launcher's own words count (torchrun --nproc-per-node ...), or it is 1."""
     rank: str = "0"
-    """Ranks to simulate, one after the other: numbers with commas between, or last."""
+    """Ranks to simulate, one after the other: numbers with commas between, last, or all-stages (the first, and each that one of
+    them sends to)."""
     device_kind: Annotated[str, tyro.conf.arg(name="as", help=f"The device to play: {' | '.join(PLAYED)}.")] = "h100-80"
     memory_gib: float | None = None
     """GiB of each device, if it has another size."""
@@ -74,18 +77,22 @@ class ProgramOptions:
         check_output_file(self.png, "--png", "cannot be written")
         device_named(self.device_kind)
         for rank in self.ranks():
-            if rank != "last" and not (rank.isdecimal() and int(rank) < (self.world or 2**16)):
+            if rank not in ("last", ALL_STAGES) and not (rank.isdecimal() and int(rank) < (self.world or 2**16)):
                 world = f"0 to {self.world - 1}" if self.world else "0 on"
-                raise ConfigError(f"no such rank: {rank[:40]!r}", "in --rank", f"use numbers from {world}, or last")
+                raise ConfigError(
+                    f"no such rank: {rank[:40]!r}", "in --rank", f"use numbers from {world}, last, or all-stages"
+                )
 
     def ranks(self) -> list[str]:
         """Return the words for the ranks."""
         return [word.strip() for word in self.rank.split(",")]
 
-    def simulate(self, command: Sequence[str], rank: str, folder: Path | None = None) -> Simulation:
+    def simulate(
+        self, command: Sequence[str], rank: str, folder: Path | None = None, inbox: Path | None = None
+    ) -> Simulation:
         """Simulate one of the ranks. Raises ProgramError if the program makes no steps.
 
-        folder: where the program runs, None for the current one.
+        folder: where the program runs, None for the current one. inbox: what ranks that were simulated before have sent.
         """
         device = device_named(self.device_kind)
         if self.memory_gib:
@@ -102,6 +109,7 @@ class ProgramOptions:
             no_weights=self.no_weights,
             fake_batches=self.fake_batches,
             folder=folder,
+            inbox=inbox,
         )
         return run_program(replace(task, host_limit=self.host_limit * GIB) if self.host_limit else task)
 
@@ -118,15 +126,13 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
             return print_error(error)
     facts: list[dict[str, Any]] = []
     memories: list[RankMemory] = []
-    for rank in options.ranks():
-        with console(stderr=True).status(f"rank {rank} of {' '.join(command)[:60]}"):
-            try:
-                simulation = options.simulate(command, rank)
-            except ProgramError as error:
-                return print_error(error)
-        facts.append(simulation.facts)
-        memories.append(simulation.memory())
-        _print(simulation.facts, memories[-1])
+    try:
+        for simulation in _ranks(options, command):
+            facts.append(simulation.facts)
+            memories.append(simulation.memory())
+            _print(simulation.facts, memories[-1])
+    except ProgramError as error:
+        return print_error(error)
     title = f"{' '.join(Path(word).name for word in command)[:40]} on {options.device_kind}"
     if options.png is not None:
         save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
@@ -139,6 +145,22 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
     if too_large := next((memory for memory in memories if not (memory.fits or memory.fits_barely)), None):
         print(_advice(too_large), file=sys.stderr)
     return OOM_EXIT_STATUS if too_large else 0
+
+
+def _ranks(options: ProgramOptions, command: Sequence[str]) -> Iterator[Simulation]:
+    """Yield the simulation of each rank that is asked for."""
+    words = options.ranks()
+    stages = words == [ALL_STAGES]
+    waiting, done = ["0"] if stages else words, set[str]()
+    with tempfile.TemporaryDirectory(prefix="gptscale-inbox-") as inbox:
+        while waiting:
+            rank = waiting.pop(0)
+            done.add(rank)
+            with console(stderr=True).status(f"rank {rank} of {' '.join(command)[:60]}"):
+                simulation = options.simulate(command, rank, inbox=Path(inbox))
+            yield simulation
+            if stages:
+                waiting += [peer for peer in map(str, simulation.facts["sends_to"]) if peer not in (*done, *waiting)]
 
 
 def _with_the_most(options: ProgramOptions, command: Sequence[str], name: str) -> list[str]:

@@ -58,7 +58,8 @@ class ProgramTask:
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
     may take. no_weights, fake_batches: what stand_ins.py stands in for. ends: after its last step, instead of by itself. folder:
-    where it runs, None for the current one. torch_folder: of its interpreter's torch, None to look for it.
+    where it runs, None for the current one. inbox: a folder for the objects that ranks send to those simulated after them.
+    torch_folder: of its interpreter's torch, None to look for it.
     """
 
     command: Sequence[str]
@@ -74,6 +75,7 @@ class ProgramTask:
     fake_batches: bool = False
     ends: bool = True
     folder: Path | None = None
+    inbox: Path | None = None
     torch_folder: Path | None = None
 
 
@@ -160,6 +162,8 @@ def read_simulation(folder: Path) -> Simulation:
     facts: dict[str, Any] = json.loads((folder / "report.json").read_text()) | {"out_of_memory": ""}
     if (folder / watch.RECIPE_FACTS).exists():
         facts |= json.loads((folder / watch.RECIPE_FACTS).read_text())
+    peers = folder / "sends_to"
+    facts["sends_to"] = [int(line) for line in peers.read_text().splitlines()] if peers.exists() else []
     log = np.fromfile(folder / "events.bin", dtype=np.int64) if facts["device"] else np.empty(0, dtype=np.int64)
     timeline = read_timeline(log.reshape(-1, 3), facts.pop("owners"))
     calls = folder / "calls.tsv"
@@ -190,7 +194,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
-    what |= {"no_weights": task.no_weights, "fake_batches": task.fake_batches}
+    what |= {"inbox": str(task.inbox or folder), "no_weights": task.no_weights, "fake_batches": task.fake_batches}
     environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     behind = {
         "PYTHONPATH": str(path),

@@ -66,7 +66,7 @@ def run(recipe, *words):
 
 
 def simulate(folder, *words):
-    task = {"folder": folder, "steps": 2, "share": True, "ends": False, "world": None, "rank": "0"}
+    task = {"folder": folder, "steps": 2, "share": True, "ends": False, "inbox": folder}
     os.environ[boot.TASK] = json.dumps(task)
     boot.begin(torch)
     watch.begin(torch)

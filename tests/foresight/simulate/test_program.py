@@ -97,6 +97,18 @@ def test_torchrun_names_the_world_and_each_interval_has_its_peak(simulate):
 
 
 @pytest.mark.slow
+def test_the_stages_of_a_pipeline_are_found_by_what_they_send(simulate):
+    words = [*TORCHRUN, "--nproc-per-node", "3", PROGRAMS / "pipeline.py"]
+    status, ranks, _ = simulate(*words, options=["--rank", "all-stages", "--steps", "2"])
+    assert status == 0
+    assert [rank["rank"] for rank in ranks] == [0, 1, 2]
+    assert [sorted(rank["sends_to"]) for rank in ranks] == [[1], [0, 2], [1]]
+    status, _, printed = simulate(*words, options=["--rank", "last", "--steps", "2"])
+    assert status == 2
+    assert "rank 2 needs objects that rank 1 sends it, in the program, give --rank all-stages" in printed.err
+
+
+@pytest.mark.slow
 def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
     file = script(STEP.replace("64, 64", "20000, 20000") + "step()")
     status, (rank,), printed = simulate(sys.executable, file, options=["--memory-gib", "1"])
@@ -224,7 +236,10 @@ def test_the_largest_batch_that_fits_is_found(simulate, script, tmp_path):
         (["--"], "no program, behind --"),
         (["--", "no-such-command"], "no such program: 'no-such-command'"),
         (["--", "sh", "train.sh"], "'sh' is not Python, behind --, begin with python"),
-        (["--world", "4", "--rank", "4", "--", "python"], "no such rank: '4', in --rank, use numbers from 0 to 3"),
+        (
+            ["--world", "4", "--rank", "4", "--", "python"],
+            "no such rank: '4', in --rank, use numbers from 0 to 3, last, or all-stages",
+        ),
         (["--steps", "0", "--", "python"], "in --steps"),
         (["--as", "h1000", "--", "python"], "unknown device 'h1000'"),
         (["--steps", "1", "--steps", "2", "--", "python"], "--steps is given twice"),

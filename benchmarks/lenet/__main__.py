@@ -18,7 +18,7 @@ from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.launchers.cli import start
-from gptscale.lenet.comparison.reference_figures import LOADER_WORKERS
+from gptscale.lenet.comparison.reports import ROWS
 from gptscale.lenet.comparison.tables import show, with_references
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.results import render
@@ -174,16 +174,13 @@ def table(frame: pd.DataFrame) -> list[dict[str, str]]:
             "%", ""
         )
         lines.append(line)
-    total_s = {n: seconds for n, _, _, seconds, _ in LOADER_WORKERS}
+    reports = [row for row in ROWS["workers"] if "training s" in row]
+    total_s = {int(row["run"].split()[-2]): float(row["training s"]) for row in reports}
     references = []
-    for n, _, _, seconds, accuracy in LOADER_WORKERS:
-        reference = {
-            "contender": f"report B: {n} workers, H100",
-            "batch": "32",
-            "images/s": f"{600_000 / seconds:,.0f}",
-        }
+    for row, seconds in zip(reports, total_s.values(), strict=True):
+        reference = {"contender": f"{row['run']}, H100", "batch": "32", "images/s": f"{600_000 / seconds:,.0f}"}
         reference |= {f"to {k} workers": f"{total_s[k] / seconds:.2f}" for k in (0, 2)}
-        references.append(reference | {"accuracy %": f"{accuracy:.2f}"})
+        references.append(reference | {"accuracy %": row["accuracy %"]})
     return with_references(lines, references)
 
 

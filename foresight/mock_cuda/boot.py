@@ -139,18 +139,17 @@ def answer_for_peers() -> None:
                 setattr(module, name, stand_in)
 
 
-def _init_process_group(original: Any) -> Any:
+def _init_process_group(call: Any) -> Any:
     """Return init_process_group with a lone store, for libraries that begin a group of their own."""
-    signature = inspect.signature(original)
 
     def init_process_group(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options).arguments
+        given = inspect.signature(call).bind(*args, **options).arguments
         world_size = check_ranks(given.get("world_size", -1))
         for name in ("init_method", "device_id"):
             given.pop(name, None)
         given["backend"] = _without_gloo(given.get("backend") or "cpu:gloo,cuda:nccl")
         given.update(store=LoneStore(), rank=int(os.environ.get("RANK", "0")), world_size=world_size)
-        return original(**given)
+        return call(**given)
 
     return init_process_group
 

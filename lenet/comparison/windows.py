@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from gptscale.lenet.comparison.reference_figures import LENET_WITH_ADAM
+from gptscale.lenet.comparison.reports import RUNS
 
 BATCHES = 200
 WINDOW_COLUMNS = "epoch window loss".split()
@@ -29,7 +29,7 @@ def losses_by_window(windows: pd.DataFrame, variants: Sequence[str]) -> list[lis
         rows = windows[windows.variant == variant]
         medians = rows.pivot_table(index="epoch", columns="window", values="loss", aggfunc="median")
         lines = []
-        for (epoch, losses), report in zip(medians.iterrows(), LENET_WITH_ADAM["losses"], strict=False):
+        for (epoch, losses), report in zip(medians.iterrows(), RUNS["adam"]["losses"], strict=False):
             line = {f"epoch of {variant}": str(epoch)}
             line |= {f"to batch {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(losses)}
             lines.append(line | {f"report A: {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})

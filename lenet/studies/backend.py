@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import check_range, parse_whole_numbers
-from gptscale.lenet.comparison.reference_figures import BACKENDS
 from gptscale.lenet.comparison.tables import (
     ACCURACY,
     AVERAGE_MEMORY,
@@ -103,14 +102,6 @@ def notes(result: StudyResult[BackendOptions]) -> list[str]:
     return sentences
 
 
-def reference_rows(result: StudyResult[BackendOptions]) -> list[dict[str, str]]:
-    """Return the runs of report D in the columns of this study, with its MB taken as MiB."""
-    return [
-        {"run": f"report D: {name}, {n} per rank", "training s": f"{seconds:.2f}", "peak GiB": f"{mb / 1024:.3f}"}
-        for name, n, seconds, mb in BACKENDS
-    ]
-
-
 COLUMNS = (
     Column("training s", of("train_time_s"), ".2f", spread=True),
     Column("update ms/step", of("update_s", 1e3), ".2f", spread=True),
@@ -125,7 +116,6 @@ STUDY = Study(
     options=BackendOptions,
     cells=cells,
     columns=COLUMNS,
-    reference_rows=reference_rows,
     notes=notes,
     title=lambda result: result.title(f"{result.rows.world_size.iloc[0]:.0f} processes"),
     draw=partial(draw_bars, [*COLUMNS[:2], PEAK_MEMORY]),

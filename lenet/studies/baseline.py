@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gptscale.common.settings.checks import parse_whole_numbers
 from gptscale.lenet.comparison import figures
-from gptscale.lenet.comparison.reference_figures import EXERCISE_ACCURACY, LENET_WITH_ADAM, LENET_WITH_AFFINE
+from gptscale.lenet.comparison.reports import RUNS
 from gptscale.lenet.comparison.tables import ACCURACY, Column, accuracy_table, class_table, loss_table, of
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.run.presets import preset
@@ -19,8 +19,8 @@ from gptscale.results.render import DPI
 
 # Report A gives four losses of an epoch, whose mean is the epoch's.
 LOSSES_BY_EPOCH = (
-    {"name": LENET_WITH_ADAM["name"], "losses": [statistics.mean(losses) for losses in LENET_WITH_ADAM["losses"]]},
-    LENET_WITH_AFFINE,
+    RUNS["adam"] | {"losses": [statistics.mean(losses) for losses in RUNS["adam"]["losses"]]},
+    RUNS["affine"],
 )
 
 
@@ -58,26 +58,13 @@ def cells(options: BaselineOptions) -> list[Cell]:
     return [Cell(name, {"model": "lenet", "gelu": options.gelu, **preset(name)})]
 
 
-def reference_rows(result: StudyResult[BaselineOptions]) -> Lines:
-    """Return the accuracies of the exercise and of reports A and B, with the seconds of the latter."""
-    return [
-        {"run": "exercise: must exceed", "accuracy %": f"{EXERCISE_ACCURACY:.2f}"},
-        {"run": LENET_WITH_ADAM["name"], "accuracy %": f"{LENET_WITH_ADAM['accuracy']:.2f}"},
-        {
-            "run": LENET_WITH_AFFINE["name"],
-            "accuracy %": f"{LENET_WITH_AFFINE['accuracy']:.2f}",
-            "training s": f"{LENET_WITH_AFFINE['seconds']:.1f}",
-        },
-    ]
-
-
 def tables_below(result: StudyResult[BaselineOptions]) -> list[Lines]:
     """Return accuracy and loss by epoch, losses of each 200 batches as report A has them, and accuracy by class."""
     from gptscale.lenet.comparison.windows import losses_by_window
 
     losses = loss_table(result.curves, LOSSES_BY_EPOCH)
     windows = losses_by_window(result.measured.windows, list(result.groups))
-    return [accuracy_table(result.curves), losses, *windows, class_table(result.groups, [LENET_WITH_AFFINE])]
+    return [accuracy_table(result.curves), losses, *windows, class_table(result.groups, [RUNS["affine"]])]
 
 
 def draw(result: StudyResult[BaselineOptions], title: str, path: Path) -> None:
@@ -87,7 +74,7 @@ def draw(result: StudyResult[BaselineOptions], title: str, path: Path) -> None:
         figures.curves(panels[0], result.curves, "train_loss", "training loss", reports=LOSSES_BY_EPOCH)
         panels[0].set_yscale("log")
         figures.curves(panels[1], result.curves, "test_accuracy", "test accuracy (%)", 100)
-    figures.classes(panels[-1], result.groups, [LENET_WITH_AFFINE])
+    figures.classes(panels[-1], result.groups, [RUNS["affine"]])
     # Room for the legend above the dots.
     low, high = panels[-1].get_ylim()
     panels[-1].set_ylim(low, high + 0.3 * (high - low))
@@ -109,7 +96,6 @@ STUDY = Study(
         Column("to 99.4 %, s", of("seconds_to_99_4"), ".1f"),
         Column("images/s", of("images_per_s"), ",.0f"),
     ),
-    reference_rows=reference_rows,
     notes=lambda result: result.failures(),
     title=lambda result: result.title(f"seeds {', '.join(map(str, dict.fromkeys(result.rows.seed)))}"),
     draw=draw,

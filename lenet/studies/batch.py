@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import check_range, parse_whole_numbers
-from gptscale.lenet.comparison.reference_figures import BATCH_SIZES
 from gptscale.lenet.comparison.tables import (
     ACCURACY,
     AVERAGE_MEMORY,
@@ -24,7 +23,7 @@ from gptscale.lenet.comparison.tables import (
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars
+from gptscale.lenet.studies.study import Study, StudyOptions, draw_curves_and_bars
 
 # Images per step on one GPU in report D.
 SINGLE_GPU_BATCH = 32
@@ -68,20 +67,6 @@ def grid(options: BatchOptions) -> list[Cell]:
     return [Cell(f"{p} x {n}", shared | {"batch_size": p * n}, p) for p, n in pairs]
 
 
-def reference_rows(result: StudyResult[BatchOptions]) -> list[dict[str, str]]:
-    """Return the runs of report D in the columns of this study, with its MB taken as MiB."""
-    return [
-        {
-            "run": f"report D: {p} x {n}",
-            "global batch": str(p * n),
-            "training s": f"{seconds:.1f}",
-            "peak GiB": f"{mb / 1024:.3f}",
-            "accuracy %": f"{accuracy:.2f}",
-        }
-        for p, n, seconds, mb, accuracy in BATCH_SIZES
-    ]
-
-
 COLUMNS = (
     Column("global batch", of("batch_size"), ".0f"),
     Column("training s", of("train_time_s"), ".1f", spread=True),
@@ -97,7 +82,6 @@ STUDY = Study(
     options=BatchOptions,
     cells=grid,
     columns=COLUMNS,
-    reference_rows=reference_rows,
     notes=lambda result: [result.memory_note(), *result.failures(), *not_significant(result.groups, ACCURACY)],
     title=lambda result: result.title("processes x images per step of each"),
     more_tables=lambda result: [accuracy_table(result.curves)],

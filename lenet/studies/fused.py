@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.reference_figures import FUSED_CONVOLUTIONS
+from gptscale.lenet.comparison.reports import ROWS
+from gptscale.lenet.comparison.tables import with_references
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.study import StudyOptions, finish
 from gptscale.results.render import DPI, subplots
@@ -112,18 +113,7 @@ def table(frame: pd.DataFrame) -> list[dict[str, str]]:
         line["last loss"] = f"{rows.loss_last.median():.4f}"
         line["accuracy %"] = f"{100 * rows.accuracy.median():.2f}"
         lines.append(line)
-    empty = dict.fromkeys(lines[0], "-")
-    with_cudnn = {layers: times for layers, way, *times in FUSED_CONVOLUTIONS if way == "cuDNN"}
-    for layers, way, forward_s, backward_s, accuracy in FUSED_CONVOLUTIONS:
-        plain_forward_s, plain_backward_s, _ = with_cudnn[layers]
-        lines.append(
-            empty
-            | {"net": f"report D: {layers} layers", "way": way}
-            | {"forward s": f"{forward_s:.2f}", "forward, plain / this": f"{plain_forward_s / forward_s:.2f}"}
-            | {"backward s": f"{backward_s:.2f}", "backward, plain / this": f"{plain_backward_s / backward_s:.2f}"}
-            | {"accuracy %": f"{accuracy:.2f}"}
-        )
-    return lines
+    return with_references(lines, ROWS["fused"])
 
 
 def draw(frame: pd.DataFrame, path: Path) -> None:

@@ -17,7 +17,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.reference_figures import LENET_WITH_ADAM
+from gptscale.lenet.comparison.reports import ROWS
 from gptscale.lenet.comparison.tables import with_references
 from gptscale.lenet.run.config import Precision, VisionConfig
 from gptscale.lenet.studies.study import Lines, StudyFiles, finish
@@ -191,9 +191,7 @@ def table(step: pd.DataFrame) -> Lines:
 
 def reference_rows(options: VisionMemoryOptions) -> Lines:
     """Return a report's figure for the same model, which counts CUDA's context and the allocator's reserve too."""
-    if options.model != "lenet":
-        return []
-    return [{"MiB": f"{LENET_WITH_ADAM['name']}, whole process", "peak": f"{LENET_WITH_ADAM['memory_mib']:,}"}]
+    return ROWS["memory"] if options.model == "lenet" else []
 
 
 def mib(n_bytes: float) -> str:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.settings.checks import parse_names, parse_whole_numbers
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.comparison.reference_figures import PRECISION_MODES, PRECISION_SETTING
 from gptscale.lenet.comparison.tables import (
     ACCURACY,
     AVERAGE_MEMORY,
@@ -28,7 +27,7 @@ from gptscale.lenet.comparison.tables import (
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_curves_and_bars
+from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw_curves_and_bars
 
 if TYPE_CHECKING:
     import torch
@@ -147,16 +146,19 @@ def cells(options: PrecisionOptions) -> list[Cell]:
     return grid(options, modes)
 
 
-def reference_rows(result: StudyResult[PrecisionOptions]) -> list[dict[str, str]]:
-    """Return a row for each mode that is left out on this machine, and one for report C."""
+def not_run(result: StudyResult[PrecisionOptions]) -> Lines:
+    """Return a row for each mode that is left out on this machine."""
     _, left_out = ([], {}) if result.options.rows else choose(result.options)
-    rows = [{"run": f"{mode} (not run: {why.split(',')[0]})"} for mode, why in left_out.items()]
-    return [*rows, {"run": f"report C: {', '.join(PRECISION_MODES)} (curves only)"}]
+    return [{"run": f"{mode} (not run: {why.split(',')[0]})"} for mode, why in left_out.items()]
 
 
 def notes(result: StudyResult[PrecisionOptions]) -> list[str]:
     """Return what report C ran, what memory means here, the runs that failed, and the modes as fast as the first one."""
-    sentences = [f"report C: {PRECISION_SETTING}", result.memory_note(), *result.failures()]
+    sentences = [
+        "report C: VGG-19 on CIFAR-10, 200 epochs, batch 256, SGD 0.01",
+        result.memory_note(),
+        *result.failures(),
+    ]
     groups = result.groups
     first, *others = groups
     for mode in others:
@@ -179,7 +181,7 @@ STUDY = Study(
     options=PrecisionOptions,
     cells=cells,
     columns=COLUMNS,
-    reference_rows=reference_rows,
+    not_run=not_run,
     notes=notes,
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
     more_tables=lambda result: [accuracy_table(result.curves)],

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
 from gptscale.lenet.comparison import figures
-from gptscale.lenet.comparison.reference_figures import (
-    LENET_BY_DATAPARALLEL,
-    LENET_BY_DDP,
-    LENET_WITH_AFFINE,
-    STRATEGY_RUNS,
-)
+from gptscale.lenet.comparison.reports import RUNS
 from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, class_table, loss_table, not_significant, of
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult
@@ -30,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAMES = ("single", "dataparallel", "ddp", "fabric", "trainer_bare", "trainer")
-REPORTS = (LENET_WITH_AFFINE, LENET_BY_DDP, LENET_BY_DATAPARALLEL)
+REPORTS = [RUNS[name] for name in ("affine", "ddp", "dataparallel")]
 
 
 @dataclass(frozen=True)
@@ -98,20 +93,6 @@ def grid(options: StrategiesOptions) -> list[Cell]:
         for nproc in (1,) if name in ("single", "dataparallel") else sorted({1, options.nproc}):
             cells.append(Cell(f"{name} x{nproc}", shared | {"strategy": name}, nproc))
     return cells
-
-
-def reference_rows(result: StudyResult[StrategiesOptions]) -> Lines:
-    """Return the runs of report B in the columns of this study."""
-    return [
-        {
-            "run": f"report B: {name}",
-            "workers": str(n),
-            "training s": f"{s:.1f}",
-            "accuracy %": f"{accuracy:.2f}",
-            "busy %": busy,
-        }
-        for name, n, s, accuracy, busy in STRATEGY_RUNS
-    ]
 
 
 def tables_below(result: StudyResult[StrategiesOptions]) -> list[Lines]:
@@ -190,7 +171,6 @@ STUDY = Study(
     options=StrategiesOptions,
     cells=grid,
     columns=COLUMNS,
-    reference_rows=reference_rows,
     notes=notes,
     title=lambda result: result.title(f"global batch {result.rows.batch_size.iloc[0]}"),
     draw=draw,

@@ -16,6 +16,7 @@ from gptscale.common.settings.checks import check_output_file, check_ranges, ref
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.comparison import figures, tables
+from gptscale.lenet.comparison.reports import ROWS
 from gptscale.lenet.comparison.tables import Column
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid
@@ -159,9 +160,8 @@ Lines = list[dict[str, str]]
 class Study(Generic[OptionsT]):
     """One study: the runs that it compares, and its tables, notes and figure.
 
-    reference_rows: rows of a report (docs/lenet/README.md), and others that did not run, by column title; "-" where one has no
-    figure. draw(result, title, path) writes the figure. more_tables: tables below the
-    first one; those without lines are left out. places: see run_grid.
+    draw(result, title, path) writes the figure. not_run: rows of what did not run, above those of the reports. more_tables:
+    tables below the first one; those without lines are left out. places: see run_grid.
     """
 
     name: str
@@ -169,10 +169,10 @@ class Study(Generic[OptionsT]):
     options: type[OptionsT]
     cells: Callable[[OptionsT], list[Cell]]
     columns: Sequence[Column]
-    reference_rows: Callable[[StudyResult[OptionsT]], Lines]
     notes: Callable[[StudyResult[OptionsT]], list[str]]
     title: Callable[[StudyResult[OptionsT]], str]
     draw: Callable[[StudyResult[OptionsT], str, Path], None]
+    not_run: Callable[[StudyResult[OptionsT]], Lines] = field(default=lambda result: [])
     more_tables: Callable[[StudyResult[OptionsT]], list[Lines]] = field(default=lambda result: [])
     places: Callable[[OptionsT], Sequence[Mapping[str, str]]] = field(default=lambda options: [{}])
 
@@ -184,7 +184,8 @@ def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
     from gptscale.lenet.comparison.rows import write_rows
 
     result = StudyResult(options, measured(study, options))
-    lines = tables.with_references(tables.table(result.groups, study.columns), study.reference_rows(result))
+    references = [*study.not_run(result), *ROWS[study.name]]
+    lines = tables.with_references(tables.table(result.groups, study.columns), references)
     title = study.title(result)
     every = [lines, *filter(None, study.more_tables(result))]
     written = write_rows(options.csv, result.measured) if options.csv else []

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import parse_whole_numbers
-from gptscale.lenet.comparison.reference_figures import LOADER_WORKERS, LOADING_WITHOUT_AFFINE_S
 from gptscale.lenet.comparison.tables import Column, not_significant, of
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars
+from gptscale.lenet.studies.study import Study, StudyOptions, draw_bars
 
 
 @dataclass(frozen=True)
@@ -42,22 +41,6 @@ def grid(options: WorkersOptions) -> list[Cell]:
     return cells
 
 
-def reference_rows(result: StudyResult[WorkersOptions]) -> list[dict[str, str]]:
-    """Return the table of report B in the columns of this study."""
-    rows = [
-        {
-            "run": f"report B: {n} workers",
-            "load ms/step": f"{1e3 * load_s:.2f}",
-            "update ms/step": f"{1e3 * update_s:.2f}",
-            "training s": f"{total_s:.1f}",
-            "accuracy %": f"{accuracy:.2f}",
-        }
-        for n, load_s, update_s, total_s, accuracy in LOADER_WORKERS
-    ]
-    load_ms = f"{1e3 * LOADING_WITHOUT_AFFINE_S:.2f}"
-    return [*rows, {"run": "report B: 0 workers, not augmented", "load ms/step": load_ms}]
-
-
 def verdicts(groups: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return what limits the runs of each variant, with the gain if it were removed."""
     lines = []
@@ -82,7 +65,6 @@ STUDY = Study(
     options=WorkersOptions,
     cells=grid,
     columns=COLUMNS,
-    reference_rows=reference_rows,
     notes=lambda result: [*not_significant(result.groups, COLUMNS[2]), *verdicts(result.groups)],
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
     draw=partial(draw_bars, COLUMNS[:3]),

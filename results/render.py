@@ -160,8 +160,8 @@ def legend_below(axis: Axes, columns: int = 4) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return text that neither ends a cell nor becomes a tag."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Return text that neither ends a cell nor becomes a tag or a link."""
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("](", "]\\(")
 
 
 def _latex(text: str) -> str:

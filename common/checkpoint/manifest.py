@@ -137,7 +137,7 @@ def _check_facts(path: Path, manifest: dict[str, Any]) -> None:
     if folder and int(folder.group(1)) != step:
         raise damaged(path, "manifest.json", f"has step {step}, the folder is {path.name}")
     numbers = isinstance(counters, dict) and all(type(n) in (int, float) for n in counters.values())
-    _require(path, numbers and all(abs(n) < 2**63 for n in counters.values()), "counters")  # type: ignore[union-attr]
+    _require(path, numbers and all(0 <= n < 2**63 for n in counters.values()), "counters")  # type: ignore[union-attr]
     _require(path, isinstance(manifest.get("workload"), dict), "workload")
     _require(path, isinstance(manifest.get("recipe", ""), str), "recipe")
     _require(path, _is_count(manifest.get("world_size", 1), 1), "world_size")

@@ -13,7 +13,7 @@ from gptscale.common.checkpoint.reader import Reader, agreed
 from gptscale.common.checkpoint.replicas import ReplicaCheck
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.engine import Engine
-from gptscale.common.errors import StorageError
+from gptscale.common.errors import StorageError, visible
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.progress import progress
 from gptscale.common.process.world import gather_objects
@@ -52,7 +52,9 @@ def resume(ready: ReadyRun, engine: Engine, folder: Path, restore: Callable[[Rea
         if is_main:
             origin = f"{reader.manifest.get('recipe')} on {reader.manifest.get('world_size')}"
             changes = changed_work(reader.manifest["workload"], ready.work)
-            print("\n".join([f"resumed from {reader.path}, saved by {origin}", *changes]), flush=True)
+            lines = [f"resumed from {reader.path}, saved by {origin}", *changes]
+            # Whoever wrote the checkpoint chose these texts.
+            print("\n".join(map(visible, lines)), flush=True)
     if is_main:
         set_aside_beyond(folder, step)
     return step

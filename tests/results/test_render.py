@@ -34,14 +34,15 @@ def test_a_console_without_a_terminal_has_the_width_asked_for(monkeypatch):
     assert console(123).width == 123
 
 
-def test_markdown_cells_neither_end_early_nor_become_tags():
-    assert markdown(ROWS, left=("way",), notes=["a < b"]).splitlines() == [
+def test_markdown_cells_neither_end_early_nor_become_tags_or_links():
+    assert markdown(ROWS, left=("way",), notes=["a < b", "[x](https://x)"]).splitlines() == [
         "| way | ms |",
         "| --- | ---: |",
         "| plain | 1.5 |",
         "| a\\|b &lt;i> | 20.5 |",
         "",
         "* a &lt; b",
+        "* [x]\\(https://x)",
     ]
     assert markdown(ROWS[:1], left=("way",)).endswith("| plain | 1.5 |\n")
 

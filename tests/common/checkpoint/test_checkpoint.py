@@ -149,6 +149,7 @@ DAMAGE = {
     "step changed by hand": (replaced('"step": 4', '"step": 6'), "does not match its own SHA-256"),
     "hash lost": (replaced("_sha", "_sho"), "has lost its own SHA-256"),
     "text counter": (edit(counters={"optimizer_steps": "4"}), "no valid 'counters'"),
+    "negative counter": (edit(counters={"optimizer_steps": -4}), "no valid 'counters'"),
     "NaN counter": (edit(counters={"optimizer_steps": float("nan")}), "no valid 'counters'"),
     "path in a name": (edit(files=[{"file": "../../etc/passwd", "boxes": []}]), "none of a checkpoint's"),
     "boxes missing": (edit(files=[{"file": DATA, "size": 1, "sha256": "0" * 64}]), "no valid 'boxes'"),

@@ -13,10 +13,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset
 
 from gptscale.common.errors import DataError
 
@@ -67,20 +64,6 @@ def is_idx_folder(folder: Path) -> bool:
     """Return whether the folder has any of MNIST's four files, in which case all four are expected."""
     names = [name for pair in FILES.values() for name in pair]
     return any((folder / f"{name}{end}").is_file() for name in names for end in ("", ".gz"))
-
-
-class IdxDataset(Dataset[tuple[Tensor, int]]):
-    """A dataset of images, uint8 (1, rows, columns), and their labels, read from the mapped files."""
-
-    def __init__(self, images: Path, labels: Path) -> None:
-        self.images, self.labels = read_pair(images, labels)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        # A copy of 784 bytes, since torch needs memory that it may write to.
-        return torch.from_numpy(np.array(self.images[index]))[None], int(self.labels[index])
 
 
 def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from gptscale.common.errors import DataError
-from gptscale.lenet.data.idx import IdxDataset, find, read_images, read_labels, read_pair
+from gptscale.lenet.data.idx import find, read_images, read_labels, read_pair
 
 Write = Callable[..., Path]
 
@@ -22,15 +21,6 @@ def test_an_idx_file_is_read_as_written(tmp_path: Path, write_idx: Write, packed
     assert isinstance(images, np.memmap) != packed
     labels = read_labels(write_idx(tmp_path / "labels", np.arange(7), packed=packed))
     assert labels.tolist() == list(range(7))
-
-
-def test_the_dataset_gives_an_image_and_its_label(tmp_path: Path, write_idx: Write) -> None:
-    pixels = np.arange(3 * 4 * 4).reshape(3, 4, 4)
-    data = IdxDataset(write_idx(tmp_path / "i", pixels), write_idx(tmp_path / "l", np.array([5, 0, 9])))
-    image, label = data[2]
-    assert (len(data), label) == (3, 9)
-    assert image.dtype == torch.uint8
-    assert image.tolist() == [pixels[2].tolist()]
 
 
 def test_real_mnist(real_mnist: Path) -> None:

@@ -1,8 +1,8 @@
 """The weight of the house: how many of our lines a rank loads, and how many each part of the house has.
 
-A limit falls. Whoever adds lines above it takes others out. On 2026-11-25 five limits rose for programs of others under
-`simulate` and for the picture and LaTeX of a comparison. What these make superfluous (the older path of `simulate RECIPE`) is
-still there: until it is gone, the house owes 1,050 lines of the package, 60 of a rank and 640 of the tests.
+A limit falls. Whoever adds lines above it takes others out. On 2026-11-25 three limits rose, and the house owes that:
+940 lines of foresight for programs of others under `simulate`, whose closed forms are to go; 120 of the core for a
+comparison's LaTeX, SVG and PDF; 740 of the tests for both.
 """
 
 import ast
@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 23_930),
-    "foresight": (("foresight",), 10_070),
-    "lenet": (("lenet",), 7_030),
-    "the package": ((*CORE, *LABS), 41_020),
-    "the tests": (("tests",), 28_680),
+    "core": (CORE, 23_840),
+    "foresight": (("foresight",), 10_180),
+    "lenet": (("lenet",), 6_840),
+    "the package": ((*CORE, *LABS), 40_840),
+    "the tests": (("tests",), 28_780),
 }
 LOADED = {
-    "a rank": (["launchers/run/worker.py"], 10_310),
+    "a rank": (["launchers/run/worker.py"], 10_210),
     "`gptscale run` until its options are parsed": (["launchers/cli.py", "launchers/commands/run.py"], 2_440),
     **{f"recipes/{path.name}": ([f"recipes/{path.name}"], 1_000) for path in (ROOT / "recipes").glob("[!_u]*.py")},
 }

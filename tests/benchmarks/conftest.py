@@ -6,5 +6,5 @@ from benchmarks import quiet
 
 
 @pytest.fixture(autouse=True)
-def _busy_machines_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def _busy_machines_are_accepted(monkeypatch):
     monkeypatch.setattr(quiet, "WATCH_S", 0.0)

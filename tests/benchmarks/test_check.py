@@ -14,7 +14,7 @@ GOOD = {"gelu": 1.4, "bias_gelu": 1.9, "max_pool2d": 1.5, "conv_bias_relu": 1.01
 
 
 @pytest.fixture
-def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def benches(monkeypatch):
     """Answer each bench with made-up figures, which a test may change, and note what was asked."""
     figures = {
         "ops": dict(GOOD),
@@ -25,7 +25,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     asked: list[list[str]] = []
     figures["asked"] = asked
 
-    def run(*words: str) -> int:
+    def run(*words):
         asked.append(list(words))
         if "--csv" not in words:
             return int(figures.get("model", 0))
@@ -48,7 +48,7 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return figures
 
 
-def test_all_goals_reached(benches: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_goals_reached(benches, tmp_path, capsys):
     floors = tmp_path / "floors.csv"
     floors.touch()
     assert start(check.main, ["--floors", str(floors), "--mnist", str(tmp_path), "--allow-busy"]) == 0
@@ -71,30 +71,24 @@ def test_all_goals_reached(benches: dict[str, object], tmp_path: Path, capsys: p
         ({"accuracies": [0.9939, 0.995, 0.9939]}, "mnist_accuracy_of_best"),
     ],
 )
-def test_a_goal_that_is_missed_is_named(
-    change: dict[str, object],
-    missed: str,
-    benches: dict[str, object],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_goal_that_is_missed_is_named(change, missed, benches, tmp_path, capsys):
     benches.update(change)
     assert start(check.main, ["--mnist", str(tmp_path)]) == 1
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith("NOT REACHED")]
     assert [line.split()[0] for line in lines] == [missed]
 
 
-def test_without_folders_only_the_operators_are_checked(benches: dict[str, object]) -> None:
+def test_without_folders_only_the_operators_are_checked(benches):
     assert start(check.main, []) == 0
     assert [words[0] for words in benches["asked"]] == ["benchmarks.ops"]
 
 
-def test_the_steps_ratios_count(benches: dict[str, object], tmp_path: Path) -> None:
+def test_the_steps_ratios_count(benches, tmp_path):
     benches["model"] = 1
     assert start(check.main, ["--no-operators", "--floors", str(tmp_path)]) == 1
 
 
-def test_a_bench_that_fails_is_one_line(benches: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bench_that_fails_is_one_line(benches, capsys):
     benches["status"] = 2
     assert start(check.main, []) == 2
     assert (
@@ -103,6 +97,6 @@ def test_a_bench_that_fails_is_one_line(benches: dict[str, object], capsys: pyte
     )
 
 
-def test_a_folder_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_there_is_one_line(capsys):
     assert start(check.main, ["--mnist", "nowhere"]) == 2
     assert "nowhere is not there, in --mnist" in capsys.readouterr().err

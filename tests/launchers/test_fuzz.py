@@ -7,7 +7,7 @@ import dataclasses
 import os
 import random
 import time
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -35,12 +35,12 @@ WORDS = (
 )  # fmt: skip
 
 
-def trains(*args: Any, **options: Any) -> None:
+def trains(*args, **options):
     """Stand for training, which only an accepted command line comes to."""
     raise SystemExit(0)
 
 
-def kinds(words: list[str]) -> list[Any]:
+def kinds(words):
     """Return the dataclasses of options that a command has."""
     if words[0] == "run" and words[1] in RECIPES:
         try:
@@ -56,7 +56,7 @@ def kinds(words: list[str]) -> list[Any]:
     }.get(" ".join(words[:2]) if words[0] == "lenet" else words[0], [run.LaunchOptions])
 
 
-def value_of(kind: Any, draw: random.Random) -> list[str]:
+def value_of(kind, draw):
     """Return the words of a value: mostly one that its type takes."""
     choices = [choice for part in (kind, *get_args(kind)) for choice in get_args(part) if get_origin(part) is Literal]
     if draw.random() < 0.1:
@@ -64,7 +64,7 @@ def value_of(kind: Any, draw: random.Random) -> list[str]:
     return [str(draw.choice(choices))] if choices and draw.random() < 0.8 else [draw.choice(WORDS)]
 
 
-def line(draw: random.Random) -> list[str]:
+def line(draw):
     """Return a command that trains nothing, with some options of its own and now and then another word."""
     recipe = draw.choice([*RECIPES, "x"])
     commands = [["run", recipe, "--dry-run"]] * 3 + [

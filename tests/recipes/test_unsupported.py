@@ -10,7 +10,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.recipes import RECIPES, unsupported
 
 
-def as_markdown() -> str:
+def as_markdown():
     """Return the table for docs/recipes/unsupported.md."""
     lines = ["| recipes | option | values | why | instead |", "| --- | --- | --- | --- | --- |"]
     for pair in unsupported.UNSUPPORTED:

@@ -13,7 +13,6 @@ import random
 import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -42,18 +41,18 @@ WORDS = [
 Damage = Callable[[random.Random, bytes], bytes]
 
 
-def cut(rng: random.Random, data: bytes) -> bytes:
+def cut(rng, data):
     return data[: rng.randrange(len(data) + 1)]
 
 
-def flip(rng: random.Random, data: bytes) -> bytes:
+def flip(rng, data):
     changed = bytearray(data)
     for _ in range(rng.choice((1, 3, 30)) if changed else 0):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
-def replace_part(rng: random.Random, data: bytes) -> bytes:
+def replace_part(rng, data):
     """Replace a part by NULs, separators, a part of the file itself, or nothing."""
     begin = rng.randrange(len(data) + 1)
     end = min(len(data), begin + rng.choice((0, 1, 10, 500)))
@@ -62,7 +61,7 @@ def replace_part(rng: random.Random, data: bytes) -> bytes:
     return data[:begin] + new + data[end:]
 
 
-def replace_word(rng: random.Random, data: bytes) -> bytes:
+def replace_word(rng, data):
     """Replace what stands between two separators."""
     parts = data.split(b",")
     word = rng.choice(WORDS)
@@ -70,14 +69,14 @@ def replace_word(rng: random.Random, data: bytes) -> bytes:
     return b",".join(parts)
 
 
-def damaged(rng: random.Random, data: bytes) -> bytes:
+def damaged(rng, data):
     for _ in range(rng.choice((1, 1, 2, 5))):
         kind: Damage = rng.choice((cut, flip, replace_part, replace_word, replace_word))
         data = kind(rng, data)
     return data
 
 
-def made(out: Path) -> list[Path]:
+def made(out):
     """Leave three runs, and return the files to damage."""
     files = [out / "summary.csv"]
     for n, recipe in enumerate(("single", "ddp", "fsdp")):
@@ -100,7 +99,7 @@ def made(out: Path) -> list[Path]:
     return files
 
 
-def compare_all(out: Path, *, draw: bool) -> None:
+def compare_all(out, *, draw):
     comparison = compare(load([out]))
     for group in comparison.ranked:
         steps_of(group)
@@ -113,7 +112,7 @@ def compare_all(out: Path, *, draw: bool) -> None:
     assert "<script>" not in texts[2] + texts[3]
 
 
-def resume_from(path: Path) -> None:
+def resume_from(path):
     log = StepLog(path, after_step=10)
     log.append(dict.fromkeys(STEP_COLUMNS, 0.25) | {"step": 11})
     log.close()
@@ -123,7 +122,7 @@ def resume_from(path: Path) -> None:
     assert all(len(row) == len(header) and int(row[0]) <= 11 for row in rows)
 
 
-def peak() -> float:
+def peak():
     """Return the most MiB that this process has held at once."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
@@ -131,7 +130,7 @@ def peak() -> float:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.timeout(3600)
-def test_random_damage_is_never_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_damage_is_never_a_traceback(tmp_path, capsys):
     files = made(tmp_path)
     whole = {file: file.read_bytes() for file in files}
     slowest_s, refused, before_mib = 0.0, 0, peak()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -12,7 +10,7 @@ from gptscale.launchers.cli import start
 
 
 @pytest.mark.slow
-def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_compares_the_same_work(tmp_path, monkeypatch):
     """Run one round on the digits, with every contender in a process of its own, and check the ratios."""
     pytest.importorskip("sklearn")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -37,6 +35,6 @@ def test_bench_compares_the_same_work(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--data", "nowhere"], "nowhere is no folder"),
     ],
 )
-def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(words, message, capsys):
     assert start(bench.main, words) == 2
     assert message in capsys.readouterr().err

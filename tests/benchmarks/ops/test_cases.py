@@ -11,13 +11,13 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch):
     monkeypatch.setattr(ops_cases, "POOLED", ((2, 16, 12, 12),))
     monkeypatch.setattr(ops_cases, "CONVOLVED", ((2, 1, 12, 8, 5, 1, 2, 1), (2, 4, 12, 4, 3, 2, 1, 4)))
 
 
 @pytest.mark.usefixtures("_small")
-def test_contenders_compute_the_same() -> None:
+def test_contenders_compute_the_same():
     compared = set()
     for case in ops_cases.cases(ops_cases.OPERATORS, ["fp32"], 4, 1.0, CPU):
         ours, torchs = (result if isinstance(result, tuple) else (result,) for result in (case.ours(), case.torchs()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
@@ -16,12 +14,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch):
     monkeypatch.setattr(ops_cases, "POOLED", ((2, 16, 12, 12),))
     monkeypatch.setattr(ops_cases, "CONVOLVED", ((2, 1, 12, 8, 5, 1, 2, 1), (2, 4, 12, 4, 3, 2, 1, 4)))
 
 
-def test_bytes_and_rates() -> None:
+def test_bytes_and_rates():
     """A share of copying is bytes moved over time over copying's own rate."""
     case = next(ops_cases.gelu_cases(16 * 1024, "bf16", 1.0, CPU))
     row = measure_case(case, threads=1, rounds=4, device=CPU)
@@ -33,7 +31,7 @@ def test_bytes_and_rates() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_small")
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
     words = ["--largest-kib", "4", "--rounds", "1", "--dtypes", "fp32", "--threads", "1"]
     assert start(main, [*words, "--csv", str(tmp_path / "o.csv"), "--pictures", str(tmp_path / "p")]) == 0
     rows = pd.read_csv(tmp_path / "o.csv")
@@ -60,7 +58,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--pictures", __file__], "is no folder, in --pictures"),
     ],
 )
-def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(words, message, capsys):
     assert start(main, [*words]) == 2
     errors = capsys.readouterr().err
     assert message in errors

@@ -17,7 +17,7 @@ from gptscale.common.process.progress import progress
 CPU = torch.device("cpu")
 
 
-def compute(seconds: float) -> None:
+def compute(seconds):
     """Use a processor for so long, whoever else uses it."""
     progress.at("forward")
     began = time.thread_time()
@@ -27,7 +27,7 @@ def compute(seconds: float) -> None:
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch):
+def threads(monkeypatch):
     """Let this process have the right number of threads, and give it back those that it had."""
     before = torch.get_num_threads()
     monkeypatch.setattr(evidence, "right_threads", torch.get_num_threads)
@@ -35,10 +35,10 @@ def threads(monkeypatch: pytest.MonkeyPatch):
     torch.set_num_threads(before)
 
 
-def test_further_steps_are_traced_with_the_waits_of_the_timed_steps(threads) -> None:
+def test_further_steps_are_traced_with_the_waits_of_the_timed_steps(threads):
     taken: list[int] = []
 
-    def step(i: int) -> None:
+    def step(i):
         taken.append(i)
         compute(0.002)
 
@@ -48,12 +48,12 @@ def test_further_steps_are_traced_with_the_waits_of_the_timed_steps(threads) -> 
     assert (own.right_threads_s, own.fixed, own.alloc_retries) == (None, {}, 0)
 
 
-def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads) -> None:
+def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads):
     threads.setattr(evidence, "right_threads", lambda: 3)
     torch.set_num_threads(2)
     had: list[int] = []
 
-    def step(i: int) -> None:
+    def step(i):
         had.append(torch.get_num_threads())
         compute(0.002)
 
@@ -65,12 +65,12 @@ def test_with_a_wrong_number_of_threads_some_steps_have_the_right_one(threads) -
     assert torch.get_num_threads() == 2
 
 
-def test_what_of_a_part_does_not_shrink_with_the_tokens(threads) -> None:
+def test_what_of_a_part_does_not_shrink_with_the_tokens(threads):
     """A step of 40 ms of which 16 are there for any number of tokens, so that a quarter of the tokens takes 22."""
     threads.setattr(evidence, "host_share", lambda trace, threads: 0.5)
     taken: list[int] = []
 
-    def short_step(i: int) -> None:
+    def short_step(i):
         taken.append(i)
         compute(0.022)
 
@@ -80,22 +80,22 @@ def test_what_of_a_part_does_not_shrink_with_the_tokens(threads) -> None:
     assert taken == [STEPS + 1 + 2 * i for i in range(STEPS + 1)]
 
 
-def test_a_step_that_fails_is_heard_of(threads) -> None:
-    def step(i: int) -> None:
+def test_a_step_that_fails_is_heard_of(threads):
+    def step(i):
         raise RuntimeError("no more data")
 
     with pytest.raises(RuntimeError, match="no more data"):
         evidence_of(2, step, CPU, [0.1])
 
 
-def test_processors_are_shared_between_the_ranks_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_are_shared_between_the_ranks_of_a_machine(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     for ranks, threads in ((2, 4), (3, 2), (16, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         assert right_threads() == threads
 
 
-def test_notes_say_what_the_meters_saw() -> None:
+def test_notes_say_what_the_meters_saw():
     retried = RankEvidence(trace(1, [Part(*part) for part in HEALTHY]), 0.0, None, alloc_retries=3)
     quiet = MachineTime("host", 10.0, {0: 1.0}, {0: 0.0}, 1.0, 0.0, 1)
     assert notes([retried], [quiet, None], offload_wait=0.25) == [

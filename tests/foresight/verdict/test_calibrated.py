@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 import torch
 from made_traces import Part, trace
 
-from gptscale.common.measure.step_trace import RankTrace
 from gptscale.common.process.world import world_of
-from gptscale.common.settings.run import Run
 from gptscale.foresight.calibrate.file import MeasuredMachine, TimedOperation, add
 from gptscale.foresight.calibrate.machine import this_machine
 from gptscale.foresight.time.data_sheets import GLOO
@@ -27,28 +22,28 @@ SMALL, LARGE = 4096, 2**20
 MACHINE = this_machine(torch.device("cpu"), 2)
 
 
-def run_of(*words: str) -> Run:
+def run_of(*words):
     config, own = parse_run("ddp", ["--device", "cpu", "--data", "synthetic", "--seq-len", "64", *words])
     return resolve("ddp", config, own, world_of("cpu", None, 2))
 
 
-def traced(nbytes: int, wait_s: float) -> list[RankTrace]:
+def traced(nbytes, wait_s):
     parts = [Part("backward", False, 0.1), Part("backward", True, wait_s, 0, ("all_reduce", BOTH, nbytes))]
     return [trace(rank, parts) for rank in BOTH]
 
 
-def calibrate(file: Path, run: Run, product_s: float, spread: float = 0.02, reduce_s: float = 0.01) -> None:
+def calibrate(file, run, product_s, spread=0.02, reduce_s=0.01):
     reduced = Operation("all-reduce", MessageShape(LARGE, 2, 2, 1), GLOO)
     seconds = {**dict.fromkeys(products_of(run), product_s), reduced: reduce_s}
     timed = [TimedOperation(operation, "fp32", s, spread, 7) for operation, s in seconds.items()]
     add(file, MeasuredMachine(MACHINE, timed))
 
 
-def processors(share: float) -> Sequence[float]:
+def processors(share):
     return [share] * 2
 
 
-def test_products_of_a_step_are_those_of_all_layers_and_passes() -> None:
+def test_products_of_a_step_are_those_of_all_layers_and_passes():
     run = run_of("--global-batch-size", "8", "--grad-accum-steps", "2", "--n-layer", "3")
     products = products_of(run)
     macs = sum(n * o.shape[0] * o.shape[1] * o.shape[2] for o, n in products.items())
@@ -57,11 +52,11 @@ def test_products_of_a_step_are_those_of_all_layers_and_passes() -> None:
     assert macs == 3 * tokens * (3 * 12 * h * h + h * run.gpt.padded_vocab_size)
 
 
-def test_an_unmeasured_machine_expects_nothing(tmp_path: Path) -> None:
+def test_an_unmeasured_machine_expects_nothing(tmp_path):
     assert calibrated_run(run_of(), traced(LARGE, 0.01), MACHINE, tmp_path / "none.json") is None
 
 
-def test_products_that_take_longer_than_calibrated(tmp_path: Path) -> None:
+def test_products_that_take_longer_than_calibrated(tmp_path):
     run, traces = run_of(), traced(LARGE, 0.01)
     calibrate(tmp_path / "c.json", run, product_s=1e-4)
     expected = calibrated_run(run, traces, MACHINE, tmp_path / "c.json")
@@ -73,7 +68,7 @@ def test_products_that_take_longer_than_calibrated(tmp_path: Path) -> None:
     assert CalibratedRun().times_slower(traces, processors(1.0)) == 1.0
 
 
-def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path: Path) -> None:
+def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path):
     run = run_of()
     calibrate(tmp_path / "c.json", run, product_s=1e-4, spread=0.5)
     expected = calibrated_run(run, traced(LARGE, 0.01), MACHINE, tmp_path / "c.json")
@@ -84,7 +79,7 @@ def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path: 
 @pytest.mark.parametrize(
     ("wait_s", "words"), [(0.03, "all-reduce 0.035 GB/s, calibrated 0.105"), (0.011, "")], ids=["slow", "as calibrated"]
 )
-def test_an_exchange_that_is_slower_than_calibrated(tmp_path: Path, wait_s: float, words: str) -> None:
+def test_an_exchange_that_is_slower_than_calibrated(tmp_path, wait_s, words):
     run, traces = run_of(), traced(LARGE, wait_s)
     calibrate(tmp_path / "c.json", run, product_s=1e-4)
     expected = calibrated_run(run, traces, MACHINE, tmp_path / "c.json")
@@ -92,7 +87,7 @@ def test_an_exchange_that_is_slower_than_calibrated(tmp_path: Path, wait_s: floa
     assert expected.slow_exchange(Replay(traces), traces) == words
 
 
-def test_a_small_exchange_is_told_in_milliseconds() -> None:
+def test_a_small_exchange_is_told_in_milliseconds():
     traces = traced(SMALL, 0.03)
     kind = kind_of(traces[0].exchanges[0])
     assert kind == ("all-reduce", SMALL, 2)

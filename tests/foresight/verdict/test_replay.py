@@ -21,11 +21,11 @@ BOTH = (0, 1)
 REDUCE = ("all_reduce", BOTH, 4096)
 
 
-def replay_of(*ranks: list[Part], **options) -> Replay:
+def replay_of(*ranks, **options):
     return Replay([trace(rank, parts) for rank, parts in enumerate(ranks)], **options)
 
 
-def reduced(compute_s: float, wait_s: float) -> list[Part]:
+def reduced(compute_s, wait_s):
     """Return a step that computes, exchanges, and waits for that."""
     return [Part("backward", False, compute_s), Part("backward", True, wait_s, 0, REDUCE)]
 
@@ -38,11 +38,11 @@ LATE = [reduced(0.05, 0.06), reduced(0.1, 0.01)]
     [([HEALTHY, HEALTHY], 0.096), ([reduced(0.1, 0.02)] * 2, 0.12), (LATE, 0.11)],
     ids=["no waits", "a transfer", "a late rank"],
 )
-def test_played_with_nothing_changed_steps_last_as_long_as_they_did(ranks: list[list[Part]], seconds: float) -> None:
+def test_played_with_nothing_changed_steps_last_as_long_as_they_did(ranks, seconds):
     assert replay_of(*ranks).step_s() == pytest.approx(seconds)
 
 
-def test_others_wait_for_a_late_rank_and_then_for_the_transfer() -> None:
+def test_others_wait_for_a_late_rank_and_then_for_the_transfer():
     replay = replay_of(*LATE)
     assert [w.transfer_s for w in replay.waits.values()] == pytest.approx([0.01] * 6)
     assert waiting_for(replay, late=1) == pytest.approx(0.05 / 0.11)
@@ -57,7 +57,7 @@ def test_others_wait_for_a_late_rank_and_then_for_the_transfer() -> None:
     ]
 
 
-def test_a_transfer_behind_computation_costs_its_visible_part_alone() -> None:
+def test_a_transfer_behind_computation_costs_its_visible_part_alone():
     # The same exchange twice: seen from its begin on, where it takes 0.05 s, and begun 0.03 s before the wait for it.
     hidden = [*reduced(0.02, 0.05), Part("backward", False, 0.03, begins=REDUCE), Part("backward", True, 0.02, 1)]
     replay = replay_of(hidden, hidden)
@@ -68,7 +68,7 @@ def test_a_transfer_behind_computation_costs_its_visible_part_alone() -> None:
     assert replay.step_s(without("backward")) == pytest.approx(0.1)
 
 
-def test_waits_that_do_not_tell_their_exchange_are_matched_by_their_order() -> None:
+def test_waits_that_do_not_tell_their_exchange_are_matched_by_their_order():
     unnamed = [[Part("backward", False, s), Part("backward", True, 0.11 - s)] for s in (0.05, 0.1)]
     assert replay_of(*unnamed).step_s(without(TRANSFER)) == pytest.approx(0.1)
     # Or, where ranks have different numbers of them, by what the others ended just before.
@@ -89,7 +89,7 @@ def test_waits_that_do_not_tell_their_exchange_are_matched_by_their_order() -> N
     ]
 
 
-def test_a_wait_is_for_no_exchange_that_another_rank_begins_after_its_end() -> None:
+def test_a_wait_is_for_no_exchange_that_another_rank_begins_after_its_end():
     """As many waits on each rank are not always those of the same exchanges: such steps waited for each other for ever."""
     parts = [
         [Part("forward", False, 0.01), Part("forward", True, 0.01), Part("forward", False, 0.08)],
@@ -102,21 +102,21 @@ def test_a_wait_is_for_no_exchange_that_another_rank_begins_after_its_end() -> N
     ]
 
 
-def test_clocks_of_two_machines_are_compared_by_their_barrier() -> None:
+def test_clocks_of_two_machines_are_compared_by_their_barrier():
     traces = [trace(0, LATE[0]), trace(1, LATE[1], machine="other", behind=7.0)]
     replay = Replay(traces)
     assert replay.step_s() == pytest.approx(0.11)
     assert [w.transfer_s for w in replay.waits.values()] == pytest.approx([0.01] * 6)
 
 
-def test_without_the_host_what_it_delays_is_earlier() -> None:
+def test_without_the_host_what_it_delays_is_earlier():
     replay = replay_of(HEALTHY)
     host = {"forward": 0.5, "backward": 0.25, "optimizer": 0.0}
     assert replay.step_s(with_less_host(host)) == pytest.approx(0.096 - 0.015 - 0.015)
     assert replay.step_s(with_less_host(host, removed=0.5)) == pytest.approx(0.096 - 0.015)
 
 
-def test_micro_batches_in_one_leave_what_does_not_shrink_once() -> None:
+def test_micro_batches_in_one_leave_what_does_not_shrink_once():
     parts = [Part("forward", False, 0.01, micro_batch=i) for i in range(4)] + [
         Part("optimizer", False, 0.02, micro_batch=3)
     ]
@@ -125,7 +125,7 @@ def test_micro_batches_in_one_leave_what_does_not_shrink_once() -> None:
     assert replay.step_s(merged) == pytest.approx(3 * 0.002 + 0.01 + 0.02)
 
 
-def test_a_rank_with_half_a_processor_is_played_with_one() -> None:
+def test_a_rank_with_half_a_processor_is_played_with_one():
     busy = [reduced(0.05, 0.06), reduced(0.1, 0.01)]
     traces = [trace(0, busy[0]), trace(1, busy[1], processor=0.5)]
     replay = Replay(traces, threads=True)
@@ -137,11 +137,11 @@ def test_a_rank_with_half_a_processor_is_played_with_one() -> None:
     assert Replay(traces).processor_share(1) == pytest.approx(1.0)
 
 
-def test_waits_for_data_are_those_of_the_timed_steps() -> None:
+def test_waits_for_data_are_those_of_the_timed_steps():
     assert replay_of(HEALTHY, HEALTHY, data_wait_s=[0.0, 0.05]).step_s() == pytest.approx(0.145)
 
 
-def test_shares_are_exclusive_and_those_of_the_rank_that_waits_least() -> None:
+def test_shares_are_exclusive_and_those_of_the_rank_that_waits_least():
     traces = [trace(rank, parts, host=0.2) for rank, parts in enumerate(LATE)]
     host = host_shares(traces, threads=False)
     assert host == pytest.approx({"forward": 0.0, "backward": 0.2, "optimizer": 0.0})
@@ -151,14 +151,14 @@ def test_shares_are_exclusive_and_those_of_the_rank_that_waits_least() -> None:
     assert (shares[TRANSFER], shares["host"]) == pytest.approx((0.01 / 0.11, 0.02 / 0.11))
 
 
-def test_the_host_of_a_short_part_is_little_of_the_step() -> None:
+def test_the_host_of_a_short_part_is_little_of_the_step():
     own = trace(0, HEALTHY)
     own.work_s["optimizer"] = dict.fromkeys(own.work_s["optimizer"], 0.001 / 4)
     assert host_shares([own], threads=True)["optimizer"] == pytest.approx(0.8)
     assert host_share(own, threads=True) == pytest.approx(0.8 * 0.005 / 0.095)
 
 
-def test_slower_than_calibrated_is_a_share_of_its_own_from_a_tenth_on() -> None:
+def test_slower_than_calibrated_is_a_share_of_its_own_from_a_tenth_on():
     shares = {"products": 0.6, "attention": 0.0, "elementwise": 0.3, "optimizer": 0.0, "data": 0.1}
     assert slowed(shares, 1.05) == shares
     slow = slowed(shares, 1.5)
@@ -166,7 +166,7 @@ def test_slower_than_calibrated_is_a_share_of_its_own_from_a_tenth_on() -> None:
     assert sum(slow.values()) == pytest.approx(1.0)
 
 
-def test_a_disturbed_profiled_step_tells_only_its_count_of_operations() -> None:
+def test_a_disturbed_profiled_step_tells_only_its_count_of_operations():
     disturbed = trace(0, HEALTHY)
     disturbed.profiled = [mark._replace(processor_s=0.5 * mark.processor_s) for mark in disturbed.segments]
     disturbed.n_operations, disturbed.operation_s = 950, 1e-5

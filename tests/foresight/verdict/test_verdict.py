@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from made_traces import HEALTHY, Part, trace
@@ -34,7 +33,7 @@ from gptscale.foresight.verdict.remedies import (
     WORDS,
     options_against,
 )
-from gptscale.foresight.verdict.verdict import Cause, Verdict
+from gptscale.foresight.verdict.verdict import Cause
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.verdict import tell_verdict
 from gptscale.lenet.run.worker import parse_vision
@@ -43,9 +42,7 @@ FACTS = RunFacts("ddp", grad_accum_steps=4, micro_batch_size=2)
 Parts = list[Part]
 
 
-def verdict_on(
-    *ranks: Parts, host: float = 0.0, processor: float = 1.0, facts: RunFacts = FACTS, **options: object
-) -> Verdict:
+def verdict_on(*ranks, host=0.0, processor=1.0, facts=FACTS, **options):
     traces = [trace(rank, parts, host, processor=processor) for rank, parts in enumerate(ranks)]
     seconds = max((t.ends[-1] - t.began) / len(t.ends) for t in traces)
     return judge(traces, facts, RunFigures(**{"step_times_s": [seconds] * 10, **options}))  # type: ignore[arg-type]
@@ -76,7 +73,7 @@ INJECTED: dict[str, tuple[list[Parts], dict[str, object], float]] = {
 
 
 @pytest.mark.parametrize("word", CAUSES)
-def test_an_injected_cause_is_named_and_sized(word: str) -> None:
+def test_an_injected_cause_is_named_and_sized(word):
     ranks, options, gain = INJECTED[word]
     verdict = verdict_on(*ranks, **options)  # type: ignore[arg-type]
     assert verdict.bound_by == word, verdict.line()
@@ -89,7 +86,7 @@ def test_an_injected_cause_is_named_and_sized(word: str) -> None:
     assert verdict.columns()["bound_by"] == word
 
 
-def test_a_pipeline_of_single_sequences_gains_what_micro_batches_leave() -> None:
+def test_a_pipeline_of_single_sequences_gains_what_micro_batches_leave():
     ranks, _, _ = INJECTED[BUBBLE]
     facts = RunFacts("pipeline", pipeline=True, micro_batch_size=1, grad_accum_steps=2)
     verdict = verdict_on(*ranks, facts=facts)
@@ -98,20 +95,20 @@ def test_a_pipeline_of_single_sequences_gains_what_micro_batches_leave() -> None
     assert verdict.remedied_s == pytest.approx(0.08 + 0.04 / 4)
 
 
-def test_a_healthy_run_has_no_cause() -> None:
+def test_a_healthy_run_has_no_cause():
     verdict = verdict_on(HEALTHY, HEALTHY, taken=TAKEN_MAX)
     assert (verdict.bound_by, verdict.cause) == (COMPUTE_BOUND, None)
     assert verdict.shares["products"] == pytest.approx(0.7 * 95 / 96)
     assert verdict.columns() == {"bound_by": COMPUTE_BOUND}
 
 
-def test_a_gain_below_the_spread_of_the_steps_is_no_cause() -> None:
+def test_a_gain_below_the_spread_of_the_steps_is_no_cause():
     slow_reader, _, _ = INJECTED[DATA]
     uneven = [0.05 + 0.01 * i for i in range(30)]
     assert verdict_on(*slow_reader, step_times_s=uneven).bound_by not in CAUSES
 
 
-def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause() -> None:
+def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause():
     """The reader got ahead in the pause, so that the traced steps wait for nothing."""
     verdict = verdict_on(HEALTHY, HEALTHY, data_wait_s=[0.001, 0.096])
     assert verdict.bound_by == DATA
@@ -119,20 +116,20 @@ def test_waits_in_the_timed_steps_count_and_not_those_after_the_pause() -> None:
     assert verdict.gain(verdict.cause) == pytest.approx(0.5, abs=0.01)
 
 
-def test_a_rank_that_was_late_in_the_traced_steps_alone_is_none() -> None:
+def test_a_rank_that_was_late_in_the_traced_steps_alone_is_none():
     ranks, _, _ = INJECTED[LATE]
     assert verdict_on(*ranks, slowest=(1, 1.02)).bound_by != LATE
     assert verdict_on(*ranks, slowest=(1, 1.74)).bound_by == LATE
 
 
 @pytest.mark.parametrize(("host", "word"), [(0.02, COMPUTE_BOUND), (0.3, LAUNCH)])
-def test_what_short_steps_keep_is_the_hosts_only_where_the_host_takes_part(host: float, word: str) -> None:
+def test_what_short_steps_keep_is_the_hosts_only_where_the_host_takes_part(host, word):
     """Short products are slow for their size, and so are exchanges, without any cost of a host."""
     fixed = {"forward": 0.4, "backward": 0.4}
     assert verdict_on(HEALTHY, HEALTHY, host=host, fixed=fixed).bound_by == word
 
 
-def test_exchanges_of_each_micro_batch_are_not_helped_by_more_of_them() -> None:
+def test_exchanges_of_each_micro_batch_are_not_helped_by_more_of_them():
     assert options_against(LINKS, replace(FACTS, recipe="zero2")) == "--micro-batch-size 8 --grad-accum-steps 1".split()
     one = RunFacts("zero3", micro_batch_size=4)
     assert options_against(LINKS, one) == ["--micro-batch-size", "8"]
@@ -140,7 +137,7 @@ def test_exchanges_of_each_micro_batch_are_not_helped_by_more_of_them() -> None:
 
 
 @pytest.mark.parametrize(("processors", "step_s"), [({0, 1}, 0.096), ({0}, 0.190), (set(), 0.096)])
-def test_ranks_that_share_processors_are_promised_no_more_than_those(processors: set[int], step_s: float) -> None:
+def test_ranks_that_share_processors_are_promised_no_more_than_those(processors, step_s):
     """Each of two ranks computes for 0.095 s. With one processor for both a step without transfers is twice as long."""
     slow = [*HEALTHY, Part("optimizer", True, 0.2)]
     traces = [replace(trace(rank, slow), processors=frozenset(processors)) for rank in range(2)]
@@ -150,12 +147,12 @@ def test_ranks_that_share_processors_are_promised_no_more_than_those(processors:
     assert verdict.cause.without_s == pytest.approx(step_s)
 
 
-def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen() -> None:
+def test_a_compiled_run_is_not_bound_by_a_host_that_cannot_be_seen():
     ranks, options, _ = INJECTED[LAUNCH]
     assert verdict_on(*ranks, **options, facts=replace(FACTS, compiled=True)).bound_by == COMPUTE_BOUND  # type: ignore[arg-type]
 
 
-def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
+def test_a_late_rank_beside_another_program_is_the_late_rank():
     """Rank 1 has half a processor, so that rank 0 waits for it. It is as fast as rank 0 with a whole one."""
     half = [p if p.part == "data" else p._replace(seconds=2 * p.seconds) for p in HEALTHY]
     traces = [trace(0, [*HEALTHY, Part("optimizer", True, 0.095)]), trace(1, half, processor=0.5)]
@@ -167,7 +164,7 @@ def test_a_late_rank_beside_another_program_is_the_late_rank() -> None:
     assert verdict.shares["no processor"] == pytest.approx(95 / 191)
 
 
-def test_contention_among_a_ranks_own_threads_is_not_others_contention() -> None:
+def test_contention_among_a_ranks_own_threads_is_not_others_contention():
     verdict = verdict_on(HEALTHY, HEALTHY, processor=0.3, taken=0.1, right_threads_s=0.048)
     assert verdict.bound_by == THREADS
     (contended,) = [cause for cause in verdict.causes if cause.name == CONTENDED]
@@ -175,20 +172,20 @@ def test_contention_among_a_ranks_own_threads_is_not_others_contention() -> None
 
 
 @pytest.mark.parametrize("recipe", "ddp fsdp zero2 tensor_parallel pipeline hybrid_3d".split())
-def test_every_remedy_is_made_of_options_that_exist(recipe: str) -> None:
+def test_every_remedy_is_made_of_options_that_exist(recipe):
     base = replace(FACTS, recipe=recipe, pipeline=recipe in ("pipeline", "hybrid_3d"))
     kinds = (base, replace(base, grad_accum_steps=1), replace(base, cuda=True, micro_batch_size=1))
     for options in {tuple(options_against(word, facts)) for word in WORDS for facts in kinds}:
         parse_run(recipe, options)
 
 
-def test_every_remedy_of_a_vision_run_is_made_of_options_that_exist() -> None:
+def test_every_remedy_of_a_vision_run_is_made_of_options_that_exist():
     for facts in (RunFacts(""), RunFacts("", slow_loader=True, micro_batch_size=8)):
         for word in WORDS:
             parse_vision(["--loader", "dataloader", *options_against(word, facts)])
 
 
-def test_why_explains_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_explains_a_verdict(tmp_path, capsys):
     ranks, _, _ = INJECTED[LATE]
     verdict = verdict_on(*ranks, taken=0.02)
     write_verdict(tmp_path, verdict)
@@ -212,7 +209,7 @@ def test_why_explains_a_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("[" * 100_000, "cut or damaged"),
     ],
 )
-def test_a_bad_verdict_is_one_line(tmp_path: Path, content: str | None, what: str) -> None:
+def test_a_bad_verdict_is_one_line(tmp_path, content, what):
     if content is not None:
         (tmp_path / "verdict.json").write_text(content)
     with pytest.raises(ConfigError, match=what):
@@ -221,7 +218,7 @@ def test_a_bad_verdict_is_one_line(tmp_path: Path, content: str | None, what: st
         read_verdict(tmp_path / "gone")
 
 
-def test_a_cut_or_changed_verdict_is_one_line(tmp_path: Path) -> None:
+def test_a_cut_or_changed_verdict_is_one_line(tmp_path):
     write_verdict(tmp_path, verdict_on(HEALTHY, HEALTHY))
     whole = (tmp_path / "verdict.json").read_text()
     content = json.loads(whole)
@@ -233,7 +230,7 @@ def test_a_cut_or_changed_verdict_is_one_line(tmp_path: Path) -> None:
             read_verdict(tmp_path)
 
 
-def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them() -> None:
+def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them():
     late = [*HEALTHY, Part("backward", False, 0.07)]
     waiting = [*HEALTHY, Part("backward", True, 0.07)]
     evidence = [RankEvidence(trace(r, late if r == 101 else waiting), 0.001, None) for r in range(200)]
@@ -243,7 +240,7 @@ def test_of_a_large_world_some_ranks_are_judged_and_the_slowest_among_them() -> 
     assert 150 in [e.trace.rank for e in judged_ranks(evidence, (150, 2.0))]
 
 
-def evidence_of_a_run() -> RunEvidence:
+def evidence_of_a_run():
     exchange = ("all_reduce", (0, 1), 4096)
     parts = [*HEALTHY, Part("backward", True, 0.07, 0, exchange, 1)]
     ranks = [
@@ -253,7 +250,7 @@ def evidence_of_a_run() -> RunEvidence:
     return RunEvidence("lenet.csv", replace(FACTS, recipe=""), ranks, [0.166] * 10, 0.01, (1, 1.3), ["rank 0: hot"])
 
 
-def test_evidence_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+def test_evidence_comes_back_from_its_file_as_it_was(tmp_path):
     (tmp_path / EVIDENCE).write_bytes(evidence_of_a_run().as_json())
     assert read_evidence(tmp_path) == evidence_of_a_run()
 
@@ -270,16 +267,14 @@ def test_evidence_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
         ({"summary": "../other/summary.csv"}, "cut or damaged"),
     ],
 )
-def test_damaged_evidence_is_one_line(tmp_path: Path, change: dict[str, object], what: str) -> None:
+def test_damaged_evidence_is_one_line(tmp_path, change, what):
     content = json.loads(evidence_of_a_run().as_json()) | change
     (tmp_path / EVIDENCE).write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=what):
         read_evidence(tmp_path)
 
 
-def test_why_judges_a_run_that_no_launcher_judged_and_fills_its_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_why_judges_a_run_that_no_launcher_judged_and_fills_its_row(tmp_path, capsys):
     folder, summary = tmp_path / "runs/r", tmp_path / "lenet.csv"
     folder.mkdir(parents=True)
     (folder / EVIDENCE).write_bytes(evidence_of_a_run().as_json())
@@ -296,9 +291,7 @@ def test_why_judges_a_run_that_no_launcher_judged_and_fills_its_row(
     assert why.main([str(folder)]) == 0
 
 
-def test_a_defect_of_the_lab_is_seen_and_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_of_the_lab_is_seen_and_ends_nothing(tmp_path, capsys, monkeypatch):
     tell_verdict(tmp_path)
     assert capsys.readouterr() == ("", "")
     (tmp_path / EVIDENCE).write_text("{")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from gptscale.common.data.bin_files import map_ids
 from gptscale.common.data.loader import split
 from gptscale.common.data.sources import open_source
 from gptscale.common.data.tokenizers import ByteTokenizer
-from gptscale.common.errors import ConfigError, DataError, GptscaleError, StorageError
+from gptscale.common.errors import ConfigError, DataError, StorageError
 from gptscale.common.settings.command_line import parse
 from gptscale.launchers.commands import tokenize_text as tokenize
 from gptscale.launchers.commands.tokenize_text import TokenizeOptions, tokenize_files
@@ -19,14 +18,14 @@ TEXTS = {"a.txt": "first file\n", "b.txt": "the second, naïve file\r\n"}
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> tuple[str, ...]:
+def inputs(tmp_path):
     for name, text in TEXTS.items():
         (tmp_path / name).write_bytes(text.encode())
     return tuple(str(tmp_path / name) for name in TEXTS)
 
 
 @pytest.mark.parametrize("layout", ["nanogpt", "llmc"])
-def test_what_is_written_reads_back_as_the_texts(inputs: tuple[str, ...], tmp_path: Path, layout: Any) -> None:
+def test_what_is_written_reads_back_as_the_texts(inputs, tmp_path, layout):
     out = tmp_path / "train.bin"
     (written,) = tokenize_files(TokenizeOptions(inputs, out, layout=layout))
     ids = open_source(str(out), vocab_size=257).read(0, written.n_tokens)
@@ -40,9 +39,7 @@ def test_what_is_written_reads_back_as_the_texts(inputs: tuple[str, ...], tmp_pa
 
 
 @pytest.mark.parametrize("layout", ["nanogpt", "llmc"])
-def test_the_held_out_file_is_the_part_that_training_would_hold_out(
-    inputs: tuple[str, ...], tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_held_out_file_is_the_part_that_training_would_hold_out(inputs, tmp_path, layout, monkeypatch):
     monkeypatch.setattr(tokenize, "PART_TOKENS", 7)
     whole, out, eval_out = (tmp_path / name for name in ("whole.bin", "train.bin", "val.bin"))
     tokenize_files(TokenizeOptions(inputs, whole))
@@ -56,13 +53,13 @@ def test_the_held_out_file_is_the_part_that_training_would_hold_out(
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
-def test_the_standard_library_is_an_input_like_any_other(tmp_path: Path) -> None:
+def test_the_standard_library_is_an_input_like_any_other(tmp_path):
     tokenize_files(TokenizeOptions(("stdlib",), tmp_path / "stdlib.bin"))
     written = open_source(str(tmp_path / "stdlib.bin"), vocab_size=257)
     assert written.fingerprint == open_source("stdlib", vocab_size=257).fingerprint
 
 
-def test_the_command_line_is_read_into_options(inputs: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_command_line_is_read_into_options(inputs, tmp_path):
     words = [*inputs, "--out", str(tmp_path / "a.bin"), "--layout", "llmc", "--eval-out", str(tmp_path / "v.bin")]
     options = parse(TokenizeOptions, words, prog="gptscale tokenize")
     assert options == TokenizeOptions(inputs, tmp_path / "a.bin", layout="llmc", eval_out=tmp_path / "v.bin")
@@ -84,14 +81,7 @@ def test_the_command_line_is_read_into_options(inputs: tuple[str, ...], tmp_path
         ({"eval_out": Path("val.bin"), "eval_fraction": 0.001}, DataError, "too few to hold any out"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(
-    inputs: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    kind: type[GptscaleError],
-    message: str,
-) -> None:
+def test_bad_input_is_one_line_and_leaves_nothing(inputs, tmp_path, monkeypatch, changes, kind, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.bin").mkdir()
     before = sorted(tmp_path.rglob("*"))
@@ -101,7 +91,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_input_that_turns_out_bad_half_way_leaves_the_old_file(inputs: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_input_that_turns_out_bad_half_way_leaves_the_old_file(inputs, tmp_path):
     out = tmp_path / "train.bin"
     tokenize_files(TokenizeOptions(inputs, out))
     before = out.read_bytes()
@@ -112,8 +102,8 @@ def test_an_input_that_turns_out_bad_half_way_leaves_the_old_file(inputs: tuple[
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "b.txt", "train.bin"]
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(inputs: tuple[str, ...], tmp_path: Path, monkeypatch: Any) -> None:
-    def full(descriptor: int) -> None:
+def test_a_full_disk_is_named_and_leaves_nothing(inputs, tmp_path, monkeypatch):
+    def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
@@ -122,9 +112,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(inputs: tuple[str, ...], tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "b.txt"]
 
 
-def test_the_command_prints_a_line_for_each_file(
-    inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_line_for_each_file(inputs, tmp_path, capsys):
     out, eval_out = tmp_path / "t.bin", tmp_path / "v.bin"
     assert tokenize.main([*inputs, "--out", str(out), "--eval-out", str(eval_out), "--eval-fraction", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from pathlib import Path
 
 import pytest
 import worlds
@@ -17,7 +16,7 @@ from gptscale.foresight.verdict.remedies import CONTENDED, DATA
 SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-last".split()
 
 
-def what_a_run_leaves(folder: Path) -> tuple[list[tuple[str, ...]], list[str]]:
+def what_a_run_leaves(folder):
     """Return the losses and norms of a run's steps, and the hashes of its checkpoint's files."""
     with (folder / "steps.csv").open(newline="") as file:
         steps = [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in csv.DictReader(file)]
@@ -26,7 +25,7 @@ def what_a_run_leaves(folder: Path) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 @pytest.mark.parametrize("recipe", ["fsdp", "pipeline"])
-def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe: str, tmp_path: Path) -> None:
+def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe, tmp_path):
     words = [*SHAPE, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path]
     words += ["--grad-accum-steps", 4] if recipe == "pipeline" else []
     without = ok("run", recipe, *words, "--run-name", "without", "--no-verdict").stdout
@@ -53,7 +52,7 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe: str, tmp_
     assert shown.startswith(verdict.line())
 
 
-def test_a_slow_reader_is_found_in_a_real_run(tmp_path: Path) -> None:
+def test_a_slow_reader_is_found_in_a_real_run(tmp_path):
     """Tests run beside each other, which the verdict may find worse than the reader."""
     words = "ddp --n-layer 1 --n-embd 32 --seq-len 32 --data synthetic --no-tensorboard --run-name run".split()
     worlds.ranks("world_faulty.py", 2, "slow_reader", *words, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path)
@@ -67,7 +66,7 @@ def test_a_slow_reader_is_found_in_a_real_run(tmp_path: Path) -> None:
     assert row["bound_by"] in (DATA, CONTENDED)
 
 
-def test_a_short_run_has_no_verdict(tmp_path: Path) -> None:
+def test_a_short_run_has_no_verdict(tmp_path):
     assert worlds.gptscale("run", "single", "--steps", 3, "--profile", "--out", tmp_path).returncode == 2
     ok("run", "single", "--steps", 3, "--n-layer", 1, "--n-embd", 32, "--out", tmp_path, "--run-name", "short")
     ended = worlds.gptscale("why", tmp_path / "runs/short")

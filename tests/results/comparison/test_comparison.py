@@ -11,8 +11,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import matplotlib.image
 import pandas as pd
@@ -25,7 +23,7 @@ from gptscale.common.settings.run import todays_workload, workload_hash
 from gptscale.launchers.cli import main
 from gptscale.results.columns import STEP_COLUMNS, SUMMARY
 from gptscale.results.comparison import picture
-from gptscale.results.comparison.groups import Comparison, Group, compare
+from gptscale.results.comparison.groups import Group, compare
 from gptscale.results.comparison.memory_bars import draw_memory
 from gptscale.results.comparison.picture import Drawing, thinned
 from gptscale.results.comparison.read import load
@@ -40,21 +38,11 @@ LONG_RECIPE = "accelerate_fsdp"
 TIERS = "tiers of speed (the spread of each reaches into that of the first of its tier)"
 
 
-def hash_of(work: dict[str, Any]) -> str:
+def hash_of(work):
     return workload_hash(todays_workload(work, {}))
 
 
-def add_run(
-    out: Path,
-    recipe: str,
-    tokens_per_s: float = 1000.0,
-    *,
-    repeat: int = 0,
-    jitter: float = 0.01,
-    ran: bool = True,
-    steps: bool = True,
-    **changes: Any,
-) -> str:
+def add_run(out, recipe, tokens_per_s=1000.0, *, repeat=0, jitter=0.01, ran=True, steps=True, **changes):
     """Add a run's row and its folder, as the launcher leaves them. `work` changes what it trained."""
     run_id = changes.pop("run_id", f"{recipe}-{len(list(out.glob('runs/*')))}-{repeat}")
     work = WORK | changes.pop("work", {})
@@ -114,23 +102,21 @@ def add_run(
     return run_id
 
 
-def add_failure(
-    out: Path, recipe: str, status: str = "oom", error: str = "out of memory (2 GiB)", **changes: Any
-) -> None:
+def add_failure(out, recipe, status="oom", error="out of memory (2 GiB)", **changes):
     add_run(out, recipe, ran=False, status=status, error=error, **changes)
 
 
-def order(comparison: Comparison) -> list[str]:
+def order(comparison):
     return [group.name for group in comparison.ranked]
 
 
-def shown(comparison: Comparison, width: int = 100) -> str:
+def shown(comparison, width=100):
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     show(comparison, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_fastest_first_and_relative_to_single(tmp_path: Path) -> None:
+def test_fastest_first_and_relative_to_single(tmp_path):
     for recipe, tokens_per_s in (("fsdp", 1500.0), ("single", 1000.0), ("ddp", 2000.0)):
         add_run(tmp_path, recipe, tokens_per_s)
     comparison = compare(load([tmp_path]))
@@ -139,7 +125,7 @@ def test_fastest_first_and_relative_to_single(tmp_path: Path) -> None:
     assert notes(comparison) == []
 
 
-def test_without_single_the_first_run_is_the_measure(tmp_path: Path) -> None:
+def test_without_single_the_first_run_is_the_measure(tmp_path):
     add_run(tmp_path, "ddp", 8000.0, work={"steps": 30})
     for recipe, tokens_per_s in (("zero1", 2000.0), ("ddp", 4000.0), ("fsdp", 1000.0)):
         add_run(tmp_path, recipe, tokens_per_s)
@@ -152,7 +138,7 @@ STATE = {"state_weights_gib": 4.0, "state_gradients_gib": 4.0, "state_optimizer_
 STATE |= {"state_disk_gib": 0.0, "state_formula": "16 N", "state_formula_gib": 15.5}
 
 
-def test_state_time_and_utilisation_are_columns_where_a_run_has_them(tmp_path: Path) -> None:
+def test_state_time_and_utilisation_are_columns_where_a_run_has_them(tmp_path):
     add_run(tmp_path, "single", 1000.0)
     assert not {"state MiB", "time s", "GPU %", "MFU"} & set(cells(compare(load([tmp_path])))[0])
     add_run(tmp_path, "ddp", 1500.0, train_time_s=12.34, gpu_util_percent=87.6, **STATE)
@@ -170,14 +156,14 @@ def test_state_time_and_utilisation_are_columns_where_a_run_has_them(tmp_path: P
     assert (float(line["train_time_s"]), float(line["state_formula_gib"])) == (12.34, 15.5)
 
 
-def drawn(folder: Path) -> tuple[Axes, list[tuple[float, float]]]:
+def drawn(folder):
     """The panel of memory of the runs in a folder, and where its bars begin and how long they are."""
     axis: Axes = subplots(1, 1, (5, 3))[1][0, 0]
     draw_memory(axis, compare(load([folder])).ranked, ["black"], alone=False)
     return axis, [(round(bar.get_x(), 6), round(bar.get_width(), 6)) for bar in axis.patches if bar.get_width()]  # type: ignore[attr-defined]
 
 
-def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path: Path) -> None:
+def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path):
     add_run(tmp_path, "single", 1000.0, peak_mem_allocated_gib=20.0, **STATE)
     axis, bars = drawn(tmp_path)
     assert bars == [(0, 4), (4, 4), (8, 8), (16, 4)]
@@ -186,7 +172,7 @@ def test_a_bar_of_state_is_stacked_by_kind_up_to_the_rest_of_the_peak(tmp_path: 
     assert [text.get_text() for text in axis.texts] == ["16 GiB", "= 16 N"]
 
 
-def test_bars_of_a_small_state_are_in_mib(tmp_path: Path) -> None:
+def test_bars_of_a_small_state_are_in_mib(tmp_path):
     small = {column: value / 1024 for column, value in STATE.items() if not isinstance(value, str)}
     add_run(tmp_path, "fsdp", 1000.0, **(STATE | small))
     axis, bars = drawn(tmp_path)
@@ -194,7 +180,7 @@ def test_bars_of_a_small_state_are_in_mib(tmp_path: Path) -> None:
     assert [text.get_text() for text in axis.texts] == ["16 MiB", "= 16 N"]
 
 
-def test_other_work_is_not_ranked_and_says_what_differs(tmp_path: Path) -> None:
+def test_other_work_is_not_ranked_and_says_what_differs(tmp_path):
     add_run(tmp_path, "single")
     add_run(tmp_path, "ddp", 2000.0)
     add_run(tmp_path, "fsdp", 9000.0, work={"lr": 1e-3, "data_fingerprint": "bbbb"})
@@ -205,7 +191,7 @@ def test_other_work_is_not_ranked_and_says_what_differs(tmp_path: Path) -> None:
     assert cells(comparison)[2]["speed-up"] == "-"
 
 
-def test_without_run_json_the_columns_say_what_differs(tmp_path: Path) -> None:
+def test_without_run_json_the_columns_say_what_differs(tmp_path):
     add_run(tmp_path, "single")
     add_run(tmp_path, "ddp", 2000.0)
     run_id = add_run(tmp_path, "fsdp", work={"model": "gpt2", "steps": 30, "lr": 1.0})
@@ -214,7 +200,7 @@ def test_without_run_json_the_columns_say_what_differs(tmp_path: Path) -> None:
     assert note == "fsdp x2: other work: model gpt2 (ranked: tiny); steps 30 (ranked: 20)"
 
 
-def test_work_of_most_recipes_is_ranked_newest_among_equals(tmp_path: Path) -> None:
+def test_work_of_most_recipes_is_ranked_newest_among_equals(tmp_path):
     add_run(tmp_path, "single", repeat=1)
     add_run(tmp_path, "ddp", repeat=2)
     add_run(tmp_path, "single", repeat=3, work={"steps": 30})
@@ -223,7 +209,7 @@ def test_work_of_most_recipes_is_ranked_newest_among_equals(tmp_path: Path) -> N
     assert order(compare(load([tmp_path]))) == ["single x1", "fsdp x2"]
 
 
-def test_a_sweep_ranks_what_it_just_ran(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_ranks_what_it_just_ran(tmp_path, capsys):
     for recipe in ("single", "ddp", "fsdp"):
         add_run(tmp_path, recipe)
     add_run(tmp_path, "ddp", work={"steps": 30}, micro_batch_size=2)
@@ -235,7 +221,7 @@ def test_a_sweep_ranks_what_it_just_ran(tmp_path: Path, capsys: pytest.CaptureFi
     assert "wrote" in capsys.readouterr().out
 
 
-def test_repeats_are_one_group_with_median_and_spread(tmp_path: Path) -> None:
+def test_repeats_are_one_group_with_median_and_spread(tmp_path):
     for repeat, tokens_per_s in enumerate((1000.0, 1100.0, 1300.0)):
         add_run(tmp_path, "ddp", tokens_per_s, repeat=repeat)
     # It died late: its speed up to there is no repeat of the others.
@@ -248,14 +234,14 @@ def test_repeats_are_one_group_with_median_and_spread(tmp_path: Path) -> None:
     assert group.notes == ["failed: rank 1 died"]
 
 
-def test_overlapping_spreads_are_not_significant(tmp_path: Path) -> None:
+def test_overlapping_spreads_are_not_significant(tmp_path):
     for repeat, (single, ddp) in enumerate(((1000.0, 1020.0), (1010.0, 1030.0), (1025.0, 1050.0))):
         add_run(tmp_path, "single", single, repeat=repeat)
         add_run(tmp_path, "ddp", ddp, repeat=repeat)
     assert notes(compare(load([tmp_path]))) == [f"{TIERS}: 1. ddp x2, single x1"]
 
 
-def test_tiers_of_speed_do_not_chain_from_the_first_to_the_last(tmp_path: Path) -> None:
+def test_tiers_of_speed_do_not_chain_from_the_first_to_the_last(tmp_path):
     for i, recipe in enumerate(("single", "ddp", "fsdp", "zero1", "zero3")):
         add_run(tmp_path, recipe, 1000.0 * 0.85**i, jitter=0.1)
     comparison = compare(load([tmp_path]))
@@ -265,7 +251,7 @@ def test_tiers_of_speed_do_not_chain_from_the_first_to_the_last(tmp_path: Path) 
     assert tiers == ["1", "1", "2", "2", "3"]
 
 
-def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
+def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path):
     add_run(tmp_path, "single", 1000.0, jitter=0.2)
     add_run(tmp_path, "ddp", 1100.0, jitter=0.01)
     comparison = compare(load([tmp_path]))
@@ -277,7 +263,7 @@ def test_the_spread_of_one_run_is_that_of_its_steps(tmp_path: Path) -> None:
         assert Group("x", [group.first | {name: 0.0}]).spread is None
 
 
-def test_a_speed_on_a_machine_in_use_is_in_no_tier(tmp_path: Path) -> None:
+def test_a_speed_on_a_machine_in_use_is_in_no_tier(tmp_path):
     add_run(tmp_path, "single", 1000.0, taken_fraction=0.04)
     add_run(tmp_path, "ddp", 2000.0, taken_fraction=0.31)
     add_run(tmp_path, "fsdp", 4000.0)
@@ -287,7 +273,7 @@ def test_a_speed_on_a_machine_in_use_is_in_no_tier(tmp_path: Path) -> None:
     assert notes(comparison) == ["ddp x2: contended and not ranked, others took 31% of the machine"]
 
 
-def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path: Path) -> None:
+def test_verdicts_are_a_column_and_a_bar_of_shares(tmp_path):
     run_id = add_run(tmp_path, "ddp", bound_by="data-bound", gain_if_removed=0.25)
     add_run(tmp_path, "single", 500.0)
     without = picture_bytes(Drawing(compare(load([tmp_path]))).figure())
@@ -310,13 +296,13 @@ HUGE = f'{{"shares": {{"data": 1{"0" * 400}}}}}'
 @pytest.mark.parametrize(
     "damaged", ["", "[]", HUGE, '{"shares": 3}', '{"shares": {"data": 7}}', '{"shares": {"data": "x"}}']
 )
-def test_a_damaged_verdict_is_no_bar(damaged: str, tmp_path: Path) -> None:
+def test_a_damaged_verdict_is_no_bar(damaged, tmp_path):
     run_id = add_run(tmp_path, "ddp")
     (tmp_path / "runs" / run_id / "verdict.json").write_text(damaged)
     assert picture.shares_of(compare(load([tmp_path])).ranked[0]) == {}
 
 
-def test_failed_runs_are_listed_last_with_their_error(tmp_path: Path) -> None:
+def test_failed_runs_are_listed_last_with_their_error(tmp_path):
     add_failure(tmp_path, "fsdp")
     add_run(tmp_path, "single")
     comparison = compare(load([tmp_path]))
@@ -325,14 +311,14 @@ def test_failed_runs_are_listed_last_with_their_error(tmp_path: Path) -> None:
     assert notes(comparison) == ["fsdp x2: oom: out of memory (2 GiB)"]
 
 
-def test_a_comparison_of_failures_only(tmp_path: Path) -> None:
+def test_a_comparison_of_failures_only(tmp_path):
     add_failure(tmp_path, "fsdp")
     comparison = compare(load([tmp_path]))
     assert "oom" in shown(comparison)
     assert picture_bytes(Drawing(comparison).figure())
 
 
-def test_a_resumed_run_counts_once_as_it_ended(tmp_path: Path) -> None:
+def test_a_resumed_run_counts_once_as_it_ended(tmp_path):
     run_id = add_run(tmp_path, "ddp", 900.0, status="interrupted")
     add_run(tmp_path, "ddp", 1000.0, run_id=run_id)
     (group,) = compare(load([tmp_path])).ranked
@@ -340,20 +326,20 @@ def test_a_resumed_run_counts_once_as_it_ended(tmp_path: Path) -> None:
     assert group.median("tokens_per_s") == 1000
 
 
-def test_the_same_place_given_twice_counts_once(tmp_path: Path) -> None:
+def test_the_same_place_given_twice_counts_once(tmp_path):
     run_id = add_run(tmp_path, "ddp")
     add_run(tmp_path, "single")
     paths = [tmp_path, tmp_path / "summary.csv", tmp_path / "runs" / ".." / "summary.csv", tmp_path / "runs" / run_id]
     assert len(load(paths)) == 2
 
 
-def test_a_runs_folder_is_its_row_alone(tmp_path: Path) -> None:
+def test_a_runs_folder_is_its_row_alone(tmp_path):
     run_id = add_run(tmp_path, "ddp")
     add_run(tmp_path, "single")
     assert [row["run_id"] for row in load([tmp_path / "runs" / run_id])] == [run_id]
 
 
-def test_equal_names_are_told_apart(tmp_path: Path) -> None:
+def test_equal_names_are_told_apart(tmp_path):
     add_run(tmp_path, "ddp", 1000.0, micro_batch_size=4, grad_accum_steps=1)
     add_run(tmp_path, "ddp", 900.0, micro_batch_size=2, grad_accum_steps=2)
     assert order(compare(load([tmp_path]))) == [
@@ -362,7 +348,7 @@ def test_equal_names_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_left_out(tmp_path):
     add_run(tmp_path, "single")
     with (tmp_path / "summary.csv").open("a") as file:
         file.write("1,torn-run,2026-01")
@@ -379,9 +365,7 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
         (None, "holds no summary.csv"),
     ],
 )
-def test_what_is_no_summary_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, said: str
-) -> None:
+def test_what_is_no_summary_is_one_line(tmp_path, capsys, content, said):
     path = tmp_path / "x.csv"
     if content is not None:
         path.write_bytes(content)
@@ -413,7 +397,7 @@ DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_row_is_told_and_all_others_are_compared(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_row_is_told_and_all_others_are_compared(tmp_path, kind):
     damage, said = DAMAGE[kind]
     add_run(tmp_path, "single", tokens_per_s=1234.5)
     for recipe, speed in (("ddp", 2000.0), ("fsdp", 1000.0)):
@@ -440,7 +424,7 @@ print(status, *costs, file=sys.stderr)
 """
 
 
-def test_ten_thousand_rows_are_quick(tmp_path: Path) -> None:
+def test_ten_thousand_rows_are_quick(tmp_path):
     add_run(tmp_path, "single", steps=False)
     path = tmp_path / "summary.csv"
     header, line = path.read_text().splitlines()
@@ -460,7 +444,7 @@ def test_ten_thousand_rows_are_quick(tmp_path: Path) -> None:
     assert len(compare(load([path])).ranked) == 200
 
 
-def test_a_summary_of_damaged_rows_only(tmp_path: Path) -> None:
+def test_a_summary_of_damaged_rows_only(tmp_path):
     add_run(tmp_path, "single")
     path = tmp_path / "summary.csv"
     path.write_text(path.read_text().splitlines()[0] + 50 * "\nx" + "\n")
@@ -484,7 +468,7 @@ RUN_JSONS = {
 
 
 @pytest.mark.parametrize("kind", RUN_JSONS)
-def test_a_damaged_run_json_is_told(tmp_path: Path, kind: str) -> None:
+def test_a_damaged_run_json_is_told(tmp_path, kind):
     for recipe in ("single", "ddp"):
         add_run(tmp_path, recipe)
     add_run(tmp_path, "fsdp", work={"steps": 30})
@@ -498,7 +482,7 @@ def test_a_damaged_run_json_is_told(tmp_path: Path, kind: str) -> None:
     assert "fsdp x2: other work: steps 30 (ranked: 20)" in said
 
 
-def test_damaged_steps_are_told(tmp_path: Path) -> None:
+def test_damaged_steps_are_told(tmp_path):
     """A run whose rank 0 is killed in its first step leaves an empty steps.csv."""
     names = [add_run(tmp_path, recipe) for recipe in ("single", "ddp", "fsdp", "zero1")]
     steps = [tmp_path / "runs" / name / "steps.csv" for name in names]
@@ -513,7 +497,7 @@ def test_damaged_steps_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("link", ["runs", "runs/single-0-0", "runs/single-0-0/run.json", "a name"])
-def test_nothing_outside_the_results_is_read(tmp_path: Path, link: str) -> None:
+def test_nothing_outside_the_results_is_read(tmp_path, link):
     out = tmp_path / "out"
     add_run(out, "single")
     if link == "a name":
@@ -528,7 +512,7 @@ def test_nothing_outside_the_results_is_read(tmp_path: Path, link: str) -> None:
 
 
 @pytest.mark.promise("X6")
-def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
+def test_a_planted_link_is_not_written_through(tmp_path):
     add_run(tmp_path / "out", "single")
     (tmp_path / "out" / "comparison.md").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="symbolic link"):
@@ -539,7 +523,7 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
 @pytest.mark.promise(
     "X12 | escape sequences and secrets | written out; files are private; the environment is never written"
 )
-def test_escape_sequences_of_a_foreign_run_are_written_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_escape_sequences_of_a_foreign_run_are_written_out(tmp_path, capsys):
     evil = "\x1b]0;x\x07\u202etxt.\u2066"
     run_id = add_run(tmp_path, "single")
     add_run(tmp_path, "ddp")
@@ -556,7 +540,7 @@ def test_escape_sequences_of_a_foreign_run_are_written_out(tmp_path: Path, capsy
     assert r"\x1b]0;x\x07\u202etxt.\u2066&lt;b&gt;" in html
 
 
-def test_files_of_a_comparison_have_the_rights_that_umask_leaves(tmp_path: Path) -> None:
+def test_files_of_a_comparison_have_the_rights_that_umask_leaves(tmp_path):
     add_run(tmp_path, "single")
     before = os.umask(0o027)
     try:
@@ -568,7 +552,7 @@ def test_files_of_a_comparison_have_the_rights_that_umask_leaves(tmp_path: Path)
 
 
 @pytest.mark.parametrize("n_steps", [1, 2000, 100_001])
-def test_a_thinned_curve_keeps_its_ends(n_steps: int) -> None:
+def test_a_thinned_curve_keeps_its_ends(n_steps):
     steps = pd.DataFrame({"step": range(n_steps), "loss": [float(i % 997) for i in range(n_steps)]})
     kept = thinned(steps, "loss")
     assert len(kept) == min(n_steps, 2000)
@@ -576,7 +560,7 @@ def test_a_thinned_curve_keeps_its_ends(n_steps: int) -> None:
     assert kept.step.is_monotonic_increasing
 
 
-def test_a_picture_of_very_many_groups_shows_the_fastest(tmp_path: Path) -> None:
+def test_a_picture_of_very_many_groups_shows_the_fastest(tmp_path):
     for n in range(60):
         add_run(tmp_path, "ddp", 1000.0 + n, micro_batch_size=n, steps=False)
     comparison = compare(load([tmp_path]))
@@ -588,7 +572,7 @@ def test_a_picture_of_very_many_groups_shows_the_fastest(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "argv", [[], ["--md", "nowhere/x.md"], ["--png", "."], ["--pgn", "x.png"], ["no-such-folder"]], ids=str
 )
-def test_bad_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+def test_bad_command_lines(tmp_path, capsys, argv):
     add_run(tmp_path, "single")
     paths = [str(tmp_path)] if argv and argv[0].startswith("--") else []
     before = sorted(tmp_path.rglob("*"))
@@ -604,7 +588,7 @@ RECIPES = (
 
 
 @pytest.mark.parametrize("width", [130, 100, 80])
-def test_a_table_of_all_recipes_keeps_every_word_whole(tmp_path: Path, width: int) -> None:
+def test_a_table_of_all_recipes_keeps_every_word_whole(tmp_path, width):
     for i, recipe in enumerate(RECIPES):
         more = {"bound_by": "communication-bound", "gain_if_removed": 0.15} | {
             "train_time_s": 123.4,
@@ -620,7 +604,7 @@ def test_a_table_of_all_recipes_keeps_every_word_whole(tmp_path: Path, width: in
     assert ("loss" in words) == (width > 80)
 
 
-def test_text_of_a_row_is_never_markup_nor_a_tag_nor_a_formula(tmp_path: Path) -> None:
+def test_text_of_a_row_is_never_markup_nor_a_tag_nor_a_formula(tmp_path):
     add_run(tmp_path, "single")
     add_failure(tmp_path, "fsdp", "failed", "=1+1 | <script>alert(1)</script> [bold]x[/nothing]")
     comparison = compare(load([tmp_path]))
@@ -640,7 +624,7 @@ def test_text_of_a_row_is_never_markup_nor_a_tag_nor_a_formula(tmp_path: Path) -
     )
 
 
-def test_all_forms_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_forms_are_written(tmp_path, capsys):
     for recipe, tokens_per_s in (("single", 1000.0), ("fsdp", 1500.0), ("ddp", 2000.0)):
         add_run(tmp_path, recipe, tokens_per_s)
     add_failure(tmp_path, "zero3")
@@ -665,7 +649,7 @@ def test_all_forms_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert files["html"].read_text().count("data:image/png") == 4
 
 
-def test_a_panel_is_a_narrower_picture_with_names_of_its_own(tmp_path: Path) -> None:
+def test_a_panel_is_a_narrower_picture_with_names_of_its_own(tmp_path):
     for recipe in ("single", "ddp"):
         run_id = add_run(tmp_path, recipe, state_weights_gib=1.0, state_formula="16 N / d", state_formula_gib=1.0)
         verdict = {"shares": {"data": 0.25, "products": 0.75}}
@@ -681,7 +665,7 @@ def test_a_panel_is_a_narrower_picture_with_names_of_its_own(tmp_path: Path) -> 
         assert word in file.read_text()
 
 
-def test_a_bar_of_speed_is_seen_without_a_spread(tmp_path: Path) -> None:
+def test_a_bar_of_speed_is_seen_without_a_spread(tmp_path):
     add_run(tmp_path, "single", 5e4, step_time_s_p10="", step_time_s_p90="")
     (axis,) = Drawing(compare(load([tmp_path]))).panel("speed").axes
     assert axis.get_xlim()[1] > 5e4
@@ -699,9 +683,7 @@ def test_a_bar_of_speed_is_seen_without_a_spread(tmp_path: Path) -> None:
         (["--tex", "no/a.tex"], "in --tex, name a file in a folder that exists"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_before_any_is_written(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_is_refused_before_any_is_written(words, message, tmp_path, monkeypatch, capsys):
     add_run(tmp_path, "single")
     monkeypatch.chdir(tmp_path)
     assert main(["compare", ".", *words]) == 2
@@ -709,7 +691,7 @@ def test_a_file_that_cannot_be_is_refused_before_any_is_written(
     assert not list(tmp_path.glob("a.*"))
 
 
-def test_html_is_self_contained_and_complete(tmp_path: Path) -> None:
+def test_html_is_self_contained_and_complete(tmp_path):
     for recipe in ("single", "ddp"):
         add_run(tmp_path, recipe)
     path = tmp_path / "page.html"
@@ -723,20 +705,20 @@ def test_html_is_self_contained_and_complete(tmp_path: Path) -> None:
         assert text in html
 
 
-def test_picture_without_steps_still_shows_speed(tmp_path: Path) -> None:
+def test_picture_without_steps_still_shows_speed(tmp_path):
     add_run(tmp_path, "single", steps=False)
     add_run(tmp_path, "ddp", steps=False)
     assert picture_bytes(Drawing(compare(load([tmp_path]))).figure()).startswith(b"\x89PNG")
 
 
-def test_run_json_need_not_be_there(tmp_path: Path) -> None:
+def test_run_json_need_not_be_there(tmp_path):
     run_id = add_run(tmp_path, "single")
     (tmp_path / "runs" / run_id / "run.json").unlink()
     assert main(["compare", str(tmp_path), "--html", str(tmp_path / "x.html")]) == 0
     assert json.dumps(run_id)[1:-1] not in (tmp_path / "x.html").read_text()
 
 
-def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path: Path) -> None:
+def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path):
     """It lacks optimizer_state, since there was only one, and the columns on fp8."""
     for part, speed in (("old", 100.0), ("new", 120.0)):
         add_run(tmp_path / part, "single", speed, optimizer_state="fp32")
@@ -748,7 +730,7 @@ def test_a_run_of_version_3_is_a_repeat_of_one_with_fp32_state(tmp_path: Path) -
     assert group.median("tokens_per_s") == 110
 
 
-def test_other_optimizer_state_is_other_work_and_named(tmp_path: Path) -> None:
+def test_other_optimizer_state_is_other_work_and_named(tmp_path):
     add_run(tmp_path, "single", 100.0, optimizer_state="fp32")
     add_run(tmp_path, "single", 90.0, optimizer_state="8bit", work={"lr": 1.0, "optimizer_state": "8bit"})
     comparison = compare(load([tmp_path]), hash_of(WORK))
@@ -762,9 +744,7 @@ OLDER_WORK = {**WORK, "betas": [0.9, 0.95], "optimizer_state_precision": "fp32"}
 
 
 @pytest.mark.parametrize(("on_spike", "ranked"), [("warn", ["ddp x2", "single x1"]), ("skip", ["ddp x2"])])
-def test_work_that_an_older_version_recorded_is_hashed_as_todays(
-    tmp_path: Path, on_spike: str, ranked: list[str]
-) -> None:
+def test_work_that_an_older_version_recorded_is_hashed_as_todays(tmp_path, on_spike, ranked):
     """Until 0.3.0 a workload was without `on_spike`, and two of its names were others. run.json had all options already."""
     older = add_run(tmp_path, "single", 100.0, workload_hash="0123456789abcdef")
     add_run(tmp_path, "ddp", 200.0)
@@ -777,13 +757,13 @@ def test_work_that_an_older_version_recorded_is_hashed_as_todays(
     ]
 
 
-def test_a_row_without_run_json_keeps_its_hash(tmp_path: Path) -> None:
+def test_a_row_without_run_json_keeps_its_hash(tmp_path):
     gone = add_run(tmp_path, "single", workload_hash="0123456789abcdef")
     (tmp_path / "runs" / gone / "run.json").unlink()
     assert [row["workload_hash"] for row in load([tmp_path])] == ["0123456789abcdef"]
 
 
-def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path: Path) -> None:
+def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path):
     for run_id, stage, speed in (("a", 2, 900.0), ("b", 3, 500.0), ("c", 3, 510.0)):
         add_run(tmp_path, "zero_offload", speed, run_id=run_id)
         file = tmp_path / "runs" / run_id / "run.json"
@@ -791,7 +771,7 @@ def test_runs_that_differ_in_an_option_of_their_recipe_are_no_repeats(tmp_path: 
     assert order(compare(load([tmp_path]))) == ["zero_offload x2 stage=2", "zero_offload x2 stage=3"]
 
 
-def test_says_what_offload_costs(tmp_path: Path) -> None:
+def test_says_what_offload_costs(tmp_path):
     add_run(tmp_path, "zero_infinity", offload_cpu_gib=0.5, offload_disk_gib=2.0, offload_wait_fraction=0.25)
     add_run(tmp_path, "ddp")
     assert notes(compare(load([tmp_path])))[-1] == (
@@ -799,13 +779,13 @@ def test_says_what_offload_costs(tmp_path: Path) -> None:
     )
 
 
-def test_a_bubble_without_its_theory_says_nothing(tmp_path: Path) -> None:
+def test_a_bubble_without_its_theory_says_nothing(tmp_path):
     """A foreign summary may hold the one and not the other."""
     add_run(tmp_path, "pipeline", bubble_fraction=0.25)
     assert notes(compare(load([tmp_path]))) == []
 
 
-def test_what_a_plan_predicted_stands_beside_what_was_measured(tmp_path: Path) -> None:
+def test_what_a_plan_predicted_stands_beside_what_was_measured(tmp_path):
     add_run(tmp_path, "ddp", 1024.0, predicted_step_time_s=0.9, predicted_peak_mem_gib=1.1, peak_mem_allocated_gib=1.0)
     add_run(tmp_path, "fsdp", 900.0)
     said = [note for note in notes(compare(load([tmp_path]))) if "predicted" in note]

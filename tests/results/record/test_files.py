@@ -31,7 +31,7 @@ for i in range(1000):
 """
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -60,11 +60,11 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         ("a=b", "a=b"),
     ],
 )
-def test_cell(value: object, written: str) -> None:
+def test_cell(value, written):
     assert cell(value) == written
 
 
-def test_floats_read_back_exactly(tmp_path: Path) -> None:
+def test_floats_read_back_exactly(tmp_path):
     loss = 3.1415926535897931e-5 / 7
     path = append_row(SUMMARY, tmp_path, {"status": "ok", "loss_last": loss, "error": 'a "quoted", text'})
     (row,) = rows_of(path)
@@ -73,7 +73,7 @@ def test_floats_read_back_exactly(tmp_path: Path) -> None:
     assert row["schema_version"] == str(SUMMARY.version)
 
 
-def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:
+def test_unknown_column_or_status_is_refused(tmp_path):
     with pytest.raises(ValueError, match="losss"):
         append_row(SUMMARY, tmp_path, {"status": "ok", "losss": 1.0})
     with pytest.raises(ValueError, match="fine"):
@@ -83,7 +83,7 @@ def test_unknown_column_or_status_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S14 | eight writers of one summary, 1,000 rows each | whole rows, one header")
 @pytest.mark.slow
-def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
+def test_eight_writers_leave_whole_rows_and_one_header(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(i)], env=environment, stderr=subprocess.PIPE)
@@ -101,7 +101,7 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S15")
-def test_torn_last_line_is_cut_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_torn_last_line_is_cut_and_reported(tmp_path, capsys):
     path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
     append_row(SUMMARY, tmp_path, {"run_id": "torn", "status": "ok"})
     path.write_bytes(path.read_bytes()[:-30])
@@ -110,14 +110,14 @@ def test_torn_last_line_is_cut_and_reported(tmp_path: Path, capsys: pytest.Captu
     assert "torn" in capsys.readouterr().err
 
 
-def test_torn_header_is_written_anew(tmp_path: Path) -> None:
+def test_torn_header_is_written_anew(tmp_path):
     (tmp_path / "summary.csv").write_text("schema_ver")
     path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
     assert [row["run_id"] for row in rows_of(path)] == ["first"]
 
 
 @pytest.mark.promise("X12")
-def test_results_are_private(tmp_path: Path) -> None:
+def test_results_are_private(tmp_path):
     out = tmp_path / "out"
     path = append_row(SUMMARY, out, {"status": "ok"})
     with run_directory(out, "a") as folder:
@@ -133,7 +133,7 @@ def test_results_are_private(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "link", ["summary.csv", "runs", "runs/a", "runs/a/.lock", "runs/a/steps.csv", "summary.csv.lock"]
 )
-def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
+def test_symbolic_links_are_refused(tmp_path, link):
     outside = tmp_path / "outside"
     outside.mkdir()
     target = outside if link in ("runs", "runs/a") else outside / "file"
@@ -147,7 +147,7 @@ def test_symbolic_links_are_refused(tmp_path: Path, link: str) -> None:
     assert not list(outside.iterdir())
 
 
-def test_json_is_replaced_in_one_move(tmp_path: Path) -> None:
+def test_json_is_replaced_in_one_move(tmp_path):
     path = tmp_path / "status.json"
     write_json(path, {"status": "failed"})
     with pytest.raises(TypeError):

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -30,28 +29,28 @@ TAGS = {"train/loss", "train/grad_norm", "train/lr", "train/tokens_per_s", "trai
 class Clock:
     """Time that passes only when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now_s = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now_s
 
-    def passes(self, seconds: float) -> None:
+    def passes(self, seconds):
         self.now_s += seconds
 
 
-def make_run(rank: int = 0, **options: Any) -> Run:
+def make_run(rank=0, **options):
     config = RunConfig(**{"seq_len": 16, "steps": 10, "timing_warmup_steps": 0, **options})
     world = World(rank, rank, 2, torch.device("cpu"), 60.0)
     return Run("ddp", config, config.gpt(), plan_batch(2, global_batch_size=4), world)
 
 
-def result(loss: float, grad_norm: float = 1.0, rank_losses: tuple[float, float] | None = None) -> StepResult:
+def result(loss, grad_norm=1.0, rank_losses=None):
     shares = rank_losses or (loss / 2, loss / 2)
     return StepResult(torch.tensor(loss), torch.tensor(grad_norm), torch.tensor(shares))
 
 
-def record(recorder: Recorder, clock: Clock, steps: range, *, step_s: float = 0.5, wait_s: float = 0.1) -> list[bool]:
+def record(recorder, clock, steps, *, step_s=0.5, wait_s=0.1):
     """Steps that take `step_s`, `wait_s` of it waiting for data, and whose loss is 10 / step."""
     read = []
     for step in steps:
@@ -62,14 +61,14 @@ def record(recorder: Recorder, clock: Clock, steps: range, *, step_s: float = 0.
     return read
 
 
-def points(folder: Path, tag: str) -> dict[int, float]:
+def points(folder, tag):
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     found = [(e.step, e.value) for e in events.Scalars(tag)]
     assert len(found) == len(dict(found)), "a step is there twice"
     return dict(found)
 
 
-def test_every_step_has_its_row_and_its_events(tmp_path: Path) -> None:
+def test_every_step_has_its_row_and_its_events(tmp_path):
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
         assert record(recorder, clock, range(1, 11)) == [True] * 10
@@ -86,7 +85,7 @@ def test_every_step_has_its_row_and_its_events(tmp_path: Path) -> None:
     assert (recorder.loss_first, recorder.loss_last, recorder.last_step) == (10.0, 1.0, 10)
 
 
-def test_a_window_is_read_once_and_shared_equally(tmp_path: Path) -> None:
+def test_a_window_is_read_once_and_shared_equally(tmp_path):
     clock = Clock()
     with Recorder(make_run(log_every=4), tmp_path, clock=clock) as recorder:
         assert record(recorder, clock, range(1, 4)) == [False] * 3
@@ -98,7 +97,7 @@ def test_a_window_is_read_once_and_shared_equally(tmp_path: Path) -> None:
     assert times_s == pytest.approx([1.0] * 4 + [0.5] * 6)
 
 
-def test_warm_up_is_logged_but_not_timed(tmp_path: Path) -> None:
+def test_warm_up_is_logged_but_not_timed(tmp_path):
     clock = Clock()
     with Recorder(make_run(timing_warmup_steps=3), tmp_path, start_step=2, clock=clock) as recorder:
         record(recorder, clock, range(3, 6), step_s=9.0)
@@ -114,7 +113,7 @@ def test_warm_up_is_logged_but_not_timed(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "steps.csv")) == 8
 
 
-def test_training_time_is_that_of_all_steps_and_of_those_before_a_resume(tmp_path: Path) -> None:
+def test_training_time_is_that_of_all_steps_and_of_those_before_a_resume(tmp_path):
     clock = Clock()
     for start, step_s in ((0, 0.5), (4, 2.0)):
         with Recorder(make_run(timing_warmup_steps=3), tmp_path, start_step=start, clock=clock) as recorder:
@@ -126,24 +125,22 @@ def test_training_time_is_that_of_all_steps_and_of_those_before_a_resume(tmp_pat
 class Sampler:
     """A usage sampler that notes when it is entered and left."""
 
-    def __init__(self, device: torch.device, columns: Any) -> None:
+    def __init__(self, device, columns):
         self.columns, self.spans = columns, []
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self):
         self.spans.append("begin")
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.spans.append("end")
 
 
 @pytest.mark.parametrize(("device", "spans"), [("cuda", ["begin", "end"]), ("cpu", [])])
-def test_a_gpu_is_sampled_in_the_timed_steps_only(
-    device: str, spans: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_sampled_in_the_timed_steps_only(device, spans, tmp_path, monkeypatch):
     samplers: list[Sampler] = []
 
-    def sampler(device: torch.device, columns: Any) -> Sampler:
+    def sampler(device, columns):
         samplers.append(Sampler(device, columns))
         return samplers[-1]
 
@@ -167,7 +164,7 @@ def test_a_gpu_is_sampled_in_the_timed_steps_only(
     assert all(tuple(sampler.columns) == ("gpu_util_percent",) for sampler in samplers)
 
 
-def test_evaluating_and_saving_are_not_timed(tmp_path: Path) -> None:
+def test_evaluating_and_saving_are_not_timed(tmp_path):
     clock = Clock()
     with Recorder(make_run(log_every=10, eval_every=3, save_every=4), tmp_path, clock=clock) as recorder:
         for step in range(1, 11):
@@ -186,7 +183,7 @@ def test_evaluating_and_saving_are_not_timed(tmp_path: Path) -> None:
     assert points(tmp_path, "eval/loss") == {3: 3.0, 6: 6.0, 9: 9.0}
 
 
-def test_writing_counts_as_time_of_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_counts_as_time_of_the_next_step(tmp_path, monkeypatch):
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
         monkeypatch.setattr(recorder._console, "step", lambda *figures: clock.passes(0.25))
@@ -194,7 +191,7 @@ def test_writing_counts_as_time_of_the_next_step(tmp_path: Path, monkeypatch: py
     assert pd.read_csv(tmp_path / "steps.csv").step_time_s.tolist() == pytest.approx([0.5] + [0.75] * 9)
 
 
-def test_rows_are_on_disk_after_sync(tmp_path: Path) -> None:
+def test_rows_are_on_disk_after_sync(tmp_path):
     clock = Clock()
     with Recorder(make_run(log_every=10), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 4))
@@ -205,7 +202,7 @@ def test_rows_are_on_disk_after_sync(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("log_every", [1, 5])
-def test_nan_on_one_rank_stops_all_and_is_named(tmp_path: Path, rank: int, log_every: int) -> None:
+def test_nan_on_one_rank_stops_all_and_is_named(tmp_path, rank, log_every):
     clock = Clock()
     run = make_run(rank, log_every=log_every)
     with (
@@ -226,13 +223,13 @@ def test_nan_on_one_rank_stops_all_and_is_named(tmp_path: Path, rank: int, log_e
         assert not list(tmp_path.iterdir())
 
 
-def test_infinite_gradient_stops_too(tmp_path: Path) -> None:
+def test_infinite_gradient_stops_too(tmp_path):
     with pytest.raises(NumericError, match="gradient norm inf, at step 1"), Recorder(make_run(), tmp_path) as recorder:
         recorder.step(1, 1e-3, result(1.0, math.inf))
 
 
 @pytest.mark.promise("N4 | a loss scale at its floor | 6, after 30 skipped steps")
-def test_fp16_may_overflow_now_and_then_but_not_for_ever(tmp_path: Path) -> None:
+def test_fp16_may_overflow_now_and_then_but_not_for_ever(tmp_path):
     with Recorder(make_run(precision="fp16", steps=100), tmp_path) as recorder:
         for step in range(1, 30):
             recorder.step(step, 1e-3, result(1.0, math.inf))
@@ -244,7 +241,7 @@ def test_fp16_may_overflow_now_and_then_but_not_for_ever(tmp_path: Path) -> None
             recorder.step(60, 1e-3, result(1.0, math.inf))
 
 
-def test_resume_leaves_each_step_once(tmp_path: Path) -> None:
+def test_resume_leaves_each_step_once(tmp_path):
     clock = Clock()
     with Recorder(make_run(eval_every=2), tmp_path, clock=clock) as recorder:
         for step in range(1, 9):
@@ -271,7 +268,7 @@ def test_resume_leaves_each_step_once(tmp_path: Path) -> None:
     assert len((tmp_path / "steps.discarded.csv").read_text().splitlines()) == 3
 
 
-def test_starting_anew_under_the_same_name_leaves_each_step_once(tmp_path: Path) -> None:
+def test_starting_anew_under_the_same_name_leaves_each_step_once(tmp_path):
     clock = Clock()
     for _ in range(2):
         with Recorder(make_run(steps=3), tmp_path, clock=clock) as recorder:
@@ -281,7 +278,7 @@ def test_starting_anew_under_the_same_name_leaves_each_step_once(tmp_path: Path)
 
 
 @pytest.mark.promise("S16 | a cut or damaged TensorBoard file | costs what was cut; the CSV has all of it")
-def test_truncated_events_cost_only_what_was_cut(tmp_path: Path) -> None:
+def test_truncated_events_cost_only_what_was_cut(tmp_path):
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 6))
@@ -293,7 +290,7 @@ def test_truncated_events_cost_only_what_was_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S16")
-def test_a_flipped_bit_in_the_events_costs_no_row(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_events_costs_no_row(tmp_path):
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 6))
@@ -307,13 +304,13 @@ def test_a_flipped_bit_in_the_events_costs_no_row(tmp_path: Path) -> None:
     assert set(range(6, 11)) <= set(points(tmp_path, "train/loss"))
 
 
-def test_check_sum_of_an_event() -> None:
+def test_check_sum_of_an_event():
     """The example of RFC 3720 for CRC-32C, 0xe3069283, masked."""
     rotated = (0xE3069283 >> 15) | (0xE3069283 << 17)
     assert masked_crc32c(b"123456789") == ((rotated + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def test_full_disk_ends_the_events_but_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_ends_the_events_but_not_the_run(tmp_path, capsys):
     clock = Clock()
     with Recorder(make_run(), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 3))
@@ -325,7 +322,7 @@ def test_full_disk_ends_the_events_but_not_the_run(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err.count("TensorBoard events end here") == 1
 
 
-def test_console_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_line(tmp_path, capsys):
     clock = Clock()
     with Recorder(make_run(steps=300), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 13))
@@ -346,7 +343,7 @@ def test_a_log_has_every_tenth_line_the_first_and_the_last(on_terminal, tmp_path
     assert steps == (list(range(5, 24)) if on_terminal else [5, 10, 20, 23])
 
 
-def test_other_ranks_keep_silent_and_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_ranks_keep_silent_and_write_nothing(tmp_path, capsys):
     clock = Clock()
     with Recorder(make_run(rank=1, eval_every=5), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 11))
@@ -357,7 +354,7 @@ def test_other_ranks_keep_silent_and_write_nothing(tmp_path: Path, capsys: pytes
     assert recorder.loss_last == 1.0
 
 
-def test_no_tensorboard_no_events(tmp_path: Path) -> None:
+def test_no_tensorboard_no_events(tmp_path):
     clock = Clock()
     with Recorder(make_run(tensorboard=False), tmp_path, clock=clock) as recorder:
         record(recorder, clock, range(1, 11))

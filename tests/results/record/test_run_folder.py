@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ from gptscale.results.record.run_folder import START, leave_row, read_json, run_
 @pytest.mark.promise(
     "S13 | two runs with one folder | the second is refused and told who has it; the lock of a dead process is gone with it"
 )
-def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
+def test_second_holder_of_a_run_is_told_who_has_it(tmp_path):
     holder = (
         "import sys, time; from pathlib import Path; from gptscale.results.record.run_folder import run_directory\n"
         "with run_directory(Path(sys.argv[1]), 'a'): print('held', flush=True); time.sleep(600)"
@@ -46,7 +45,7 @@ def test_second_holder_of_a_run_is_told_who_has_it(tmp_path: Path) -> None:
         pass
 
 
-def test_the_second_of_two_runs_with_one_new_name_is_refused(tmp_path: Path) -> None:
+def test_the_second_of_two_runs_with_one_new_name_is_refused(tmp_path):
     """Both may have found the name free before either had made the folder. What counts is what the lock's holder sees."""
     with run_directory(tmp_path, "a") as folder:
         write_json(folder / "run.json", {"first": True})
@@ -56,10 +55,8 @@ def test_the_second_of_two_runs_with_one_new_name_is_refused(tmp_path: Path) -> 
         assert read_json(folder / "run.json") == {"first": True}
 
 
-def test_a_row_that_the_disk_does_not_take_is_printed_in_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(descriptor: int, data: bytes, path: Path) -> None:
+def test_a_row_that_the_disk_does_not_take_is_printed_in_full(tmp_path, monkeypatch, capsys):
+    def full(descriptor, data, path):
         raise StorageError("no space", f"in {path}", "free space")
 
     row = {"run_id": "a", "status": "ok", "error": "", "loss_last": 1 / 3}
@@ -79,7 +76,7 @@ def test_a_row_that_the_disk_does_not_take_is_printed_in_full(
 
 
 @pytest.mark.parametrize("content", ["", "[]", "3", "{", "[" * 10**5, "\0", "9" * 10**5])
-def test_what_is_no_json_object_is_read_as_nothing(tmp_path: Path, content: str) -> None:
+def test_what_is_no_json_object_is_read_as_nothing(tmp_path, content):
     assert read_json(tmp_path / "status.json") == {}
     (tmp_path / "status.json").write_text(content)
     assert read_json(tmp_path / "status.json") == {}

@@ -7,9 +7,7 @@ import errno
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,20 +16,20 @@ from gptscale.results.columns import STEP_COLUMNS
 from gptscale.results.record.step_log import StepLog, close_logs
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
+def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def step_row(step: int) -> dict[str, float]:
+def step_row(step):
     return {**dict.fromkeys(STEP_COLUMNS, 0.5), "step": step}
 
 
-def steps_in(path: Path) -> list[int]:
+def steps_in(path):
     return [int(row["step"]) for row in rows_of(path)]
 
 
-def written(path: Path, steps: range) -> None:
+def written(path, steps):
     log = StepLog(path)
     for step in steps:
         log.append(step_row(step))
@@ -39,7 +37,7 @@ def written(path: Path, steps: range) -> None:
 
 
 @contextmanager
-def room_for(size: int) -> Iterator[None]:
+def room_for(size):
     """No file may grow beyond `size` bytes, as on a full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -49,7 +47,7 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path: Path) -> None:
+def test_resume_moves_rows_beyond_the_checkpoint_aside(tmp_path):
     path = tmp_path / "steps.csv"
     log = StepLog(path)
     for step in range(1, 8):
@@ -90,9 +88,7 @@ WHOLE = "4,0.5,0.5,0.5,0.5,0.5,0.5\n"
     ],
     ids=range(12),
 )
-def test_a_damaged_line_moves_aside_and_the_run_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: bytes
-) -> None:
+def test_a_damaged_line_moves_aside_and_the_run_goes_on(tmp_path, capsys, bad):
     path = tmp_path / "steps.csv"
     written(path, range(1, 7))
     header, *rows = path.read_bytes().splitlines(keepends=True)
@@ -108,7 +104,7 @@ def test_a_damaged_line_moves_aside_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("first", [b"\n", b"\0" * 99 + b"\n"])
-def test_a_damaged_header_is_written_anew(tmp_path: Path, first: bytes) -> None:
+def test_a_damaged_header_is_written_anew(tmp_path, first):
     path = tmp_path / "steps.csv"
     written(path, range(1, 3))
     path.write_bytes(first + path.read_bytes().partition(b"\n")[2])
@@ -129,9 +125,7 @@ def test_a_damaged_header_is_written_anew(tmp_path: Path, first: bytes) -> None:
         lambda text: "".join('"' + line.replace(",", '","') + '"\r\n' for line in text.splitlines()),
     ],
 )
-def test_a_file_saved_by_a_spreadsheet_is_mended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], saved: Callable[[str], str]
-) -> None:
+def test_a_file_saved_by_a_spreadsheet_is_mended(tmp_path, capsys, saved):
     path = tmp_path / "steps.csv"
     written(path, range(1, 4))
     before = path.read_bytes()
@@ -142,7 +136,7 @@ def test_a_file_saved_by_a_spreadsheet_is_mended(
     assert not path.with_name("steps.discarded.csv").exists()
 
 
-def test_the_end_of_a_file_after_a_power_cut(tmp_path: Path) -> None:
+def test_the_end_of_a_file_after_a_power_cut(tmp_path):
     """The file had its new size already, but not its content."""
     path = tmp_path / "steps.csv"
     written(path, range(1, 3))
@@ -155,7 +149,7 @@ def test_the_end_of_a_file_after_a_power_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("S3 | full for a CSV | rows wait in memory, no line is torn; what never found room is printed")
-def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path, capsys):
     path = tmp_path / "steps.csv"
     log = StepLog(path)
     log.append(step_row(1))
@@ -181,9 +175,7 @@ def test_rows_wait_in_memory_while_the_disk_is_full(tmp_path: Path, capsys: pyte
     assert steps_in(path) == list(range(1, 401))
 
 
-def test_a_disk_that_stays_full_is_an_error_and_the_rows_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_stays_full_is_an_error_and_the_rows_are_printed(tmp_path, capsys):
     log = StepLog(tmp_path / "steps.csv")
     log.append(step_row(1))
     with room_for(5), pytest.raises(StorageError, match="no space"):
@@ -194,8 +186,8 @@ def test_a_disk_that_stays_full_is_an_error_and_the_rows_are_printed(
 
 
 @pytest.mark.promise("S4")
-def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fsync(descriptor: int) -> None:
+def test_a_disk_that_fails_is_an_error(tmp_path, monkeypatch):
+    def fsync(descriptor):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     log = StepLog(tmp_path / "steps.csv")
@@ -207,7 +199,7 @@ def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("gone", ["the run", "all results", "replaced"])
-def test_rows_that_went_with_their_file_are_an_error(tmp_path: Path, gone: str) -> None:
+def test_rows_that_went_with_their_file_are_an_error(tmp_path, gone):
     path = tmp_path / "out" / "r" / "steps.csv"
     path.parent.mkdir(parents=True)
     log = StepLog(path)
@@ -225,7 +217,7 @@ def test_rows_that_went_with_their_file_are_an_error(tmp_path: Path, gone: str) 
         log.close()
 
 
-def test_an_error_is_not_hidden_by_that_of_closing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_not_hidden_by_that_of_closing(tmp_path, capsys):
     logs = [StepLog(tmp_path / name) for name in ("a.csv", "b.csv")]
     (tmp_path / "b.csv").unlink()
     close_logs([*logs, None], failed=True)

@@ -18,7 +18,7 @@ from gptscale.results.record.usage import GIB, Usage, UsageSampler, over_ranks
 CUDA = torch.device("cuda", 1)
 
 
-def test_a_process_on_a_processor() -> None:
+def test_a_process_on_a_processor():
     before = psutil.Process().memory_info().rss / GIB
     with (
         # This is not by malloc, which may still have the memory from an earlier test.
@@ -38,7 +38,7 @@ def test_a_process_on_a_processor() -> None:
     assert (usage.gpu_util_percent, usage.gpu_mem_used_gib, usage.power_w) == (None, None, None)
 
 
-def test_however_short_it_has_two_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_short_it_has_two_samples(monkeypatch):
     told: Iterator[float] = iter([1.0 * GIB, 3.0 * GIB])
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(told))
     monkeypatch.setattr("gptscale.results.record.usage.nvml_readers", lambda devices: {})
@@ -48,15 +48,15 @@ def test_however_short_it_has_two_samples(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def nvml(monkeypatch):
     """Return a fake NVML with one GPU, torch's second by its UUID, which raises `power` if that is an error."""
     fake = SimpleNamespace(power=250_000, utilisation=iter([80, 40]), asked=[])
 
-    def handle(uuid: str) -> str:
+    def handle(uuid):
         fake.asked.append(uuid)
         return "handle"
 
-    def power(handle: str) -> int:
+    def power(handle):
         if isinstance(fake.power, Exception):
             raise fake.power
         return int(fake.power)
@@ -75,7 +75,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_a_gpu(nvml: SimpleNamespace) -> None:
+def test_a_gpu(nvml):
     with UsageSampler(CUDA, interval_s=60) as sampler:
         pass
     usage = sampler.usage()
@@ -83,7 +83,7 @@ def test_a_gpu(nvml: SimpleNamespace) -> None:
     assert usage == Usage(0.5, 60.0, 3.0, 250.0, usage.cpu_util_percent)
 
 
-def test_several_gpus_of_one_process_are_a_mean(nvml: SimpleNamespace) -> None:
+def test_several_gpus_of_one_process_are_a_mean(nvml):
     """One busy GPU and one idle one are not one busy GPU."""
     nvml.utilisation = iter([8, 1, 8, 1])
     with UsageSampler(torch.device("cuda", 0), interval_s=60, others=[CUDA]) as sampler:
@@ -92,7 +92,7 @@ def test_several_gpus_of_one_process_are_a_mean(nvml: SimpleNamespace) -> None:
     assert sampler.usage().gpu_util_percent == 4.5
 
 
-def test_a_gpu_that_does_not_tell_its_power(nvml: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_does_not_tell_its_power(nvml, capsys):
     nvml.power = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     with UsageSampler(CUDA, interval_s=60) as sampler:
         pass
@@ -101,10 +101,8 @@ def test_a_gpu_that_does_not_tell_its_power(nvml: SimpleNamespace, capsys: pytes
     assert capsys.readouterr().err == "gptscale: warning: power_w is not sampled any more (NVML: Not Supported)\n"
 
 
-def test_a_gpu_without_nvml(
-    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing() -> None:
+def test_a_gpu_without_nvml(nvml, monkeypatch, capsys):
+    def missing():
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
@@ -116,7 +114,7 @@ def test_a_gpu_without_nvml(
 
 
 @pytest.mark.gpu
-def test_a_real_gpu() -> None:
+def test_a_real_gpu():
     device = torch.device("cuda", 0)
     with UsageSampler(device, interval_s=0.01) as sampler:
         held = torch.ones(2**26, device=device)
@@ -130,7 +128,7 @@ def test_a_real_gpu() -> None:
     assert usage.gpu_util_percent is not None
 
 
-def test_one_row_of_two_ranks() -> None:
+def test_one_row_of_two_ranks():
     row = over_ranks([Usage(1.0, 50.0, None, None, 90.0), Usage(2.0, 100.0, None, None, 110.0)])
     assert row == {
         "avg_mem_gib": 2.0, "gpu_util_percent": 75.0, "gpu_mem_used_gib": None, "power_w": None, "cpu_util_percent": 100.0,

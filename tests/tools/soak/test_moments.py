@@ -1,6 +1,5 @@
 """The moments of a soak's faults, as the files of a run show them."""
 
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ from tools.soak.moments import WHAT, Moment, evaluates
 from tools.soak.work import EVAL_EVERY, STEPS
 
 
-def attempt(run: Path, done_step: int, begun_at: int = 4) -> SimpleNamespace:
+def attempt(run, done_step, begun_at=4):
     return SimpleNamespace(run=run, begun_at=begun_at, done_step=lambda: done_step)
 
 

@@ -2,7 +2,7 @@
 
 A limit falls. Whoever adds lines above it takes others out. On 2026-11-25 three limits rose, and the house owes that:
 940 lines of foresight for programs of others under `simulate`, whose closed forms are to go; 120 of the core for a
-comparison's LaTeX, SVG and PDF; 740 of the tests for both.
+comparison's LaTeX, SVG and PDF; 660 of the tests for both.
 """
 
 import ast
@@ -18,7 +18,7 @@ FOLDERS = {
     "foresight": (("foresight",), 10_180),
     "lenet": (("lenet",), 6_840),
     "the package": ((*CORE, *LABS), 40_840),
-    "the tests": (("tests",), 28_780),
+    "the tests": (("tests",), 28_700),
 }
 LOADED = {
     "a rank": (["launchers/run/worker.py"], 10_210),

@@ -77,8 +77,11 @@ def main(argv: Sequence[str]) -> int:
 
         at = list(argv).index("--")
         return simulate_program(argv[:at], argv[at + 1 :])
-    recipe, words = take_recipe(argv, "gptscale simulate RECIPE [options]")
-    config, recipe_config, options = parse_launch(recipe, words, SimulateOptions)
+    usage = (
+        "gptscale simulate RECIPE [options], or gptscale simulate [options] -- COMMAND (options: simulate --help --)"
+    )
+    recipe, words = take_recipe(argv, usage)
+    config, recipe_config, options = parse_launch(recipe, words, SimulateOptions, "simulate")
     assert options is not None
     if config.device == "cpu":
         raise ConfigError("ranks on CPUs are not simulated", "in --device cpu", "leave it out: no GPU is needed")

@@ -123,13 +123,13 @@ def answer_for_peers() -> None:
         "all_gather": _all_gather,
         "all_gather_into_tensor": _all_gather_into_tensor,
         "gather": _gather,
-        "broadcast_object_list": _broadcast_object_list,
+        "broadcast_object_list": _nothing,
         "scatter_object_list": _scatter_object_list,
         "send_object_list": _send_object_list,
         "recv_object_list": _recv_object_list,
         "isend": _send,
         "send": _send,
-        "monitored_barrier": _monitored_barrier,
+        "monitored_barrier": _nothing,
     }
     for name, replace in stand_ins.items():
         original = names[name]
@@ -195,16 +195,8 @@ def _gather(original: Any) -> Any:
     return gather
 
 
-def _monitored_barrier(original: Any) -> Any:
-    def monitored_barrier(*group_and_timeout: Any, **options: Any) -> None: ...
-
-    return monitored_barrier
-
-
-def _broadcast_object_list(original: Any) -> Any:
-    def broadcast_object_list(objects: list[Any], *source_and_group: Any, **options: Any) -> None: ...
-
-    return broadcast_object_list
+def _nothing(original: Any) -> Any:
+    return lambda *args, **options: None
 
 
 def _scatter_object_list(original: Any) -> Any:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     usage = "gptscale submit RECIPE --nodes N [--gpus-per-node N] [options of sbatch] [options of gptscale run]"
     recipe, rest = take_recipe(argv, usage)
     sbatch, words = split_sbatch(rest)
-    config, recipe_config, options = parse_launch(recipe, words, SubmitOptions)
+    config, recipe_config, options = parse_launch(recipe, words, SubmitOptions, "submit")
     assert options is not None
     # After the options are parsed, because they import torch.
     from gptscale.launchers.run.record import new_run_id

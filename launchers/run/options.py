@@ -21,8 +21,10 @@ def parse_run(recipe: str, argv: Sequence[str]) -> tuple[RunConfig, RecipeConfig
     return run, recipe_config
 
 
-def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tuple[RunConfig, RecipeConfig, T | None]:
-    """Do as `parse_run`, and return the launcher's own options, a dataclass, beside them."""
+def parse_launch(
+    recipe: str, argv: Sequence[str], launch: type[T] | None, word: str = "run"
+) -> tuple[RunConfig, RecipeConfig, T | None]:
+    """Do as `parse_run`, and return the options of a command, a dataclass, beside them. word: the command's, for its help."""
     row, default = get(recipe), default_recipe_config(recipe)
     fields: list[tuple[str, Any, Any]] = [
         ("run", RunConfig, dataclasses.field(default_factory=RunConfig)),
@@ -32,7 +34,7 @@ def parse_launch(recipe: str, argv: Sequence[str], launch: type[T] | None) -> tu
         fields.append(("launch", launch, dataclasses.field(default_factory=launch)))
     # Python 3.11 calls its module `types`, in whose source tyro would look for help, a third of the time that it takes.
     options = dataclasses.make_dataclass("options", fields, frozen=True, namespace={"__module__": __name__})
-    parsed: Any = parse(options, bare_resume(argv), prog=f"gptscale run {recipe}", about=row.what)
+    parsed: Any = parse(options, bare_resume(argv), prog=f"gptscale {word} {recipe}", about=row.what)
     for field, fixed in row.preset.items():
         if getattr(parsed.recipe, field) != fixed:
             raise ConfigError(

@@ -44,6 +44,7 @@ def test_a_recipe_without_stages_has_none_to_name():
     [
         (["--device", "cpu"], "ranks on CPUs are not simulated, in --device cpu, leave it out"),
         (["--rank", "1"], "no such rank"),
+        (["python"], "unknown option 'python', on the command line, see gptscale simulate fsdp --help"),
         (["--host-memory", "0"], "in --host-memory"),
         (["--as", "h1000"], "unknown device 'h1000'"),
         (["--save", f"{__file__}/new/folder"], "test_simulate.py is no folder, in --save"),

@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         print_verdict(memory, min(options.gpus_per_node, options.nproc))
     if options.save is not None:
         _save(recipe, config, options, memories)
-    if too_large := next((memory for memory in memories if not (memory.fits or memory.fits_barely)), None):
+    if too_large := next((memory for memory in memories if memory.is_too_large), None):
         print(_advice(recipe, config, recipe_config, options, too_large.rank), file=sys.stderr)
     return 1 if too_large else 0
 

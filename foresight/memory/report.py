@@ -80,6 +80,11 @@ class RankMemory:
         squeezed = self.capacity is not None and self.allocated + outside <= self.capacity < self.needed
         return squeezed and not self.out_of_memory and self.fits_host is not False
 
+    @property
+    def is_too_large(self) -> bool:
+        """Return whether it does not fit, not even barely."""
+        return self.fits is False and not self.fits_barely
+
     def rounding(self) -> int:
         """Return what the allocator's blocks hold at the peak beyond what was asked for."""
         return max(0, self.allocated - self.timeline.peak)

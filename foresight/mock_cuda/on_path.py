@@ -21,10 +21,10 @@ from typing import Any
 AFTER_IMPORT = {
     "torch": ("boot.begin", "watch.begin", "stand_ins.begin"),
     "torch.distributed.launcher.api": ("boot.launch_torchrun",),
-    "torch.distributed.checkpoint.state_dict_saver": ("watch.write_nothing",),
-    "safetensors.torch": ("watch.write_nothing", "stand_ins.load_nothing"),
+    "torch.distributed.checkpoint.state_dict_saver": ("stand_ins.write_nothing",),
+    "safetensors.torch": ("stand_ins.write_nothing", "stand_ins.load_nothing"),
     "transformers.modeling_utils": ("stand_ins.build_from_config",),
-    "transformers.trainer": ("watch.write_nothing",),
+    "transformers.trainer": ("stand_ins.write_nothing",),
     "accelerate.commands.launch": ("boot.launch_accelerate",),
     "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
     "deepspeed.runtime.engine": ("watch.watch_deepspeed",),

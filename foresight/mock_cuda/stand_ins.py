@@ -1,4 +1,4 @@
-"""What a simulated program need not have: weights, and batches after the first.
+"""What a simulated program does not write, and what it need not have: weights, and batches after the first.
 
 The program reads a copy of this file (on_path.py) in an environment without gptscale. So it imports torch alone.
 """
@@ -27,7 +27,14 @@ class NoWeights(dict[Any, Any]):
 
 
 def begin(torch_module: Any) -> None:
-    """Stand in for files of weights that are not there, and for batches, as the task asks."""
+    """Leave out what torch.save would write, and stand in for weights and batches as the task asks."""
+    save = torch.save
+
+    def save_no_files(value: Any, file: Any, *args: Any, **options: Any) -> None:
+        if hasattr(file, "write"):
+            save(value, file, *args, **options)
+
+    setattr(torch, "save", save_no_files)  # noqa: B010
     if _asked("no_weights"):
         setattr(torch, "load", _if_there(torch.load))  # noqa: B010
         for owner in (torch.nn.Module, torch.optim.Optimizer):
@@ -57,8 +64,12 @@ def _unless_empty(load_state_dict: Any) -> Any:
 
 
 def _first_again(loader: Any, iterate: Any) -> Iterator[Any]:
-    """Yield the first batch of a loader as often as it has batches, for ever where it does not know."""
-    first = next(iterate(loader))
+    """Yield a loader's first batch as often as the loader has batches, or without end if it cannot say."""
+    batches = iterate(loader)
+    try:
+        first = next(batches)
+    except StopIteration:
+        return
     try:
         left = len(loader)
     except TypeError:
@@ -85,13 +96,22 @@ def build_from_config(module: Any) -> None:
         dtype = options.get("dtype", options.get("torch_dtype"))
         dtype = getattr(config, "torch_dtype", None) if dtype == "auto" else dtype
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        attention = {k: v for k, v in options.items() if k == "attn_implementation"}
         with torch.device("meta"):
-            model = cls._from_config(config, **attention)
-        place = "cuda" if options.get("device_map") else "cpu"
-        model = model.to(dtype or torch.float32).to_empty(device=place)
+            model = cls._from_config(config, attn_implementation=options.get("attn_implementation"))
+        model = model.to(dtype or torch.float32).to_empty(device="cuda" if options.get("device_map") else "cpu")
         model.tie_weights()
         return model.eval()
 
     if _asked("no_weights"):
         module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
+
+
+def write_nothing(module: Any) -> None:
+    """Leave out what a module or its Trainer would save."""
+    for owner, name in (
+        (module, "save"),
+        (module, "save_file"),
+        (getattr(module, "Trainer", None), "_save_checkpoint"),
+    ):
+        if hasattr(owner, name):
+            setattr(owner, name, lambda *args, **options: None)

@@ -1,4 +1,4 @@
-"""What a program on mocked GPUs does with its memory: its steps, and whose each allocation is.
+"""The steps of a program on mocked GPUs, and the owner of each of its allocations.
 
 The program reads a copy of this file (on_path.py) in an environment without gptscale. So it imports torch alone. All that it sees
 is left in the starter's folder: report.json, events.bin and calls.tsv.
@@ -56,7 +56,7 @@ DEPTH = 4
 
 
 class Owners:
-    """Whose each allocation is.
+    """The owner of each allocation.
 
     The module at work and the part of the step are noted as it is made. Whether a storage is a parameter, a gradient, a moment or
     a gathered weight is looked up where torch has it: when a model first runs, around each optimizer step, and at the end.
@@ -418,17 +418,10 @@ _watch: ProgramWatch
 
 
 def begin(torch_module: Any) -> None:
-    """Watch this program, which has just imported torch. What it would save by torch.save is left out."""
+    """Watch this program, which has just imported torch."""
     global _watch
     _watch = ProgramWatch(json.loads(os.environ[TASK]))
     _watch.begin()
-    save = torch.save
-
-    def save_no_files(value: Any, file: Any, *args: Any, **options: Any) -> None:
-        if hasattr(file, "write"):
-            save(value, file, *args, **options)
-
-    setattr(torch, "save", save_no_files)  # noqa: B010
 
 
 def watch_deepspeed(module: Any) -> None:
@@ -444,14 +437,3 @@ def watch_deepspeed(module: Any) -> None:
         _watch.stepped(optimizer)
 
     module.DeepSpeedEngine._take_model_step = take_model_step
-
-
-def write_nothing(module: Any) -> None:
-    """Leave out what a module or its Trainer would save."""
-    for owner, name in (
-        (module, "save"),
-        (module, "save_file"),
-        (getattr(module, "Trainer", None), "_save_checkpoint"),
-    ):
-        if hasattr(owner, name):
-            setattr(owner, name, lambda *args, **options: None)

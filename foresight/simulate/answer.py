@@ -38,7 +38,7 @@ def print_memory(memory: RankMemory, title: str) -> None:
 
 
 def print_verdict(memory: RankMemory, ranks_per_host: int) -> None:
-    """Print whether a rank fits, and if not, by what it is too much. ranks_per_host: that share a machine's memory."""
+    """Print whether a rank fits, and what is too much if it does not. ranks_per_host: that share a machine's memory."""
     over = (memory.needed - (memory.capacity or 0)) / GIB
     if memory.out_of_memory:
         print(f"does not fit: {memory.out_of_memory} The memory is filled by {filled_by(memory)}.", file=sys.stderr)

@@ -77,15 +77,13 @@ class ProgramOptions:
         check_output_file(self.png, "--png", "cannot be written")
         device_named(self.device_kind)
         for rank in self.ranks():
-            if rank not in ("last", ALL_STAGES) and not (rank.isdecimal() and int(rank) < (self.world or 2**16)):
-                world = f"0 to {self.world - 1}" if self.world else "0 on"
-                raise ConfigError(
-                    f"no such rank: {rank[:40]!r}", "in --rank", f"use numbers from {world}, last, or all-stages"
-                )
+            if rank != "last" and not (rank.isdecimal() and int(rank) < (self.world or 2**16)):
+                fix = f"use numbers from 0 {f'to {self.world - 1}' if self.world else 'on'}, last, or all-stages"
+                raise ConfigError(f"no such rank: {rank[:40]!r}", "in --rank", fix)
 
     def ranks(self) -> list[str]:
-        """Return the words for the ranks."""
-        return [word.strip() for word in self.rank.split(",")]
+        """Return the words for the ranks. All stages begin with the first."""
+        return ["0"] if self.rank == ALL_STAGES else [word.strip() for word in self.rank.split(",")]
 
     def simulate(
         self, command: Sequence[str], rank: str, folder: Path | None = None, inbox: Path | None = None
@@ -142,16 +140,14 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
         export(options.json, f"{text}\n".encode())
     for path in filter(None, (options.png, options.json)):
         print(f"file     {path}")
-    if too_large := next((memory for memory in memories if not (memory.fits or memory.fits_barely)), None):
+    if too_large := next((memory for memory in memories if memory.is_too_large), None):
         print(_advice(too_large), file=sys.stderr)
     return OOM_EXIT_STATUS if too_large else 0
 
 
 def _ranks(options: ProgramOptions, command: Sequence[str]) -> Iterator[Simulation]:
     """Yield the simulation of each rank that is asked for."""
-    words = options.ranks()
-    stages = words == [ALL_STAGES]
-    waiting, done = ["0"] if stages else words, set[str]()
+    waiting, done = options.ranks(), set[str]()
     with tempfile.TemporaryDirectory(prefix="gptscale-inbox-") as inbox:
         while waiting:
             rank = waiting.pop(0)
@@ -159,7 +155,7 @@ def _ranks(options: ProgramOptions, command: Sequence[str]) -> Iterator[Simulati
             with console(stderr=True).status(f"rank {rank} of {' '.join(command)[:60]}"):
                 simulation = options.simulate(command, rank, inbox=Path(inbox))
             yield simulation
-            if stages:
+            if options.rank == ALL_STAGES:
                 waiting += [peer for peer in map(str, simulation.facts["sends_to"]) if peer not in (*done, *waiting)]
 
 
@@ -173,9 +169,8 @@ def _with_the_most(options: ProgramOptions, command: Sequence[str], name: str) -
     def fits(number: int) -> bool:
         with console(stderr=True).status(f"{name} {number}"):
             memory = options.simulate(with_number(number), options.ranks()[0]).memory()
-        fitting = bool(memory.fits or memory.fits_barely)
-        print(f"try      {name} {number} {'fits' if fitting else 'does not fit'}", flush=True)
-        return fitting
+        print(f"try      {name} {number} {'does not fit' if memory.is_too_large else 'fits'}", flush=True)
+        return not memory.is_too_large
 
     most = most_that_fits(start, fits)
     if not most:

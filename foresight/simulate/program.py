@@ -152,8 +152,11 @@ def run_program(task: ProgramTask) -> Simulation:
             )
         if facts["device"] is None:
             raise ProgramError("it made its steps without a GPU", "let it use cuda", last_lines(tail()))
-        facts |= {"lacking": lacking, "unfinished": bool(facts["refused_bytes"]) and facts["steps"] < task.steps}
-        facts["out_of_memory"] = facts["unfinished"] and _refusal(facts)
+        if facts["refused_bytes"] and facts["steps"] < task.steps:
+            facts["out_of_memory"] = _refusal(facts)
+        elif process.returncode and not task.ends:
+            raise ProgramError("it failed after its last step", "see its last lines", last_lines(tail()))
+        facts["lacking"] = lacking
         return simulation
 
 

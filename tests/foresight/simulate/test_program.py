@@ -240,6 +240,7 @@ def test_the_largest_batch_that_fits_is_found(simulate, script, tmp_path):
             ["--world", "4", "--rank", "4", "--", "python"],
             "no such rank: '4', in --rank, use numbers from 0 to 3, last, or all-stages",
         ),
+        (["--rank", "0,all-stages", "--", "python"], "no such rank: 'all-stages'"),
         (["--steps", "0", "--", "python"], "in --steps"),
         (["--as", "h1000", "--", "python"], "unknown device 'h1000'"),
         (["--steps", "1", "--steps", "2", "--", "python"], "--steps is given twice"),

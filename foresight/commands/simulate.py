@@ -1,4 +1,4 @@
-"""`gptscale simulate`: what one rank of any world needs in memory, on a machine without that world.
+"""`gptscale simulate`: what one rank of any world needs in memory and time, on a machine without that world.
 
 Behind `--` stands a program of the user's own, and before it the options of ProgramOptions.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
@@ -29,6 +29,10 @@ from gptscale.launchers.run.remedies import TRIES, remedies
 from gptscale.recipes import get, names_with
 from gptscale.results.record.files import export
 from gptscale.results.render import console
+
+if TYPE_CHECKING:
+    from gptscale.foresight.price.step_time import PricedStep
+    from gptscale.foresight.simulate.program import Simulation
 
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
 WITHOUT_EFFECT = ",".join(("steps", "on_spike", *KEPT))
@@ -86,17 +90,20 @@ def main(argv: Sequence[str]) -> int:
     if config.device == "cpu":
         raise ConfigError("ranks on CPUs are not simulated", "in --device cpu", "leave it out: no GPU is needed")
     ranks = ranks_of(recipe, config, options)
-    memories = []
+    simulations = []
     for rank in ranks:
         with console(stderr=True).status(f"rank {rank} of {options.nproc}"):
-            memories.append(_simulate(recipe, config, recipe_config, options, rank))
-    from gptscale.foresight.simulate.answer import print_memory, print_verdict
+            simulations.append(_simulate(recipe, config, recipe_config, options, rank))
+    from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, times_of
 
+    memories = [_memory(simulation, options) for simulation in simulations]
+    times = times_of(simulations, options.device_kind, options.gpus_per_node)
     for memory in memories:
         print_memory(memory, f"{recipe}, rank {memory.rank} of {options.nproc}, on {memory.extra['device']}")
         print_verdict(memory, min(options.gpus_per_node, options.nproc))
+    print_times(times)
     if options.save is not None:
-        _save(recipe, config, options, memories)
+        _save(recipe, config, options, memories, times)
     if too_large := next((memory for memory in memories if memory.is_too_large), None):
         print(_advice(recipe, config, recipe_config, options, too_large.rank), file=sys.stderr)
     return 1 if too_large else 0
@@ -122,10 +129,10 @@ def ranks_of(recipe: str, config: RunConfig, options: SimulateOptions) -> list[i
 
 def _simulate(
     recipe: str, config: RunConfig, recipe_config: RecipeConfig, options: SimulateOptions, rank: int
-) -> RankMemory:
+) -> Simulation:
     from gptscale.foresight.simulate.simulation import simulate
 
-    memory = simulate(
+    return simulate(
         recipe,
         config,
         recipe_config,
@@ -133,7 +140,11 @@ def _simulate(
         rank=rank,
         world_size=options.nproc,
         ranks_per_node=options.gpus_per_node,
-    ).memory()
+    )
+
+
+def _memory(simulation: Simulation, options: SimulateOptions) -> RankMemory:
+    memory = simulation.memory()
     if options.host_memory is None:
         return memory
     # On a machine that has fewer ranks, each has more.
@@ -147,7 +158,7 @@ def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options
     for words, other, less, less_recipe in islice(remedies(recipe, config, recipe_config, options.nproc), TRIES):
         with console(stderr=True).status(f"trying {words}"):
             try:
-                memory = _simulate(other, less, less_recipe, options, rank)
+                memory = _memory(_simulate(other, less, less_recipe, options, rank), options)
             except ConfigError:
                 continue
         if memory.fits:
@@ -156,7 +167,13 @@ def _advice(recipe: str, config: RunConfig, recipe_config: RecipeConfig, options
     return f"does not fit with any of: {'; '.join(tried)}"
 
 
-def _save(recipe: str, config: RunConfig, options: SimulateOptions, memories: Sequence[RankMemory]) -> None:
+def _save(
+    recipe: str,
+    config: RunConfig,
+    options: SimulateOptions,
+    memories: Sequence[RankMemory],
+    times: Mapping[int, PricedStep],
+) -> None:
     from gptscale.foresight.simulate.answer import save_picture
 
     folder = options.save
@@ -166,7 +183,10 @@ def _save(recipe: str, config: RunConfig, options: SimulateOptions, memories: Se
         "recipe": recipe,
         "world_size": options.nproc,
         "options": {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)},
-        "ranks": [memory.as_json() for memory in memories],
+        "ranks": [
+            memory.as_json() | {"time": times[memory.rank].as_json() if memory.rank in times else None}
+            for memory in memories
+        ],
     }
     export(folder / "simulation.json", f"{json.dumps(facts, indent=1)}\n".encode())
     title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"

@@ -9,6 +9,7 @@ A program of somebody else reads a copy of this file (on_path.py) in an environm
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
@@ -38,6 +39,7 @@ TORCHRUN = {
 }
 # Torch calls the Python object's methods through the C++ object that a group holds, so the Python object must stay.
 _stores: list[dist.Store] = []
+_mock = ctypes.CDLL(None)
 
 
 # Ranks that this one has sent something to, and how many lists of objects went to and came from each.
@@ -129,6 +131,8 @@ def answer_for_peers() -> None:
         "recv_object_list": _recv_object_list,
         "isend": _send,
         "send": _send,
+        "irecv": _receive,
+        "recv": _receive,
         "monitored_barrier": _nothing,
     }
     for name, replace in stand_ins.items():
@@ -254,10 +258,25 @@ def _objects(source: int, destination: int, number: int) -> Path:
 
 def _send(original: Any) -> Any:
     def send(tensor: Any, dst: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
-        _note_peer(dst, options.get("group_dst"), group)
+        _mark(f"to {_note_peer(dst, options.get('group_dst'), group)}")
         return original(tensor, dst, group, *args, **options)
 
     return send
+
+
+def _receive(original: Any) -> Any:
+    def receive(tensor: Any, src: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
+        if src is not None or options.get("group_src") is not None:
+            _mark(f"from {_global_rank(src, options.get('group_src'), group)}")
+        return original(tensor, src, group, *args, **options)
+
+    return receive
+
+
+def _mark(name: str) -> None:
+    """Add to the list of the mock, if this process has it, whom the next message is for."""
+    if hasattr(_mock, "mock_mark"):
+        _mock.mock_mark(name.encode())
 
 
 def _global_rank(rank: int | None, group_rank: int | None, group: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import importlib
 import json
 import os
 import re
@@ -33,13 +34,15 @@ TASK = "GPTSCALE_SIMULATED_PROGRAM"
 RECIPE_FACTS = "recipe.json"
 # NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
 WATCHDOG_S = 0.25
+# It lies beside this file, whose name differs in a program.
+record = importlib.import_module(f"{__name__.removesuffix('watch')}record")
 # More than three steps make: 48 layers allocate some 3,000 blocks for each micro-batch.
 ENTRIES_MAX = 10_000_000
 
 PARAMETER, GRADIENT, STATE = "parameter", "gradient", "optimizer state"
 GATHERED, BUCKET = "gathered shard", "bucket"
 # parts of a step
-BUILD, FORWARD, BACKWARD, OPTIMIZER = "build", "forward", "backward", "optimizer"
+BUILD, FORWARD, BACKWARD, OPTIMIZER = PARTS = "build", "forward", "backward", "optimizer"
 # The meaning of an attribute's name in a library's optimizer, the first that matches. "averaged" and "partition" are DeepSpeed's
 # words for reduced gradients.
 NAMES = (
@@ -101,6 +104,11 @@ class Owners:
 
     def _record(self) -> None:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=ENTRIES_MAX)
+
+    @property
+    def part(self) -> int:
+        """Return the number of the part that the program is in."""
+        return PARTS.index(self._part)
 
     def now(self) -> int:
         """Return the number of events so far."""
@@ -278,6 +286,10 @@ class ProgramWatch:
         self.refused_bytes: list[int] = []
         self.error = ""
         self.mock = ctypes.CDLL(None)
+        self.recorder = record.OperationRecorder(self.mock, lambda: self.owners.part)
+        self.recording = False
+        self.host_s: list[float] = []
+        self._step_began = (0.0, 0.0)
         self.mock.mock_list.argtypes = self.mock.mock_mark.argtypes = [ctypes.c_char_p]
         for name in ("mock_peak_bytes", "mock_pinned_peak_bytes", "mock_host_peak_bytes"):
             getattr(self.mock, name).restype = ctypes.c_size_t
@@ -324,21 +336,27 @@ class ProgramWatch:
         """Count a step, list the calls of the last, and end the program after it."""
         if self.in_engine or self.reported:
             return
+        passed = min(now - then for now, then in zip(_clocks(), self._step_began, strict=True))
         self.owners.leave()
         self.owners.label_optimizer(optimizer)
         if id(optimizer) not in self.steps:
             self.optimizers.append(optimizer)
         count = self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
         if optimizer is self.optimizers[0]:
+            if count == self.last_step > 1:
+                if self.recording:
+                    self.recorder.end()
+                self.mock.mock_mark(b"step ends")
+            self.host_s.append(passed)
             if dist.is_initialized():
                 time.sleep(WATCHDOG_S)
-            if count == self.last_step:
-                self.mock.mock_mark(b"step ends")
-            else:
+            if count != self.last_step:
                 self.owners.steps.append(self.owners.now())
             if count == self.last_step - 1:
                 self.mock.mock_list(str(self.folder / "calls.tsv").encode())
                 self.mock.mock_mark(b"step begins")
+                self.recording = self.recorder.begin()
+            self._step_began = _clocks()
         if min(self.steps.values()) >= self.last_step:
             self.end()
 
@@ -393,6 +411,8 @@ class ProgramWatch:
             "pinned": self.mock.mock_pinned_peak_bytes(),
             "host": self.mock.mock_host_peak_bytes() + _own_bytes(),
             "events": events,
+            "step_host_s": self.host_s,
+            "recorded": self.last_step,
             "owners": {name: getattr(owners, name) for name in ("places", "labels", "marks", "steps")},
         }
         written = self.folder / f"report.{os.getpid()}"
@@ -406,6 +426,11 @@ def _after(tell: Callable[[], None], original: Callable[..., Any]) -> Callable[.
         return original(*device)
 
     return reset
+
+
+def _clocks() -> tuple[float, float]:
+    """Return the seconds of the wall's clock and of this process, in which it had a processor."""
+    return time.monotonic(), time.process_time()
 
 
 def _own_bytes() -> int:

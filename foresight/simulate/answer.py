@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
+from gptscale.foresight.price.cost import costs_of
+from gptscale.foresight.price.step_time import SPREAD, PricedStep, step_times
+from gptscale.foresight.simulate.program import Simulation
 from gptscale.results.record.files import export
 from gptscale.results.render import console, picture_bytes, table
 
@@ -55,6 +58,36 @@ def print_verdict(memory: RankMemory, ranks_per_host: int) -> None:
         print(f"does not fit: {over:.2f} GiB too much, filled by {filled_by(memory)}", file=sys.stderr)
     elif memory.capacity:
         print(f"fits     with {-over:,.2f} of {memory.capacity / GIB:,.2f} GiB free")
+
+
+def times_of(simulations: Sequence[Simulation], device: str, per_node: int) -> dict[int, PricedStep]:
+    """Return the time of a step of each rank whose step was recorded to its end."""
+    costs = costs_of(device, per_node)
+    recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
+    host_s = {s.facts["rank"]: s.host_s for s in simulations if s.recorded}
+    return step_times(recorded, costs, host_s)
+
+
+def print_times(times: Mapping[int, PricedStep]) -> None:
+    """Print how long a step takes, and what fills it."""
+    for rank, time in times.items():
+        low, high = time.step_s / SPREAD, time.step_s * SPREAD
+        whose = f", rank {rank}" if len(times) > 1 else ""
+        print(
+            f"time     {_s(time.step_s)} a step{whose} ({_s(low)} to {_s(high)}, from data sheets), bound by {time.bound}; MFU "
+            f"{time.mfu:.0%}, with what is computed again {time.hfu:.0%}"
+        )
+        busy = "; ".join(f"{kind} {_s(seconds)}" for kind, seconds in time.busy.items())
+        print(
+            f"         {busy}; only communication {_s(time.only_sends)}; nothing {_s(time.idle)}, host {_s(time.host_s)}"
+        )
+        if time.guessed:
+            names = ", ".join(f"{count} x {name[:40]}" for name, count in time.guessed.items())
+            print(f"note     the bytes of some kernels are a guess, from their threads: {names}")
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def save_picture(memories: Sequence[RankMemory], title: str, path: Path) -> None:

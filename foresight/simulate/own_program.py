@@ -19,7 +19,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.foresight.memory.report import RankMemory, merged
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
-from gptscale.foresight.simulate.answer import print_memory, print_verdict, save_picture
+from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, save_picture, times_of
 from gptscale.foresight.simulate.fit import most_that_fits, place_of
 from gptscale.foresight.simulate.program import ProgramError, ProgramTask, Simulation, print_error, run_program
 from gptscale.results.record.files import export
@@ -30,7 +30,9 @@ INTERVALS_SHOWN = 8
 ALL_STAGES = "all-stages"
 # Blocks that another stream still uses were given back, and are not yet free.
 EVENTS_OPEN = 1000
-ABOUT = "Run a program of your own as one rank of any world, on GPUs that are not there: what does it need in memory?"
+ABOUT = (
+    "Run a program of your own as one rank of any world, on GPUs that are not there: what memory and time does it need?"
+)
 
 
 @dataclass(frozen=True)
@@ -122,20 +124,27 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
             command = _with_the_most(options, command, options.fit)
         except ProgramError as error:
             return print_error(error)
-    facts: list[dict[str, Any]] = []
+    simulations: list[Simulation] = []
     memories: list[RankMemory] = []
     try:
         for simulation in _ranks(options, command):
-            facts.append(simulation.facts)
+            simulations.append(simulation)
             memories.append(simulation.memory())
             _print(simulation.facts, memories[-1])
     except ProgramError as error:
         return print_error(error)
+    times = times_of(simulations, options.device_kind, options.gpus_per_node)
+    print_times(times)
     title = f"{' '.join(Path(word).name for word in command)[:40]} on {options.device_kind}"
     if options.png is not None:
         save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
     if options.json is not None:
-        ranks = [each | memory.as_json() for each, memory in zip(facts, memories, strict=True)]
+        ranks = [
+            simulation.facts
+            | memory.as_json()
+            | {"time": times[memory.rank].as_json() if memory.rank in times else None}
+            for simulation, memory in zip(simulations, memories, strict=True)
+        ]
         text = json.dumps({"command": list(command), "as": options.device_kind, "ranks": ranks}, indent=1)
         export(options.json, f"{text}\n".encode())
     for path in filter(None, (options.png, options.json)):

@@ -34,6 +34,7 @@ from gptscale.foresight.memory.timeline import Timeline, read_timeline
 from gptscale.foresight.mock_cuda import boot, devices, watch
 from gptscale.foresight.mock_cuda.build import prepare
 from gptscale.foresight.mock_cuda.calls import StepCalls, last_step, read_calls
+from gptscale.foresight.price.record import Work, recorded_step
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
 from gptscale.ops.build.cache import private, root
 
@@ -83,13 +84,20 @@ class ProgramTask:
 class Simulation:
     """One rank's memory, and what one step asks of its device.
 
-    facts: what foresight/mock_cuda/watch.py reports, in bytes, and what a recipe's own program adds. calls: of the last step,
-    None if no whole step came after the first.
+    facts: what foresight/mock_cuda/watch.py reports, in bytes, and what a recipe's own program adds. calls: a summary of the last
+    step, None if no whole step came after the first. recorded: its work in order.
     """
 
     facts: dict[str, Any]
     timeline: Timeline
     calls: StepCalls | None
+    recorded: list[Work] | None
+
+    @property
+    def host_s(self) -> float:
+        """Return the seconds in which this machine's processor asks for a step that nobody records, if there was one."""
+        *earlier, recorded = self.facts["step_host_s"][: self.facts["recorded"]]
+        return float(self.facts.get("host_s") or min(earlier[1:], default=recorded))
 
     @property
     def out_of_memory(self) -> str | None:
@@ -112,7 +120,7 @@ class Simulation:
             self.out_of_memory,
             {
                 "device": facts["device"],
-                "host_s": facts.get("host_s"),
+                "host_s": self.host_s if self.recorded else None,
                 "step": self.calls.as_json() if self.calls else None,
             },
         )
@@ -170,7 +178,10 @@ def read_simulation(folder: Path) -> Simulation:
     log = np.fromfile(folder / "events.bin", dtype=np.int64) if facts["device"] else np.empty(0, dtype=np.int64)
     timeline = read_timeline(log.reshape(-1, 3), facts.pop("owners"))
     calls = folder / "calls.tsv"
-    return Simulation(facts, timeline, last_step(read_calls(calls)) if calls.exists() else None)
+    if not calls.exists():
+        return Simulation(facts, timeline, None, None)
+    listed = read_calls(calls)
+    return Simulation(facts, timeline, last_step(listed), recorded_step(listed))
 
 
 def _refusal(facts: Mapping[str, Any]) -> str:
@@ -185,7 +196,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     path.mkdir()
     here = Path(boot.__file__).parent
     shutil.copy(here / "on_path.py", path / "sitecustomize.py")
-    for name in ("boot", "watch", "stand_ins"):
+    for name in ("boot", "record", "stand_ins", "watch"):
         shutil.copy(here / f"{name}.py", path / f"gptscale_{name}.py")
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")

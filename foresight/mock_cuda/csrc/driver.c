@@ -30,7 +30,7 @@ API int cuCtxPopCurrent(void **context) { return cuCtxPopCurrent_v2(context); }
 API int cuCtxGetDevice(int *number) { *number = current_device; return SUCCESS; }
 API int cuCtxGetLimit(size_t *value, int limit) { *value = 1 << 20; return SUCCESS; }
 API int cuCtxSetLimit(int limit, size_t value) { return SUCCESS; }
-API int cuCtxSynchronize(void) { return SUCCESS; }
+API int cuCtxSynchronize(void) { note("sync", NULL, "device", 0, 0, 0, 0); return SUCCESS; }
 API int cuGetErrorString(int error, const char **text) { *text = error == OUT_OF_MEMORY ? "out of memory" : "an error of the mock of CUDA"; return SUCCESS; }
 API int cuGetErrorName(int error, const char **text) { return cuGetErrorString(error, text); }
 API int cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
@@ -55,7 +55,7 @@ API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream
 API int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) { return cudaMemcpyAsync((void *)to, from, bytes, 1, stream); }
 API int cuMemsetD32Async(uint64_t address, unsigned value, size_t count, void *stream) { note("set", stream, "memset", 4 * count, 0, 0, 0); return SUCCESS; }
 API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, void *stream) { note("set", stream, "memset", count, 0, 0, 0); return SUCCESS; }
-API int cuStreamSynchronize(void *stream) { return SUCCESS; }
+API int cuStreamSynchronize(void *stream) { note("sync", stream, "stream", 0, 0, 0, 0); return SUCCESS; }
 API int cuStreamWriteValue32(void *stream, uint64_t address, uint32_t value, unsigned flags) { return SUCCESS; }
 API int cuTensorMapEncodeTiled(void) { return SUCCESS; }
 API int cuTensorMapEncodeIm2col(void) { return SUCCESS; }

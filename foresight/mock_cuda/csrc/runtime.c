@@ -19,7 +19,7 @@ API int cudaSetDevice(int number) {
     return SUCCESS;
 }
 API int cudaInitDevice(int number, unsigned flags, unsigned more) { return SUCCESS; }
-API int cudaDeviceSynchronize(void) { return SUCCESS; }
+API int cudaDeviceSynchronize(void) { note("sync", NULL, "device", 0, 0, 0, 0); return SUCCESS; }
 API int cudaDriverGetVersion(int *version) { *version = device()->version; return SUCCESS; }
 API int cudaRuntimeGetVersion(int *version) { *version = device()->version; return SUCCESS; }
 API int cudaDeviceCanAccessPeer(int *can, int number, int peer) { *can = 1; return SUCCESS; }
@@ -149,7 +149,8 @@ API int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void
     copy(to, from, bytes);
     return SUCCESS;
 }
-API int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) { return cudaMemcpyAsync(to, from, bytes, kind, NULL); }
+int cudaStreamSynchronize(void *stream);
+API int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) { cudaMemcpyAsync(to, from, bytes, kind, NULL); return cudaStreamSynchronize(NULL); }
 API int cudaMemcpyPeerAsync(void *to, int there, const void *from, int here, size_t bytes, void *stream) { return cudaMemcpyAsync(to, from, bytes, 3, stream); }
 API int cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind, void *stream) {
     note("copy", stream, "2d", width * height, 0, 0, 0);
@@ -175,7 +176,7 @@ API int cudaStreamCreate(void **stream) { *stream = (void *)new_handle(); return
 API int cudaStreamDestroy(void *stream) { return SUCCESS; }
 API int cudaStreamGetPriority(void *stream, int *priority) { *priority = 0; return SUCCESS; }
 API int cudaStreamQuery(void *stream) { return SUCCESS; }
-API int cudaStreamSynchronize(void *stream) { return SUCCESS; }
+API int cudaStreamSynchronize(void *stream) { note("sync", stream, "stream", 0, 0, 0, 0); return SUCCESS; }
 API int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) { note("wait", stream, "event", (uintptr_t)event, 0, 0, 0); return SUCCESS; }
 API int cudaStreamAddCallback(void *stream, void (*call)(void *, int, void *), void *data, unsigned flags) { call(stream, SUCCESS, data); return SUCCESS; }
 API int cudaLaunchHostFunc(void *stream, void (*call)(void *), void *data) { call(data); return SUCCESS; }
@@ -209,7 +210,7 @@ API int cudaEventElapsedTime(float *milliseconds, void *begin, void *end) { *mil
 API int cudaEventQuery(void *event) { return SUCCESS; }
 API int cudaEventRecord(void *event, void *stream) { note("record", stream, "event", (uintptr_t)event, 0, 0, 0); return SUCCESS; }
 API int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) { return cudaEventRecord(event, stream); }
-API int cudaEventSynchronize(void *event) { return SUCCESS; }
+API int cudaEventSynchronize(void *event) { note("sync", NULL, "event", (uintptr_t)event, 0, 0, 0); return SUCCESS; }
 API int cudaProfilerStart(void) { return SUCCESS; }
 API int cudaProfilerStop(void) { return SUCCESS; }
 

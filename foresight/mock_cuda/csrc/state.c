@@ -168,6 +168,9 @@ void note(const char *kind, const void *stream, const char *name, uint64_t a, ui
 /* Where the program's own marks (a step begins, a module is entered) join the list. */
 API void mock_mark(const char *name) { note("mark", NULL, name, 0, 0, 0, 0); }
 
+/* An operation of the program begins, without a name, or ends, with its floating-point operations and bytes: record.py. */
+API void mock_operation(const char *name, uint64_t a, uint64_t b, uint64_t c, uint64_t d) { note("operation", NULL, name, a, b, c, d); }
+
 API int mock_is_loaded(void) { return 1; }
 
 int missing(const char *name, int error) {

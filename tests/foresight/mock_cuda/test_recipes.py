@@ -3,6 +3,7 @@
 import pytest
 
 from gptscale.common.errors import StorageError
+from gptscale.foresight.simulate.answer import times_of
 from gptscale.recipes import RECIPES
 
 TINY = ("--model", "tiny", "--n-layer", "8")
@@ -31,6 +32,10 @@ def test_a_recipe_runs_to_its_end(recipe, simulated, tmp_path):
     on_device = sum(facts["state"][kind] for kind in ("weights", "gradients", "optimizer"))
     assert on_device + facts["state"]["host"] + facts["state"]["disk"] > 0
     assert on_device <= peak
+    # It is priced: no kernel is unknown but those of libraries that torch does not dispatch.
+    (time,) = times_of([simulation], "h100-80", 8).values()
+    assert 0 < sum(time.busy.values())
+    assert sum(time.guessed.values()) < 50, time.guessed
     # Nothing is in the results folder.
     assert not [path for path in tmp_path.rglob("out/*") if path.name != "runs"]
 

@@ -70,6 +70,12 @@ def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
     assert rank["peak_allocated_bytes"] > 4 * parameters
     assert max(c["nbytes"] for c in rank["step"]["collectives"]) == parameters
     assert "every value was zero" in printed.out
+    time = rank["time"]
+    assert 0 < time["step_s"] < time["high_s"]
+    assert time["busy"]["collectives"] > 0
+    # Nothing is computed again, and small kernels leave the device mostly idle.
+    assert 0 < time["mfu"] <= time["hfu"] * 1.01
+    assert (time["guessed"], "\ntime     " in printed.out) == ({}, True)
     assert {file.name for file in tmp_path.iterdir()} == {"figures.json"}
 
 

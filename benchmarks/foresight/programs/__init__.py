@@ -1,0 +1,1 @@
+"""Programs that are simulated beside what others measured."""

@@ -1,0 +1,136 @@
+"""The price of work on a device: what its data sheet promises, and the share of it that programs reach."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gptscale.common.measure.gpus import PLAYED, Gpu
+from gptscale.foresight.price.record import Work
+from gptscale.foresight.time.data_sheets import INNER_LINKS, OUTER_LINKS, LinkSheet
+
+# Tiles of a product's result that one multiprocessor computes at once, and the share of the largest tile's rate that each
+# reaches. A smaller one is taken where the larger ones leave multiprocessors idle.
+TILES = (((256, 128), 1.0), ((128, 128), 0.93), ((128, 64), 0.75), ((64, 64), 0.55))
+# Products whose inner size is short spend their time on filling and emptying the pipeline.
+INNER_STEP = 512
+# Seconds of the shortest kernel.
+KERNEL_S = 2.5e-6
+# Seconds that a collective takes to start, of a turn of a ring in a node, and of one between nodes: NCCL's constants for rings
+# by its protocol Simple (NVIDIA/nccl, src/graph/tuning.cc).
+START_S, TURN_S, HOP_S = 2.5e-5, 3.4e-6, 1.4e-5
+# Bytes that each thread of a kernel reads and writes of which nothing else is known: a few numbers.
+THREAD_BYTES = 32
+# How much longer a kernel takes while a collective uses some of the multiprocessors and the memory.
+BESIDE = 1.12
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The shares of a data sheet that programs reach: of the rates of products and attention, of memory, links and the bus."""
+
+    products: float
+    attention: float
+    memory: float = 0.7
+    inside: float = 0.75
+    outside: float = 0.7
+    bus: float = 0.8
+
+
+# By capability. 8 and 9 were fitted to six rows of llm-foundry's table, programs of 2023 (docs/measurements/step-times.md).
+# Products of a Hopper card run at the clock that its power allows. 7 and 10 are guesses.
+REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.54, 0.36), 10: Reached(0.65, 0.35)}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A device and its links.
+
+    per_node: devices of one machine. speed: by how much the device is faster than what programs usually reach, as one measured
+    step tells.
+    """
+
+    gpu: Gpu
+    reached: Reached
+    per_node: int = 8
+    speed: float = 1.0
+
+    def seconds(self, work: Work) -> float:
+        """Return how long a piece of work takes by itself."""
+        if work.kind == "collective":
+            return self._collective(work)
+        if work.kind == "copy":
+            inside = work.name in ("device to device", "2d", "default")
+            rate = self._memory() / 2 if inside else self.gpu.bus * self.reached.bus
+            return KERNEL_S + (work.nbytes or 0) / rate
+        if work.kind == "set":
+            return KERNEL_S + (work.nbytes or 0) / self._memory()
+        nbytes = work.threads * THREAD_BYTES if work.nbytes is None else work.nbytes
+        return KERNEL_S + max(nbytes / self._memory(), self._arithmetic(work))
+
+    def peak(self, precision: str) -> float:
+        """Return the data sheet's floating-point operations a second. TF32 has half the rate of 16 bits."""
+        rates: Mapping[str, float] = self.gpu.tflops
+        if precision == "tf32":
+            return 0.5e12 * rates["fp16"]
+        if precision == "fp64":
+            return 0.5e12 * rates["fp32"]
+        return 1e12 * rates.get(precision, rates.get("bf16", rates["fp16"]))
+
+    def _memory(self) -> float:
+        return self.speed * self.gpu.memory * self.reached.memory
+
+    def _arithmetic(self, work: Work) -> float:
+        if not work.flops:
+            return 0.0
+        if work.is_attention:
+            return work.flops / (self.speed * self.peak(work.precision) * self.reached.attention)
+        rate = self.speed * self.peak(work.precision) * self.reached.products
+        return work.flops / (rate * self._filled(work.sizes))
+
+    def _filled(self, sizes: tuple[int, int, int, int]) -> float:
+        """Return the share of the rate that a product of these sizes reaches: its tiles may not fill the multiprocessors."""
+        m, n, k, count = sizes
+        if not m or self.gpu.properties is None:
+            return 1.0
+        processors = self.gpu.properties.multiprocessors
+        best = 1e-6
+        for (high, wide), share in TILES:
+            for rows, columns in ((m, n), (n, m)):
+                tiles = math.ceil(rows / high) * math.ceil(columns / wide) * count
+                useful = rows * columns * count / (tiles * high * wide)
+                waves = tiles / processors
+                best = max(best, share * useful * waves / math.ceil(waves))
+        return best * k / (k + INNER_STEP)
+
+    def _collective(self, work: Work) -> float:
+        """Return the seconds of a ring: each rank sends its part of the tensor around, twice for an all-reduce."""
+        ranks, nbytes = work.ranks, work.nbytes or 0.0
+        inside, outside = (link.rate for link in self._links())
+        own = min(ranks, work.on_node or self.per_node)
+        if work.name in ("send", "receive"):
+            near = work.peer is None or own == ranks
+            return START_S + nbytes / (
+                inside * self.reached.inside if near else outside / self.per_node * self.reached.outside
+            )
+        if ranks < 2:
+            return KERNEL_S
+        turns = 2 if work.name == "all-reduce" else 1
+        sent = turns * nbytes * (ranks - 1) / ranks
+        if own == ranks:
+            return START_S + turns * (ranks - 1) * TURN_S + sent / (inside * self.reached.inside)
+        # Groups whose ranks lie apart share the links of a machine.
+        shared = outside * self.reached.outside * own / self.per_node
+        return START_S + (ranks // own - 1) * turns * HOP_S + max(sent / shared, sent / (inside * self.reached.inside))
+
+    def _links(self) -> tuple[LinkSheet, LinkSheet]:
+        inner, outer = self.gpu.links
+        return INNER_LINKS[inner], OUTER_LINKS[outer]
+
+
+def costs_of(name: str, per_node: int = 8) -> Costs:
+    """Return what work costs on a device of the table of GPUs, by its data sheet."""
+    gpu = PLAYED[name]
+    assert gpu.properties is not None
+    return Costs(gpu, REACHED[gpu.properties.capability[0]], per_node)

@@ -1,0 +1,114 @@
+"""A recorded step: the work that a program gave its device, in the order in which the host asked for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gptscale.foresight.mock_cuda.calls import Call
+from gptscale.foresight.mock_cuda.record import UNKNOWN
+
+# Work that takes time on a stream, and what orders it.
+TIMED = ("kernel", "product", "copy", "set", "collective", "graph")
+ORDERS = ("record", "wait", "sync")
+ATTENTION = ("attention", "flash")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something on a stream.
+
+    at: when the host asked for it, as a share of the time in which it asks for the step. name: of the operation of torch that it
+    belongs to, or its own. nbytes: that it reads and writes; of a copy those that are copied; of a collective those of the whole
+    tensor; None where nobody knows. sizes: m, n, k and how many products. event: that is recorded or waited for. ranks, on_node:
+    of a collective's group, and of them on this machine (0: not known). peer: the rank that is sent to or received from. part:
+    the number of the part of the step (foresight/mock_cuda/watch.py).
+    """
+
+    at: float
+    kind: str
+    stream: int
+    name: str
+    flops: float = 0.0
+    nbytes: float | None = None
+    precision: str = ""
+    sizes: tuple[int, int, int, int] = (0, 0, 0, 0)
+    event: int = 0
+    ranks: int = 1
+    on_node: int = 0
+    peer: int | None = None
+    part: int = 0
+    threads: int = 0
+
+    @property
+    def is_attention(self) -> bool:
+        """Return whether it multiplies queries, keys and values in one kernel."""
+        return self.flops > 0 and any(word in self.name for word in ATTENTION)
+
+
+def recorded_step(calls: Sequence[Call]) -> list[Work] | None:
+    """Return the work of the last step, or None if it did not end."""
+    marks = {call.name: i for i, call in enumerate(calls) if call.kind == "mark"}
+    if not {"step begins", "step ends"} <= {*marks}:
+        return None
+    begin = calls[marks["step begins"]].time_s
+    length = calls[marks["step ends"]].time_s - begin
+    work: list[Work] = []
+    # the places of what each operation that is not over has started
+    under_way: list[list[int]] = []
+    peer: int | None = None
+    for call in calls[marks["step begins"] + 1 : marks["step ends"]]:
+        if call.kind == "operation" and not call.name:
+            under_way.append([])
+        elif call.kind == "operation" and under_way:
+            _end(under_way.pop(), call, work)
+        elif call.kind == "mark":
+            peer = int(call.name.partition(" ")[2]) if call.name.startswith(("to ", "from ")) else peer
+        elif call.kind in (*TIMED, *ORDERS):
+            if under_way:
+                under_way[-1].append(len(work))
+            work.append(_work(call, (call.time_s - begin) / length, peer))
+    return work
+
+
+def _work(call: Call, at: float, peer: int | None) -> Work:
+    a, b, c, d = call.sizes
+    if call.kind == "product":
+        return Work(at, call.kind, call.stream, call.name, 2.0 * a * b * c * d, sizes=call.sizes)
+    if call.kind == "collective":
+        return Work(
+            at,
+            call.kind,
+            call.stream,
+            call.name,
+            nbytes=a,
+            ranks=b,
+            peer=peer if call.name in ("send", "receive") else None,
+        )
+    if call.kind in ("copy", "set"):
+        return Work(at, call.kind, call.stream, call.name, nbytes=a)
+    if call.kind in ORDERS:
+        return Work(at, call.kind, call.stream, call.name, event=a)
+    return Work(at, call.kind, call.stream, call.name, threads=a * b)
+
+
+def _end(started: list[int], end: Call, work: list[Work]) -> None:
+    """Give what an operation computes and touches to the work that it has started."""
+    name, _, precision = end.name.rpartition(" ")
+    flops, nbytes, on_node, part = end.sizes
+    products = [i for i in started if work[i].kind == "product"]
+    kernels = [i for i in started if work[i].kind == "kernel"]
+    # A bias or a sum of parts, in kernels of their own, is small beside the product.
+    carriers = products or kernels
+    for i in started:
+        facts: dict[str, Any] = {"part": part, "precision": precision}
+        if work[i].kind == "collective":
+            facts |= {"on_node": on_node}
+        elif work[i].kind in ("product", "kernel"):
+            known = None if nbytes >= UNKNOWN else nbytes / max(1, len(carriers))
+            facts |= {"name": name, "nbytes": known if i in carriers else 0.0}
+        if i in kernels and not products:
+            facts["flops"] = flops / len(kernels)
+        work[i] = dataclasses.replace(work[i], **facts)

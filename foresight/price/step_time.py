@@ -1,0 +1,75 @@
+"""How long a step takes, and what makes it so long: the replay of the ranks that were simulated, in a few figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gptscale.foresight.mock_cuda.watch import FORWARD, PARTS
+from gptscale.foresight.price.cost import Costs
+from gptscale.foresight.price.record import Work
+from gptscale.foresight.price.replay import ATTENTION, COLLECTIVES, PRODUCTS, Replayed, replay
+
+# How far the times of data sheets were from measured ones: docs/measurements/step-times.md.
+SPREAD = 1.2
+NAMES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """One rank's step, in seconds.
+
+    mfu: the products and attention of three forwards, or of all if these are less, as a share of the device's peak. hfu: of all.
+    busy: of each kind of work, as if it ran alone. only_sends: in which the device communicates and computes nothing. idle: in
+    which it does nothing. host_s: what this machine needs to ask for a step. guessed: kernels whose bytes nobody knows, by name.
+    """
+
+    step_s: float
+    mfu: float
+    hfu: float
+    busy: dict[str, float]
+    only_sends: float
+    idle: float
+    host_s: float
+    guessed: dict[str, int]
+
+    @property
+    def bound(self) -> str:
+        """Return what takes the largest part of the step."""
+        parts = {kind: seconds for kind, seconds in self.busy.items() if kind != COLLECTIVES}
+        parts |= {"communication": self.only_sends, "waiting for the host or other ranks": self.idle}
+        return max(parts, key=lambda kind: parts[kind])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all figures in JSON's types."""
+        return {**asdict(self), "low_s": self.step_s / SPREAD, "high_s": self.step_s * SPREAD, "bound_by": self.bound}
+
+
+def step_times(
+    recorded: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[int, float]
+) -> dict[int, PricedStep]:
+    """Return the time of each rank that was recorded. Ranks that send to each other are replayed together."""
+    return {rank: _told(step, costs) for rank, step in replay(recorded, costs, host_s).items()}
+
+
+def _told(step: Replayed, costs: Costs) -> PricedStep:
+    computing = [span.work for span in step.spans if span.kind in (PRODUCTS, ATTENTION)]
+    precisions = Counter[str]()
+    for work in computing:
+        precisions[work.precision] += int(work.flops)
+    peak = costs.peak(precisions.most_common(1)[0][0] if precisions else "bf16")
+    forward = sum(work.flops for work in computing if PARTS[work.part] == FORWARD)
+    every = sum(work.flops for work in computing)
+    guessed = Counter(s.work.name for s in step.spans if s.work.nbytes is None and s.work.kind in ("kernel", "graph"))
+    return PricedStep(
+        step.step_s,
+        min(3 * forward, every) / peak / step.step_s,
+        every / peak / step.step_s,
+        step.busy(),
+        step.only_sends,
+        step.idle,
+        step.host_s,
+        dict(guessed.most_common(NAMES_SHOWN)),
+    )

@@ -60,9 +60,15 @@ def require(distribution: str, release: str, environment: str) -> None:
     version = installed(distribution, environment)
     if version is None or not is_release(version, release):
         lack = f"has {distribution} {version}, not {release}" if version else "is missing"
-        raise ConfigError(
-            f"the environment of {distribution} {lack}", f"at {folder(environment)}", f"make {environment}"
-        )
+        where = f"at {folder(environment)}"
+        raise ConfigError(f"the environment of {distribution} {lack}", where, remedy(environment))
+
+
+def remedy(environment: str) -> str:
+    """Return the command that makes an environment. Only a checkout has a Makefile for it."""
+    if (Path(__file__).parents[2] / "Makefile").is_file():
+        return f"make {environment}"
+    return f"python3 -m venv {folder(environment)} && {folder(environment)}/bin/pip install 'gptscale[{environment}]'"
 
 
 def name_user() -> None:

@@ -183,8 +183,7 @@ def show(report: dict[str, Any]) -> None:
     """Print the facts for people: what works first, then what does not and how to change that."""
     from rich.text import Text
 
-    # Advice such as pip install 'gptscale[hf]' is no markup.
-    terminal = console(markup=False)
+    terminal = console()
     installed = ", ".join(f"{name} {v}" for name, v in report["packages"].items() if v)
     terminal.print(f"Python {report['python']}, {installed}", highlight=False, soft_wrap=True)
     terminal.print(
@@ -195,7 +194,8 @@ def show(report: dict[str, Any]) -> None:
     terminal.print(f"{shown}{report['free_disk_gib']:.1f} GiB of disk free here", highlight=False)
     for name, facts in report["environments"].items():
         packages = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
-        line = f"{facts['folder']}: {packages}" if facts[name] else f"no environment for {name}: make {name}"
+        lack = f"no environment for {name}: {environments.remedy(name)}"
+        line = f"{facts['folder']}: {packages}" if facts[name] else lack
         terminal.print(line, highlight=False, soft_wrap=True)
     for device in report["devices"]:
         memory = (

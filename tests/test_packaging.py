@@ -125,15 +125,3 @@ def test_rooms_are_imported_by_their_full_name():
                 continue
             bare += [f"{path}: {name}" for name in names if name.split(".")[0] in ROOMS]
     assert not bare
-
-
-def test_common_imports_without_any_engine_or_plotting():
-    """Whoever reuses a recipe brings torch along, not this package's tables and pictures."""
-    code = (
-        "import sys, importlib, pkgutil, gptscale.common as c\n"
-        "for m in pkgutil.walk_packages(c.__path__, 'gptscale.common.'): importlib.import_module(m.name)\n"
-        "heavy = 'pandas matplotlib rich tyro transformers datasets deepspeed fairscale accelerate'.split()\n"
-        "print([m for m in heavy if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=True)
-    assert found.stdout.strip() == "[]"

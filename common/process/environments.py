@@ -9,7 +9,7 @@ import getpass
 import os
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
@@ -33,15 +33,11 @@ def python(environment: str) -> str:
 
 def installed(distribution: str, environment: str = "") -> str | None:
     """Return the version of a distribution in an environment, or None if either is missing."""
-    if is_inside(environment):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            return None
     if not Path(python(environment)).exists():
         return None
-    packages = [str(path) for path in folder(environment).glob("lib/python3.*/site-packages")]
-    return next((d.version for d in distributions(name=distribution, path=packages)), None)
+    beside = [str(path) for path in folder(environment).glob("lib/python3.*/site-packages")]
+    path = sys.path if is_inside(environment) else beside
+    return next((found.version for found in distributions(name=distribution, path=path)), None)
 
 
 def is_release(version: str, release: str) -> bool:

@@ -1,7 +1,5 @@
 """Dataclasses of options from a command line and back, with any mistake in one line."""
 
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -130,11 +128,3 @@ def test_bare_resume_means_the_newest_checkpoint(words, result):
 def test_fail_prints_one_line(capsys):
     assert fail(ConfigError("a\nb", "there", "mend it")) == 2
     assert capsys.readouterr().err == "gptscale: error: a\\nb, there, mend it\n"
-
-
-def test_the_settings_import_neither_torch_nor_tyro():
-    names = ["batch_plan", "checks", "command_line", "gpt_config", "learning_rate", "run", "run_config"]
-    imports = ", ".join(f"gptscale.common.settings.{name}" for name in names)
-    code = f"import sys, gptscale.common.recipe_config, {imports}; print('torch' in sys.modules, 'tyro' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=True)
-    assert ended.stdout.strip() == "False False"

@@ -33,8 +33,8 @@ help:  ## what can be made
 venv: $(CHECKOUT)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
 
 $(STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
-		|| { echo "gptscale: Python 3.11 or 3.12 is needed: make PYTHON=python3.11 ..."; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "gptscale: Python 3.11 to 3.13 is needed: make PYTHON=python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
 	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"

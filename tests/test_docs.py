@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gptscale.recipes import RECIPES
-from tools import api, drawings, promises
+from tools import api, drawings, promises, site_pages
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
@@ -26,6 +26,15 @@ def test_the_readme_fits_a_screen_or_two():
 
 def test_the_page_of_public_names_is_that_of_the_docstrings():
     assert api.PAGE.read_text() == api.page(), "python -m tools.api writes it anew"
+
+
+def test_the_site_has_every_page_in_its_menu_and_no_link_without_an_end(tmp_path):
+    site_pages.main(tmp_path)
+    menu = (tmp_path / "mkdocs.yml").read_text()
+    assert [place for place in site_pages.places().values() if f"- {place}\n" not in menu] == []
+    pages = [(page, LINK.findall(page.read_text())) for page in tmp_path.rglob("*.md")]
+    links = [page.parent / link.partition("#")[0] for page, links in pages for link in links if "://" not in link]
+    assert [link for link in links if not link.exists()] == []
 
 
 def test_setup_cfg_alone_says_the_version_and_the_pythons():

@@ -1,7 +1,7 @@
 """Copy the pages for the site, which `make site` builds: `python -m tools.site_pages`.
 
-The front page is the README, and the menu is the index of docs/. A link to a file that is no page leads to the home of the repository, if
-setup.cfg has one, and is plain words otherwise. Only the standard library is needed.
+The front page is the README, and the menu is the index of docs/. A link to a file that is no page leads to the home of the
+repository, if setup.cfg has one, and is plain words otherwise. Only the standard library is needed.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ ROOT = Path(__file__).parents[1]
 # A log of what was typed then, and pages of what changed.
 HISTORY = {"docs/measurements/LOG.md", "CHANGELOG.md"}
 PAGES = [
-    page for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if str(page.relative_to(ROOT)) not in HISTORY
+    page
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("skills/*.md"))
+    if str(page.relative_to(ROOT)) not in HISTORY
 ]
 PROGRAMS = ("gptscale ", "torchrun ", "launchers/multinode.sh ", "make ", "salloc ", "python -m ")
 

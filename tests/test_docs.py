@@ -10,7 +10,7 @@ from gptscale.recipes import RECIPES
 from tools import api, drawings, promises, site_pages
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("skills/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

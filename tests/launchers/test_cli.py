@@ -106,23 +106,19 @@ def test_nothing_is_imported_that_is_not_needed(tmp_path, words, status, unwante
 
 IMPORTS = {
     "all of common, which whoever reuses a recipe brings along": (
-        "import importlib, pkgutil, gptscale.common as c\n"
-        "for m in pkgutil.walk_packages(c.__path__, 'gptscale.common.'): importlib.import_module(m.name)",
+        "import importlib, pkgutil, gptscale.common as c\nfor m in pkgutil.walk_packages(c.__path__, 'gptscale.common.'): importlib.import_module(m.name)",
         "pandas matplotlib rich tyro transformers datasets deepspeed fairscale accelerate",
     ),
     "settings": (
-        "import gptscale.common.recipe_config as r\n"
-        "from gptscale.common.settings import batch_plan, checks, command_line, gpt_config, learning_rate, run, run_config",
+        "import gptscale.common.recipe_config; from gptscale.common.settings import batch_plan, checks, command_line, gpt_config, learning_rate, run, run_config",
         "torch tyro",
     ),
     "every recipe, so that a wrong option is refused in a moment": (
-        "import importlib, gptscale.recipes.unsupported; from gptscale.recipes import RECIPES\n"
-        "for r in RECIPES.values(): getattr(importlib.import_module(r.module), r.config)(**r.preset)",
+        "import importlib, gptscale.recipes.unsupported; from gptscale.recipes import RECIPES\nfor r in RECIPES.values(): getattr(importlib.import_module(r.module), r.config)(**r.preset)",
         "torch numpy deepspeed fairscale accelerate lightning_fabric colossalai",
     ),
     "a run without them, with a checkpoint's reader and the state of plain tensors": (
-        "import torch; from gptscale.common.checkpoint import reader, writer; from gptscale.common.engines import torch_engine\n"
-        "from gptscale.common.optim import fused, library; from gptscale.common.state import replicas, shard_of\n"
+        "import torch; from gptscale.common.checkpoint import reader, writer; from gptscale.common.engines import torch_engine; from gptscale.common.optim import fused, library; from gptscale.common.state import replicas, shard_of\n"
         "for x in (torch.zeros(2), torch.nn.Parameter(torch.zeros(2))): assert shard_of('x', x).offset == (0,) != replicas(x)",
         "torch.distributed.pipelining torch.distributed.tensor safetensors deepspeed colossalai",
     ),

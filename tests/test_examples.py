@@ -31,7 +31,6 @@ def test_the_copy_imports_nothing_of_the_package():
 
 @pytest.mark.timeout(1500)
 def test_the_page_for_students_keeps_its_word(tmp_path, monkeypatch):
-    """The commands end well, all runs have one loss, and the table is what they measure."""
     pytest.importorskip("deepspeed")
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "guides" / "students.md").read_text()

@@ -81,7 +81,7 @@ def definitions(root: Path, module: str) -> dict[str, ast.ClassDef | ast.Functio
 
 
 def arguments(node: ast.ClassDef | ast.FunctionDef) -> str:
-    """Return the arguments of a function as it is called, without their types; nothing for a class."""
+    """Return the arguments of a function as it is called, without their types, and nothing for a class."""
     if isinstance(node, ast.ClassDef):
         return ""
     for argument in ast.walk(node.args):

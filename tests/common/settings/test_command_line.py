@@ -1,5 +1,6 @@
 """Dataclasses of options from a command line and back, with any mistake in one line."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -70,9 +71,9 @@ def test_an_unknown_option_names_the_nearest():
     assert refused("word").startswith("unknown option 'word'")
 
 
-@pytest.mark.parametrize(("path", "why"), [("x" * 300, "File name too long"), ("a\0b", "embedded null byte")])
+@pytest.mark.parametrize(("path", "why"), [("x" * 300, "File name too long"), ("a\0b", ".*embedded null .*")])
 def test_what_cannot_be_a_path(path, why):
-    assert f"cannot be a path ({why}), in --out-folder, give another" in refused("--out-folder", path)
+    assert re.search(rf"cannot be a path \({why}\), in --out-folder, give another", refused("--out-folder", path))
     with pytest.raises(ConfigError, match="cannot be a path"):
         parse(RunConfig, ["--data", path], prog="gptscale")
 

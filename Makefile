@@ -25,7 +25,7 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai prepare demo test quick lint types bench-check mutate clean
+.PHONY: help venv colossalai prepare demo test quick lint types bench-check mutate site clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,8 +33,8 @@ help:  ## what can be made
 venv: $(CHECKOUT)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
 
 $(STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
-		|| { echo "gptscale: Python 3.11 or 3.12 is needed: make PYTHON=python3.11 ..."; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+		|| { echo "gptscale: Python 3.11 to 3.13 is needed: make PYTHON=python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
 	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"
@@ -110,6 +110,19 @@ build/mutate/site:
 
 mutate: venv build/mutate/site  ## plant bugs and name those that no fast test finds (30 minutes on 2 quiet cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutate
+
+# mkdocs is of this target alone. A change of its pins makes its environment anew.
+SITE = build/site-$(shell cat constraints/site.txt | sha256sum | cut -c1-16)
+
+$(SITE):
+	@rm -rf build/site-*
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/site.txt mkdocs-material || { rm -rf $@; exit 1; }
+
+site: $(SITE)  ## the pages as a site, in build/site/html (an environment of its own, 80 MB)
+	@$(SITE)/bin/python -m tools.site_pages
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet --strict -f build/site/mkdocs.yml
+	@echo "open build/site/html/index.html"
 
 clean:  ## remove what was made, but for the environments
 	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,13 +1,16 @@
 """Compile the operators while the package is installed, if torch and a compiler are there.
 
-All metadata is in setup.cfg. In an isolated build, which is pip's default, torch is not there. Then the operators are compiled
-at their first use, and so they are with GPTSCALE_SKIP_KERNELS=1.
+All metadata but the long description is in setup.cfg. In an isolated build, which is pip's default, torch is not there. Then the
+operators are compiled at their first use, and so they are with GPTSCALE_SKIP_KERNELS=1.
 """
 
+import configparser
 import os
+import re
 import runpy
 import shutil
 import sys
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
@@ -45,5 +48,20 @@ def kernels():
     return {"ext_modules": [extension], "cmdclass": {"build_ext": Build}}
 
 
+def readme():
+    """Return the README for a package index, where a link to a file leads to the project's home, or becomes plain words."""
+    cfg = configparser.ConfigParser()
+    cfg.read("setup.cfg")
+    home = cfg["metadata"].get("url")
+
+    def link(match):
+        image, words, path = match.groups()
+        if home:
+            return f"{image}[{words}]({home}/{'raw' if image else 'blob'}/main/{path})"
+        return "" if image else words
+
+    return re.sub(r"(!?)\[([^]]*)\]\((?!https?://)([^)]+)\)", link, Path("README.md").read_text(encoding="utf-8"))
+
+
 found = find_packages(include=[name for room in ROOMS for name in (room, f"{room}.*")])
-setup(packages=[f"gptscale.{name}" for name in found], **kernels())
+setup(packages=[f"gptscale.{name}" for name in found], long_description=readme(), **kernels())

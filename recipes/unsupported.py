@@ -157,7 +157,7 @@ UNSUPPORTED = (
         "compile",
         (True,),
         "it is the exercise's step as it stands",
-        "use python -m benchmarks.model, whose handout_best is the same model compiled",
+        "in a checkout use python -m benchmarks.model, whose handout_best is the same model compiled",
     ),
     Pair(
         has_transformers_model,

@@ -51,11 +51,12 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 def console(log_columns: int | None = None, **options: Any) -> Console:
     """Return a console as wide as the terminal, or `log_columns` wide where output is no terminal.
 
-    options: of rich's Console, such as highlight=False, which prints numbers without colours.
+    options: of rich's Console, such as highlight=False, which prints numbers without colours. Brackets are no markup, since
+    advice has them: pip install 'gptscale[hf]'.
     """
     from rich.console import Console
 
-    return Console(width=None if Console().is_terminal else log_columns, **options)
+    return Console(width=None if Console().is_terminal else log_columns, **{"markup": False} | options)
 
 
 def table(

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,9 @@ ROOT = Path(__file__).parents[1]
 # A log of what was typed then, and pages of what changed.
 HISTORY = {"docs/measurements/LOG.md", "CHANGELOG.md"}
 PAGES = [
-    page for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if str(page.relative_to(ROOT)) not in HISTORY
+    page
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("skills/*.md"))
+    if str(page.relative_to(ROOT)) not in HISTORY
 ]
 PROGRAMS = ("gptscale ", "torchrun ", "launchers/multinode.sh ", "make ", "salloc ", "python -m ")
 
@@ -146,22 +149,26 @@ def options_of_all_commands():
 
 
 # Options of other programs.
-FOREIGN = {"--nproc-per-node", "--shm-size", "--force-reinstall"}
+FOREIGN = {"--nproc-per-node", "--shm-size", "--force-reinstall", "--endpoint"}
+# Where "gptscale" is a subject, and no command.
+VERBS = {"does", "reads", "that", "up", "wrote"}
 
 
 def advice():
-    """Yield the file, the line and the text of each string in a call that makes an error."""
+    """Yield the place and the text of each sentence of the package that is no docstring, with {} for what is filled in."""
     for path in sorted(ROOT.glob("[clrfo]*/**/*.py")):
-        if "mock_cuda" in path.parts:
-            continue
-        for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[-1].endswith(("Error", "warn")):
-                for node in call.args:
-                    text = "".join(
-                        part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else "{}"
-                        for part in (node.values if isinstance(node, ast.JoinedStr) else [node])
-                    )
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+        nodes = [] if "mock_cuda" in path.parts else list(ast.walk(ast.parse(path.read_text())))
+        parts = {id(n.value) for n in nodes if isinstance(n, ast.Expr)}
+        parts |= {id(value) for n in nodes if isinstance(n, ast.JoinedStr) for value in n.values}
+        for node in (
+            node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in parts
+        ):
+            values = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(
+                v.value if isinstance(v, ast.Constant) and isinstance(v.value, str) else "{}" for v in values
+            )
+            if " " in text and "srun" not in text:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
 def test_the_options_that_errors_name_exist():
@@ -175,9 +182,32 @@ def test_the_options_that_errors_name_exist():
     assert unknown == []
 
 
-def test_the_commands_that_errors_name_exist():
-    # Where "gptscale" is a subject, and no command.
-    verbs = {"reads", "wrote"}
-    words = [(where, word) for where, text in advice() for word in re.findall(r"gptscale ([a-z-]+)(?= |`|$)", text)]
-    assert [(where, word) for where, word in words if word not in COMMANDS and word not in verbs] == []
-    assert len(words) > 5
+def test_a_command_that_an_error_advises_takes_its_options(capsys):
+    """What `gptscale WORD --help` shows is what the words behind it may be. The overview has every WORD."""
+    seen, unknown = Counter(), []
+    for where, text in advice():
+        for word, rest in re.findall(r"(?<![\w.-])gptscale ([a-z]+)((?: (?:\.\.\. )?[\w{}.-]+)*)", text):
+            if word not in VERBS:
+                names = {"lenet": USAGE, "run": RECIPES, "submit": RECIPES, "simulate": RECIPES}.get(word, ())
+                first = [name for name in rest.split()[:1] if name in names]
+                understands([word, *(first or list(names)[:1]), "--help"])
+                shown = re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)
+                unknown += [f"{where}: {word} {o}" for o in re.findall(r"--[a-z-]+", rest) if o not in shown]
+                seen[word] += 1
+    assert unknown == []
+    assert seen.keys() == COMMANDS.keys()
+
+
+def test_extras_and_modules_that_errors_name_exist():
+    texts = "\n".join(text for _, text in advice())
+    cfg = (ROOT / "setup.cfg").read_text()
+    assert {*re.findall(r"gptscale\[([a-z-]+)\]", texts)} <= {*re.findall(r"(?m)^([a-z-]+) =$", cfg)}
+    assert {*re.findall(r"python -m ([a-z_.]+)", texts)} <= {"benchmarks.model", "gptscale.recipes"}
+
+
+def test_advice_for_a_wheel_does_not_name_make(monkeypatch, tmp_path):
+    assert environments.remedy("colossalai") == "make colossalai"
+    monkeypatch.setattr(environments, "__file__", str(tmp_path / "gptscale" / "common" / "process" / "environments.py"))
+    beside = environments.folder("colossalai")
+    made = f"python3 -m venv {beside} && {beside}/bin/pip install 'gptscale[colossalai]'"
+    assert environments.remedy("colossalai") == made

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gptscale.recipes import RECIPES
-from tools import drawings, promises
+from tools import api, drawings, promises, site_pages
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("skills/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -22,6 +22,38 @@ def test_every_relative_link_leads_to_a_file(page):
 
 def test_the_readme_fits_a_screen_or_two():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+
+
+def test_the_page_of_public_names_is_that_of_the_docstrings():
+    assert api.PAGE.read_text() == api.page(), "python -m tools.api writes it anew"
+
+
+def test_the_site_has_every_page_in_its_menu_and_no_link_without_an_end(tmp_path):
+    site_pages.main(tmp_path)
+    menu = (tmp_path / "mkdocs.yml").read_text()
+    assert [place for place in site_pages.places().values() if f"- {place}\n" not in menu] == []
+    pages = [(page, LINK.findall(page.read_text())) for page in tmp_path.rglob("*.md")]
+    links = [page.parent / link.partition("#")[0] for page, links in pages for link in links if "://" not in link]
+    assert [link for link in links if not link.exists()] == []
+
+
+def test_setup_cfg_alone_says_the_version_and_the_pythons():
+    cfg, citation, changes, workflow, *pages = (
+        (ROOT / name).read_text()
+        for name in (
+            "setup.cfg",
+            "CITATION.cff",
+            "CHANGELOG.md",
+            ".github/workflows/quick.yml",
+            "README.md",
+            "Makefile",
+        )
+    )
+    version = re.search(r"(?m)^version = (.+)", cfg)[1]
+    assert re.search(r"(?m)^version: (.+)", citation)[1] == re.search(r"(?m)^## \[(.+)\]", changes)[1] == version
+    pythons = re.findall(r":: Python :: (3\.\d+)", cfg)
+    assert re.findall(r'"(3\.\d+)"', workflow) == pythons
+    assert all(f"Python {pythons[0]} to {pythons[-1]}" in page for page in pages)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

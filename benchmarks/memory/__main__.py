@@ -203,14 +203,14 @@ def show(ladder: Ladder) -> None:
 
     console = render.console(125, highlight=False)
     rows = [ladder.cells(job_search) for job_search in ladder.searches]
-    console.print(ladder.heading(), markup=False)
+    console.print(ladder.heading())
     console.print(render.table(list(rows[0]), (row.values() for row in rows), left=LEFT))
     for line in ladder.notes():
-        console.print(f"note: {line}", markup=False)
+        console.print(f"note: {line}")
     if ladder.has_tries():
         console.print("\nlargest model, by way")
         for line in ladder.largest():
-            console.print(f"  {line}", markup=False)
+            console.print(f"  {line}")
 
 
 if __name__ == "__main__":

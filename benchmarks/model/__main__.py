@@ -112,7 +112,7 @@ def measure(
 
 def show(report: Report) -> None:
     """Print the tables of a report."""
-    console = render.console(125, highlight=False, markup=False)
+    console = render.console(125, highlight=False)
     c = report.circumstances
     console.print(
         f"{c['device']}, torch {c['torch_version']}, {c['threads']} threads, {c['dtype']}, {c['data']} tokens"

@@ -156,7 +156,7 @@ def show(frame: pd.DataFrame) -> None:
     """
     import torch
 
-    console = render.console(130)
+    console = render.console(130, markup=True)
     table = render.table(["operator", "what", "dtype", "threads", "PyTorch / ours", "bar", "of copy"])
     for key, rows in frame.groupby(["operator", "what", "dtype", "threads"], sort=False):
         counted = rows[rows.size_kib > 64] if (rows.size_kib > 64).any() else rows

@@ -9,7 +9,7 @@ import getpass
 import os
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
@@ -33,15 +33,11 @@ def python(environment: str) -> str:
 
 def installed(distribution: str, environment: str = "") -> str | None:
     """Return the version of a distribution in an environment, or None if either is missing."""
-    if is_inside(environment):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            return None
     if not Path(python(environment)).exists():
         return None
-    packages = [str(path) for path in folder(environment).glob("lib/python3.*/site-packages")]
-    return next((d.version for d in distributions(name=distribution, path=packages)), None)
+    beside = [str(path) for path in folder(environment).glob("lib/python3.*/site-packages")]
+    path = sys.path if is_inside(environment) else beside
+    return next((found.version for found in distributions(name=distribution, path=path)), None)
 
 
 def is_release(version: str, release: str) -> bool:
@@ -60,9 +56,15 @@ def require(distribution: str, release: str, environment: str) -> None:
     version = installed(distribution, environment)
     if version is None or not is_release(version, release):
         lack = f"has {distribution} {version}, not {release}" if version else "is missing"
-        raise ConfigError(
-            f"the environment of {distribution} {lack}", f"at {folder(environment)}", f"make {environment}"
-        )
+        where = f"at {folder(environment)}"
+        raise ConfigError(f"the environment of {distribution} {lack}", where, remedy(environment))
+
+
+def remedy(environment: str) -> str:
+    """Return the command that makes an environment. Only a checkout has a Makefile for it."""
+    if (Path(__file__).parents[2] / "Makefile").is_file():
+        return f"make {environment}"
+    return f"python3 -m venv {folder(environment)} && {folder(environment)}/bin/pip install 'gptscale[{environment}]'"
 
 
 def name_user() -> None:

@@ -36,7 +36,7 @@ def plan_batch(
     micro_batch_size: int | None = None,
     grad_accum_steps: int | None = None,
 ) -> BatchPlan:
-    """Solve the equation above for what is None.
+    """Return the split of a global batch, in which what is None follows from the others.
 
     If all is None, the global batch is 8 sequences (or one per data rank where 8 does not divide), without accumulation.
     If only the global batch is known, there is no accumulation either. Raises ConfigError, with the nearest global batches

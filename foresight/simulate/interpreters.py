@@ -67,10 +67,9 @@ def torch_folder_of(environment: str) -> Path:
         folder = Path(spec.origin).parent
     else:
         sites = (environments.folder(environment) / "lib").glob("python3.*/site-packages/torch")
-        found = next(sites, None)
-        if found is None:
+        if (found := next(sites, None)) is None:
             where = f"at {environments.folder(environment)}"
-            raise ConfigError(f"the environment of {environment} is missing", where, f"make {environment}")
+            raise ConfigError(f"the environment of {environment} is missing", where, environments.remedy(environment))
         folder = found
     return with_cuda(folder)
 

@@ -183,46 +183,39 @@ def show(report: dict[str, Any]) -> None:
     """Print the facts for people: what works first, then what does not and how to change that."""
     from rich.text import Text
 
-    # Advice such as pip install 'gptscale[hf]' is no markup.
-    terminal = console(markup=False)
+    terminal = console(highlight=False, soft_wrap=True)
     installed = ", ".join(f"{name} {v}" for name, v in report["packages"].items() if v)
-    terminal.print(f"Python {report['python']}, {installed}", highlight=False, soft_wrap=True)
-    terminal.print(
-        f"{report['platform']}, {report['cpu_cores']} cores, backends {' '.join(report['backends'])}", highlight=False
-    )
+    terminal.print(f"Python {report['python']}, {installed}")
+    terminal.print(f"{report['platform']}, {report['cpu_cores']} cores, backends {' '.join(report['backends'])}")
     shared = report["shared_memory_gib"]
     shown = "" if shared is None else f"{shared:.1f} GiB free in /dev/shm, "
-    terminal.print(f"{shown}{report['free_disk_gib']:.1f} GiB of disk free here", highlight=False)
+    terminal.print(f"{shown}{report['free_disk_gib']:.1f} GiB of disk free here")
     for name, facts in report["environments"].items():
         packages = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
-        line = f"{facts['folder']}: {packages}" if facts[name] else f"no environment for {name}: make {name}"
-        terminal.print(line, highlight=False, soft_wrap=True)
+        lack = f"no environment for {name}: {environments.remedy(name)}"
+        terminal.print(f"{facts['folder']}: {packages}" if facts[name] else lack)
     for device in report["devices"]:
         memory = (
             f", {device['memory_gib']:.0f} GiB, capability {device['capability']}" if "memory_gib" in device else ""
         )
         peaks = ", ".join(f"{p} {t:g}" for p, t in device["peak_tflops"].items())
-        terminal.print(
-            f"{device['device']}: {device['name']}{memory}, dense peak TFLOP/s: {peaks or 'unknown'}", highlight=False
-        )
+        terminal.print(f"{device['device']}: {device['name']}{memory}, dense peak TFLOP/s: {peaks or 'unknown'}")
     rows = [
         (name, Text("yes", style="green") if reason is None else Text("no", style="red"), reason or "")
         for name, reason in report["recipes"].items()
     ]
-    terminal.print(table(("recipe", "here", "why not"), rows))
+    terminal.print(table(("recipe", "here", "why not"), rows), soft_wrap=False)
     own = report["own_operators"]
-    terminal.print(
-        f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}", highlight=False, soft_wrap=True
-    )
+    terminal.print(f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}")
     for op, reason in report["operators"].items():
-        terminal.print(f"DeepSpeed's {op}: {reason or 'compiled'}", highlight=False, soft_wrap=True)
+        terminal.print(f"DeepSpeed's {op}: {reason or 'compiled'}")
     if "nvme" in report:
         disk = report["nvme"]
         rates = f"read {disk['read_gib_per_s']:.2f} GiB/s, write {disk['write_gib_per_s']:.2f} GiB/s"
-        terminal.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io", highlight=False, soft_wrap=True)
-        terminal.print(disk["verdict"], highlight=False, soft_wrap=True)
+        terminal.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io")
+        terminal.print(disk["verdict"])
     for warning in warnings(report):
-        terminal.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+        terminal.print(f"warning: {warning}", style="yellow")
 
 
 def warnings(report: dict[str, Any]) -> list[str]:

@@ -254,7 +254,7 @@ def show(deviations: Sequence[Deviation]) -> None:
             f"{d.loss_tolerance:g} {d.grad_norm_tolerance:g}",
             verdict,
         )
-    console(140).print(printed)
+    console(140, markup=True).print(printed)
 
 
 def write(deviations: Sequence[Deviation], path: Path) -> Path:

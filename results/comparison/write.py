@@ -47,7 +47,7 @@ def write(comparison: Comparison, files: Mapping[str, Path], panel: str | None =
     show(comparison, terminal)
     for kind, path in files.items():
         export(path, contents[kind])
-        terminal.print(f"wrote {visible(str(path))}", highlight=False, markup=False, soft_wrap=True)
+        terminal.print(f"wrote {visible(str(path))}", highlight=False, soft_wrap=True)
 
 
 def _content(kind: str, comparison: Comparison, drawing: Drawing | None, panel: str | None) -> bytes:

@@ -11,7 +11,13 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
-from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.errors import (
+    INTERRUPTED_EXIT_STATUS,
+    PREEMPTED_EXIT_STATUS,
+    ConfigError,
+    GptscaleError,
+    cannot_start,
+)
 from gptscale.common.process.begin import no_closed_streams
 from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
@@ -111,10 +117,7 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         return PREEMPTED_EXIT_STATUS if isinstance(end, Stopped) else INTERRUPTED_EXIT_STATUS
     except BlockingIOError as error:
         # A fork that the system refused.
-        what = f"no process can be started ({error.strerror})"
-        return fail(
-            GptscaleError(what, "on this machine", "raise the limit that ulimit -u shows, or end other processes")
-        )
+        return fail(cannot_start(str(error.strerror)))
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import select
@@ -33,7 +34,7 @@ READ_WHEN_LOADED = tuple(
 )
 # Variables with such a name that do not matter: they are read later, or the child tells torch, or libraries set them for
 # themselves when they are loaded.
-READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_")
+READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_", "PYTHONSAFEPATH")
 SET_WHEN_LOADED = (
     "TORCHINDUCTOR_CACHE_DIR",
     "PYTORCH_NVML_BASED_CUDA_CHECK",
@@ -120,7 +121,7 @@ class WarmParent:
         connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [
             environments.python(environment),
-            "-m",
+            "-Pm",
             "gptscale.common.process.fork_server",
             str(child_end.fileno()),
         ]
@@ -163,6 +164,9 @@ class WarmParent:
                 pid = self._ask(request, [*streams, its_report])
             finally:
                 os.close(its_report)
+        if not pid:
+            os.close(report)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return ForkedProcess(self, pid, report)
 
     def wait_until_ready(self) -> None:

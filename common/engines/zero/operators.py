@@ -151,7 +151,7 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
 
 
 def _build(op: str, work: Path) -> Path:
-    command = [sys.executable, "-m", "gptscale.common.engines.zero.operators", op]
+    command = [sys.executable, "-Pm", "gptscale.common.engines.zero.operators", op]
     variables = {"TORCH_EXTENSIONS_DIR": str(work), "DS_ACCELERATOR": "cpu"}
     if reason := build_cache.compile_apart(command, work, timeout_s=BUILD_TIMEOUT_S, **variables):
         raise ConfigError(f"DeepSpeed's {op} does not compile ({reason})", "in gptscale prepare", "see gptscale doctor")

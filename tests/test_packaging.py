@@ -3,6 +3,7 @@
 import ast
 import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -103,13 +104,21 @@ def test_the_wheel_holds_every_module_and_type_marker(names):
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
-def test_extras(setup_cfg):
-    assert {"deepspeed", "fairscale", "colossalai", "dev", "all"} <= set(setup_cfg["options.extras_require"])
+@pytest.mark.parametrize(("locked", "extra"), [("main", "dev"), ("colossalai", "colossalai")])
+def test_all_that_is_needed_is_locked_with_its_hash(setup_cfg, locked, extra):
+    text = (ROOT / "constraints" / f"{locked}.txt").read_text().lower().replace("_", "-")
+    names = re.findall(r"(?m)^([\w.-]+)==\S+ \\\n    --hash=sha256:", text)
+    assert len(names) == len(re.findall(r"(?m)^[^ #\n]", text))
+    assert "://" not in text
 
+    def needed(lines):
+        for name, extras in re.findall(r"(?m)^([\w-]+)(?:\[(.*)\])?", lines):
+            yield from [name] if name != "gptscale" else ()
+            for other in filter(None, extras.split(",")):
+                yield from needed(setup_cfg["options.extras_require"][other])
 
-def test_pyproject_only_names_the_build_system():
-    lines = (ROOT / "pyproject.toml").read_text().splitlines()
-    assert [line for line in lines if line.startswith("[")] == ["[build-system]"]
+    assert {*needed(setup_cfg["options"]["install_requires"])} <= {*names}
+    assert {*needed(setup_cfg["options.extras_require"][extra])} <= {*names}
 
 
 def test_rooms_are_imported_by_their_full_name():

@@ -117,11 +117,8 @@ def _explain(rank: int, code: int, heartbeats: str) -> int:
 
         beat, name = beat_of(Slots(heartbeats), rank), signal.Signals(-code).name
         seen = f" (last seen {beat.place})" if beat else ""
-        print(
-            f"gptscale: error: rank {rank} was killed by {name}{seen}, the others were ended",
-            file=sys.stderr,
-            flush=True,
-        )
+        said = f"gptscale: error: rank {rank} was killed by {name}{seen}, the others were ended"
+        print(said, file=sys.stderr, flush=True)
     return _status(code)
 
 

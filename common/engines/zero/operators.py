@@ -50,17 +50,6 @@ def ops_path() -> Path:
     return build_cache.root() / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"
 
 
-def ops_folder() -> Path:
-    """Return `ops_path()`, making it if needed.
-
-    Only the user can write to it, because a run executes its files. Raises StorageError if others could have written there.
-    """
-    try:
-        return build_cache.private(ops_path())
-    except build_cache.CacheFolderError as error:
-        raise StorageError(*error.args) from None
-
-
 def library(op: str) -> Path:
     """Return the path of the shared library of an operator."""
     return ops_path() / op / f"{op}.so"
@@ -145,7 +134,7 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
         return _build(op, work)
 
     try:
-        return build_cache.build_once(ops_folder() / op, build, say)
+        return build_cache.build_once(ops_path() / op, build, say)
     except build_cache.BuildError as error:
         raise ConfigError(*error.args) from None
 

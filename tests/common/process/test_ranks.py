@@ -70,9 +70,7 @@ def test_ranks_that_fail_are_started_once(start, tmp_path):
     assert (tmp_path / "starts").read_text() == "x"
 
 
-@pytest.mark.promise(
-    "X13 | a file in the current folder with the name of a library, as `safetensors.py` | no rank imports it, nor what it starts"
-)
+@pytest.mark.promise("X13 | a file `safetensors.py` in the current folder | no rank imports it, nor what it starts")
 @pytest.mark.parametrize("how", ["forked", "afresh"])
 def test_ranks_import_nothing_from_the_current_folder(how, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -86,18 +84,7 @@ def test_ranks_import_nothing_from_the_current_folder(how, tmp_path, monkeypatch
     assert not (tmp_path / "planted").exists()
 
 
-FORK = """
-import os
-from gptscale.common.process.program import Program
-from gptscale.common.process.warm_parent import WarmParent
-
-parent = WarmParent.fork()
-parent.wait_until_ready()
-try:
-    parent.run(Program("a.py"), os.environ)
-except BlockingIOError as error:
-    print(error.strerror)
-"""
+FORK = "from gptscale.common.process import warm_parent as w; p = w.WarmParent.fork(); p.run(w.Program('a.py'), {})"
 
 
 @pytest.mark.promise("C20 | `ulimit -u` allows fewer processes than the ranks have | exit status 2, one line, no rank")
@@ -112,7 +99,8 @@ def test_too_low_a_limit_of_processes_is_one_line():
     assert ended.returncode == 2
     assert re.fullmatch(r"gptscale: error: no process .* have \d+, and 12 are allowed\), .*ulimit -u.*\n", ended.stderr)
     ended = subprocess.run([*user, "--nproc=2", sys.executable, "-c", FORK], **options, check=False)
-    assert (ended.stdout, ended.stderr) == ("Resource temporarily unavailable\n", "")
+    assert ended.stderr.splitlines()[-1] == "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+    assert ended.stderr.count("Traceback") == 1
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

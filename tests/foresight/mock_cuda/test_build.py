@@ -35,9 +35,7 @@ def test_each_torch_and_each_source_has_a_library_of_its_own(torch_lib, tmp_path
     assert len({first, second, third}) == 3
 
 
-@pytest.mark.promise(
-    "X8 | a cache of compiled code that others may write, ours, torch.compile's or Triton's | refused, not repaired"
-)
+@pytest.mark.promise("X8 | a cache of compiled code that others may write, ours or torch's | refused, not repaired")
 @pytest.mark.parametrize("name", [f"mock/{build.LIBRARY}", "mock/libnvrtc.so.13", "compiled/triton/kernel.so"])
 def test_what_others_may_write_is_not_preloaded(torch_lib, name):
     mock = build.prepare(torch_lib).parent

@@ -80,7 +80,6 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         print(f"gptscale: error: ended by {name}, in this command, start it again", file=sys.stderr, flush=True)
         return PREEMPTED_EXIT_STATUS if isinstance(end, Stopped) else INTERRUPTED_EXIT_STATUS
     except BlockingIOError as error:
-        # A fork that the system refused.
         return fail(cannot_start(str(error.strerror)))
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.

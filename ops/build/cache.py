@@ -83,7 +83,7 @@ def check_private(
         if facts is not None and ((is_open and not stat.S_ISLNK(facts.st_mode)) or facts.st_uid not in trusted):
             _refuse(f"other users may replace what lies in {level}", own)
     levels = reversed([path, *path.parents][: len(path.relative_to(base).parts) + 1])
-    for level in map(Path, itertools.chain(levels, _below(path) if whole else ())):
+    for level in itertools.chain(levels, _below(path) if whole else ()):
         facts = _facts(level)
         if facts is None:
             continue
@@ -104,11 +104,11 @@ def _facts(path: Path) -> os.stat_result | None:
     return None
 
 
-def _below(folder: Path | str) -> Iterator[str]:
+def _below(folder: Path | str) -> Iterator[Path]:
     """Yield all that lies in a folder, and in those in it. What goes away meanwhile is left out."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            yield entry.path
+            yield Path(entry.path)
             if entry.is_dir(follow_symlinks=False):
                 yield from _below(entry.path)
 

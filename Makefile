@@ -1,6 +1,10 @@
 # gptscale from a clone: `make demo` shows what it does, `make test` proves it. Both set up an environment of their own.
 VENV ?= .venv
 PYTHON ?= python3
+# The one place that says which Pythons do is setup.cfg.
+PYTHONS = $(shell sed -n 's/^python_requires = //p' setup.cfg)
+PYTHON_FITS = import re, sys; low, end = (tuple(map(int, v.split("."))) for v in re.findall(r"3\.\d+", sys.argv[1])); \
+	sys.exit(not low <= sys.version_info < end)
 STAMP = $(VENV)/.gptscale-pins-$(shell cat setup.cfg constraints/main.txt | sha256sum | cut -c1-16)
 # An environment kept elsewhere may have served another checkout, or other packages: the editable install must be of this one.
 CHECKOUT_KEY = $(shell pwd | cat - setup.cfg | sha256sum | cut -c1-16)
@@ -14,7 +18,11 @@ export GPTSCALE_SKIP_KERNELS = 1
 COLOSSALAI = $(VENV)-colossalai
 COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat setup.cfg constraints/colossalai.txt | sha256sum | cut -c1-16)
 COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(CHECKOUT_KEY)
-COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/colossalai.txt
+COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-version-check
+# Nothing is installed but what has a hash in the locked file. Packages that come as sources and build against torch, which must be
+# there before them, have none as a wheel, so they come second.
+LOCKED = --require-hashes --no-build-isolation -r
+WHEELS = awk '/^[^ ]/ { wheel = !/^(deepspeed|fairscale|colossalai|contexttimer)==/ } wheel'
 
 # The folders that are the package, and those that are run from the checkout.
 ROOMS = common foresight launchers lenet ops recipes results
@@ -25,7 +33,7 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai prepare demo test quick lint types bench-check mutate site clean
+.PHONY: help venv colossalai pins prepare demo test quick lint types bench-check mutate site clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,14 +41,15 @@ help:  ## what can be made
 venv: $(CHECKOUT)  ## the environment, in .venv (about 5 GB; a few minutes the first time)
 
 $(STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-		|| { echo "gptscale: Python 3.11 to 3.13 is needed: make PYTHON=python3.11 ..."; exit 2; }
+	@$(PYTHON) -c '$(PYTHON_FITS)' '$(PYTHONS)' \
+		|| { echo "gptscale: Python $(PYTHONS) is needed: make PYTHON=python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
 		|| { echo "gptscale: the venv module is missing: apt-get install python3-venv"; exit 2; }
 	@echo "setting up $(VENV): PyTorch and what the tests need, about 5 GB, a few minutes"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) -c constraints/main.txt setuptools wheel torch numpy
-	@$(PIP) -c constraints/main.txt --no-build-isolation -e '.[dev]'
+	@$(WHEELS) constraints/main.txt > $(VENV)/wheels.txt
+	@$(PIP) --no-deps --only-binary :all: $(LOCKED) $(VENV)/wheels.txt
+	@$(PIP) $(LOCKED) constraints/main.txt
 	@rm -f $(VENV)/.gptscale-*
 	@touch $@
 
@@ -52,12 +61,13 @@ $(CHECKOUT): $(STAMP)
 colossalai: $(COLOSSALAI_CHECKOUT)  ## Colossal-AI's environment, in .venv-colossalai (about 6 GB; a few minutes the first time)
 
 $(COLOSSALAI_STAMP):
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' \
-		|| { echo "gptscale: Colossal-AI's torch 2.5.1 needs Python 3.11 or 3.12: make PYTHON=python3.11 ..."; exit 2; }
+	@$(PYTHON) -c '$(PYTHON_FITS)' '$(PYTHONS)' \
+		|| { echo "gptscale: Python $(PYTHONS) is needed: make PYTHON=python3.11 ..."; exit 2; }
 	@echo "setting up $(COLOSSALAI): Colossal-AI and its PyTorch, about 6 GB, a few minutes"
 	@$(PYTHON) -m venv --clear $(COLOSSALAI)
-	@$(COLOSSALAI_PIP) setuptools wheel torch numpy
-	@$(COLOSSALAI_PIP) --no-build-isolation -e '.[colossalai]' pytest pytest-timeout hypothesis
+	@$(WHEELS) constraints/colossalai.txt > $(COLOSSALAI)/wheels.txt
+	@$(COLOSSALAI_PIP) --no-deps --only-binary :all: $(LOCKED) $(COLOSSALAI)/wheels.txt
+	@$(COLOSSALAI_PIP) $(LOCKED) constraints/colossalai.txt
 	@rm -f $(COLOSSALAI)/.gptscale-*
 	@touch $@
 
@@ -65,6 +75,18 @@ $(COLOSSALAI_CHECKOUT): $(COLOSSALAI_STAMP)
 	@$(COLOSSALAI_PIP) --no-deps --no-build-isolation -e .
 	@rm -f $(COLOSSALAI)/.gptscale-checkout-*
 	@touch $@
+
+# uv is of this target alone. Versions stay as they are, but for what UPGRADE names: --upgrade, or --upgrade-package NAME.
+build/pins/bin/uv:
+	@$(PYTHON) -m venv --clear build/pins
+	@build/pins/bin/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
+
+UV = build/pins/bin/uv pip compile --quiet --generate-hashes --no-annotate --custom-compile-command 'make pins' $(UPGRADE)
+
+pins: build/pins/bin/uv  ## write the locked versions and hashes anew from setup.cfg (UPGRADE=--upgrade takes newer versions)
+	@$(UV) setup.cfg --extra dev --python-version 3.11 -o constraints/main.txt
+	@printf '%s\n' pytest pytest-timeout hypothesis setuptools wheel | BUILD_EXT=0 \
+		$(UV) setup.cfg - --extra colossalai --python-version 3.11.5 -o constraints/colossalai.txt
 
 prepare: venv  ## compile our operators and DeepSpeed's (about 2 minutes on 2 cores, once per machine and version)
 	@$(BIN)/gptscale prepare

@@ -29,6 +29,12 @@ class GptscaleError(Exception):
         return visible(f"{self.what}, {self.where}, {self.fix}")
 
 
+def cannot_start(why: str) -> GptscaleError:
+    """Return the error for a process or thread that the system does not let this user start."""
+    fix = "raise the limit that ulimit -u shows, or end other processes"
+    return GptscaleError(f"no process or thread can be started ({why})", "on this machine", fix)
+
+
 class ConfigError(GptscaleError):
     """A bad option or combination of options, or anything else that is found before a run starts."""
 

@@ -11,7 +11,13 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
-from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS, ConfigError, GptscaleError
+from gptscale.common.errors import (
+    INTERRUPTED_EXIT_STATUS,
+    PREEMPTED_EXIT_STATUS,
+    ConfigError,
+    GptscaleError,
+    cannot_start,
+)
 from gptscale.common.process.begin import no_closed_streams
 from gptscale.common.process.environments import name_user
 from gptscale.common.process.fork_server import declare_fresh
@@ -19,62 +25,26 @@ from gptscale.common.process.mock import refuse_mock
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import fail, refuse_repeated
 
-# Word: module below gptscale, and its line of `gptscale --help`. A module is imported when its word is given, so that a command
-# loads only what it needs.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": (
-        "launchers.commands.run",
-        "gptscale run RECIPE [options]: train with one strategy; `gptscale run --help` lists the recipes.",
-    ),
-    "submit": (
-        "launchers.commands.submit",
-        "gptscale submit RECIPE --nodes N [options]: the same as a job of Slurm, which resumes by itself.",
-    ),
-    "sweep": (
-        "launchers.commands.sweep",
-        "gptscale sweep --recipes A,B,C [options]: train with several, then compare.",
-    ),
-    "compare": (
-        "launchers.commands.compare",
-        "gptscale compare PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it.",
-    ),
-    "why": (
-        "foresight.commands.why",
-        "gptscale why RUN [--png F]: what limits a run's speed, what removing it would give, and what to do.",
-    ),
-    "parity": (
-        "launchers.commands.parity",
-        "gptscale parity [--recipes A,B] [--nproc N]: does each recipe compute what one process computes?",
-    ),
-    "simulate": (
-        "foresight.commands.simulate",
-        "gptscale simulate RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
-    ),
-    "plan": (
-        "foresight.commands.plan",
-        "gptscale plan --model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
-    ),
-    "calibrate": (
-        "foresight.commands.calibrate",
-        "gptscale calibrate [--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
-    ),
-    "doctor": (
-        "launchers.commands.doctor",
-        "gptscale doctor [--json]: what is installed, what can run here, and why not the rest.",
-    ),
-    "prepare": (
-        "launchers.commands.prepare",
-        "gptscale prepare [--recipes A,B]: compile what recipes need, once, before any run.",
-    ),
-    "tokenize": (
-        "launchers.commands.tokenize_text",
-        "gptscale tokenize INPUT... --out FILE.bin: text into memory-mapped tokens.",
-    ),
-    "lenet": (
-        "lenet.cli",
-        "gptscale lenet WORD [options]: the vision experiments; `gptscale lenet --help` lists the words.",
-    ),
+# Word: its line of `gptscale --help`, behind "gptscale WORD".
+COMMANDS = {
+    "run": "RECIPE [options]: train with one strategy; `gptscale run --help` lists the recipes.",
+    "submit": "RECIPE --nodes N [options]: the same as a job of Slurm, which resumes by itself.",
+    "sweep": "--recipes A,B,C [options]: train with several, then compare.",
+    "compare": "PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it.",
+    "why": "RUN [--png F]: what limits a run's speed, what removing it would give, and what to do.",
+    "parity": "[--recipes A,B] [--nproc N]: does each recipe compute what one process computes?",
+    "simulate": "RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
+    "plan": "--model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
+    "calibrate": "[--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
+    "doctor": "[--json]: what is installed, what can run here, and why not the rest.",
+    "prepare": "[--recipes A,B]: compile what recipes need, once, before any run.",
+    "tokenize": "INPUT... --out FILE.bin: text into memory-mapped tokens.",
+    "lenet": "WORD [options]: the vision experiments; `gptscale lenet --help` lists the words.",
 }
+# The modules of words, below gptscale. One is imported when its word is given, so that a command loads only what it needs.
+MODULES = {word: f"launchers.commands.{word}" for word in COMMANDS}
+MODULES |= {word: f"foresight.commands.{word}" for word in ("why", "simulate", "plan", "calibrate")}
+MODULES |= {"tokenize": "launchers.commands.tokenize_text", "lenet": "lenet.cli"}
 HELP = ("-h", "--help", "help")
 
 
@@ -110,11 +80,7 @@ def start(command: Callable[[Sequence[str]], int], argv: Sequence[str] | None = 
         print(f"gptscale: error: ended by {name}, in this command, start it again", file=sys.stderr, flush=True)
         return PREEMPTED_EXIT_STATUS if isinstance(end, Stopped) else INTERRUPTED_EXIT_STATUS
     except BlockingIOError as error:
-        # A fork that the system refused.
-        what = f"no process can be started ({error.strerror})"
-        return fail(
-            GptscaleError(what, "on this machine", "raise the limit that ulimit -u shows, or end other processes")
-        )
+        return fail(cannot_start(str(error.strerror)))
     except BrokenPipeError:
         # The reader is gone, as of `gptscale ... | head`. What is left to flush must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -158,9 +124,9 @@ def _raise_later(command: int, swallowed: sys.UnraisableHookArgs) -> None:
 def _carry_out(words: Sequence[str]) -> int:
     if not words or words[0] in HELP:
         print(
-            "Which way of splitting this GPT over these devices trains it fastest, fits, and computes the same thing?\n"
+            "Which way of splitting this GPT over these devices trains it fastest, fits, and computes the same thing?"
         )
-        print("\n".join(f"  {line}" for _, line in COMMANDS.values()))
+        print("\n" + "\n".join(f"  gptscale {word} {line}" for word, line in COMMANDS.items()))
         print("\nEvery command has --help. A first try: gptscale sweep --recipes single,ddp,fsdp --nproc 2")
         return 0
     if words[0] == "--version":
@@ -174,8 +140,7 @@ def _carry_out(words: Sequence[str]) -> int:
     word, *others = words
     if word not in COMMANDS:
         raise ConfigError(f"unknown command {word!r}", "on the command line", did_you_mean(word, COMMANDS))
-    module, _ = COMMANDS[word]
-    status: int = import_module(f"gptscale.{module}").main(others)
+    status: int = import_module(f"gptscale.{MODULES[word]}").main(others)
     return status
 
 

@@ -103,9 +103,21 @@ def test_no_link_of_a_package_index_leads_nowhere(wheel, names):
     assert [link for link in re.findall(r"\]\(([^)]*)\)", text) if "://" not in link] == []
 
 
-def test_pyproject_only_names_the_build_system():
-    lines = (ROOT / "pyproject.toml").read_text().splitlines()
-    assert [line for line in lines if line.startswith("[")] == ["[build-system]"]
+@pytest.mark.parametrize(("locked", "extra"), [("main", "dev"), ("colossalai", "colossalai")])
+def test_all_that_is_needed_is_locked_with_its_hash(setup_cfg, locked, extra):
+    text = (ROOT / "constraints" / f"{locked}.txt").read_text().lower().replace("_", "-")
+    names = re.findall(r"(?m)^([\w.-]+)==\S+ \\\n    --hash=sha256:", text)
+    assert len(names) == len(re.findall(r"(?m)^[^ #\n]", text))
+    assert "://" not in text
+
+    def needed(lines):
+        for name, extras in re.findall(r"(?m)^([\w-]+)(?:\[(.*)\])?", lines):
+            yield from [name] if name != "gptscale" else ()
+            for other in filter(None, extras.split(",")):
+                yield from needed(setup_cfg["options.extras_require"][other])
+
+    assert {*needed(setup_cfg["options"]["install_requires"])} <= {*names}
+    assert {*needed(setup_cfg["options.extras_require"][extra])} <= {*names}
 
 
 def test_rooms_are_imported_by_their_full_name():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import shlex
-import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +17,6 @@ from gptscale.common.settings.run import Run
 
 # The modes of torch.compile that record the kernels of a block once and replay them at fixed addresses.
 CUDA_GRAPHS = ("max-autotune", "reduce-overhead")
-OWN_CACHE = "set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
 
 
 def check_compile(run: Run) -> None:
@@ -30,7 +27,11 @@ def check_compile(run: Run) -> None:
     if mode in CUDA_GRAPHS and run.world.device.type != "cuda":
         raise ConfigError(f"compile_mode {mode} needs CUDA", where, "use max-autotune-no-cudagraphs or default")
     if run.config.compile:
-        check_cache(cache_folder())
+        check_cache(cache_folder(), "TORCHINDUCTOR_CACHE_DIR")
+        # By itself torch gives Triton a folder in its own. Our kernels, which have none, keep theirs in Triton's.
+        if (named := os.environ.get("TRITON_CACHE_DIR")) or run.world.device.type == "cuda":
+            home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+            check_cache(Path(named or Path(home) / ".triton" / "cache"), "TRITON_CACHE_DIR")
 
 
 def cache_folder() -> Path:
@@ -40,32 +41,23 @@ def cache_folder() -> Path:
     return Path(named or Path(tempfile.gettempdir()) / f"torchinductor_{user}")
 
 
-def check_cache(folder: Path) -> None:
-    """Raise ConfigError if other users own or may write torch's cache, or a folder in it, or if it is a symbolic link.
+def check_cache(folder: Path, variable: str) -> None:
+    """Raise ConfigError if another user could have put code into the cache that `variable` names.
 
-    By default it lies in /tmp, where anybody may make a folder of its name first. A cache that does not exist is made here, for
-    this user alone.
+    torch's lies in /tmp by default, where anybody may make a folder of its name first. A cache that does not exist is made here,
+    for this user alone.
     """
+    from gptscale.ops.build.cache import CacheFolderError, check_private
+
+    folder = folder.absolute()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        levels = [
-            folder,
-            *(Path(entry.path) for entry in os.scandir(folder) if not entry.is_file(follow_symlinks=False)),
-        ]
+        check_private(folder, folder, variable, whole=True)
     except OSError as error:
-        raise ConfigError(f"torch cannot keep compiled code ({error})", "in --compile", OWN_CACHE) from None
-    for level in levels:
-        facts = level.lstat()
-        if facts.st_uid != os.getuid():
-            problem, mend = "belongs to another user", OWN_CACHE
-        elif stat.S_ISLNK(facts.st_mode):
-            problem, mend = "is a symbolic link", f"rm {shlex.quote(str(level))}, or {OWN_CACHE}"
-        elif facts.st_mode & 0o022:
-            # Its files may be planted already.
-            problem, mend = "may be written by other users", f"rm -r {shlex.quote(str(level))}, or {OWN_CACHE}"
-        else:
-            continue
-        raise ConfigError(f"{level} {problem}, and torch.compile runs what lies there", "in --compile", mend)
+        fix = f"set {variable} to a folder of your own"
+        raise ConfigError(f"torch cannot keep compiled code ({error})", "in --compile", fix) from None
+    except CacheFolderError as error:
+        raise ConfigError(*error.args) from None
 
 
 def apply_compile(blocks: Iterable[nn.Module], mode: str = "default") -> None:

@@ -89,11 +89,10 @@ def no_closed_streams() -> None:
 def signals_on_their_own_stack() -> None:
     """Give signal handlers a stack of their own.
 
-    oneDNN before 3.11.2 (torch 2.11 has 3.10.2) keeps buffers of fp32 products on the heap and points the stack register
-    there. A handler that runs meanwhile, as for SIGTERM or Ctrl-C, overwrites what lies before the buffers, and the process
-    aborts in a later malloc instead of saving (github.com/uxlfoundation/oneDNN/issues/4845). Python's handlers use an alternate
-    stack if there is one (since 3.10), and faulthandler makes one for the thread that enables it. Signals go to the main
-    thread. faulthandler also prints where in Python a process was when a library crashed.
+    oneDNN before 3.11.2 (torch 2.11 has 3.10.2) points the stack register at the heap during fp32 products. A handler that runs
+    meanwhile overwrites what lies there, and the process aborts later instead of saving
+    (github.com/uxlfoundation/oneDNN/issues/4845). Python's handlers use an alternate stack if there is one, and faulthandler
+    makes one for the thread that enables it. It also prints where in Python a process was when a library crashed.
 
     Until the run asks for more (ending.StopRequest), Ctrl-C ends the process as SIGTERM does, without a traceback.
     """

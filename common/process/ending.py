@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from gptscale.common.errors import (
     GptscaleError,
     PeerError,
     StorageError,
+    cannot_start,
 )
 from gptscale.common.process.roll_call import RefusedError
 
@@ -115,8 +117,8 @@ def as_known(error: BaseException) -> GptscaleError | None:
         fix = "use fewer --num-workers, or 0, if memory ran out, or see what else ended it"
         first = text.splitlines()[0] if text else type(error).__name__
         return DataError(f"a data worker died ({first[:160]})", "in --loader dataloader", fix)
-    if text == "can't start new thread":
-        return GptscaleError(text, "on this machine", "raise the limit that ulimit -u shows, or end other processes")
+    if "can't start new thread" in text or os.strerror(errno.EAGAIN) in text:
+        return cannot_start(text)
     if is_out_of_memory(error):
         return GptscaleError(
             f"out of memory ({text.splitlines()[0][:160]})",

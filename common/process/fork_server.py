@@ -37,6 +37,8 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 TO_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _is_fresh = False
+# How many folders Python itself put first on sys.path: that of the script, or the current one after -m.
+_n_first = 0 if sys.flags.safe_path else 1
 
 
 def declare_fresh() -> None:
@@ -48,6 +50,18 @@ def declare_fresh() -> None:
 def is_fresh() -> bool:
     """Return whether nothing has used torch in this process before its program began."""
     return _is_fresh
+
+
+def leave_current_folder(target: str = "gptscale.") -> None:
+    """Put first on sys.path what belongs there for a program: its own folder for a file, the current one for a module.
+
+    For a module of ours it is the folder of the environment's scripts, as in the command itself: what happens to lie in the
+    current folder must not be imported.
+    """
+    global _n_first
+    folder = os.getcwd() if not target.startswith("gptscale.") else os.path.dirname(sys.executable)
+    sys.path[:_n_first] = [os.path.dirname(os.path.abspath(target)) if target.endswith(".py") else folder]
+    _n_first = 1
 
 
 def die_with_parent() -> None:
@@ -75,6 +89,7 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
     # A terminal's Ctrl-C and its end, and a scheduler's SIGTERM, go to the whole group. The children act on them. The server goes
     # on, because its end would kill them.
     signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_GROUP)
+    leave_current_folder()
     name_user()
     import_without_collection(imports)
     awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -103,13 +118,19 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
         if "ready" in request:
             connection.send(b"0")
             continue
-        pid = _fork(request, descriptors, [*own, *reports.values()])
+        try:
+            pid = _fork(request, descriptors, [*own, *reports.values()])
+        except BlockingIOError:
+            # The system allows no more processes. No child has this number.
+            pid = 0
         *others, last = descriptors
         for descriptor in others:
             os.close(descriptor)
         if "target" in request:
             reports[pid] = last
             connection.send(json.dumps(pid).encode())
+            if not pid:
+                os.close(reports.pop(pid))
         else:
             servers.append(pid)
             os.close(last)
@@ -195,11 +216,10 @@ def run_program(request: dict[str, Any]) -> int:
     name = f"rank {rank}" if rank else target.rpartition(".")[2]
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
     sys.argv = [target, *request["words"]]
-    is_file = target.endswith(".py")
-    sys.path[0] = os.path.dirname(os.path.abspath(target)) if is_file else request["cwd"]
+    leave_current_folder(target)
     status: object = 0
     try:
-        if is_file:
+        if target.endswith(".py"):
             runpy.run_path(target, run_name="__main__")
         else:
             if not hasattr(sys.modules.get(target), "__path__"):

@@ -21,11 +21,12 @@ class Program:
     imports: tuple[str, ...] = ()
 
     @property
-    def is_file(self) -> bool:
-        return self.target.endswith(".py")
+    def is_ours(self) -> bool:
+        """Whether it is a module of this package, which needs nothing of the current folder."""
+        return self.target.startswith("gptscale.")
 
     @property
     def command(self) -> list[str]:
         """The command line that starts it afresh."""
-        target = [self.target] if self.is_file else ["-m", self.target]
-        return [environments.python(self.environment), "-u", *target, *self.words]
+        target = [] if self.target.endswith(".py") else ["-Pm" if self.is_ours else "-m"]
+        return [environments.python(self.environment), "-u", *target, self.target, *self.words]

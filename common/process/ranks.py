@@ -8,13 +8,14 @@ CPUs it forks the ranks from a warm parent (warm_parent.py), which spares each t
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from gptscale.common.errors import INTERRUPTED_EXIT_STATUS
+from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, cannot_start
 from gptscale.common.process.begin import hang_up_ends, whole_lines
 from gptscale.common.process.program import Program
 from gptscale.common.process.shared_memory import HEARTBEATS, RENDEZVOUS, memory_file
@@ -42,12 +43,14 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
         requests.append((signal.Signals(number), time.monotonic()))
         _signal(ranks, signal.Signals(number))
 
+    _check_limit(program, nproc)
     hang_up_ends()
     whole_lines()
     previous = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT)}
     try:
         with memory_file("rendezvous") as rendezvous, memory_file("heartbeats") as heartbeats:
-            variables = {**os.environ, **(environment or {})}
+            # What a rank starts does not import from the current folder either.
+            variables = {**os.environ, **(environment or {}), **({"PYTHONSAFEPATH": "1"} if program.is_ours else {})}
             variables |= {
                 RENDEZVOUS: rendezvous,
                 HEARTBEATS: heartbeats,
@@ -67,6 +70,16 @@ def launch(program: Program, nproc: int, *, environment: Mapping[str, str] | Non
         _end(ranks, 0.0)
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _check_limit(program: Program, nproc: int) -> None:
+    """Raise GptscaleError if this user may not have as many processes and threads as the ranks will. Root has no limit."""
+    limit, own = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(own) if own.isdecimal() else max(1, len(os.sched_getaffinity(0)) // nproc)
+    # Beside the threads that compute, ranks that talk have gloo's, autograd's and the heartbeat's.
+    needed = 2 + nproc * (threads + (5 if nproc > 1 else 0))
+    if program.is_ours and os.getuid() and resource.RLIM_INFINITY != limit < needed:
+        raise cannot_start(f"{nproc} ranks of {threads} computing threads have {needed}, and {limit} are allowed")
 
 
 def _watch(ranks: Sequence[Process], heartbeats: str, requests: Sequence[tuple[signal.Signals, float]]) -> int:
@@ -104,11 +117,8 @@ def _explain(rank: int, code: int, heartbeats: str) -> int:
 
         beat, name = beat_of(Slots(heartbeats), rank), signal.Signals(-code).name
         seen = f" (last seen {beat.place})" if beat else ""
-        print(
-            f"gptscale: error: rank {rank} was killed by {name}{seen}, the others were ended",
-            file=sys.stderr,
-            flush=True,
-        )
+        said = f"gptscale: error: rank {rank} was killed by {name}{seen}, the others were ended"
+        print(said, file=sys.stderr, flush=True)
     return _status(code)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import select
@@ -33,12 +34,9 @@ READ_WHEN_LOADED = tuple(
 )
 # Variables with such a name that do not matter: they are read later, or the child tells torch, or libraries set them for
 # themselves when they are loaded.
-READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_")
-SET_WHEN_LOADED = (
-    "TORCHINDUCTOR_CACHE_DIR",
-    "PYTORCH_NVML_BASED_CUDA_CHECK",
-    "KMP_INIT_AT_FORK",
-    "KMP_DUPLICATE_LIB_OK",
+READ_LATER = ("OMP_NUM_THREADS", "TORCHELASTIC_", "PYTHONSAFEPATH")
+SET_WHEN_LOADED = tuple(
+    "TORCHINDUCTOR_CACHE_DIR PYTORCH_NVML_BASED_CUDA_CHECK KMP_INIT_AT_FORK KMP_DUPLICATE_LIB_OK".split()
 )
 # Imports of nearly every program of ours. torch.optim imports Dynamo at its first step.
 COMMON_IMPORTS = ("torch", "torch.distributed", "torch._dynamo")
@@ -118,13 +116,9 @@ class WarmParent:
     def start(cls, environment: str = "") -> WarmParent:
         """Start one afresh, with the interpreter of `environment`."""
         connection, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [
-            environments.python(environment),
-            "-m",
-            "gptscale.common.process.fork_server",
-            str(child_end.fileno()),
-        ]
-        process = subprocess.Popen([*command, *COMMON_IMPORTS], pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL)
+        words = ["-Pm", "gptscale.common.process.fork_server", str(child_end.fileno()), *COMMON_IMPORTS]
+        command = [environments.python(environment), *words]
+        process = subprocess.Popen(command, pass_fds=[child_end.fileno()], stdin=subprocess.DEVNULL)
         child_end.close()
         return cls(connection, os.environ, process.wait)
 
@@ -163,6 +157,9 @@ class WarmParent:
                 pid = self._ask(request, [*streams, its_report])
             finally:
                 os.close(its_report)
+        if not pid:
+            os.close(report)
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return ForkedProcess(self, pid, report)
 
     def wait_until_ready(self) -> None:
@@ -180,11 +177,10 @@ class WarmParent:
         self._wait()
 
     def _ask(self, request: dict[str, object], descriptors: list[int]) -> int:
-        try:
+        answer = b""
+        with contextlib.suppress(ConnectionError):
             self._send(request, descriptors)
             answer = self._connection.recv(64)
-        except ConnectionError:
-            answer = b""
         if not answer:
             what = "the process that would start the ranks ended"
             raise GptscaleError(what, "while it imported their libraries", "see its own message above")
@@ -230,9 +226,8 @@ def _signals_wait() -> Iterator[None]:
 def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tuple[str, ...] = ()) -> None:
     """Import torch and the modules `imports`, and fork this process's warm parent before anything has used them.
 
-    For a command that will start ranks on CPUs, before it uses torch: it and its ranks pay the imports once. Does nothing
-    where the ranks will use CUDA, or in a process that may have used torch already, such as a test or a notebook: there the
-    first program that is to be forked starts a warm parent afresh.
+    A command that will start ranks on CPUs pays the imports once for them and itself. Where the ranks will use CUDA, or torch may
+    have been used already, as in a test or a notebook, it does nothing: the first program to be forked starts a warm parent.
 
     program_imports: the `imports` of the one program that will be forked, if there is only one.
     """

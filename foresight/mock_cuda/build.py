@@ -10,10 +10,12 @@ import subprocess
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
-from gptscale.ops.build.cache import BuildError, build_once, check_private, compile_apart, root
+from gptscale.ops.build.cache import BuildError, build_once, check_private, compile_apart, private, root
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "libgptscale_mock_cuda.so"
+# What is compiled under the mock was tuned by times that mean nothing, and must not be found by a real run.
+COMPILED = "compiled"
 # NVRTC is opened by its name, which its library has to have, for each version of CUDA.
 NVRTC = "libnvrtc.so.{}"
 NVRTC_VERSIONS = (12, 13)
@@ -36,15 +38,17 @@ NM_TIMEOUT_S = 120
 def prepare(torch_lib: Path) -> Path:
     """Compile the mock for the torch whose libraries are in `torch_lib`, unless that was done, and return its library.
 
-    Raises ConfigError without a compiler, where it fails, or if another user could have written the library.
+    Raises ConfigError without a compiler, where it fails, or if another user could have written a file of it, or of COMPILED
+    beside it.
     """
-    sources = sorted(SOURCES.glob("*.[ch]"))
+    sources = [Path(__file__), *sorted(SOURCES.glob("*.[ch]"))]
     digest = hashlib.sha256(b"\0".join([FLAGS.encode(), *(path.read_bytes() for path in sources)]))
     digest.update("".join(f"{name} {(torch_lib / name).stat().st_size}" for name in CALLERS).encode())
     folder = root() / "foresight" / f"mock-cuda-{digest.hexdigest()[:12]}"
     try:
         build_once(folder, lambda work: _compile(work, torch_lib))
-        check_private(folder / LIBRARY)
+        for each in (folder, private(folder.with_name(COMPILED))):
+            check_private(each, whole=True)
     except BuildError as error:
         raise ConfigError(*error.args) from None
     return folder / LIBRARY
@@ -69,9 +73,9 @@ def _compile(work: Path, torch_lib: Path) -> Path:
     link(out / LIBRARY, [*files, work / "lacking.c"])
     for version in NVRTC_VERSIONS:
         link(out / NVRTC.format(version), [nvrtc], f"-Wl,-soname,{NVRTC.format(version)}")
-    # Triton 3.2 and 3.3 link with libcuda.so.
-    (out / "libcuda.so").symlink_to(LIBRARY)
-    (out / "libcuda.so.1").symlink_to(LIBRARY)
+    # Triton 3.2 and 3.3 link with libcuda.so. A symbolic link could lead to what others planted.
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (out / name).hardlink_to(out / LIBRARY)
     return out
 
 

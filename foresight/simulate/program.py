@@ -32,11 +32,10 @@ from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.timeline import Timeline, read_timeline
 from gptscale.foresight.mock_cuda import boot, devices, watch
-from gptscale.foresight.mock_cuda.build import prepare
+from gptscale.foresight.mock_cuda.build import COMPILED, prepare
 from gptscale.foresight.mock_cuda.calls import StepCalls, last_step, read_calls
 from gptscale.foresight.price.record import Work, recorded_step
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
-from gptscale.ops.build.cache import private, root
 
 # A call that torch knows of, and one that a library looks up by its name.
 LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefined symbol: )(\w+)")
@@ -216,8 +215,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
         **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")},
     }
     environ |= mock | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
-    # What is compiled under the mock was tuned by times that mean nothing, and must not be found by a real run.
-    compiled = private(root() / "foresight" / "compiled")
+    compiled = library.parents[1] / COMPILED
     environ |= {f"{name}_CACHE_DIR": str(compiled / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
     if task.world:
         rank = task.world - 1 if task.rank == "last" else int(task.rank)

@@ -37,7 +37,7 @@ def simulate(
     """
     environment = get(recipe).environment
     config = dataclasses.replace(config, device="cuda", tensorboard=False, run_name=None)
-    words = ["-W", "ignore", "-m", "gptscale.foresight.simulate.recipe_program", recipe]
+    words = ["-W", "ignore", "-Pm", "gptscale.foresight.simulate.recipe_program", recipe]
     task = ProgramTask(
         [environments.python(environment), *words, *option_words(recipe, config, recipe_config)],
         world_size,

@@ -83,7 +83,7 @@ def compare_nodes(out: Path) -> int:
         raise ConfigError("this is no allocation of Slurm", "in --nodes", "salloc --nodes 2 gptscale doctor --nodes")
     variables = "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) RANK=$SLURM_PROCID LOCAL_RANK=0"
     rank = f'export {variables} WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=1 MASTER_PORT={20000 + int(job) % 20000}; exec "$@"'
-    words = [sys.executable, "-u", "-m", "gptscale.launchers.run.node_check", str(out)]
+    words = [sys.executable, "-u", "-Pm", "gptscale.launchers.run.node_check", str(out)]
     srun = f"srun --nodes={n_nodes} --ntasks={n_nodes} --ntasks-per-node=1 bash -c".split()
     return subprocess.run([*srun, rank, "rank", *words], check=False).returncode
 

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
                 raise
             print(f"leaving out {op}: {error}")
     if recipe_of_op:
-        print(f"DeepSpeed's operators are in {deepspeed_ops.ops_folder()}")
+        print(f"DeepSpeed's operators are in {deepspeed_ops.ops_path()}")
     return 0
 
 

@@ -136,7 +136,7 @@ def _submit(options: RunAndSweepOptions, sbatch: Sequence[str], about: str) -> i
         return 0
     job = submit(script, out / "jobs" / f"{name}.sbatch")
     files = [word for kind in ("csv", "md", "png", "html") for word in (f"--{kind}", str(out / f"comparison.{kind}"))]
-    compare = shlex.join([sys.executable, "-m", "gptscale.launchers.cli", "compare", str(out), *files])
+    compare = shlex.join([sys.executable, "-Pm", "gptscale.launchers.cli", "compare", str(out), *files])
     its_log = out / "jobs" / f"{name}-comparison.log"
     # In the same partition, on the same account, if the user named them.
     shared_options = [

@@ -76,7 +76,7 @@ def _world(config: RunConfig, world_size: int) -> World:
 def job_task(recipe: str, config: RunConfig, recipe_config: RecipeConfig, per_node: int) -> JobTask:
     """Return a run as a task of a job. A recipe that splits nothing takes one rank on one node."""
     row = get(recipe)
-    words = [environments.python(row.environment), "-u", "-m", "gptscale.recipes", recipe]
+    words = [environments.python(row.environment), "-u", "-Pm", "gptscale.recipes", recipe]
     words += option_words(recipe, config, recipe_config)
     folder = config.out / "runs" / str(config.run_name)
     return JobTask(folder, words, per_node if row.axes else 1, 0 if row.axes else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
@@ -12,7 +13,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -62,41 +63,58 @@ def private(folder: Path) -> Path:
     return folder
 
 
-def check_private(path: Path) -> None:
+def check_private(
+    path: Path, base: Path | None = None, variable: str = "XDG_CACHE_HOME", *, whole: bool = False
+) -> None:
     """Raise CacheFolderError if another user could have put `path` there, or could change it.
 
-    path: a file or folder under the root; what does not exist yet is fine. What lies there is executed. So every level from
-    the root on must be this user's own, and nobody else may write to it. Above the root, other users may write to a folder
-    with the sticky bit, such as /tmp, because there they cannot replace what is ours. Nothing is repaired: what lies in a
-    folder that was open may be planted already.
+    path: a file or folder at or under `base`, the cache of compiled code that `variable` names; None is `root()`. What does not
+    exist yet is fine. What lies there is executed. So every level from `base` on must be this user's own, and nobody else may
+    write to it. Above it, other users may write to a folder with the sticky bit, such as /tmp, because there they cannot replace
+    what is ours. Nothing is repaired: what lies in a folder that was open may be planted already.
+    whole: check all that lies in the folder `path`, too.
     """
-    cache, user = root(), os.getuid()
-    for level in reversed([*cache.parents, *cache.parent.resolve().parents, cache.parent.resolve()]):
+    base, user, own = base or root(), os.getuid(), f"set {variable} to a folder of your own"
+    # In a container without root, its folders show the owner of / instead.
+    trusted = {0, user, os.stat("/").st_uid}
+    for level in reversed([*base.parents, *base.parent.resolve().parents, base.parent.resolve()]):
         facts = _facts(level)
         is_open = facts is not None and facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX
-        if facts is not None and ((is_open and not stat.S_ISLNK(facts.st_mode)) or facts.st_uid not in (0, user)):
-            _refuse(f"other users may replace what lies in {level}", OWN_CACHE)
-    for level in reversed([path, *path.parents][: len(path.relative_to(cache).parts) + 1]):
+        if facts is not None and ((is_open and not stat.S_ISLNK(facts.st_mode)) or facts.st_uid not in trusted):
+            _refuse(f"other users may replace what lies in {level}", own)
+    levels = reversed([path, *path.parents][: len(path.relative_to(base).parts) + 1])
+    for level in itertools.chain(levels, _below(path) if whole else ()):
         facts = _facts(level)
         if facts is None:
-            return
+            continue
         if stat.S_ISLNK(facts.st_mode):
-            _refuse(f"{level} is a symbolic link", f"rm {shlex.quote(str(level))}")
+            _refuse(f"{level} is a symbolic link", f"rm {shlex.quote(str(level))}, or {own}")
         # A build is a folder: without its library it is no build, and would not be made anew.
-        remove = f"rm -r {shlex.quote(str(level.parent if level.suffix == '.so' else level))}"
+        remove = f"rm -r {shlex.quote(str(level.parent if '.so' in level.suffixes else level))}"
         if facts.st_uid != user:
-            _refuse(f"{level} belongs to another user", f"{remove}, or {OWN_CACHE}")
+            _refuse(f"{level} belongs to another user", f"{remove}, or {own}")
         if facts.st_mode & 0o022:
             mend = f"chmod go-w {shlex.quote(str(level))}" if stat.S_ISDIR(facts.st_mode) else remove
             _refuse(f"{level} may be written by other users", mend)
 
 
 def _facts(path: Path) -> os.stat_result | None:
-    return path.lstat() if os.path.lexists(path) else None
+    with contextlib.suppress(OSError):
+        return path.lstat()
+    return None
+
+
+def _below(folder: Path | str) -> Iterator[Path]:
+    """Yield all that lies in a folder, and in those in it. What goes away meanwhile is left out."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            yield Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path)
 
 
 def _refuse(what: str, fix: str) -> NoReturn:
-    raise CacheFolderError(what, "in the operator cache, whose files are executed", fix)
+    raise CacheFolderError(what, "in a cache of compiled code, whose files are executed", fix)
 
 
 def build_once(

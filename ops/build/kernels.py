@@ -56,7 +56,7 @@ def prepare(say: Callable[[str], object] = print) -> bool:
 
 def _build(work: Path) -> Path:
     """Compile kernels.so in `work`."""
-    command = [sys.executable, "-m", "gptscale.ops.build.kernels", str(work)]
+    command = [sys.executable, "-Pm", "gptscale.ops.build.kernels", str(work)]
     if reason := build_cache.compile_apart(command, work, timeout_s=BUILD_TIMEOUT_S):
         raise BuildError(f"the C++ operators do not compile ({reason})", "with this compiler", "see gptscale doctor")
     return work

@@ -1,7 +1,6 @@
 """Whatever a user names where a small file is read: one line, at once, and in little memory."""
 
 import json
-import math
 import os
 import resource
 import time
@@ -169,7 +168,6 @@ def test_what_a_user_may_write(tmp_path):
     for text in ("nan", "inf", "1e400", "one"):
         with pytest.raises(ValueError, match=text):
             user_file.finite(text)
-    assert math.isinf(float("1e400"))
     path.unlink()
     with pytest.raises(GptscaleError, match="it cannot be read: No such file"):
         user_file.read_bytes(path, 100, refuse)

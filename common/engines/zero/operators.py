@@ -50,17 +50,6 @@ def ops_path() -> Path:
     return build_cache.root() / "ops" / f"{versions}-{python}-{hashlib.sha256(cpu.encode()).hexdigest()[:8]}"
 
 
-def ops_folder() -> Path:
-    """Return `ops_path()`, making it if needed.
-
-    Only the user can write to it, because a run executes its files. Raises StorageError if others could have written there.
-    """
-    try:
-        return build_cache.private(ops_path())
-    except build_cache.CacheFolderError as error:
-        raise StorageError(*error.args) from None
-
-
 def library(op: str) -> Path:
     """Return the path of the shared library of an operator."""
     return ops_path() / op / f"{op}.so"
@@ -145,13 +134,13 @@ def prepare(op: str, say: Callable[[str], object] = print) -> bool:
         return _build(op, work)
 
     try:
-        return build_cache.build_once(ops_folder() / op, build, say)
+        return build_cache.build_once(ops_path() / op, build, say)
     except build_cache.BuildError as error:
         raise ConfigError(*error.args) from None
 
 
 def _build(op: str, work: Path) -> Path:
-    command = [sys.executable, "-m", "gptscale.common.engines.zero.operators", op]
+    command = [sys.executable, "-Pm", "gptscale.common.engines.zero.operators", op]
     variables = {"TORCH_EXTENSIONS_DIR": str(work), "DS_ACCELERATOR": "cpu"}
     if reason := build_cache.compile_apart(command, work, timeout_s=BUILD_TIMEOUT_S, **variables):
         raise ConfigError(f"DeepSpeed's {op} does not compile ({reason})", "in gptscale prepare", "see gptscale doctor")

@@ -1,6 +1,5 @@
 """Compiled blocks: one graph for all, the modes that are refused, and the steps that CUDA graphs need to know of."""
 
-import os
 import stat
 import subprocess
 import sys
@@ -43,32 +42,34 @@ def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids, random
 
 
 @pytest.mark.promise("X8")
-def test_a_compile_cache_that_others_own_or_may_write_is_refused(tmp_path, monkeypatch):
+def test_a_compile_cache_that_others_own_or_may_write_is_refused(tmp_path, monkeypatch, run_on):
     """By default it is a folder of a known name in /tmp, and what lies there is loaded and run."""
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     assert str(cache_folder()) == runtime_utils.default_cache_dir()
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
-    assert str(cache_folder()) == runtime_utils.cache_dir() == str(cache)
-    cache.rmdir()
-    check_cache(cache)
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    (cache / "ab").mkdir()
-    for level in (cache, cache / "ab"):
-        level.chmod(0o777)
-        with pytest.raises(ConfigError, match=f"^{level} may be written by other users.*, rm -r {level}, or set TORCH"):
-            check_cache(cache)
-        level.chmod(0o755)
-        monkeypatch.setattr(os, "getuid", lambda: 12345)
-        with pytest.raises(ConfigError, match="belongs to another user"):
-            check_cache(cache)
-        monkeypatch.undo()
-    (tmp_path / "link").symlink_to(cache)
-    with pytest.raises(ConfigError, match="is a symbolic link"):
-        check_cache(tmp_path / "link")
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="torch cannot keep compiled code"):
-        check_cache(tmp_path / "file")
+    variables = {"TORCHINDUCTOR_CACHE_DIR": tmp_path / "torch", "TRITON_CACHE_DIR": tmp_path / "triton"}
+    for variable, cache in variables.items():
+        monkeypatch.setenv(variable, str(cache))
+    assert str(cache_folder()) == runtime_utils.cache_dir() == str(tmp_path / "torch")
+    (tmp_path / "torch").rmdir()
+    run = run_on(CPU, compile=True)
+    check_compile(run)
+    for variable, cache in variables.items():
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+        (cache / "ab" / "cd").mkdir(parents=True)
+        code = cache / "ab" / "cd" / "code.py"
+        code.touch(0o777)
+        for level, what in (
+            (cache, "may be"),
+            (cache / "ab", "may be"),
+            (code, "may be"),
+            (tmp_path, "in .*, set " + variable),
+        ):
+            level.chmod(0o777)
+            with pytest.raises(ConfigError, match=f"{level}.* {what}"):
+                check_cache(cache, variable)
+            level.chmod(0o755)
+    with pytest.raises(ConfigError, match=f"torch cannot keep compiled code .*, set {variable} to a folder"):
+        check_cache(code, variable)
 
 
 def test_modes_of_compilation_that_mean_nothing_are_refused(run_on):

@@ -2,8 +2,12 @@
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 
 import psutil
@@ -64,6 +68,39 @@ def test_ranks_that_fail_are_started_once(start, tmp_path):
     code = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\nsys.exit(3)"
     assert start(code, 1).ended()[0] == 3
     assert (tmp_path / "starts").read_text() == "x"
+
+
+@pytest.mark.promise("X13 | a file `safetensors.py` in the current folder | no rank imports it, nor what it starts")
+@pytest.mark.parametrize("how", ["forked", "afresh"])
+def test_ranks_import_nothing_from_the_current_folder(how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("safetensors", "networkx", "wandb", "numpy"):
+        (tmp_path / f"{name}.py").write_text("open('planted', 'a')")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "launch.py").write_text(LAUNCH)
+    ended = Started(Program("own/launch.py", ("gptscale.recipes", "2", how))).ended()
+    assert ended[0] == 2
+    assert "unknown recipe ''" in ended[2]
+    assert not (tmp_path / "planted").exists()
+
+
+FORK = "from gptscale.common.process import warm_parent as w; p = w.WarmParent.fork(); p.run(w.Program('a.py'), {})"
+
+
+@pytest.mark.promise("C20 | `ulimit -u` allows fewer processes than the ranks have | exit status 2, one line, no rank")
+@pytest.mark.skipif(os.getuid() > 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
+def test_too_low_a_limit_of_processes_is_one_line():
+    """The limit is no limit for root, so this is another user, who may read what root may."""
+    rights = [f"--{kind}-caps=-all,+dac_read_search" for kind in ("inh", "ambient")]
+    user = ["setpriv", f"--reuid={60_000 + os.getpid() % 5_000}", "--clear-groups", *rights, "prlimit"]
+    options = {"capture_output": True, "text": True, "timeout": 300, "cwd": tempfile.gettempdir()}
+    words = ["-Pm", "gptscale.launchers.cli", "run", "ddp", "--nproc", "2", "--device", "cpu"]
+    ended = subprocess.run([*user, "--nproc=12", sys.executable, *words], **options, check=False)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"gptscale: error: no process .* have \d+, and 12 are allowed\), .*ulimit -u.*\n", ended.stderr)
+    ended = subprocess.run([*user, "--nproc=2", sys.executable, "-c", FORK], **options, check=False)
+    assert ended.stderr.splitlines()[-1] == "BlockingIOError: [Errno 11] Resource temporarily unavailable"
+    assert ended.stderr.count("Traceback") == 1
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

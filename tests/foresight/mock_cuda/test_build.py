@@ -35,15 +35,15 @@ def test_each_torch_and_each_source_has_a_library_of_its_own(torch_lib, tmp_path
     assert len({first, second, third}) == 3
 
 
-@pytest.mark.promise(
-    "X8 | a cache of compiled code that others may write, ours or torch.compile's | refused, not repaired"
-)
-def test_a_library_that_others_may_write_is_not_preloaded(torch_lib):
-    library = build.prepare(torch_lib)
-    library.parent.mkdir(mode=0o700, parents=True)
-    library.touch()
-    library.chmod(0o666)
-    with pytest.raises(ConfigError, match=f"{build.LIBRARY} may be written by other users, .*, rm -r {library.parent}"):
+@pytest.mark.promise("X8 | a cache of compiled code that others may write, ours or torch's | refused, not repaired")
+@pytest.mark.parametrize("name", [f"mock/{build.LIBRARY}", "mock/libnvrtc.so.13", "compiled/triton/kernel.so"])
+def test_what_others_may_write_is_not_preloaded(torch_lib, name):
+    mock = build.prepare(torch_lib).parent
+    file = mock.parent / name.replace("mock/", f"{mock.name}/")
+    file.parent.mkdir(mode=0o700, parents=True)
+    file.touch()
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match=f"{file} may be written by other users, .*, rm -r {file.parent}"):
         build.prepare(torch_lib)
 
 

@@ -66,8 +66,6 @@ CASES = {
     "unknown model": (["run", "ddp", "--model", "gpt2-xxl"], "did you mean 'gpt2-xl'?"),
     "fp16 on a CPU": (["run", "single", "--precision", "fp16", "--device", "cpu"], "fp16 needs a GPU, in --precision, use fp32 or bf16 on CPU"),
     "NaN": (["run", "ddp", "--lr", "nan"], "lr nan is out of range, in --lr, use 0.0 to 100.0"),
-    "negative": (["run", "ddp", "--lr", "-1"], "lr -1.0 is out of range"),
-    "infinite": (["run", "ddp", "--clip-grad-norm", "inf"], "clip_grad_norm inf is out of range"),
     "no steps": (["run", "ddp", "--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 1000000000"),
     "absurd": (["run", "ddp", "--global-batch-size", "1000000000000"], "global_batch_size 1000000000000 is out of range"),
     "no processes": (["run", "ddp", "--nproc", "0"], "nproc 0 is out of range"),
@@ -96,9 +94,7 @@ CASES = {
     "more than the memory": (["run", "single", "--n-embd", "1000000", "--device", "cpu"], "each rank needs 715,2"),
     "a batch of more": (["run", "ddp", "--global-batch-size", "10000000", "--device", "cpu"], "of 10,000,000 and 10,000,000"),
     "more than all memories": (["sweep", "--recipes", "ddp,fsdp", "--n-embd", "1000000", "--device", "cpu"], "in the model's size, use a smaller --model"),
-    "blocks": (["run", "single", "--n-layer", "1000000000"], "n_layer 1000000000 is out of range, in --n-layer, use 1 to 10000"),
     "heads": (["run", "single", "--n-head", "5"], "n_embd 128 is not divisible by n_head 5, in the model, use n_head 4"),
-    "no layers": (["run", "single", "--n-layer", "0"], "n_layer 0 is out of range"),
     "batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "7"], "use 6 or 8"),
     "batch and micro-batch": (["run", "ddp", "--nproc", "2", "--global-batch-size", "10", "--micro-batch-size", "4"], "use 8 or 16"),
     "batch, all three": (["run", "single", "--global-batch-size", "10", "--micro-batch-size", "4", "--grad-accum-steps", "2"], "use 8"),
@@ -106,7 +102,6 @@ CASES = {
     "data missing": (["run", "single", "--data", "nowhere.bin"], "nowhere.bin does not exist"),
     "data is a folder": (["run", "single", "--data", "."], ". is a folder"),
     "run name with a path": (["run", "single", "--run-name", "../evil"], "bad run name '../evil'"),
-    "absolute run name": (["run", "single", "--run-name", "/etc/x"], "bad run name"),
     "run name with a newline": (["run", "single", "--run-name", "a\nb"], "bad run name 'a\\nb'"),
     "long run name": (["run", "single", "--run-name", "a" * 300], "1 to 64 letters"),
     "hidden run name": (["run", "single", "--run-name", ".hidden"], "bad run name"),
@@ -278,7 +273,7 @@ PICKLES = {
 
 
 @pytest.mark.promise("X1 | a malicious pickle | never read unless you listed its hash")
-@pytest.mark.promise("X3")
+@pytest.mark.promise("X3 | a malicious folder of DeepSpeed's | refused without `--trust-checkpoint` and your hashes")
 @pytest.mark.parametrize("case", PICKLES)
 def test_pickles_that_the_user_has_not_listed_are_never_read(case, capsys, folder):
     harm, message = PICKLES[case]
@@ -423,12 +418,6 @@ def test_dry_run_creates_nothing(capsys, folder):
     assert not list(folder.iterdir())
 
 
-def test_doctor_runs(capsys, folder):
-    assert main(["doctor", "--json"]) == 0
-    out = capsys.readouterr().out
-    assert json.loads(out[out.index("{") :])
-
-
 @pytest.mark.promise("C9")
 @pytest.mark.parametrize(
     ("recipe", "version", "works"),
@@ -489,14 +478,3 @@ def test_deepspeeds_json_may_not_contradict_the_run(case, capsys, folder):
     theirs, expected = CONTRADICTIONS[case]
     (folder / "ds.json").write_text(json.dumps(theirs))
     assert expected in refused(capsys, folder, ["run", "zero2", "--ds-config", "ds.json"])
-
-
-@pytest.mark.promise(
-    "X3 | a malicious folder of DeepSpeed's | refused without `--trust-checkpoint` and your list of hashes"
-)
-def test_pickles_are_not_read_without_trust(capsys, folder):
-    (folder / "theirs").mkdir()
-    (folder / "theirs" / "latest").write_text("global_step1")
-    said = refused(capsys, folder, ["run", "zero2", "--resume", "theirs"])
-    assert "DeepSpeed's own format: pickle" in said
-    assert "add --trust-checkpoint" in said

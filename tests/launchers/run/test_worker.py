@@ -320,6 +320,8 @@ def test_an_error_in_a_collective_blames_a_peer_and_in_a_data_worker_data():
     assert isinstance(as_known(torch.distributed.DistBackendError("NCCL error")), PeerError)
     assert isinstance(as_known(RuntimeError("Application timeout caused pair closure")), PeerError)
     assert isinstance(as_known(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")), DataError)
+    for refused in ("can't start new thread", os.strerror(11)):
+        assert "ulimit -u" in as_known(RuntimeError(refused)).fix
     assert as_known(ValueError("a defect")) is None
 
 

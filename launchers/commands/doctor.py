@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
+from gptscale.common.process.environments import is_among
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
@@ -126,10 +128,9 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
 
 def triton() -> str:
     """Say what the package's operators use on a GPU."""
-    installed = version("triton")
-    return (
-        f"Triton {installed}" if installed else "PyTorch's own operations: Triton is not installed (pip install triton)"
-    )
+    if installed := version("triton"):
+        return f"Triton {installed}"
+    return "PyTorch's own operations: Triton is not installed (pip install triton)"
 
 
 def operators() -> dict[str, str | None]:
@@ -154,14 +155,10 @@ def devices() -> list[dict[str, Any]]:
         facts: dict[str, Any] = {"device": str(place), "name": name}
         if place.type == "cuda":
             properties = torch.cuda.get_device_properties(place)
-            facts |= {
-                "memory_gib": properties.total_memory / 2**30,
-                "capability": f"{properties.major}.{properties.minor}",
-            }
-        facts["peak_tflops"] = {
-            p: peak for p in ("fp8", "bf16", "fp16", "fp32") if (peak := peak_tflops(name, p)) is not None
-        }
-        result.append(facts)
+            capability = f"{properties.major}.{properties.minor}"
+            facts |= {"memory_gib": properties.total_memory / 2**30, "capability": capability}
+        peaks = {precision: peak_tflops(name, precision) for precision in ("fp8", "bf16", "fp16", "fp32")}
+        result.append(facts | {"peak_tflops": {p: peak for p, peak in peaks.items() if peak is not None}})
     return result
 
 
@@ -185,49 +182,46 @@ def show(report: dict[str, Any]) -> None:
 
     # Advice such as pip install 'gptscale[hf]' is no markup.
     terminal = console(markup=False)
+    say = functools.partial(terminal.print, highlight=False, soft_wrap=True)
     installed = ", ".join(f"{name} {v}" for name, v in report["packages"].items() if v)
-    terminal.print(f"Python {report['python']}, {installed}", highlight=False, soft_wrap=True)
-    terminal.print(
-        f"{report['platform']}, {report['cpu_cores']} cores, backends {' '.join(report['backends'])}", highlight=False
-    )
+    say(f"Python {report['python']}, {installed}")
+    say(f"{report['platform']}, {report['cpu_cores']} cores, backends {' '.join(report['backends'])}")
     shared = report["shared_memory_gib"]
     shown = "" if shared is None else f"{shared:.1f} GiB free in /dev/shm, "
-    terminal.print(f"{shown}{report['free_disk_gib']:.1f} GiB of disk free here", highlight=False)
+    say(f"{shown}{report['free_disk_gib']:.1f} GiB of disk free here")
     for name, facts in report["environments"].items():
         packages = ", ".join(f"{package} {v}" for package in BESIDE[name] if (v := facts[package]))
-        line = f"{facts['folder']}: {packages}" if facts[name] else f"no environment for {name}: make {name}"
-        terminal.print(line, highlight=False, soft_wrap=True)
+        say(f"{facts['folder']}: {packages}" if facts[name] else f"no environment for {name}: make {name}")
     for device in report["devices"]:
-        memory = (
-            f", {device['memory_gib']:.0f} GiB, capability {device['capability']}" if "memory_gib" in device else ""
-        )
+        memory = ""
+        if "memory_gib" in device:
+            memory = f", {device['memory_gib']:.0f} GiB, capability {device['capability']}"
         peaks = ", ".join(f"{p} {t:g}" for p, t in device["peak_tflops"].items())
-        terminal.print(
-            f"{device['device']}: {device['name']}{memory}, dense peak TFLOP/s: {peaks or 'unknown'}", highlight=False
-        )
+        say(f"{device['device']}: {device['name']}{memory}, dense peak TFLOP/s: {peaks or 'unknown'}")
     rows = [
         (name, Text("yes", style="green") if reason is None else Text("no", style="red"), reason or "")
         for name, reason in report["recipes"].items()
     ]
     terminal.print(table(("recipe", "here", "why not"), rows))
     own = report["own_operators"]
-    terminal.print(
-        f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}", highlight=False, soft_wrap=True
-    )
+    say(f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}")
     for op, reason in report["operators"].items():
-        terminal.print(f"DeepSpeed's {op}: {reason or 'compiled'}", highlight=False, soft_wrap=True)
+        say(f"DeepSpeed's {op}: {reason or 'compiled'}")
     if "nvme" in report:
         disk = report["nvme"]
         rates = f"read {disk['read_gib_per_s']:.2f} GiB/s, write {disk['write_gib_per_s']:.2f} GiB/s"
-        terminal.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io", highlight=False, soft_wrap=True)
-        terminal.print(disk["verdict"], highlight=False, soft_wrap=True)
+        say(f"{disk['folder']}: {rates} through DeepSpeed's async_io")
+        say(disk["verdict"])
     for warning in warnings(report):
-        terminal.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+        say(f"warning: {warning}", style="yellow")
 
 
 def warnings(report: dict[str, Any]) -> list[str]:
     """Return what will cause errors later, each with its cure."""
     lines = []
+    ranges = [(f"{name} {v}", v, environments.tried(name)) for name, v in report["packages"].items() if v]
+    if untried := ", ".join(f"{what} ({tried})" for what, v, tried in ranges if not is_among(v, tried)):
+        lines.append(f"outside what was tried: {untried}; gptscale parity says whether the losses are still equal")
     if report["cxx_compiler"] is None:
         lines.append("no C++ compiler: --compile will fail on the CPU; apt-get install g++")
     shared = report["shared_memory_gib"]

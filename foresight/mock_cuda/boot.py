@@ -30,7 +30,6 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
 # The task of a simulated program, as JSON, which its starter (foresight/simulate/program.py) writes.
 TASK = "GPTSCALE_SIMULATED_PROGRAM"
-
 # What torchrun sets beside the ranks. The store of its agent is not there.
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "simulated",
@@ -133,9 +132,10 @@ def answer_for_peers() -> None:
         "send": _send,
         "monitored_barrier": _nothing,
     }
-    for name, replace in stand_ins.items():
+    # A torch before 2.4 may lack split_group.
+    for name in filter(names.__contains__, stand_ins):
         original = names[name]
-        stand_in = replace(original)
+        stand_in = stand_ins[name](original)
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
                 setattr(module, name, stand_in)

@@ -24,6 +24,10 @@ COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-v
 LOCKED = --require-hashes --no-build-isolation -r
 WHEELS = awk '/^[^ ]/ { wheel = !/^(deepspeed|fairscale|colossalai|contexttimer)==/ } wheel'
 
+# The newest of everything, past the bounds of setup.cfg: each call brings it up to date.
+NEWEST = $(VENV)-newest
+NEWEST_PIP = $(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check
+
 # The folders that are the package, and those that are run from the checkout.
 ROOMS = common foresight launchers lenet ops recipes results
 OUTSIDE = benchmarks tools
@@ -33,7 +37,7 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai pins prepare demo test quick lint types bench-check mutate site clean
+.PHONY: help venv colossalai pins prepare demo test quick newest lint types bench-check mutate site clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -109,6 +113,16 @@ test: prepare colossalai lint types  ## everything: lint, types, all tests
 
 quick: venv lint types  ## lint, types, and the tests that start no world: for while you work
 	$(PYTEST) --dist worksteal -m "not world and not slow"
+
+newest:  ## the quick tests and parity with the newest torch and engines, in .venv-newest (about 7 GB)
+	@test -x $(NEWEST)/bin/python || $(PYTHON) -m venv $(NEWEST)
+	@$(NEWEST_PIP) --upgrade pip setuptools wheel ninja numpy torch
+	@$(NEWEST_PIP) --upgrade --upgrade-strategy eager --no-build-isolation $$($(PYTHON) -m tools.newest)
+	@$(NEWEST_PIP) --no-deps --no-build-isolation -e .
+	-@$(NEWEST)/bin/gptscale prepare
+	@$(NEWEST)/bin/gptscale doctor
+	$(NEWEST)/bin/gptscale parity; parity=$$?; \
+		OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not world and not slow" && exit $$parity
 
 lint: venv  ## style, and the rules of the house
 	$(BIN)/ruff check .

@@ -35,8 +35,7 @@ class Recipe(NamedTuple):
     engine: distribution on the package index. axes: mesh axes it can split over, of dp, tp, pp; () is one process.
     mesh: the axes in the order of its ranks, the outermost first.
     preset: fields of the config that this row fixes. needs_cuda: its engine refuses a CPU.
-    release: the versions of its engine that it is known to work with, as environments.is_release takes them. torch: the oldest
-    that has what it calls.
+    torch: the versions that have what it calls. Those of the engine that were tried stand in setup.cfg alone.
     environment: which environment beside the running one holds the engine (common/process/environments.py); "" is none.
 
     casts_weights: it computes with weights cast to the compute type, so that in bf16 the residual stream is bf16 too;
@@ -57,8 +56,7 @@ class Recipe(NamedTuple):
     mesh: tuple[str, ...] = AXES
     preset: dict[str, object] = {}  # noqa: RUF012  (a NamedTuple default; never written to)
     needs_cuda: bool = False
-    release: str = ""
-    torch: tuple[int, ...] = ()
+    torch: str = ""
     environment: str = ""
     casts_weights: bool = False
     fp8: bool = False
@@ -106,24 +104,20 @@ class Recipe(NamedTuple):
         """Raise ConfigError, with the pip line, unless the engine is installed in a version that is known to work."""
         where = "in this environment"
         if self.environment:
-            environments.require(self.engine, self.release, self.environment)
+            environments.require(self.engine, self.environment)
             return
-        if tuple(int(number) for number in version("torch").split(".")[:2]) < self.torch:
-            oldest = ".".join(map(str, self.torch))
-            what = f"{self.module.rpartition('.')[2]} needs torch {oldest} or newer, not {version('torch')}"
-            raise ConfigError(what, where, f"pip install 'torch>={oldest}'")
+        if not environments.is_among(version("torch"), self.torch):
+            what = f"{self.module.rpartition('.')[2]} needs torch{self.torch}, not {version('torch')}"
+            raise ConfigError(what, where, f"pip install 'torch{self.torch}'")
         try:
             installed = version(self.engine)
         except PackageNotFoundError:
-            raise ConfigError(
-                f"{self.engine} is not installed", where, f"pip install 'gptscale[{self.engine}]'"
-            ) from None
-        if not environments.is_release(installed, self.release):
-            raise ConfigError(
-                f"{self.engine} {installed} is installed, this recipe is known to work with {self.release}",
-                where,
-                f"pip install 'gptscale[{self.engine}]'",
-            )
+            what = f"{self.engine} is not installed"
+            raise ConfigError(what, where, f"pip install 'gptscale[{self.engine}]'") from None
+        # Above the range nobody has tried it, which `gptscale doctor` says. An exact release has no such range.
+        if not environments.is_among(installed, tried := environments.tried(self.engine), or_newer=True):
+            what = f"{self.engine} {installed} is installed, this recipe is known to work with {tried}"
+            raise ConfigError(what, where, f"pip install '{self.engine}{tried}'")
 
     def check_imports(self) -> None:
         """Import the engine, or raise ConfigError if that fails.
@@ -150,7 +144,6 @@ def _zero(what: str, process_gib: float = 0.0, **preset: object) -> Recipe:
         what,
         engine="deepspeed",
         preset=preset,
-        release="0.19.8",
         casts_weights=True,
         process_gib=process_gib,
         memory="flat",
@@ -167,7 +160,6 @@ def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], needs_
         # booster/plugin/hybrid_parallel_plugin.py, dp_outside
         mesh=("dp", "pp", "tp"),
         needs_cuda=needs_cuda,
-        release="0.5.0",
         environment="colossalai",
         casts_weights=True,
         memory="chunks" if needs_cuda else "plugin",
@@ -199,7 +191,7 @@ RECIPES: dict[str, Recipe] = {
         "weights, gradients, optimizer sharded (fully_shard); HSDP",
         casts_weights=True,
         fp8=True,
-        torch=(2, 7),
+        torch=">=2.7",
         memory="rows",
     ),
     "fsdp_offload": Recipe(
@@ -210,7 +202,7 @@ RECIPES: dict[str, Recipe] = {
         casts_weights=True,
         fp8=True,
         process_gib=0.64,
-        torch=(2, 7),
+        torch=">=2.7",
         memory="rows",
     ),
     "zero1": _zero("DeepSpeed ZeRO 1: fp32 weights and optimizer state sharded", stage=1),
@@ -223,7 +215,6 @@ RECIPES: dict[str, Recipe] = {
         "FairscaleSDPConfig",
         "OSS + ShardedDataParallel: ZeRO 2 by whole parameters",
         engine="fairscale",
-        release="0.4.13",
         memory="owners",
     ),
     "fairscale_fsdp": Recipe(
@@ -232,7 +223,6 @@ RECIPES: dict[str, Recipe] = {
         "FullyShardedDataParallel, the ancestor of torch's",
         engine="fairscale",
         needs_cuda=True,
-        release="0.4.13",
         casts_weights=True,
         memory="rows",
     ),
@@ -241,7 +231,7 @@ RECIPES: dict[str, Recipe] = {
         "TensorParallelConfig",
         "matrices and vocabulary cut, sequence between layers (DTensor)",
         axes=("tp",),
-        torch=(2, 7),
+        torch=">=2.7",
         memory="matrices",
     ),
     "pipeline": Recipe(
@@ -249,7 +239,7 @@ RECIPES: dict[str, Recipe] = {
         "PipelineConfig",
         "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)",
         axes=("pp",),
-        torch=(2, 7),
+        torch=">=2.7",
         memory="stages",
     ),
     "hybrid_3d": Recipe(
@@ -258,7 +248,7 @@ RECIPES: dict[str, Recipe] = {
         "data x tensor x pipeline on one mesh (--tp-size, --pp-size)",
         axes=("dp", "tp", "pp"),
         casts_weights=True,
-        torch=(2, 7),
+        torch=">=2.7",
         memory="mesh",
     ),
     "accelerate_fsdp": Recipe(
@@ -266,7 +256,6 @@ RECIPES: dict[str, Recipe] = {
         "AccelerateFSDPConfig",
         "fully_shard through Hugging Face Accelerate",
         engine="accelerate",
-        release="1.10 or newer",
         casts_weights=True,
         memory="rows",
     ),
@@ -275,7 +264,6 @@ RECIPES: dict[str, Recipe] = {
         "LightningFabricConfig",
         "a strategy by name through Lightning Fabric",
         engine="lightning-fabric",
-        release="2.5 or newer",
         memory="strategy",
     ),
     "handout": Recipe(

@@ -95,11 +95,12 @@ def shard(
         if mesh.device_type == "cuda"
         else torch.device("cpu")
     )
-    stages = []
+    stages, stage_type = [], stage_class or PipelineStage
     for index, part in parts.items():
         inputs, outputs = shapes(index)
-        stage_type = stage_class or PipelineStage
-        stages.append(stage_type(part, index, n_stages, device, (inputs,), (outputs,), mesh.get_group()))
+        # The group by its name: since 2.14 torch takes the shapes of gradients before it.
+        stage = stage_type(part, index, n_stages, device, (inputs,), (outputs,), group=mesh.get_group())
+        stages.append(stage)
     kind: Any = get_schedule_class(schedule)
     multi = issubclass(kind, PipelineScheduleMulti)
     return stages, kind(stages if multi else stages[0], n_microbatches, loss_fn=loss_fn, scale_grads=False)

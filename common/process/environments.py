@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
 import sys
-from importlib.metadata import distributions
+from importlib.metadata import distributions, requires
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
@@ -40,22 +39,33 @@ def installed(distribution: str, environment: str = "") -> str | None:
     return next((found.version for found in distributions(name=distribution, path=path)), None)
 
 
-def is_release(version: str, release: str) -> bool:
-    """Return whether a version is among those that `release` names. One built on this machine (0.19.8+abc) counts as 0.19.8.
+def tried(distribution: str) -> str:
+    """Return the versions that a distribution was tried in, as setup.cfg has them: ">=1.10,<1.16", or "" for any.
 
-    release: "" for every version, "0.19.8" for one, "1.10 or newer" for all from there on, by their first two numbers.
+    setup.cfg is their one source, by way of the metadata of the installed package. An engine's extra has the engine's name.
     """
-    version, oldest = version.partition("+")[0], release.removesuffix(" or newer")
-    if oldest != release:
-        return [int(n) for n in re.findall(r"\d+", version)[:2]] >= [int(n) for n in oldest.split(".")]
-    return not release or version == release
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, requires("gptscale") or ()):
+        extra = str(requirement.marker or "")
+        if requirement.name == distribution and extra in ("", f'extra == "{distribution}"'):
+            return ",".join(sorted(map(str, requirement.specifier), reverse=True))
+    return ""
 
 
-def require(distribution: str, release: str, environment: str) -> None:
+def is_among(version: str, tried: str, *, or_newer: bool = False) -> bool:
+    """Return whether a version is in a range, or_newer: or above it. One built on this machine (0.19.8+abc) is 0.19.8."""
+    from packaging.specifiers import SpecifierSet
+
+    bounds = [bound for bound in tried.split(",") if not (or_newer and bound.startswith("<"))]
+    return SpecifierSet(",".join(bounds)).contains(version, prereleases=True)
+
+
+def require(distribution: str, environment: str) -> None:
     """ConfigError, with the command that mends it, unless `distribution` is in `environment` in a version that fits."""
     version = installed(distribution, environment)
-    if version is None or not is_release(version, release):
-        lack = f"has {distribution} {version}, not {release}" if version else "is missing"
+    if version is None or not is_among(version, tried(distribution)):
+        lack = f"has {distribution} {version}, not {tried(distribution)}" if version else "is missing"
         where = f"at {folder(environment)}"
         raise ConfigError(f"the environment of {distribution} {lack}", where, remedy(environment))
 

@@ -16,7 +16,8 @@ import os
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +30,6 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401
 
 # The task of a simulated program, as JSON, which its starter (foresight/simulate/program.py) writes.
 TASK = "GPTSCALE_SIMULATED_PROGRAM"
-
 # What torchrun sets beside the ranks. The store of its agent is not there.
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "simulated",
@@ -40,7 +40,6 @@ TORCHRUN = {
 # Torch calls the Python object's methods through the C++ object that a group holds, so the Python object must stay.
 _stores: list[dist.Store] = []
 _mock = ctypes.CDLL(None)
-
 
 # Ranks that this one has sent something to, and how many lists of objects went to and came from each.
 _sent_to: set[int] = set()
@@ -122,6 +121,7 @@ def answer_for_peers() -> None:
     stand_ins = {
         "init_process_group": _init_process_group,
         "new_group": _new_group,
+        "split_group": _split_group,
         "all_gather": _all_gather,
         "all_gather_into_tensor": _all_gather_into_tensor,
         "gather": _gather,
@@ -135,9 +135,10 @@ def answer_for_peers() -> None:
         "recv": _receive,
         "monitored_barrier": _nothing,
     }
-    for name, replace in stand_ins.items():
+    # A torch before 2.4 may lack split_group.
+    for name in filter(names.__contains__, stand_ins):
         original = names[name]
-        stand_in = replace(original)
+        stand_in = stand_ins[name](original)
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
                 setattr(module, name, stand_in)
@@ -159,12 +160,28 @@ def _init_process_group(call: Any) -> Any:
 
 
 def _new_group(original: Any) -> Any:
-    def new_group(
-        ranks: Any = None, timeout: Any = None, backend: str | None = None, *args: Any, **options: Any
-    ) -> Any:
-        return original(ranks, timeout, _without_gloo(backend), *args, **options)
+    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any) -> Any:
+        with _splitting([ranks or range(dist.get_world_size())], dist.get_rank()):
+            return original(ranks, timeout, _without_gloo(backend), *args, **options)
 
     return new_group
+
+
+def _split_group(original: Any) -> Any:
+    def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **options: Any) -> Any:
+        with _splitting(split_ranks or [], dist.get_rank(parent_pg)):
+            return original(parent_pg, split_ranks, *args, **options)
+
+    return split_group
+
+
+@contextmanager
+def _splitting(groups: Sequence[Sequence[int]], rank: int) -> Iterator[None]:
+    """Tell the mock of NCCL how many ranks share what torch may split: since 2.15 it splits for every new group."""
+    own = next((sorted(ranks) for ranks in groups if rank in ranks), [rank])
+    ctypes.CDLL(None).mock_split(len(own), own.index(rank))
+    yield
+    ctypes.CDLL(None).mock_split(0, 0)
 
 
 def _without_gloo(backend: str | None) -> str | None:
@@ -212,15 +229,8 @@ def _scatter_object_list(original: Any) -> Any:
 
 
 def _send_object_list(original: Any) -> Any:
-    def send_object_list(
-        objects: list[Any],
-        dst: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_dst: int | None = None,
-        **rest: Any,
-    ) -> None:
-        rank = _note_peer(dst, group_dst, group)
+    def send_object_list(objects: Any, dst: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
+        rank = _note_peer(dst, options.get("group_dst"), group)
         with _objects(dist.get_rank(), rank, _objects_to[rank]).open("wb") as file:
             pickle.dump(objects, file)
         _objects_to[rank] += 1
@@ -229,21 +239,12 @@ def _send_object_list(original: Any) -> Any:
 
 
 def _recv_object_list(original: Any) -> Any:
-    def recv_object_list(
-        objects: list[Any],
-        src: int | None = None,
-        group: Any = None,
-        *args: Any,
-        group_src: int | None = None,
-        **rest: Any,
-    ) -> int:
-        rank, me = _global_rank(src, group_src, group), dist.get_rank()
+    def recv_object_list(objects: Any, src: Any = None, group: Any = None, *args: Any, **options: Any) -> int:
+        rank, me = _global_rank(src, options.get("group_src"), group), dist.get_rank()
         file = _objects(rank, me, _objects_from[rank])
         if not file.exists():
-            refuse(
-                f"rank {me} needs objects that rank {rank} sends it",
-                "give --rank all-stages, which begins with the first",
-            )
+            what = f"rank {me} needs objects that rank {rank} sends it"
+            refuse(what, "give --rank all-stages, which begins with the first")
         objects[:] = pickle.loads(file.read_bytes())
         _objects_from[rank] += 1
         return rank

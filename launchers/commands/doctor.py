@@ -20,6 +20,7 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
+from gptscale.common.process.environments import is_among
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
@@ -126,10 +127,9 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
 
 def triton() -> str:
     """Say what the package's operators use on a GPU."""
-    installed = version("triton")
-    return (
-        f"Triton {installed}" if installed else "PyTorch's own operations: Triton is not installed (pip install triton)"
-    )
+    if installed := version("triton"):
+        return f"Triton {installed}"
+    return "PyTorch's own operations: Triton is not installed (pip install triton)"
 
 
 def operators() -> dict[str, str | None]:
@@ -154,14 +154,10 @@ def devices() -> list[dict[str, Any]]:
         facts: dict[str, Any] = {"device": str(place), "name": name}
         if place.type == "cuda":
             properties = torch.cuda.get_device_properties(place)
-            facts |= {
-                "memory_gib": properties.total_memory / 2**30,
-                "capability": f"{properties.major}.{properties.minor}",
-            }
-        facts["peak_tflops"] = {
-            p: peak for p in ("fp8", "bf16", "fp16", "fp32") if (peak := peak_tflops(name, p)) is not None
-        }
-        result.append(facts)
+            capability = f"{properties.major}.{properties.minor}"
+            facts |= {"memory_gib": properties.total_memory / 2**30, "capability": capability}
+        peaks = {precision: peak_tflops(name, precision) for precision in ("fp8", "bf16", "fp16", "fp32")}
+        result.append(facts | {"peak_tflops": {p: peak for p, peak in peaks.items() if peak is not None}})
     return result
 
 
@@ -195,9 +191,9 @@ def show(report: dict[str, Any]) -> None:
         lack = f"no environment for {name}: {environments.remedy(name)}"
         terminal.print(f"{facts['folder']}: {packages}" if facts[name] else lack)
     for device in report["devices"]:
-        memory = (
-            f", {device['memory_gib']:.0f} GiB, capability {device['capability']}" if "memory_gib" in device else ""
-        )
+        memory = ""
+        if "memory_gib" in device:
+            memory = f", {device['memory_gib']:.0f} GiB, capability {device['capability']}"
         peaks = ", ".join(f"{p} {t:g}" for p, t in device["peak_tflops"].items())
         terminal.print(f"{device['device']}: {device['name']}{memory}, dense peak TFLOP/s: {peaks or 'unknown'}")
     rows = [
@@ -221,6 +217,9 @@ def show(report: dict[str, Any]) -> None:
 def warnings(report: dict[str, Any]) -> list[str]:
     """Return what will cause errors later, each with its cure."""
     lines = []
+    ranges = [(f"{name} {v}", v, environments.tried(name)) for name, v in report["packages"].items() if v]
+    if untried := ", ".join(f"{what} ({tried})" for what, v, tried in ranges if not is_among(v, tried)):
+        lines.append(f"outside what was tried: {untried}; gptscale parity says whether the losses are still equal")
     if report["cxx_compiler"] is None:
         lines.append("no C++ compiler: --compile will fail on the CPU; apt-get install g++")
     shared = report["shared_memory_gib"]

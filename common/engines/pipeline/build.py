@@ -35,8 +35,9 @@ def shapes_of(run: Run, n_stages: int, activation: torch.dtype) -> Callable[[int
     """
     micro_batch, seq_len, tp_size = run.batch.micro_batch_size, run.seq_len, run.tp_size
     ids = torch.empty(micro_batch, seq_len, dtype=torch.int64, device="meta")
-    activations = ids.new_empty(micro_batch, seq_len // tp_size, run.gpt.n_embd, dtype=activation)
-    total = torch.empty((), device="meta")
+    # Since 2.14 torch expects gradients of those alone that require them.
+    activations = ids.new_empty(micro_batch, seq_len // tp_size, run.gpt.n_embd, dtype=activation, requires_grad=True)
+    total = torch.empty((), device="meta", requires_grad=True)
     return lambda index: (ids if index == 0 else activations, total if index == n_stages - 1 else activations)
 
 

@@ -39,8 +39,13 @@ class TimedStage(PipelineStage):
 
     clock: StageClock
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # Its input on the meta device, which torch keeps under another name in each release.
+        (self.example,) = arguments[4]
+
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Return the first transfers, leaving out those to this process itself."""
+        """Return the first transfers, leaving out those to this process itself. torch 2.15 leaves them out by itself."""
         # At its turning point a V-shaped schedule sends to its own process, which gloo refuses.
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
@@ -173,8 +178,7 @@ class PipelineEngine(SteppedEngine):
         """
         rank_before, rank_after = (stage.stage_index_to_group_rank.get(stage.stage_index + d) for d in (-1, 1))
         if rank_before not in (None, stage.group_rank):
-            assert stage.inputs_meta is not None
-            x = torch.empty_like(stage.inputs_meta[0], device=x.device)
+            x = torch.empty_like(stage.example, device=x.device)
             dist.recv(x, group=self.pipeline, group_src=rank_before)
         with autocast(self.run.config.precision, x.device):
             y: Tensor = stage.submod(x, targets)

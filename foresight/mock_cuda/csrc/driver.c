@@ -6,6 +6,7 @@
 
 int cudaDeviceGetAttribute(int *value, int attribute, int number);
 int cudaSetDevice(int number);
+int cudaStreamIsCapturing(void *stream, int *status);
 int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream);
 static void *const CONTEXT = (void *)0x10; /* contexts of all devices: this, and the device's number more */
 
@@ -56,6 +57,7 @@ API int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *
 API int cuMemsetD32Async(uint64_t address, unsigned value, size_t count, void *stream) { note("set", stream, "memset", 4 * count, 0, 0, 0); return SUCCESS; }
 API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t count, void *stream) { note("set", stream, "memset", count, 0, 0, 0); return SUCCESS; }
 API int cuStreamSynchronize(void *stream) { note("sync", stream, "stream", 0, 0, 0, 0); return SUCCESS; }
+API int cuStreamIsCapturing(void *stream, int *status) { return cudaStreamIsCapturing(stream, status); } /* Triton 3.9 */
 API int cuStreamWriteValue32(void *stream, uint64_t address, uint32_t value, unsigned flags) { return SUCCESS; }
 API int cuTensorMapEncodeTiled(void) { return SUCCESS; }
 API int cuTensorMapEncodeIm2col(void) { return SUCCESS; }

@@ -27,11 +27,14 @@ API int ncclCommInitAll(Comm **comms, int count, const int *devices) {
     for (int i = 0; i < count; i++) begin(&comms[i], count, i);
     return SUCCESS;
 }
-/* How many ranks share a color is not known to one rank of several. No such group is split: world.py makes each group anew. */
+/* How many ranks share a color is not known to one rank of several. boot.py says it around the calls of torch that split. */
+static int split_ranks = 0, split_rank = 0;
+API void mock_split(int ranks, int rank) { split_ranks = ranks; split_rank = rank; }
 API int ncclCommSplit(Comm *comm, int color, int key, Comm **out, void *config) {
-    if (comm->ranks > 1) return missing("ncclCommSplit", 3);
+    if (comm->ranks > 1 && !split_ranks) return missing("ncclCommSplit", 3);
     *out = NULL;
-    return color < 0 ? SUCCESS : begin(out, 1, 0); /* NCCL_SPLIT_NOCOLOR is -1 */
+    if (color < 0) return SUCCESS; /* NCCL_SPLIT_NOCOLOR is -1 */
+    return comm->ranks > 1 ? begin(out, split_ranks, split_rank) : begin(out, 1, 0);
 }
 API int ncclCommShrink(Comm *comm, int *excluded, int count, Comm **out, void *config, int flags) { return begin(out, comm->ranks - count, comm->rank); }
 API int ncclCommFinalize(Comm *comm) { return SUCCESS; }
@@ -49,8 +52,22 @@ API int ncclMemAlloc(void **address, size_t bytes) { return (*address = take(byt
 API int ncclMemFree(void *address) { give_back(address); return SUCCESS; }
 API const char *ncclGetErrorString(int error) { return error ? "an error of the mock of NCCL" : "no error"; }
 API const char *ncclGetLastError(const Comm *comm) { return ""; }
-API int ncclGroupStart(void) { return SUCCESS; }
-API int ncclGroupEnd(void) { return SUCCESS; }
+
+/* In one group every rank may broadcast to all others: so torch gathers since 2.15. What a peer sends is then what this rank sends. */
+enum { GROUP_MAX = 4096 };
+static __thread struct { void *out; size_t bytes; } received[GROUP_MAX], own;
+static __thread int group_depth = 0, received_count = 0;
+static void broadcast_in_group(const void *in, void *out, size_t bytes, int is_root) {
+    if (is_root) own.out = (void *)in, own.bytes = bytes;
+    else if (group_depth && received_count < GROUP_MAX) received[received_count].out = out, received[received_count++].bytes = bytes;
+}
+API int ncclGroupStart(void) { if (!group_depth++) own.out = NULL, received_count = 0; return SUCCESS; }
+API int ncclGroupEnd(void) {
+    if (--group_depth || !own.out) return SUCCESS;
+    for (int i = 0; i < received_count; i++)
+        if (received[i].bytes == own.bytes) copy(received[i].out, own.out, own.bytes);
+    return SUCCESS;
+}
 API int ncclGroupSimulateEnd(void *info) { return SUCCESS; }
 API int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Comm *comm) { *op = 5; return SUCCESS; }
 API int ncclRedOpDestroy(int op, Comm *comm) { return SUCCESS; }
@@ -69,6 +86,7 @@ API int ncclReduce(const void *in, void *out, size_t count, int type, int op, in
 API int ncclBroadcast(const void *in, void *out, size_t count, int type, int root, Comm *comm, void *stream) {
     NOTE("broadcast", size_of(count, type));
     copy(out, in, size_of(count, type));
+    broadcast_in_group(in, out, size_of(count, type), comm->rank == root);
     return SUCCESS;
 }
 API int ncclBcast(void *buffer, size_t count, int type, int root, Comm *comm, void *stream) {

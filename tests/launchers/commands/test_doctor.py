@@ -50,10 +50,11 @@ def test_says_what_is_missing_and_the_line_that_brings_it(capsys, monkeypatch, t
         ({"cxx_compiler": None}, "apt-get install g++"),
         ({"shared_memory_gib": 0.06}, "--shm-size"),
         ({"free_disk_gib": 1.0}, "two are kept"),
+        ({"packages": {"torch": "99.1", "deepspeed": "0.19.8+abc"}}, "outside what was tried: torch 99.1 (>=2.5.1,<"),
     ],
 )
 def test_warns_of_what_will_bite_later(change, words):
-    fine = {"cxx_compiler": "g++", "shared_memory_gib": 8.0, "free_disk_gib": 100.0}
+    fine = {"cxx_compiler": "g++", "shared_memory_gib": 8.0, "free_disk_gib": 100.0, "packages": {}}
     assert doctor.warnings(fine) == []
     assert words in doctor.warnings(fine | change)[0]
 

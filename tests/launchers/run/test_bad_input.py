@@ -171,8 +171,7 @@ def test_data_files(case, capsys, folder):
     write(folder / "tokens.bin")
     line = refused(capsys, folder, ["run", "single", "--data", "tokens.bin"])
     assert message in line
-    if case == "id outside":
-        assert "token id 300" in line
+    assert case != "id outside" or "token id 300" in line
 
 
 @pytest.mark.promise("C8 | an engine that is missing | the line that installs it")
@@ -422,9 +421,9 @@ def test_dry_run_creates_nothing(capsys, folder):
 @pytest.mark.parametrize(
     ("recipe", "version", "works"),
     [
-        *(("zero2", version, "0.19.8") for version in ("0.9.5", "0.19.9", "0.19.80")),
-        ("accelerate_fsdp", "0.0.1", "1.10 or newer"),
-        ("lightning_fabric", "2.4.9", "2.5 or newer"),
+        *(("zero2", version, "==0.19.8") for version in ("0.9.5", "0.19.9", "0.19.80")),
+        ("accelerate_fsdp", "0.0.1", ">=1.10,<"),
+        *(("lightning_fabric", "2.4.9", ">=2.5,<"), ("ddp", "2.4.1", ">=2.5.1,<")),
     ],
 )
 def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works, capsys, folder, monkeypatch):
@@ -432,8 +431,8 @@ def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works
     installed = gptscale.recipes.version
     monkeypatch.setattr(gptscale.recipes, "version", lambda name: version if name == engine else installed(name))
     said = refused(capsys, folder, ["run", recipe])
-    assert f"{engine} {version} is installed, this recipe is known to work with {works}, " in said
-    assert f"pip install 'gptscale[{engine}]'" in said
+    assert f"{engine} {version} is installed, this recipe is known to work with {works}" in said
+    assert f"pip install '{engine}{works}" in said
 
 
 def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys, folder, monkeypatch):

@@ -28,7 +28,8 @@ def test_a_recipe_runs_to_its_end(recipe, simulated, tmp_path):
     assert facts["device"] == "mock of NVIDIA H100 80GB HBM3"
     assert 2**20 < memory.allocated <= memory.reserved <= facts["taken"] < 2**30
     assert peak == pytest.approx(memory.allocated, rel=0.02)
-    assert facts["events"] == pytest.approx(simulation.timeline.times, abs=1)
+    # Blocks that another stream still uses were given back, and are not yet free: three of a pipeline's messages.
+    assert facts["events"] == pytest.approx(simulation.timeline.times, abs=3)
     on_device = sum(facts["state"][kind] for kind in ("weights", "gradients", "optimizer"))
     assert on_device + facts["state"]["host"] + facts["state"]["disk"] > 0
     assert on_device <= peak

@@ -13,6 +13,7 @@ import sys
 
 import pytest
 import torch
+from table_rows import rows
 
 from gptscale.common.errors import DataError, PeerError
 from gptscale.common.process import begin as process
@@ -31,8 +32,7 @@ def faulthandler_as_it_was(monkeypatch):
 
 
 def row(tmp_path):
-    with (tmp_path / "summary.csv").open() as file:
-        (only,) = csv.DictReader(file)
+    (only,) = rows(tmp_path / "summary.csv")
     return only
 
 

@@ -1,18 +1,11 @@
 """A spike in real runs: said, skipped alike on all ranks, or the end of the run, and decided alike after a resume."""
 
-import csv
-
 import pandas as pd
 import pytest
-from worlds import gptscale, ranks
+from worlds import gptscale, ranks, rows
 
 WORDS = ["--steps", 44, "--data", "synthetic", "--no-tensorboard", "--n-layer", 1, "--seq-len", 32, "--run-name", "r"]
 WORDS += ["--no-verdict"]
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_by_default_it_is_said_with_its_batch(tmp_path, capfd):

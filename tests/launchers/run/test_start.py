@@ -51,30 +51,22 @@ def ended(folder, name, status):
 
 
 @pytest.mark.promise("P4")
-def test_every_end_that_left_no_row_gets_one(tmp_path, begin):
-    """Also the second end of a run that was resumed: its earlier row does not count for it."""
+@pytest.mark.parametrize("wrote_its_row", [False, True])
+def test_every_end_that_left_no_row_gets_one(tmp_path, begin, wrote_its_row):
+    """Also the second end of a run that was resumed: its earlier row does not count for it.
+
+    A row counts also when its rank was ended before the status: the launcher ends the peers of a killed rank while they write.
+    """
 
     def killed(name):
         began(tmp_path / "runs" / "r", name)
+        if wrote_its_row:
+            append_row(SUMMARY, tmp_path, {"run_id": "r", "status": "failed"})
         return 7
 
-    assert begin(killed) == 7
-    assert statuses(tmp_path) == [("r", "failed")]
-    assert begin(killed) == 7
-    assert statuses(tmp_path) == [("r", "failed")] * 2
-
-
-def test_a_row_counts_also_when_its_rank_was_ended_before_the_status(tmp_path, begin):
-    """The launcher ends the peers of a killed rank while they write."""
-
-    def killed(name):
-        began(tmp_path / "runs" / "r", name)
-        append_row(SUMMARY, tmp_path, {"run_id": "r", "status": "failed"})
-        return 7
-
-    assert begin(killed) == 7
-    assert begin(killed) == 7
-    assert statuses(tmp_path) == [("r", "failed")] * 2
+    for n_starts in (1, 2):
+        assert begin(killed) == 7
+        assert statuses(tmp_path) == [("r", "failed")] * n_starts
 
 
 @pytest.mark.promise("P15 | ranks that end with 0 too early | a failure, 7")

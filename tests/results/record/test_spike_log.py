@@ -43,20 +43,8 @@ def test_a_skipped_step_changes_no_weight_and_is_counted(recipe, tmp_path, capfd
 
 @pytest.mark.promise("N5")
 def test_stop_ends_the_run_and_saves_nothing_more(tmp_path, capfd):
-    ranks(
-        "world_faulty.py",
-        2,
-        "spike",
-        "ddp",
-        *WORDS,
-        "--out",
-        tmp_path,
-        "--on-spike",
-        "stop",
-        "--save-every",
-        20,
-        status=6,
-    )
+    words = [*WORDS, "--out", tmp_path, "--on-spike", "stop", "--save-every", 20]
+    ranks("world_faulty.py", 2, "spike", "ddp", *words, status=6)
     assert "standard deviations above the mean" in capfd.readouterr().err
     assert sorted(path.name for path in (tmp_path / "runs" / "r" / "checkpoints").iterdir()) == ["step-20"]
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from gptscale.common.process.mock import is_mock, simulating
+from gptscale.launchers.cli import main
 from gptscale.launchers.run.preflight import why_not_here
 
 CHANGED_BY_LIBRARIES = tuple("KINETO TORCH PYTORCH _TORCH TRITON CUDA TF_ GRPC PYTEST HF_ TOKENIZERS KMP_ MPL".split())
@@ -110,6 +111,29 @@ def _no_leaks() -> Iterator[None]:
     assert after == {k: v for k, v in before.items() if not k.startswith(CHANGED_BY_LIBRARIES)}
     assert not dist.is_initialized()
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], str]:
+    """Return a function that runs a command, checks what every refusal must keep, and returns its one line."""
+
+    def refused(words: list[str]) -> str:
+        before = sorted(folder.rglob("*"))
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("gptscale: error: ")
+        # Nothing was created.
+        assert sorted(folder.rglob("*")) == before
+        return line
+
+    return refused
 
 
 @pytest.fixture

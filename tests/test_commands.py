@@ -64,16 +64,8 @@ def understands(words):
     # A plan is read before the options are, and no page's file is here.
     if "--plan" in words or (len(words) == 1 and (words[0] in COMMANDS or words[0] == "lenet")):
         return
-    values = {
-        "RECIPE": "ddp",
-        "N": "2",
-        "FILE": "file",
-        "DIR": "folder",
-        "NAME": "name",
-        "B": "8",
-        "RUN": "run",
-        "D": "digits",
-    }
+    values = {"RECIPE": "ddp", "N": "2", "FILE": "file", "DIR": "folder", "NAME": "name", "B": "8", "RUN": "run"}
+    values["D"] = "digits"
     words = [values.get(word, word) for word in words]
     with pytest.raises(SystemExit) as end:
         sys.exit(main(words))

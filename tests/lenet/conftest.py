@@ -61,7 +61,7 @@ def real_mnist(shared_data: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cifar_sample(shared_data: Path) -> Path:
     folder = shared_data / "cifar10-sample"
     if not folder.is_dir():
@@ -89,19 +89,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., pd.D
     def study(name: str, *words: str, ends: tuple[str, ...] = ("ok",)) -> pd.DataFrame:
         files = {kind: tmp_path / f"s.{kind}" for kind in ("csv", "md", "png")}
         outputs = [word for kind, file in files.items() for word in (f"--{kind}", str(file))]
-        common = [
-            "--repeats",
-            "1",
-            "--epochs",
-            "1",
-            "--max-steps",
-            "6",
-            "--device",
-            "cpu",
-            "--out",
-            str(tmp_path / "out"),
-        ]
-        assert main([*overridden(("lenet", name, *common, *outputs, *words))]) == 0
+        common = "--repeats 1 --epochs 1 --max-steps 6 --device cpu --out".split()
+        assert main([*overridden(("lenet", name, *common, str(tmp_path / "out"), *outputs, *words))]) == 0
         assert files["png"].read_bytes().startswith(b"\x89PNG")
         assert "report " in files["md"].read_text()
         rows = pd.read_csv(files["csv"])

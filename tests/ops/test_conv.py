@@ -216,13 +216,7 @@ FITTING |= {"padding": [0, 0], "dilation": [1, 1], "groups": 1}
 
 
 BAD = {
-    "x": [
-        torch.ones(2, 20, 30),
-        torch.ones(1, 3, 20, 30),
-        torch.ones(1, 2, 20, 2),
-        FITTING["x"].int(),
-        FITTING["x"].double(),
-    ],
+    "x": [*map(torch.ones, ((2, 20, 30), (1, 3, 20, 30), (1, 2, 20, 2))), FITTING["x"].int(), FITTING["x"].double()],
     "weight": [torch.ones(4, 2, 3), torch.ones(4, 2, 0, 3), torch.ones(4, 2, 3, 3).bfloat16()],
     "bias": [torch.ones(3), torch.ones(4, 1), torch.ones(4).half()],
     "stride": [[0, 1], [1], [1, 1, 1]],

@@ -87,15 +87,8 @@ def test_values_places_and_gradients_are_torchs(implementation, dtype):
 @needs_cpp
 def test_kernels_for_wide_rows_many_channels_and_small_planes(dtype):
     """Each path of the C++ backward (by fours, by rows, by pixels, by planes, by bands), and its edges."""
-    sizes = [
-        (3, 2, 9, 41),
-        (2, 3, 7, 230),
-        (2, 40, 9, 11),
-        (9, 5, 12, 13),
-        (1, 2, 40, 500),
-        (2, 17, 6, 7),
-        (1, 1, 300, 70),
-    ]
+    sizes = [(3, 2, 9, 41), (2, 3, 7, 230), (2, 40, 9, 11), (9, 5, 12, 13)]
+    sizes += [(1, 2, 40, 500), (2, 17, 6, 7), (1, 1, 300, 70)]
     windows = [((2, 2), (2, 2), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((3, 3), (1, 1), (1, 1)), ((5, 4), (2, 3), (2, 1))]
     for size, (kernel, stride, padding), last in itertools.product(sizes, windows, (False, True)):
         x, geometry = sample(size, dtype, last, True), (kernel, stride, padding, (1, 1))

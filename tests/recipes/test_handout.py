@@ -1,12 +1,10 @@
 """The exercise's baseline: what it computes, what it refuses, and that nobody takes its work for that of the others."""
 
-import csv
-
 import pytest
 import torch
 import torch.nn.functional as F
 from planned_runs import planned_words
-from worlds import assert_same_state, ok, steps
+from worlds import assert_same_state, ok, rows, steps
 
 from gptscale.common.engine import Batch
 from gptscale.common.measure.flops import handout_n_params
@@ -102,10 +100,9 @@ def test_it_trains_resumes_and_is_compared(tmp_path):
     ok("run", "single", *same)
     ok("run", "handout", "--same-work", *same)
     ok("compare", tmp_path, "--csv", tmp_path / "c.csv")
-    with (tmp_path / "c.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    compared = rows(tmp_path / "c.csv")
     # The faster one is first, which may be either.
-    assert {row["name"] for row in rows if row["ranked"] == "true"} == {"single x1", "handout x1"}
-    apart = [row["notes"] for row in rows if row["ranked"] == "false"]
+    assert {row["name"] for row in compared if row["ranked"] == "true"} == {"single x1", "handout x1"}
+    apart = [row["notes"] for row in compared if row["ranked"] == "false"]
     assert len(apart) == 2
     assert all("dropout 0.1" in note and "loss shifted inside the sequence" in note for note in apart)

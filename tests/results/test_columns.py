@@ -1,11 +1,11 @@
 """The rows of columns.csv make the header and the page of metrics, and a file of an earlier version is continued."""
 
-import csv
 import stat
 import zlib
 from pathlib import Path
 
 import pytest
+from table_rows import rows
 
 from gptscale.common.errors import ConfigError, StorageError
 from gptscale.results.columns import SUMMARY, RunColumn, RunTable, cells_of, csv_line
@@ -33,11 +33,6 @@ def older(folder, version, *lines):
     return old
 
 
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def test_the_page_of_metrics_has_the_table_of_the_rows():
     lines = [f"| `{c.name}` | {c.unit} | {c.since} | {c.doc} |\n" for c in SUMMARY.columns]
     # To make the table anew, put these lines into the page.
@@ -60,7 +55,7 @@ def test_an_older_file_is_read_extended_and_continued(version, tmp_path):
     append_row(SUMMARY, tmp_path, ROW | {"run_id": "next"})
     path = tmp_path / "summary.csv"
     assert path.read_bytes().startswith(SUMMARY.header)
-    first, second, third = rows_of(path)
+    first, second, third = rows(path)
     assert {name: first[name] for name in old} == old
     assert [first[column.name] for column in SUMMARY.columns if column.since > version] == [
         "" for column in SUMMARY.columns if column.since > version

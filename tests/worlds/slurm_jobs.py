@@ -1,8 +1,9 @@
 """What tests do with jobs on a cluster of Slurm (machines.py): submit one, and read what its runs left."""
 
-import csv
 import re
 from pathlib import Path
+
+import table_rows
 
 from gptscale.launchers.cli import main
 
@@ -24,12 +25,11 @@ def log_of(job, out="out"):
 
 def steps(name, out="out"):
     """Return the columns of a run's steps that every start of it must repeat."""
-    with Path(out, "runs", name, "steps.csv").open() as file:
-        return [(int(row["step"]), float(row["loss"]), float(row["grad_norm"])) for row in csv.DictReader(file)]
+    found = table_rows.rows(Path(out, "runs", name, "steps.csv"))
+    return [(int(row["step"]), float(row["loss"]), float(row["grad_norm"])) for row in found]
 
 
 def rows(name, out="out"):
     """Return how each start of a run ended, with its ranks and its accumulation."""
-    with Path(out, "summary.csv").open() as file:
-        mine = [row for row in csv.DictReader(file) if row["run_id"] == name]
+    mine = [row for row in table_rows.rows(Path(out, "summary.csv")) if row["run_id"] == name]
     return [(row["status"], int(row["world_size"]), int(row["grad_accum_steps"])) for row in mine]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import os
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import pandas as pd
 import psutil
 import torch
+from table_rows import rows as rows
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.process.program import Program
@@ -82,12 +82,6 @@ def ranks(script: str, nproc: int, *words: Any, environment: str = "", status: i
 def steps(run: Path) -> Any:
     """Return the steps that a run has logged, as a pandas frame by step."""
     return pd.read_csv(run / "steps.csv", float_precision="round_trip").set_index("step")
-
-
-def rows(file: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV, such as the summary.csv of a results folder."""
-    with file.open() as opened:
-        return list(csv.DictReader(opened))
 
 
 def deviation(found: Any, expected: Any, *columns: str) -> float:

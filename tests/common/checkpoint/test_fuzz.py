@@ -93,16 +93,7 @@ def deep_manifest(checkpoint, random):
     )
 
 
-KINDS = [
-    manifest_bytes,
-    data_bytes,
-    manifest_values,
-    manifest_values,
-    data_header,
-    files,
-    large_manifest,
-    deep_manifest,
-]
+KINDS = [manifest_bytes, data_bytes, *[manifest_values] * 2, data_header, files, large_manifest, deep_manifest]
 
 
 def outcome(checkpoint):

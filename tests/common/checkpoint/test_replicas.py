@@ -69,10 +69,10 @@ def test_a_flipped_bit_is_found_and_nothing_is_saved(recipe, nproc, weight, expe
         4,
         "--global-batch-size",
         12,
-        "--run-name",
-        "r",
+        "--out",
+        tmp_path,
     ]
-    ranks("world_faulty.py", nproc, f"flipped,{weight}", *recipe.split(), *words, "--out", tmp_path, status=6)
+    ranks("world_faulty.py", nproc, f"flipped,{weight}", *recipe.split(), *words, "--run-name", "r", status=6)
     err = capfd.readouterr().err
     assert f"gptscale: error: rank 0: {expected}" in err
     assert ", at step 4 (equal at step 2), " in err

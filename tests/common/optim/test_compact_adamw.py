@@ -128,10 +128,8 @@ def test_fifty_steps_end_near_those_of_adamw_in_fp64(form, tolerance):
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_small_and_what_is_left_over_is_torchs_own(form):
     ours, theirs = parameters(), parameters()
-    first, second = (
-        FusedOptimizer(ours, config_of(form, clip_grad_norm=0.5)),
-        FusedOptimizer(theirs, config_of("fp32", clip_grad_norm=0.5)),
-    )
+    pairs = (ours, form), (theirs, "fp32")
+    first, second = (FusedOptimizer(params, config_of(kept, clip_grad_norm=0.5)) for params, kept in pairs)
     take_steps(ours, first, range(5), scale=1.0)
     take_steps(theirs, second, range(5), scale=1.0)
     for name in ("norm", "edge", "one"):

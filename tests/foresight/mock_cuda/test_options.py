@@ -2,23 +2,10 @@
 
 import pytest
 
-OPTIONS = [
-    "--attention flash",
-    "--attention cudnn",
-    "--attention efficient",
-    "--attention math",
-    "--precision fp16",
-    "--precision fp8",
-    "--precision fp32",
-    "--optimizer-state 8bit",
-    "--optimizer-state bf16",
-    "--optimizer sgd",
-    "--dropout 0.1",
-    "--activation-checkpointing selective",
-    "--compile",
-    "--compile --compile-mode reduce-overhead",
-    "--compile --precision fp8",
-]
+OPTIONS = [f"--attention {name}" for name in ("flash", "cudnn", "efficient", "math")]
+OPTIONS += [f"--precision {name}" for name in ("fp16", "fp8", "fp32")] + ["--optimizer sgd", "--dropout 0.1"]
+OPTIONS += ["--optimizer-state 8bit", "--optimizer-state bf16", "--activation-checkpointing selective"]
+OPTIONS += ["--compile", "--compile --compile-mode reduce-overhead", "--compile --precision fp8"]
 
 
 @pytest.mark.slow

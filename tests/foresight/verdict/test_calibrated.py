@@ -39,6 +39,15 @@ def calibrate(file, run, product_s, spread=0.02, reduce_s=0.01):
     add(file, MeasuredMachine(MACHINE, timed))
 
 
+def calibrated(folder, traces, **spread):
+    """Return what a calibrated machine expects of a run, with its traces."""
+    run = run_of()
+    calibrate(folder / "c.json", run, product_s=1e-4, **spread)
+    expected = calibrated_run(run, traces, MACHINE, folder / "c.json")
+    assert expected is not None
+    return expected
+
+
 def processors(share):
     return [share] * 2
 
@@ -57,11 +66,9 @@ def test_an_unmeasured_machine_expects_nothing(tmp_path):
 
 
 def test_products_that_take_longer_than_calibrated(tmp_path):
-    run, traces = run_of(), traced(LARGE, 0.01)
-    calibrate(tmp_path / "c.json", run, product_s=1e-4)
-    expected = calibrated_run(run, traces, MACHINE, tmp_path / "c.json")
-    assert expected is not None
-    assert expected.products_s == pytest.approx(1e-4 * sum(products_of(run).values()) / 2)
+    traces = traced(LARGE, 0.01)
+    expected = calibrated(tmp_path, traces)
+    assert expected.products_s == pytest.approx(1e-4 * sum(products_of(run_of()).values()) / 2)
     # The made-up traces count 0.7 of a backward of 0.1 s as products.
     assert expected.times_slower(traces, processors(1.0)) == pytest.approx(0.07 / expected.products_s)
     assert expected.times_slower(traces, processors(0.01)) == 1.0
@@ -69,22 +76,15 @@ def test_products_that_take_longer_than_calibrated(tmp_path):
 
 
 def test_a_calibration_with_a_wide_spread_expects_nothing_of_products(tmp_path):
-    run = run_of()
-    calibrate(tmp_path / "c.json", run, product_s=1e-4, spread=0.5)
-    expected = calibrated_run(run, traced(LARGE, 0.01), MACHINE, tmp_path / "c.json")
-    assert expected is not None
-    assert expected.products_s is None
+    assert calibrated(tmp_path, traced(LARGE, 0.01), spread=0.5).products_s is None
 
 
 @pytest.mark.parametrize(
     ("wait_s", "words"), [(0.03, "all-reduce 0.035 GB/s, calibrated 0.105"), (0.011, "")], ids=["slow", "as calibrated"]
 )
 def test_an_exchange_that_is_slower_than_calibrated(tmp_path, wait_s, words):
-    run, traces = run_of(), traced(LARGE, wait_s)
-    calibrate(tmp_path / "c.json", run, product_s=1e-4)
-    expected = calibrated_run(run, traces, MACHINE, tmp_path / "c.json")
-    assert expected is not None
-    assert expected.slow_exchange(Replay(traces), traces) == words
+    traces = traced(LARGE, wait_s)
+    assert calibrated(tmp_path, traces).slow_exchange(Replay(traces), traces) == words
 
 
 def test_a_small_exchange_is_told_in_milliseconds():

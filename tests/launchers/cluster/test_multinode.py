@@ -1,6 +1,5 @@
 """torchrun on two machines: they meet by name, refuse what does not fit, and one goes on when the other is gone."""
 
-import csv
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from machines import machines, standing_still, wait_for
-from worlds import Started, command
+from worlds import Started, command, rows
 
 MULTINODE = Path(__file__).parents[3] / "launchers" / "multinode.sh"
 TINY = ["--n-layer", 2, "--n-embd", 32, "--n-head", 2, "--seq-len", 16, "--vocab-size", 257, "--no-tensorboard"]
@@ -87,8 +86,7 @@ LONG = ["ddp", *TINY, "--data", "synthetic", "--device", "cpu", "--steps", 400, 
 
 
 def steps(out):
-    with Path(out, "runs/r/steps.csv").open() as file:
-        return [float(row["loss"]) for row in csv.DictReader(file)]
+    return [float(row["loss"]) for row in rows(Path(out, "runs/r/steps.csv"))]
 
 
 def wait_for_steps(count, log):
@@ -141,9 +139,8 @@ def test_a_run_goes_on_with_the_machines_that_are_left(pair):
 
     last = elastic(n2, "1", "n2:29400")
     assert last.wait(240) == 0, Path("n2.log").read_text()[-3000:]
-    with Path("out/summary.csv").open() as file:
-        rows = [(row["status"], row["world_size"], row["grad_accum_steps"]) for row in csv.DictReader(file)]
-    assert rows == [("failed", "2", "1"), ("interrupted", "1", "2"), ("failed", "2", "1"), ("ok", "1", "2")]
+    ends = [(row["status"], row["world_size"], row["grad_accum_steps"]) for row in rows(Path("out/summary.csv"))]
+    assert ends == [("failed", "2", "1"), ("interrupted", "1", "2"), ("failed", "2", "1"), ("ok", "1", "2")]
     status, _, said = unbroken.ended()
     assert status == 0, said
     assert steps("out") == pytest.approx(steps("unbroken"), rel=1e-5)

@@ -1,6 +1,5 @@
 """Runs on a real Slurm cluster: the same figures as on one machine."""
 
-import csv
 import json
 import re
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from machines import wait_for
 from slurm_jobs import TINY, log_of, steps, submit
-from worlds import ok
+from worlds import ok, rows
 
 from gptscale.launchers.cli import main
 
@@ -65,10 +64,10 @@ def test_two_nodes_compute_what_one_machine_computes(slurm, capsys):
         nodes = json.loads(Path("out", "runs", run, "run.json").read_text())["nodes"]
         assert [node["ranks"] for node in nodes] == [[0], [1]]
         assert {node["host"] for node in nodes} < set(slurm.nodes)
-    with Path("out/summary.csv").open() as file:
-        rows = sorted((row["run_id"], row["recipe"], row["status"], row["world_size"]) for row in csv.DictReader(file))
+    summary = rows(Path("out/summary.csv"))
+    found = sorted((row["run_id"], row["recipe"], row["status"], row["world_size"]) for row in summary)
     ended = [(run, recipe, "ok", "2") for recipe, run in runs.items()]
-    assert rows == sorted([*ended, ("s-single-0", "single", "ok", "1"), ("s-ddp-0", "ddp", "failed", "2")])
+    assert found == sorted([*ended, ("s-single-0", "single", "ok", "1"), ("s-ddp-0", "ddp", "failed", "2")])
     text = Path("out/comparison.md").read_text()
     assert all(recipe in text for recipe in (*SWEPT, "single", "failed"))
 

@@ -31,27 +31,6 @@ from gptscale.launchers.run.start import plan_run
 from gptscale.ops.build import cache as build_cache
 from gptscale.recipes import Recipe, get
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def refused(capsys, folder, words):
-    """Run the command in this process, check what every refusal must keep, and return its error line."""
-    before = sorted(folder.rglob("*"))
-    assert main(words) == 2
-    said = capsys.readouterr()
-    lines = said.err.splitlines()
-    assert len(lines) == 1, said.err
-    assert lines[0].startswith("gptscale: error: ")
-    # Nothing was created.
-    assert sorted(folder.rglob("*")) == before
-    return lines[0]
-
-
 CASES = {
     "unknown command": (["swep"], "did you mean 'sweep'"),
     "no recipe": (["run"], "a recipe is missing"),
@@ -126,10 +105,10 @@ CASES = {
 }  # fmt: skip
 
 
-def test_parity_is_refused_before_its_first_run(capsys, folder):
+def test_parity_is_refused_before_its_first_run(folder, refused):
     """The SGD run's folder is there already. AdamW's, which come first, do not begin."""
     (folder / "runs" / "ddp-2-sgd").mkdir(parents=True)
-    assert "ddp-2-sgd" in refused(capsys, folder, ["parity", "--recipes", "ddp", "--out", "."])
+    assert "ddp-2-sgd" in refused(["parity", "--recipes", "ddp", "--out", "."])
 
 
 @pytest.mark.promise("C1 | processes that tp and pp do not divide | refused with the counts that work")
@@ -144,9 +123,9 @@ def test_parity_is_refused_before_its_first_run(capsys, folder):
 @pytest.mark.promise("C12 | values out of range | field, value and range")
 @pytest.mark.promise("X5 | run names with paths, newlines, 300 letters | refused, nothing is created")
 @pytest.mark.parametrize("case", CASES)
-def test_refused(case, capsys, folder):
+def test_refused(case, refused):
     words, message = CASES[case]
-    assert message in refused(capsys, folder, words)
+    assert message in refused(words)
 
 
 def llmc(path, count, ids, magic=20240520):
@@ -166,23 +145,23 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_data_files(case, capsys, folder):
+def test_data_files(case, folder, refused):
     write, message = FILES[case]
     write(folder / "tokens.bin")
-    line = refused(capsys, folder, ["run", "single", "--data", "tokens.bin"])
+    line = refused(["run", "single", "--data", "tokens.bin"])
     assert message in line
     assert case != "id outside" or "token id 300" in line
 
 
 @pytest.mark.promise("C8 | an engine that is missing | the line that installs it")
-def test_missing_engine_names_the_pip_line(capsys, folder, monkeypatch):
+def test_missing_engine_names_the_pip_line(monkeypatch, refused):
     row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="deepspeed-of-nowhere")
     monkeypatch.setitem(gptscale.recipes.RECIPES, "absent", row)
-    assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(capsys, folder, ["run", "absent"])
+    assert "pip install 'gptscale[deepspeed-of-nowhere]'" in refused(["run", "absent"])
 
 
 @pytest.mark.promise("C9 | an engine that is broken or of another version | one line with both versions")
-def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_factory):
+def test_broken_engine_is_one_line_too(monkeypatch, tmp_path_factory, refused):
     home = tmp_path_factory.mktemp("broken")
     (home / "broken_engine.py").write_text("import a_file_that_was_lost")
     (home / "broken_engine-1.0.dist-info").mkdir()
@@ -190,7 +169,7 @@ def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_fac
     monkeypatch.syspath_prepend(home)
     row = Recipe("gptscale.recipes.single", "SingleConfig", "", memory="replicas", engine="broken-engine")
     monkeypatch.setitem(gptscale.recipes.RECIPES, "broken", row)
-    line = refused(capsys, folder, ["run", "broken"])
+    line = refused(["run", "broken"])
     assert (
         "broken-engine is installed but does not import (ModuleNotFoundError: No module named 'a_file_that_was_lost'), "
         "in this environment, pip install --force-reinstall 'gptscale[broken-engine]'" in line
@@ -198,24 +177,24 @@ def test_broken_engine_is_one_line_too(capsys, folder, monkeypatch, tmp_path_fac
 
 
 @pytest.mark.promise("C7 | bf16 before Ampere | refused")
-def test_bf16_before_ampere(capsys, folder, monkeypatch):
+def test_bf16_before_ampere(monkeypatch, refused):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    line = refused(capsys, folder, ["run", "single", "--precision", "bf16"])
+    line = refused(["run", "single", "--precision", "bf16"])
     assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5, in --precision, use fp16" in line
 
 
-def test_more_processes_than_gpus(capsys, folder, monkeypatch):
+def test_more_processes_than_gpus(monkeypatch, refused):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    line = refused(capsys, folder, ["run", "ddp", "--nproc", "2"])
+    line = refused(["run", "ddp", "--nproc", "2"])
     assert "2 processes need as many GPUs, 1 visible, in --nproc, use --nproc 1, or --device cpu" in line
 
 
-def test_results_folder_is_a_file(capsys, folder):
+def test_results_folder_is_a_file(folder, refused):
     (folder / "results").write_text("in the way")
-    assert "results folder results cannot be written" in refused(capsys, folder, ["run", "single"])
+    assert "results folder results cannot be written" in refused(["run", "single"])
 
 
 @pytest.mark.promise("S11 | results that cannot be written | refused before the start, 5")
@@ -228,22 +207,20 @@ def test_results_folder_not_writable(capsys, folder, monkeypatch):
     assert not list(folder.iterdir())
 
 
-def test_run_name_that_exists(capsys, folder):
+def test_run_name_that_exists(folder, refused):
     (folder / "results" / "runs" / "mine").mkdir(parents=True)
-    assert "add --resume or choose another --run-name" in refused(
-        capsys, folder, ["run", "single", "--run-name", "mine"]
-    )
-    line = refused(capsys, folder, ["run", "single", "--run-name", "mine", "--resume"])
+    assert "add --resume or choose another --run-name" in refused(["run", "single", "--run-name", "mine"])
+    line = refused(["run", "single", "--run-name", "mine", "--resume"])
     assert "holds no checkpoint" in line
 
 
 @pytest.mark.promise("X6")
-def test_checkpoints_of_the_run_that_are_a_link(capsys, folder):
+def test_checkpoints_of_the_run_that_are_a_link(folder, refused):
     run = folder / "results" / "runs" / "mine"
     run.mkdir(parents=True)
     (run / "checkpoints").symlink_to(folder)
     words = ["run", "single", "--run-name", "mine", "--resume", "auto"]
-    assert "checkpoints is a symbolic link, in --run-name" in refused(capsys, folder, words)
+    assert "checkpoints is a symbolic link, in --run-name" in refused(words)
 
 
 class Canary:
@@ -274,7 +251,7 @@ PICKLES = {
 @pytest.mark.promise("X1 | a malicious pickle | never read unless you listed its hash")
 @pytest.mark.promise("X3 | a malicious folder of DeepSpeed's | refused without `--trust-checkpoint` and your hashes")
 @pytest.mark.parametrize("case", PICKLES)
-def test_pickles_that_the_user_has_not_listed_are_never_read(case, capsys, folder):
+def test_pickles_that_the_user_has_not_listed_are_never_read(case, folder, refused):
     harm, message = PICKLES[case]
     own = folder / "own"
     (own / "step").mkdir(parents=True)
@@ -283,19 +260,19 @@ def test_pickles_that_the_user_has_not_listed_are_never_read(case, capsys, folde
         (own / "step" / name).write_bytes(pickle.dumps(Canary(folder / "canary")))
     harm(own)
     for trust in (["--trust-checkpoint"], []):
-        line = refused(capsys, folder, ["run", "zero2", "--resume", "own", *trust])
+        line = refused(["run", "zero2", "--resume", "own", *trust])
         assert (message if trust else "add --trust-checkpoint") in line
     assert not (folder / "canary").exists()
 
 
 @pytest.mark.promise("X2 | a malicious `.metadata` of torch | never read")
 @pytest.mark.parametrize("name", ["model.pt", ".metadata", "mp_rank_00_model_states.pt", "rank-00000-0000.safetensors"])
-def test_pickles_of_other_programs_are_never_read(name, capsys, folder):
+def test_pickles_of_other_programs_are_never_read(name, folder, refused):
     (folder / "step-4").mkdir()
     (folder / "step-4" / name).write_bytes(pickle.dumps(Canary(folder / "canary")))
-    refused(capsys, folder, ["run", "ddp", "--resume", "step-4"])
+    refused(["run", "ddp", "--resume", "step-4"])
     (folder / "step-4").rename(folder / "saved")
-    refused(capsys, folder, ["run", "ddp", "--resume", "saved", "--trust-checkpoint"])
+    refused(["run", "ddp", "--resume", "saved", "--trust-checkpoint"])
     assert not (folder / "canary").exists()
 
 
@@ -322,28 +299,28 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_an_explicit_checkpoint_that_is_damaged_never_falls_back(case, capsys, folder):
+def test_an_explicit_checkpoint_that_is_damaged_never_falls_back(case, folder, refused):
     save(Holder(), folder, 2, {"workload": {}})
     path = save(Holder(), folder, 4, {"workload": {}})
     harm, message = DAMAGE[case]
     harm(path / "rank-00000-0000.safetensors")
-    assert message in refused(capsys, folder, ["run", "single", "--resume", str(path)])
+    assert message in refused(["run", "single", "--resume", str(path)])
 
 
 @pytest.mark.promise("C14 | another model on resume | refused with all fields that differ")
-def test_a_checkpoint_of_another_model_lists_what_differs(capsys, folder):
+def test_a_checkpoint_of_another_model_lists_what_differs(folder, refused):
     path = save(Holder(), folder, 4, {"workload": {"n_layer": 3, "seed": 7}})
-    line = refused(capsys, folder, ["run", "single", "--resume", str(path)])
+    line = refused(["run", "single", "--resume", str(path)])
     assert "n_layer 3 there, 4 here" in line
     assert "seed 7 there, 1234 here" in line
 
 
 @pytest.mark.promise("S20 | data that changed between save and resume | refused without `--allow-data-change`")
-def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
+def test_a_checkpoint_of_other_data_is_refused_unless_allowed(folder, refused):
     words = ["run", "single", "--data", "synthetic", "--device", "cpu"]
     plan = plan_run("single", RunConfig(data="synthetic", device="cpu"), default_recipe_config("single"), 1)
     path = save(Holder(), folder, 4, {"workload": workload(plan.run, "of other data")})
-    line = refused(capsys, folder, [*words, "--resume", str(path)])
+    line = refused([*words, "--resume", str(path)])
     assert "the data differs from the saved run's (synthetic)" in line
     assert line.endswith("add --allow-data-change to accept")
     assert main([*words, "--resume", str(path), "--allow-data-change", "--dry-run"]) == 0
@@ -351,13 +328,13 @@ def test_a_checkpoint_of_other_data_is_refused_unless_allowed(capsys, folder):
 
 @pytest.mark.promise("C14")
 @pytest.mark.parametrize("resume", ["auto", "newest", "results/runs/mine", "results/runs/mine/checkpoints"])
-def test_another_model_is_refused_before_the_start_whatever_the_run_name(resume, capsys, folder):
+def test_another_model_is_refused_before_the_start_whatever_the_run_name(resume, folder, refused):
     """The newest checkpoint with a sound manifest is compared. Nothing is verified or set aside yet."""
     checkpoints = folder / "results" / "runs" / "mine" / "checkpoints"
     save(Holder(), checkpoints, 4, {"workload": {"n_layer": 3, "seed": 1234}})
     (save(Holder(), checkpoints, 6, {"workload": {}}) / "manifest.json").write_text("{}")
     words = ["run", "single", "--run-name", "mine", "--resume", resume]
-    line = refused(capsys, folder, words)
+    line = refused(words)
     assert "n_layer 3 there, 4 here" in line
     assert "seed" not in line
     assert "step-4" in line
@@ -426,40 +403,40 @@ def test_dry_run_creates_nothing(capsys, folder):
         *(("lightning_fabric", "2.4.9", ">=2.5,<"), ("ddp", "2.4.1", ">=2.5.1,<")),
     ],
 )
-def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works, capsys, folder, monkeypatch):
+def test_an_engine_at_a_version_that_is_not_known_to_work(recipe, version, works, monkeypatch, refused):
     engine = get(recipe).engine
     installed = gptscale.recipes.version
     monkeypatch.setattr(gptscale.recipes, "version", lambda name: version if name == engine else installed(name))
-    said = refused(capsys, folder, ["run", recipe])
+    said = refused(["run", recipe])
     assert f"{engine} {version} is installed, this recipe is known to work with {works}" in said
     assert f"pip install '{engine}{works}" in said
 
 
-def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(capsys, folder, monkeypatch):
+def test_an_operator_that_is_not_compiled_and_a_compiler_that_is_missing(folder, monkeypatch, refused):
     monkeypatch.setattr(deepspeed_ops, "library", lambda op: build_cache.root() / "nowhere" / "nowhere.so")
-    said = refused(capsys, folder, ["run", "zero_offload"])
+    said = refused(["run", "zero_offload"])
     assert "DeepSpeed's cpu_adam not compiled yet, on this machine, run gptscale prepare" in said
     monkeypatch.setattr(build_cache.shutil, "which", lambda name, **options: None)
     assert "no C++ compiler, on this machine, apt-get install g++, then gptscale prepare" in refused(
-        capsys, folder, ["run", "zero_offload"]
+        ["run", "zero_offload"]
     )
-    assert refused(capsys, folder, ["prepare", "--recipes", "zero_offload"]).endswith("apt-get install g++")
+    assert refused(["prepare", "--recipes", "zero_offload"]).endswith("apt-get install g++")
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(deepspeed_ops, "library", lambda op: build_cache.root() / "nowhere" / "nowhere.so")
     monkeypatch.setattr(deepspeed_ops, "_has_libaio", lambda: False)
-    assert "apt-get install libaio-dev" in refused(capsys, folder, ["run", "zero_infinity"])
+    assert "apt-get install libaio-dev" in refused(["run", "zero_infinity"])
 
 
-def test_a_disk_that_is_too_small_or_cannot_be_written(capsys, folder, monkeypatch):
+def test_a_disk_that_is_too_small_or_cannot_be_written(folder, monkeypatch, refused):
     usage = swap_folder.shutil.disk_usage(folder)
     monkeypatch.setattr(swap_folder.shutil, "disk_usage", lambda path: usage._replace(free=10**6))
-    said = refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "."])
+    said = refused(["run", "zero_infinity", "--nvme-path", "."])
     # The run needs 20 bytes for each of 858,880 parameters.
     assert ". has 1,000,000 bytes free, 17,177,600 are needed, in --nvme-path" in said
     (folder / "disk").mkdir()
     monkeypatch.setattr(swap_folder.os, "access", lambda path, mode: path.name != "disk")
-    assert "disk cannot be written" in refused(capsys, folder, ["run", "zero_infinity", "--nvme-path", "disk"])
+    assert "disk cannot be written" in refused(["run", "zero_infinity", "--nvme-path", "disk"])
 
 
 CONTRADICTIONS = {
@@ -473,7 +450,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_deepspeeds_json_may_not_contradict_the_run(case, capsys, folder):
+def test_deepspeeds_json_may_not_contradict_the_run(case, folder, refused):
     theirs, expected = CONTRADICTIONS[case]
     (folder / "ds.json").write_text(json.dumps(theirs))
-    assert expected in refused(capsys, folder, ["run", "zero2", "--ds-config", "ds.json"])
+    assert expected in refused(["run", "zero2", "--ds-config", "ds.json"])

@@ -1,10 +1,9 @@
 """A run never ends without a row of its own, however its processes ended."""
 
-import csv
 import json
 
 import pytest
-from worlds import WORLDS, imports_of
+from worlds import WORLDS, imports_of, rows
 
 from gptscale.common.errors import StorageError
 from gptscale.common.process.program import Program
@@ -19,8 +18,7 @@ from gptscale.results.record.run_folder import START, leave_end
 
 
 def statuses(out):
-    with (out / "summary.csv").open() as file:
-        return [(row["run_id"], row["status"]) for row in csv.DictReader(file)]
+    return [(row["run_id"], row["status"]) for row in rows(out / "summary.csv")]
 
 
 @pytest.fixture
@@ -53,30 +51,22 @@ def ended(folder, name, status):
 
 
 @pytest.mark.promise("P4")
-def test_every_end_that_left_no_row_gets_one(tmp_path, begin):
-    """Also the second end of a run that was resumed: its earlier row does not count for it."""
+@pytest.mark.parametrize("wrote_its_row", [False, True])
+def test_every_end_that_left_no_row_gets_one(tmp_path, begin, wrote_its_row):
+    """Also the second end of a run that was resumed: its earlier row does not count for it.
+
+    A row counts also when its rank was ended before the status: the launcher ends the peers of a killed rank while they write.
+    """
 
     def killed(name):
         began(tmp_path / "runs" / "r", name)
+        if wrote_its_row:
+            append_row(SUMMARY, tmp_path, {"run_id": "r", "status": "failed"})
         return 7
 
-    assert begin(killed) == 7
-    assert statuses(tmp_path) == [("r", "failed")]
-    assert begin(killed) == 7
-    assert statuses(tmp_path) == [("r", "failed")] * 2
-
-
-def test_a_row_counts_also_when_its_rank_was_ended_before_the_status(tmp_path, begin):
-    """The launcher ends the peers of a killed rank while they write."""
-
-    def killed(name):
-        began(tmp_path / "runs" / "r", name)
-        append_row(SUMMARY, tmp_path, {"run_id": "r", "status": "failed"})
-        return 7
-
-    assert begin(killed) == 7
-    assert begin(killed) == 7
-    assert statuses(tmp_path) == [("r", "failed")] * 2
+    for n_starts in (1, 2):
+        assert begin(killed) == 7
+        assert statuses(tmp_path) == [("r", "failed")] * n_starts
 
 
 @pytest.mark.promise("P15 | ranks that end with 0 too early | a failure, 7")
@@ -103,8 +93,7 @@ def test_a_run_whose_steps_were_done_is_ok_and_its_row_is_written_once(tmp_path,
 
     assert begin(killed_before_its_row) == 0
     assert "warning: all 4 steps of r were done by then" in capsys.readouterr().err
-    with (tmp_path / "summary.csv").open() as file:
-        (written,) = csv.DictReader(file)
+    (written,) = rows(tmp_path / "summary.csv")
     assert (written["status"], written["loss_last"]) == ("ok", "2.5")
     assert begin(lambda name: ended(folder, name, "ok") or 7) == 0
     assert statuses(tmp_path) == [("r", "ok")] * 2
@@ -132,8 +121,7 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(module, function, 
     program = Program(str(WORLDS / "world_faulty.py"), (*words, "--run-name", "r"), imports=imports_of(("ddp",), ""))
     folder, summary = tmp_path / "runs" / "r", tmp_path / "summary.csv"
     assert launch_with_row.launch_with_row(program, 2, folder, SUMMARY, fork=True) == 0
-    with summary.open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows(summary)
     assert (row["status"], row["error"]) == ("ok", "")
     assert 5 < float(row["loss_last"]) < 6
     assert float(row["peak_rss_gib"]) > 0

@@ -19,14 +19,11 @@ def script(capsys, *words, command="submit"):
     return text
 
 
-def refusal(capsys, *words):
-    assert main(["submit", *words, "--dry-run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+# All tests work in an empty folder.
+pytestmark = pytest.mark.usefixtures("folder")
 
 
-def test_options_of_sbatch_go_into_the_script(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_options_of_sbatch_go_into_the_script(capsys, tmp_path):
     text = script(
         capsys, "ddp", "--nodes", "2", "--time", "1:00", "--comment=it's mine", "--signal=TERM@9", "--exclusive", *RUN
     )
@@ -39,16 +36,14 @@ def test_options_of_sbatch_go_into_the_script(capsys, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_saves_goes_back_into_the_queue(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_saves_goes_back_into_the_queue(capsys):
     text = script(capsys, "ddp", "--nodes", "2", "--nproc", "2", "--save-every", "5", *RUN)
     assert "#SBATCH --requeue\n" in text
     assert "--resume auto" in text
     assert "scontrol requeue" in text
 
 
-def test_with_fewer_nodes_the_accumulation_grows(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_with_fewer_nodes_the_accumulation_grows(capsys, refused):
     save = ["--save-every", "5", *RUN]
     text = script(capsys, "ddp", "--nodes", "4", "--min-nodes", "4", "--global-batch-size", "12", *save)
     assert "#SBATCH --nodes=4\n" in text
@@ -61,8 +56,8 @@ def test_with_fewer_nodes_the_accumulation_grows(capsys, tmp_path, monkeypatch):
     text = script(capsys, "ddp", "--nodes", "2", "--min-nodes", "1", "--exclusive=user", *save)
     assert "#SBATCH --exclusive=user\n" in text
     assert "#SBATCH --exclusive\n" not in text
-    words = ["ddp", "--nodes", "4", "--global-batch-size", "12", "--micro-batch-size", "3", "--min-nodes"]
-    line = refusal(capsys, *words, "3", *save)
+    words = ["ddp", "--nodes", "4", "--global-batch-size", "12", "--micro-batch-size", "3", "--min-nodes", "3"]
+    line = refused(["submit", *words, *save, "--dry-run"])
     assert "on 3 of the nodes global batch 12 is not a multiple of 9" in line
     assert line.endswith("in --min-nodes, leave it out")
 
@@ -82,16 +77,13 @@ def test_with_fewer_nodes_the_accumulation_grows(capsys, tmp_path, monkeypatch):
         (["zero_infinity", "--save-every", "5", "--save-async"], "the state on disk would have to fit into memory"),
     ],
 )
-def test_refused_before_anything_is_submitted(words, expected, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_refused_before_anything_is_submitted(words, expected, refused):
     if words[-1] == "3":
         words = [*words, "--global-batch-size", "8"]
-    assert expected in refusal(capsys, *words, *(RUN if words[-1] != "--time" else []))
-    assert list(tmp_path.iterdir()) == []
+    assert expected in refused(["submit", *words, *(RUN if words[-1] != "--time" else []), "--dry-run"])
 
 
-def test_a_gpu_job_is_planned_where_there_is_no_gpu(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_gpu_job_is_planned_where_there_is_no_gpu(capsys):
     text = script(
         capsys, "fsdp", "--nodes", "2", "--gpus-per-node", "8", "--precision", "fp8", "--global-batch-size", "64", *RUN
     )
@@ -100,16 +92,12 @@ def test_a_gpu_job_is_planned_where_there_is_no_gpu(capsys, tmp_path, monkeypatc
     assert "--device cuda" in text
 
 
-def test_without_slurm_it_says_so(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_without_slurm_it_says_so(tmp_path, monkeypatch, refused):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["submit", "ddp", "--nodes", "2", *RUN]) == 2
-    assert "there is no sbatch, on this machine" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert "there is no sbatch, on this machine" in refused(["submit", "ddp", "--nodes", "2", *RUN])
 
 
 def test_what_sbatch_refuses_is_one_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: q' >&2\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -118,8 +106,7 @@ def test_what_sbatch_refuses_is_one_line(capsys, tmp_path, monkeypatch):
     assert "sbatch refuses the job (invalid partition specified: q), in sbatch --parsable" in line
 
 
-def test_a_sweep_is_an_array_with_a_run_in_each_task(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_sweep_is_an_array_with_a_run_in_each_task(capsys):
     text = script(capsys, "--submit", "--recipes", "single,ddp", "--nodes", "2", "--time", "5", *RUN, command="sweep")
     assert "#SBATCH --array=0-1\n" in text
     assert "#SBATCH --time=5\n" in text

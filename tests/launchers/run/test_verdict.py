@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import json
 
 import pytest
 import worlds
-from worlds import ok
+from worlds import ok, rows
 
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.foresight.verdict.files import read_verdict
@@ -18,8 +17,7 @@ SHAPE = "--nproc 2 --n-layer 1 --n-embd 32 --seq-len 32 --no-tensorboard --save-
 
 def what_a_run_leaves(folder):
     """Return the losses and norms of a run's steps, and the hashes of its checkpoint's files."""
-    with (folder / "steps.csv").open(newline="") as file:
-        steps = [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in csv.DictReader(file)]
+    steps = [(row["step"], row["loss"], row["grad_norm"], row["lr"]) for row in rows(folder / "steps.csv")]
     manifest = json.loads((folder / f"checkpoints/step-{VERDICT_STEPS_MIN}/manifest.json").read_text())
     return steps, [file["sha256"] for file in manifest["files"]]
 
@@ -35,10 +33,8 @@ def test_a_run_leaves_the_same_bits_with_a_verdict_and_without(recipe, tmp_path)
     assert not (tmp_path / "runs/without/verdict.json").exists()
     assert "  verdict " in with_one.stdout
     assert with_one.stderr == ""
-    with (tmp_path / "summary.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
     verdict = read_verdict(tmp_path / "runs/with")
-    assert [row["bound_by"] for row in rows] == ["", verdict.bound_by]
+    assert [row["bound_by"] for row in rows(tmp_path / "summary.csv")] == ["", verdict.bound_by]
     assert len(verdict.ranks) == 2
     assert sum(verdict.shares.values()) == pytest.approx(1.0)
     # Each rank has its track, with its operations and its parts.
@@ -58,8 +54,7 @@ def test_a_slow_reader_is_found_in_a_real_run(tmp_path):
     worlds.ranks("world_faulty.py", 2, "slow_reader", *words, "--steps", VERDICT_STEPS_MIN, "--out", tmp_path)
     # Ranks that no launcher of ours has started leave the judging to the command.
     ok("why", tmp_path / "runs/run")
-    with (tmp_path / "summary.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows(tmp_path / "summary.csv")
     causes = json.loads((tmp_path / "runs/run/verdict.json").read_text())["causes"]
     (data,) = [cause for cause in causes if cause["name"] == DATA]
     assert 1 - data["without_s"] / float(row["step_time_s_median"]) > 0.4

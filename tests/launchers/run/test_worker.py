@@ -13,6 +13,7 @@ import sys
 
 import pytest
 import torch
+from table_rows import rows
 
 from gptscale.common.errors import DataError, PeerError
 from gptscale.common.process import begin as process
@@ -31,8 +32,7 @@ def faulthandler_as_it_was(monkeypatch):
 
 
 def row(tmp_path):
-    with (tmp_path / "summary.csv").open() as file:
-        (only,) = csv.DictReader(file)
+    (only,) = rows(tmp_path / "summary.csv")
     return only
 
 
@@ -211,22 +211,8 @@ def test_a_run_killed_after_its_last_save_gets_its_row(plan, tmp_path, capsys, r
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_saves_after_the_step_and_says_interrupted(plan, tmp_path, monkeypatch, capsys, number, expected):
-    original = single.build
-
-    def build(run, config):
-        engine = original(run, config)
-        step = engine.train_step
-
-        def train_step(batch, lr):
-            if batch.step == 2:
-                os.kill(os.getpid(), number)
-            return step(batch, lr)
-
-        engine.train_step = train_step
-        return engine
-
-    monkeypatch.setattr(single, "build", build)
+def test_a_signal_saves_after_the_step_and_says_interrupted(plan, tmp_path, before_step, capsys, number, expected):
+    before_step(2, lambda: os.kill(os.getpid(), number))
     assert entry.work(plan("--steps", "50", "--save-every", "50")) == expected
     assert row(tmp_path)["status"] == "interrupted"
     assert [p.name for p in (tmp_path / "runs" / "r" / "checkpoints").iterdir()] == ["step-3"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -31,26 +31,13 @@ def stripes() -> Samples:
 
 
 @pytest.fixture
-def mnist(shared_data: Path) -> Path:
-    folder = shared_data / "MNIST" / "raw"
-    if not folder.is_dir():
-        pytest.skip("needs MNIST in shared/data beside the checkout")
-    return folder
-
-
-def idx_file(path: Path, array: np.ndarray) -> None:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
-    path.write_bytes(header + array.astype(np.uint8).tobytes())
-
-
-@pytest.fixture
-def small_mnist(tmp_path: Path, stripes: Samples) -> Path:
+def small_mnist(tmp_path: Path, stripes: Samples, write_idx: Callable[..., Path]) -> Path:
     """Write the four files of MNIST with few and simple images."""
     folder = tmp_path / "data" / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name, n in (("train", 400), ("t10k", 200)):
-        idx_file(folder / f"{name}-images-idx3-ubyte", (stripes.images[-n:, 0] * 255).numpy())
-        idx_file(folder / f"{name}-labels-idx1-ubyte", stripes.labels[-n:].numpy())
+        write_idx(folder / f"{name}-images-idx3-ubyte", (stripes.images[-n:, 0] * 255).numpy())
+        write_idx(folder / f"{name}-labels-idx1-ubyte", stripes.labels[-n:].numpy())
     return folder
 
 
@@ -109,9 +96,9 @@ def test_a_loss_that_is_no_number_ends_it(stripes: Samples) -> None:
 
 
 @pytest.mark.slow
-def test_pure_linear_on_mnist(mnist: Path) -> None:
+def test_pure_linear_on_mnist(real_mnist: Path) -> None:
     """Train two epochs, after which report B's test error was 6.67 and 4.40 % (of twenty epochs)."""
-    digits = open_digits(str(mnist))
+    digits = open_digits(str(real_mnist))
     assert digits.is_whole_mnist
     net = build("pure_linear")
     *_, row = train(net, Adam(net.parameters(), 1e-3), digits.train, digits.test, epochs=2, batch_size=128, seed=0)
@@ -119,8 +106,8 @@ def test_pure_linear_on_mnist(mnist: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lenet_on_a_part_of_mnist(mnist: Path) -> None:
-    digits = open_digits(str(mnist), train_samples=6400)
+def test_lenet_on_a_part_of_mnist(real_mnist: Path) -> None:
+    digits = open_digits(str(real_mnist), train_samples=6400)
     assert len(digits.train) == 6400
     # The old figures are not of a part.
     assert not digits.is_whole_mnist
@@ -248,22 +235,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(name: str, refused: Callable[[list[str]], str]) -> None:
     words, part = REFUSED[name]
-    monkeypatch.chdir(tmp_path)
-    assert main(["lenet", "minigrad", *words.split()]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert said[0].startswith("gptscale: error: ")
-    assert part in said[0]
-    assert not list(tmp_path.iterdir())
+    assert part in refused(["lenet", "minigrad", *words.split()])
 
 
-def test_more_images_than_there_are(small_mnist: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lenet", "minigrad", "--data", str(small_mnist), "--train-samples", "401"]) == 2
-    assert "401 of 400 images, in --train-samples, use 1 to 400" in capsys.readouterr().err
+def test_more_images_than_there_are(small_mnist: Path, refused: Callable[[list[str]], str]) -> None:
+    words = ["lenet", "minigrad", "--data", str(small_mnist), "--train-samples", "401"]
+    assert "401 of 400 images, in --train-samples, use 1 to 400" in refused(words)
 
 
 def test_a_damaged_file_is_named(small_mnist: Path) -> None:

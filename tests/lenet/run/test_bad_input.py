@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gptscale.common.process.task import run_captured
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.config import RUN_IMPORTS
 
+Refused = Callable[[list[str]], str]
 TRAIN = ["lenet", "train", "--device", "cpu"]
 CASES = {
     "unknown word": (["lenet", "trian"], "unknown command 'trian', after lenet, did you mean 'train'?"),
@@ -67,92 +69,70 @@ CASES = {
 }  # fmt: skip
 
 
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, words: list[str]) -> str:
-    """Check that a command is refused as every one must be, and return its error line."""
-    before = sorted(folder.rglob("*"))
-    assert main(words) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("gptscale: error: ")
-    assert sorted(folder.rglob("*")) == before
-    return lines[0]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize("case", CASES)
-def test_refused(case: str, capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_refused(case: str, refused: Refused) -> None:
     words, message = CASES[case]
-    assert message in refused(capsys, folder, words)
+    assert message in refused(words)
 
 
-def test_idx_files(capsys: pytest.CaptureFixture[str], folder: Path, idx_folder: Path) -> None:
+def test_idx_files(idx_folder: Path, refused: Refused) -> None:
     labels = idx_folder / "train-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-1])
     words = [*TRAIN, "--data", str(idx_folder)]
-    assert "103 bytes, expected 104 for 96 labels" in refused(capsys, folder, words)
+    assert "103 bytes, expected 104 for 96 labels" in refused(words)
     labels.write_bytes(b"\x89PNG")
-    assert "magic 0x89504e47, expected 0x00000801" in refused(capsys, folder, words)
+    assert "magic 0x89504e47, expected 0x00000801" in refused(words)
     labels.unlink()
-    assert "train-labels-idx1-ubyte is missing" in refused(capsys, folder, words)
+    assert "train-labels-idx1-ubyte is missing" in refused(words)
 
 
-def test_folders_in_the_way(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_folders_in_the_way(folder: Path, refused: Refused) -> None:
     (folder / "file").write_text("in the way")
-    assert "results folder file cannot be written" in refused(capsys, folder, [*TRAIN, "--out", "file"])
+    assert "results folder file cannot be written" in refused([*TRAIN, "--out", "file"])
     (folder / "results" / "runs" / "mine").mkdir(parents=True)
     words = [*TRAIN, "--run-name", "mine"]
-    assert "add --resume or choose another --run-name" in refused(capsys, folder, words)
-    assert "holds no checkpoint" in refused(capsys, folder, [*words, "--resume"])
+    assert "add --resume or choose another --run-name" in refused(words)
+    assert "holds no checkpoint" in refused([*words, "--resume"])
     (folder / "results" / "lenet.csv").write_text("a,b\n1,2\n")
-    assert "has other columns" in refused(capsys, folder, TRAIN)
+    assert "has other columns" in refused(TRAIN)
 
 
 def test_a_checkpoint_of_another_run_lists_what_differs(
-    capsys: pytest.CaptureFixture[str], folder: Path, idx_folder: Path
+    capsys: pytest.CaptureFixture[str], folder: Path, idx_folder: Path, refused: Refused
 ) -> None:
     words = [*TRAIN, "--data", str(idx_folder), "--save-every", "1", "--epochs", "1", "--no-tensorboard"]
     assert main([*words, "--run-name", "a"]) == 0
     capsys.readouterr()
     saved = str(next((folder / "results" / "runs" / "a" / "checkpoints").iterdir()))
-    line = refused(capsys, folder, [*words, "--resume", saved, "--model", "cnn", "--seed", "7"])
+    line = refused([*words, "--resume", saved, "--model", "cnn", "--seed", "7"])
     assert "model lenet there, cnn here" in line
     assert "seed 1234 there, 7 here" in line
     for place in ("auto", "results/runs/a"):
-        line = refused(capsys, folder, [*words, "--run-name", "a", "--resume", place, "--seed", "7"])
+        line = refused([*words, "--run-name", "a", "--resume", place, "--seed", "7"])
         assert "the saved run differs: seed 1234 there, 7 here, in " in line
     longer = (*words, "--run-name", "a", "--resume", "--epochs", "2", "--weight-decay", "0.1")
     assert main([*overridden(longer)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert {"epochs was 1, is 2", "weight_decay was 0.0, is 0.1"} == {line for line in said if " was " in line}
-    assert "step 3 is saved already" in refused(capsys, folder, [*words, "--resume", saved])
+    assert "step 3 is saved already" in refused([*words, "--resume", saved])
     (folder / "results" / "runs" / "a" / "checkpoints" / "step-3" / "rank-00000-0000.safetensors").write_bytes(b"")
-    assert "has 0 bytes" in refused(capsys, folder, [*overridden((*words, "--epochs", "2", "--resume", saved))])
+    assert "has 0 bytes" in refused([*overridden((*words, "--epochs", "2", "--resume", saved))])
 
 
-def test_bf16_and_tf32_before_ampere(
-    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_and_tf32_before_ampere(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     words = ["lenet", "train", "--precision"]
-    assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5" in refused(capsys, folder, [*words, "bf16"])
-    assert "tf32 needs a GPU of Ampere (8.0) or newer" in refused(capsys, folder, [*words, "tf32"])
+    assert "bf16 needs Ampere (8.0) or newer, not compute capability 7.5" in refused([*words, "bf16"])
+    assert "tf32 needs a GPU of Ampere (8.0) or newer" in refused([*words, "tf32"])
 
 
-def test_more_processes_than_gpus(
-    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch, refused: Refused) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for words in (["train", "--nproc", "2"], ["backend"]):
-        assert "2 processes need as many GPUs, 1 visible, in --nproc" in refused(capsys, folder, ["lenet", *words])
+        assert "2 processes need as many GPUs, 1 visible, in --nproc" in refused(["lenet", *words])
 
 
 @pytest.mark.slow

@@ -23,11 +23,8 @@ LARGE = ("vgg", "resnet")
 
 
 @pytest.fixture(scope="module")
-def sample(shared_data: Path) -> VisionData:
-    folder = shared_data / "cifar10-sample"
-    if not folder.is_dir():
-        pytest.skip("needs cifar10-sample in shared/data beside the checkout")
-    return open_data(str(folder), root=folder)
+def sample(cifar_sample: Path) -> VisionData:
+    return open_data(str(cifar_sample), root=cifar_sample)
 
 
 def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:

@@ -136,14 +136,8 @@ def test_a_run_stopped_while_it_skips_continues_bit_identically(
         return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=4), None
 
     monkeypatch.setattr(engine_module, "make_scaler", high)
-    options = {
-        "data": str(idx_folder),
-        "epochs": 4,
-        "batch_size": 16,
-        "save_every": 1,
-        "log_every": 1,
-        "precision": "fp16",
-    }
+    options = {"data": str(idx_folder), "epochs": 4, "batch_size": 16, "save_every": 1, "log_every": 1}
+    options |= {"precision": "fp16"}
     whole = run(tmp_path, "whole", **options)
     original = VisionEngine.train_step
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from gptscale.common.engine import StepResult
-from gptscale.common.errors import NumericError
 from gptscale.common.process.world import World
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import Score
@@ -141,9 +140,3 @@ def test_skipped_steps_are_a_column_where_there_is_a_loss_scale(
     with opened(tmp_path, clock, past=past, **options) as recorder:
         take(recorder, clock, range(1, 3), [1.0, 1.0], skipped=1 if expected else None)
         assert recorder.figures().get("skipped_steps") == expected
-
-
-def test_a_loss_that_is_not_finite_ends_the_run_after_its_row(tmp_path: Path, clock: Clock) -> None:
-    with pytest.raises(NumericError, match="loss nan, at step 2"), opened(tmp_path, clock) as recorder:
-        take(recorder, clock, range(1, 4), [1.0, math.nan, 1.0])
-    assert pd.read_csv(tmp_path / "steps.csv").step.tolist() == [1, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import signal
@@ -15,7 +14,7 @@ import psutil
 import pytest
 import torch
 from holder import reseal
-from worlds import Started, command, ok, ranks
+from worlds import Started, command, ok, ranks, rows
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.engine import Batch, StepResult
@@ -182,8 +181,7 @@ def test_what_a_run_leaves(tmp_path: Path, idx_folder: Path, capfd: pytest.Captu
     assert "epoch 2/2  loss" in said.out
     assert "\r" not in said.out + said.err
     assert "\x1b" not in said.out + said.err
-    with (tmp_path / "lenet.csv").open(newline="") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows(tmp_path / "lenet.csv")
     assert list(row) == SUMMARY_COLUMNS
     assert (row["status"], row["n_train"], row["n_test"], row["steps"]) == ("ok", "96", "41", "6")
     assert len(row["class_accuracy"].split()) == 10
@@ -290,8 +288,7 @@ def test_a_rank_that_dies_after_the_last_step_changes_nothing(
     program = Program(str(WORLDS / "world_faulty.py"), words)
     folder, summary = tmp_path / "runs" / "r", tmp_path / "lenet.csv"
     assert launch_with_row(program, 2, folder, LENET, fork=True) == 0
-    with summary.open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = rows(summary)
     assert (row["status"], row["error"]) == ("ok", "")
     assert float(row["test_accuracy"]) > 0
     errors = capfd.readouterr().err

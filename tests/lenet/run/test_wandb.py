@@ -34,12 +34,8 @@ needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb
 def offline(tmp_path: Path) -> dict[str, str]:
     """Return an environment in which wandb can write only under `tmp_path`/home and finds no server."""
     home = tmp_path / "home"
-    settings = {
-        "HOME": str(home),
-        "WANDB_MODE": "offline",
-        "WANDB_BASE_URL": "http://127.0.0.1:9",
-        "OMP_NUM_THREADS": "1",
-    }
+    settings = {"HOME": str(home), "WANDB_MODE": "offline", "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    settings["OMP_NUM_THREADS"] = "1"
     return {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "XDG"))} | settings
 
 

@@ -10,26 +10,10 @@ from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.studies.compare import compare, load
 from gptscale.results.record.files import append_row
 
-RUN = {
-    "status": "ok",
-    "model": "lenet",
-    "data": "digits",
-    "n_params": 61706,
-    "n_train": 1348,
-    "n_test": 449,
-    "image_size": 28,
-    "batch_size": 32,
-    "epochs": 2,
-    "steps": 84,
-    "precision": "fp32",
-    "loader": "fast",
-    "world_size": 1,
-    "test_accuracy": 0.9,
-    "images_per_s": 5000.0,
-    "train_time_s": 1.0,
-    "peak_rss_gib": 0.8,
-    "timestamp": "2026-01-01T00:00:00Z",
-}
+RUN = {"status": "ok", "model": "lenet", "data": "digits", "n_params": 61706, "n_train": 1348, "n_test": 449}
+RUN |= {"image_size": 28, "batch_size": 32, "epochs": 2, "steps": 84, "precision": "fp32", "loader": "fast"}
+RUN |= {"world_size": 1, "test_accuracy": 0.9, "images_per_s": 5000.0, "train_time_s": 1.0, "peak_rss_gib": 0.8}
+RUN |= {"timestamp": "2026-01-01T00:00:00Z"}
 
 
 def left(folder: Path, name: str, **cells: object) -> None:
@@ -45,14 +29,8 @@ def left(folder: Path, name: str, **cells: object) -> None:
 def folder(tmp_path: Path) -> Path:
     for seed, accuracy in ((1, 0.90), (2, 0.94)):
         left(tmp_path, f"full{seed}", seed=seed, test_accuracy=accuracy)
-        left(
-            tmp_path,
-            f"half{seed}",
-            seed=seed,
-            test_accuracy=accuracy - 0.01,
-            precision="bf16",
-            images_per_s=9000.0 + seed,
-        )
+        other = {"test_accuracy": accuracy - 0.01, "precision": "bf16", "images_per_s": 9000.0 + seed}
+        left(tmp_path, f"half{seed}", seed=seed, **other)
     return tmp_path
 
 

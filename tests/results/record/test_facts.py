@@ -10,9 +10,7 @@ from gptscale.results.record import facts
 def test_the_highest_of_the_ranks_and_nothing_where_no_rank_counts():
     ranks = [Memory(None, 2.0, 0.5), Memory(None, None, 1.5)]
     assert facts.highest(ranks) == {"peak_mem_allocated_gib": None, "peak_mem_reserved_gib": 2.0, "peak_rss_gib": 1.5}
-
-
-def test_zero_is_a_figure():
+    # Zero is a figure.
     assert facts.highest([Memory(0.0, None, 1.0)])["peak_mem_allocated_gib"] == 0.0
 
 

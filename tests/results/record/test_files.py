@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import stat
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from table_rows import rows
 
 from gptscale.common.errors import StorageError
 from gptscale.results.columns import SUMMARY, cell
@@ -29,11 +29,6 @@ os.fsync = lambda descriptor: None
 for i in range(1000):
     append_row(SUMMARY, Path(sys.argv[1]), {"run_id": f"writer{sys.argv[2]}-{i}", "status": "ok", "error": "x" * (i % 300)})
 """
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.mark.promise("X7 | formulas in CSV text | prefixed, numbers stay numbers")
@@ -67,7 +62,7 @@ def test_cell(value, written):
 def test_floats_read_back_exactly(tmp_path):
     loss = 3.1415926535897931e-5 / 7
     path = append_row(SUMMARY, tmp_path, {"status": "ok", "loss_last": loss, "error": 'a "quoted", text'})
-    (row,) = rows_of(path)
+    (row,) = rows(path)
     assert float(row["loss_last"]) == loss
     assert row["error"] == 'a "quoted", text'
     assert row["schema_version"] == str(SUMMARY.version)
@@ -93,11 +88,11 @@ def test_eight_writers_leave_whole_rows_and_one_header(tmp_path):
         _, said = writer.communicate(timeout=400)
         assert writer.returncode == 0, said.decode()
     lines = (tmp_path / "summary.csv").read_text().splitlines()
-    rows = rows_of(tmp_path / "summary.csv")
+    found = rows(tmp_path / "summary.csv")
     assert sum(line.startswith("schema_version,") for line in lines) == 1
-    assert {row["run_id"] for row in rows} == {f"writer{w}-{i}" for w in range(8) for i in range(1000)}
-    assert len(rows) == 8000
-    assert all(None not in row and row["error"] == "x" * (int(row["run_id"].split("-")[1]) % 300) for row in rows)
+    assert {row["run_id"] for row in found} == {f"writer{w}-{i}" for w in range(8) for i in range(1000)}
+    assert len(found) == 8000
+    assert all(None not in row and row["error"] == "x" * (int(row["run_id"].split("-")[1]) % 300) for row in found)
 
 
 @pytest.mark.promise("S15")
@@ -106,14 +101,14 @@ def test_torn_last_line_is_cut_and_reported(tmp_path, capsys):
     append_row(SUMMARY, tmp_path, {"run_id": "torn", "status": "ok"})
     path.write_bytes(path.read_bytes()[:-30])
     append_row(SUMMARY, tmp_path, {"run_id": "third", "status": "ok"})
-    assert [row["run_id"] for row in rows_of(path)] == ["first", "third"]
+    assert [row["run_id"] for row in rows(path)] == ["first", "third"]
     assert "torn" in capsys.readouterr().err
 
 
 def test_torn_header_is_written_anew(tmp_path):
     (tmp_path / "summary.csv").write_text("schema_ver")
     path = append_row(SUMMARY, tmp_path, {"run_id": "first", "status": "ok"})
-    assert [row["run_id"] for row in rows_of(path)] == ["first"]
+    assert [row["run_id"] for row in rows(path)] == ["first"]
 
 
 @pytest.mark.promise("X12")

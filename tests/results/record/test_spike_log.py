@@ -1,18 +1,11 @@
 """A spike in real runs: said, skipped alike on all ranks, or the end of the run, and decided alike after a resume."""
 
-import csv
-
 import pandas as pd
 import pytest
-from worlds import gptscale, ranks
+from worlds import gptscale, ranks, rows
 
 WORDS = ["--steps", 44, "--data", "synthetic", "--no-tensorboard", "--n-layer", 1, "--seq-len", 32, "--run-name", "r"]
 WORDS += ["--no-verdict"]
-
-
-def rows(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_by_default_it_is_said_with_its_batch(tmp_path, capfd):
@@ -50,20 +43,8 @@ def test_a_skipped_step_changes_no_weight_and_is_counted(recipe, tmp_path, capfd
 
 @pytest.mark.promise("N5")
 def test_stop_ends_the_run_and_saves_nothing_more(tmp_path, capfd):
-    ranks(
-        "world_faulty.py",
-        2,
-        "spike",
-        "ddp",
-        *WORDS,
-        "--out",
-        tmp_path,
-        "--on-spike",
-        "stop",
-        "--save-every",
-        20,
-        status=6,
-    )
+    words = [*WORDS, "--out", tmp_path, "--on-spike", "stop", "--save-every", 20]
+    ranks("world_faulty.py", 2, "spike", "ddp", *words, status=6)
     assert "standard deviations above the mean" in capfd.readouterr().err
     assert sorted(path.name for path in (tmp_path / "runs" / "r" / "checkpoints").iterdir()) == ["step-20"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import os
 import resource
@@ -10,15 +9,11 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
+from table_rows import rows
 
 from gptscale.common.errors import StorageError
 from gptscale.results.columns import STEP_COLUMNS
 from gptscale.results.record.step_log import StepLog, close_logs
-
-
-def rows_of(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def step_row(step):
@@ -26,7 +21,7 @@ def step_row(step):
 
 
 def steps_in(path):
-    return [int(row["step"]) for row in rows_of(path)]
+    return [int(row["step"]) for row in rows(path)]
 
 
 def written(path, steps):

@@ -1,16 +1,14 @@
 """What a soak compares and prints, and a short one of real runs."""
 
-import csv
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from worlds import gptscale
+from worlds import gptscale, rows
 
 from gptscale.common.checkpoint.reader import Reader
 from gptscale.common.checkpoint.writer import save
@@ -183,11 +181,10 @@ def test_a_short_soak_loses_nothing(tmp_path):
     faults = ",".join(name for name, fault in FAULTS.items() if not fault.short_timeout)
     out = tmp_path / "soak"
     ended = gptscale(*"--recipes ddp --runs 3 --minutes 12 --faults".split(), faults, "--out", out, module="tools.soak")
-    with Path(out / "soak.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    strikes = rows(out / "soak.csv")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert len([row for row in rows if row["fault"] != FINISHED]) >= 10
-    assert {row["lost_bits"] for row in rows} == {"0"}
+    assert len([row for row in strikes if row["fault"] != FINISHED]) >= 10
+    assert {row["lost_bits"] for row in strikes} == {"0"}
 
 
 @pytest.mark.slow

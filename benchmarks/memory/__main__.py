@@ -1,7 +1,7 @@
 """The largest micro-batch of each model that fits one device, by each way to fit it: `python -m benchmarks.memory`.
 
-A way is a recipe, what blocks keep for backward, and the precision of AdamW's moments. A prediction
-(foresight/memory/closed_form.py) says where to begin. Each try is a run of the product in a process of its own.
+A way is a recipe, what blocks keep for backward, and the precision of AdamW's moments. A bound of its
+memory (foresight/memory/bound.py) says where to begin. Each try is a run of the product in a process of its own.
 docs/measurements/memory_ladder.md defines every figure.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from benchmarks.measurement import print_written, tell, write_csv
-from benchmarks.memory.need import RECIPES, WayToFit
+from benchmarks.memory.search import WayToFit
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_output_file, check_range, did_you_mean, parse_names
 from gptscale.common.settings.command_line import parse
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from benchmarks.memory.search import Limits
     from benchmarks.memory.trial import Job, JobSearch
 
+RECIPES = ("single", "fsdp_offload", "zero_offload", "zero_infinity")
 MODES = ("none", "selective", "full")
 DEFAULT_MODELS = ("1.6b", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b")
 

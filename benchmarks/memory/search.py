@@ -6,12 +6,11 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 
-from benchmarks.memory.need import Need
 from gptscale.recipes import get
 
 GIB = 2**30
@@ -25,6 +24,25 @@ CPU_SHARE = 0.5
 CUDA_PROCESS_BYTES = 3 * GIB
 # reserved over allocated bytes on CUDA: an allowance for rounding and splitting, not measured
 ALLOCATOR = 1.05
+
+
+class WayToFit(NamedTuple):
+    """How a model is made to fit: a recipe, what its blocks keep for backward, and the moments' precision."""
+
+    recipe: str
+    activation_checkpointing: str = "full"
+    optimizer_state: str = "fp32"
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+
+class Need(NamedTuple):
+    """Bytes of one process, whose device and host are one memory on a CPU."""
+
+    device: float
+    host: float
+    disk: float
 
 
 @dataclass(frozen=True)

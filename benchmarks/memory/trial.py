@@ -7,21 +7,25 @@ import importlib.metadata
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.memory.need import Need, WayToFit, need
-from benchmarks.memory.search import GIB, Limits, largest_batch, measured_gib, next_batch, predicted_gib
+from benchmarks.memory.search import GIB, Limits, Need, WayToFit, largest_batch, measured_gib, next_batch, predicted_gib
 from benchmarks.task import LIMIT_S
 from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured
-from gptscale.common.process.world import runs_on_cuda
+from gptscale.common.process.world import World, runs_on_cuda
+from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.memory.step import Step
+from gptscale.foresight.memory.bound import bound
+from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.preflight import resolve
 from gptscale.recipes import get
 
 # Two rows that agree in these columns measure the same. For recipes without another engine `engine_version` is torch's again.
@@ -64,7 +68,9 @@ class Job:
 
     def need(self, batch: int) -> Need:
         """Return the predicted bytes of a step of `batch` sequences, where 0 leaves what does not depend on them."""
-        return need(Step(self.gpt, batch * self.seq_len, self.precision, self.device_type), self.way)
+        run, config = planned(self)
+        places = bound(replace(run, batch=replace(run.batch, micro_batch_size=batch)), config)
+        return Need(places.on_device, places.host, places.disk)
 
     def key(self) -> dict[str, Any]:
         """Return the cells of KEY, by which a row is recognised as this job's."""
@@ -91,12 +97,16 @@ class Job:
         tries = [dict(row) for row in rows if row["status"] != "failed" and self.owns(row)]
         return JobSearch(self, predicted, tries, limit.lack(self.need(0), recipe))
 
-    def program(self, batch: int, out: Path) -> Program:
-        """Return the program of the run, as a user would type it."""
+    def words(self, batch: int) -> list[str]:
+        """Return the options of the run that bear on its memory."""
         words = f"--model {self.model} --seq-len {self.seq_len} --data synthetic --device {self.device_type}".split()
         words += ["--micro-batch-size", str(batch), "--global-batch-size", str(batch), "--precision", self.precision]
         words += ["--activation-checkpointing", self.way.activation_checkpointing]
-        words += ["--optimizer-state", self.way.optimizer_state, "--steps", str(self.steps)]
+        return [*words, "--optimizer-state", self.way.optimizer_state]
+
+    def program(self, batch: int, out: Path) -> Program:
+        """Return the program of the run, as a user would type it."""
+        words = [*self.words(batch), "--steps", str(self.steps)]
         words += f"--timing-warmup-steps {min(2, self.steps - 1)} --no-tensorboard --nproc 1".split()
         words += ["--out", str(out)]
         if self.compile:
@@ -110,7 +120,7 @@ class Job:
 class JobSearch:
     """The search for a job's largest batch.
 
-    predicted: the largest batch by the formula. tries: rows, oldest first. why: the search has no tries, or is incomplete,
+    predicted: the largest batch by the bound. tries: rows, oldest first. why: the search has no tries, or is incomplete,
     for this reason.
     """
 
@@ -163,6 +173,14 @@ class JobSearch:
         """Return the row of the largest batch that fitted."""
         fitting = [row for row in self.tries if limit.fits(row)]
         return max(fitting, key=lambda row: int(row["micro_batch_size"]), default=None)
+
+
+@cache
+def planned(job: Job) -> tuple[Run, RecipeConfig]:
+    """Return a job's run of one sequence on one device, which need not be here, and the recipe's options."""
+    config, recipe_config = parse_run(job.way.recipe, job.words(1))
+    world = World(0, 0, 1, torch.device(job.device_type), LIMIT_S)
+    return resolve(job.way.recipe, config, recipe_config, world), recipe_config
 
 
 def engine_version(recipe: str) -> str:

@@ -65,7 +65,7 @@ def _shown(options: PlanOptions, plan: WorkPlan, rows: list[PlannedRow], also: S
         report.headline(plan, command_of(best)),
         rows,
         report.cells(rows, also, recommended),
-        report.notes(plan, options.simulate and not options.here),
+        report.notes(plan),
         recommended,
     )
 

@@ -1,1 +1,1 @@
-"""Bytes that a run will need: closed forms, live tensors, and the allocator of a simulated device."""
+"""Bytes that a run will need: a bound from the options, live tensors, and the allocator of a simulated device."""

@@ -71,7 +71,7 @@ def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]
                 "interval_s": None if row.timing.refused else row.timing.interval,
                 "grade": row.timing.grade,
                 "predicted_peak_mem_gib": (row.simulated.allocated if row.simulated else row.places.on_device) / GIB,
-                "memory_by": "simulation" if row.simulated else "closed form",
+                "memory_by": "simulation" if row.simulated else "bound",
             }
             for row in shown.rows
         ],

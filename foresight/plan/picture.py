@@ -56,7 +56,7 @@ def draw_row(row: PlannedRow) -> Figure:
 
 
 def _stack_peak(axis: Any, row: PlannedRow) -> None:
-    """Draw the peak by the closed form as one bar."""
+    """Draw the bound of the peak as one bar."""
     bottom = 0.0
     for owner, nbytes in sorted(row.places.device.items(), key=lambda item: -item[1]):
         axis.bar([""], [nbytes / GIB], bottom=bottom, color=COLOURS.get(owner, COLOURS["other"]), label=owner)

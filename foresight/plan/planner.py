@@ -14,11 +14,10 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.costs import cost_table
 from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.calibrate.steps import is_written
-from gptscale.foresight.plan.bytes import places_of
 from gptscale.foresight.plan.enumeration import Candidate, enumerate_runs
 from gptscale.foresight.plan.limits import without_each
 from gptscale.foresight.plan.question import Cluster, Resolve
-from gptscale.foresight.plan.rows import PlannedRow, StepTime
+from gptscale.foresight.plan.rows import PlannedRow, StepTime, places_of
 from gptscale.foresight.plan.steps import estimated_work, n_items, steps_of
 from gptscale.foresight.time.calibration import DATA_SHEET, FAR, CostTable
 from gptscale.foresight.time.simulator import seconds_of

@@ -105,7 +105,7 @@ def _why_not(best: PlannedRow, other: PlannedRow) -> str:
     return f"Not {other.name}: its step is {slower:.1%} longer{limit}; {margin}."
 
 
-def notes(plan: WorkPlan, simulated: bool) -> list[str]:
+def notes(plan: WorkPlan) -> list[str]:
     """Return what a reader should know about the table."""
     cluster = plan.cluster
     lines = [
@@ -113,8 +113,10 @@ def notes(plan: WorkPlan, simulated: bool) -> list[str]:
     ]
     if cluster.assumed:
         lines.append(f"assumed, because --link does not say otherwise: {cluster.assumed}")
-    if not simulated:
-        lines.append("~ memory by the closed form: what the allocator reserves beyond it is not in it")
+    if any(row.simulated is None for row in merged(plan.best)[0]):
+        lines.append(
+            "~ memory is a bound, not simulated: what a rank holds, gathers and keeps, without all else and what torch reserves"
+        )
     if any(row.timing.grade.startswith("data sheet") for row in plan.rows):
         lines.append("data sheet: no such device was measured, the times order splits and promise nothing")
         lines += sources_of(sheet_of(cluster.device, plan.config.precision), cluster.link)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from gptscale.common.engines.colossal import checks as colossal
 from gptscale.common.engines.pipeline.plan import SPLIT_BACKWARD, stage_indices, stage_sizes, stages_per_rank
 from gptscale.foresight.calibrate.steps import step_here
-from gptscale.foresight.memory.world_bytes import BUCKET
 from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.time.data_sheets import HERE
 from gptscale.foresight.time.data_steps import DataStep, Exchange
@@ -19,6 +18,8 @@ from gptscale.foresight.time.work import Operation, StepWork, added, times
 from gptscale.recipes import get
 
 MIB = 2**20
+# Elements of DeepSpeed's reduce bucket (recipes/zero.py).
+BUCKET = 50_000_000
 # Micro-batches that are written of a step of data ranks. Those beyond take as long as the last one of these adds.
 WRITTEN = 3
 
@@ -202,7 +203,7 @@ def _chunks(candidate: Candidate) -> Exchange:
     return Exchange(dp, 0, kind, config.stage == 2, cut_state=True, weights_after=compute, bucket=12 * MIB)  # type: ignore[attr-defined]
 
 
-# By the names of foresight/memory/world_bytes.LAYOUTS.
+# By the names of recipes/__init__.py, `memory`.
 EXCHANGES: dict[str, Callable[[Candidate], Exchange]] = {
     "replicas": _replicas,
     "rows": _rows,

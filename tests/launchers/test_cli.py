@@ -127,7 +127,7 @@ IMPORTS = {
         "import gptscale.ops.gelu, gptscale.ops.conv, gptscale.ops.max_pool, gptscale.ops.mlp",
         "triton torch._dynamo torch.utils.cpp_extension gptscale.common",
     ),
-    "closed forms": ("import gptscale.foresight.memory.closed_form", "torch"),
+    "the bound of memory": ("import gptscale.foresight.memory.bound", "torch"),
 }
 
 

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from benchmarks.foresight.memory import rows_in
 from benchmarks.foresight.tables.table import read_table
 from benchmarks.foresight.times.__main__ import measured_before
 from benchmarks.model.floors import read_floors
@@ -34,7 +33,6 @@ READERS = {
     "--plan on the command line": lambda path: with_plan(["ddp", "--plan", str(path)]),
     "a table of measured runs": read_table,
     "--floors": lambda path: read_floors(path, ["gptscale"]),
-    "--csv of the accuracy of memory": rows_in,
     "--csv of the accuracy of times": measured_before,
     "a lenet.csv": read_summary,
     "--rows": lambda path: read_rows(str(path), "bars"),

@@ -9,8 +9,7 @@ import torch
 
 from benchmarks.memory import trial as memory_trial
 from benchmarks.memory.__main__ import MemoryLadderOptions, main, search, ways_of
-from benchmarks.memory.need import WayToFit
-from benchmarks.memory.search import GIB, largest_batch, limits, resident
+from benchmarks.memory.search import GIB, WayToFit, largest_batch, limits, resident
 from benchmarks.memory.trial import COLUMNS, Job, run_try
 from gptscale.common.measure.devices import device_name
 from gptscale.launchers.cli import start

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.memory.need import WayToFit
+from benchmarks.memory.search import WayToFit
 from benchmarks.memory.trial import COLUMNS, Job, judge, run_try
 from gptscale.common.process.ending import OUT_OF_MEMORY_SIGNS, report
 

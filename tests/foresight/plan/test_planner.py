@@ -7,12 +7,12 @@ import pytest
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.file import CalibratedMachine, MeasuredMachine, TimedOperation, add
-from gptscale.foresight.plan.bytes import places_of
 from gptscale.foresight.plan.command_lines import command_of, words_of
 from gptscale.foresight.plan.enumeration import enumerate_runs
 from gptscale.foresight.plan.planner import plan, with_limits
 from gptscale.foresight.plan.question import cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.report import headline, merged, nothing_fits
+from gptscale.foresight.plan.rows import PlannedRow, places_of
 from gptscale.foresight.plan.steps import steps_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
@@ -42,8 +42,6 @@ def test_every_listed_run_is_what_its_command_makes_and_preflight_accepts(resolv
 
 
 def plan_row(candidate, cluster):
-    from gptscale.foresight.plan.rows import PlannedRow
-
     return PlannedRow(candidate, cluster, places_of(candidate))
 
 

@@ -1,5 +1,6 @@
 """The examples run as their docstrings say, and learn something. The commands of the page for students run too."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -29,6 +30,19 @@ def test_the_copy_imports_nothing_of_the_package():
     assert not re.search("(import|from) gptscale", EXAMPLES[0].read_text())
 
 
+@pytest.mark.slow
+def test_the_first_operator_is_right(tmp_path):
+    page = (ROOT / "docs" / "ops" / "first_operator.md").read_text()
+    for name, kind in (("gelu.cpp", "cpp"), ("first.py", "python")):
+        (tmp_path / name).write_text(re.search(f"```{kind}\n(.*?)```", page, re.DOTALL)[1])
+    assert len((tmp_path / "gelu.cpp").read_text().splitlines()) <= 30
+    environ = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path / "built"), "MAX_JOBS": "1"}
+    command = [sys.executable, "first.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=400, check=False)
+    assert ended.stdout.endswith("equal to torch's, and its gradient too\n"), ended.stderr[-3000:]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_page_for_students_keeps_its_word(tmp_path, monkeypatch):
     pytest.importorskip("deepspeed")

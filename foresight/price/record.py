@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,3 +113,24 @@ def _end(started: list[int], end: Call, work: list[Work]) -> None:
         if i in kernels and not products:
             facts["flops"] = flops / len(kernels)
         work[i] = dataclasses.replace(work[i], **facts)
+
+
+def summary(work: Sequence[Work]) -> dict[str, Any]:
+    """Return how often a step asks for what: kernels by operation, collectives by kind and size, bytes by direction."""
+    started = Counter(each.kind for each in work)
+    kernels = Counter(each.name for each in work if each.kind == "kernel")
+    collectives = Counter((w.name, int(w.nbytes or 0), w.ranks) for w in work if w.kind == "collective")
+    copied = Counter[str]()
+    for each in work:
+        if each.kind == "copy":
+            copied[each.name] += int(each.nbytes or 0)
+    return {
+        "launches": started["kernel"] + started["product"] + started["collective"],
+        "product_flops": int(sum(each.flops for each in work if each.kind == "product")),
+        "kernels": dict(kernels.most_common()),
+        "collectives": [
+            {"name": name, "nbytes": nbytes, "ranks": ranks, "count": count}
+            for (name, nbytes, ranks), count in collectives.most_common()
+        ],
+        "copied": dict(copied),
+    }

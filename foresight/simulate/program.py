@@ -33,8 +33,8 @@ from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.timeline import Timeline, read_timeline
 from gptscale.foresight.mock_cuda import boot, devices, watch
 from gptscale.foresight.mock_cuda.build import COMPILED, prepare
-from gptscale.foresight.mock_cuda.calls import StepCalls, last_step, read_calls
-from gptscale.foresight.price.record import Work, recorded_step
+from gptscale.foresight.mock_cuda.calls import read_calls
+from gptscale.foresight.price.record import Work, recorded_step, summary
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
 
 # A call that torch knows of, and one that a library looks up by its name.
@@ -83,13 +83,12 @@ class ProgramTask:
 class Simulation:
     """One rank's memory, and what one step asks of its device.
 
-    facts: what foresight/mock_cuda/watch.py reports, in bytes, and what a recipe's own program adds. calls: a summary of the last
-    step, None if no whole step came after the first. recorded: its work in order.
+    facts: what foresight/mock_cuda/watch.py reports, in bytes, and what a recipe's own program adds. recorded: the work of the
+    last step in order, None if no whole step came after the first.
     """
 
     facts: dict[str, Any]
     timeline: Timeline
-    calls: StepCalls | None
     recorded: list[Work] | None
 
     @property
@@ -120,7 +119,7 @@ class Simulation:
             {
                 "device": facts["device"],
                 "host_s": self.host_s if self.recorded else None,
-                "step": self.calls.as_json() if self.calls else None,
+                "step": summary(self.recorded) if self.recorded else None,
             },
         )
 
@@ -177,10 +176,7 @@ def read_simulation(folder: Path) -> Simulation:
     log = np.fromfile(folder / "events.bin", dtype=np.int64) if facts["device"] else np.empty(0, dtype=np.int64)
     timeline = read_timeline(log.reshape(-1, 3), facts.pop("owners"))
     calls = folder / "calls.tsv"
-    if not calls.exists():
-        return Simulation(facts, timeline, None, None)
-    listed = read_calls(calls)
-    return Simulation(facts, timeline, last_step(listed), recorded_step(listed))
+    return Simulation(facts, timeline, recorded_step(read_calls(calls)) if calls.exists() else None)
 
 
 def _refusal(facts: Mapping[str, Any]) -> str:

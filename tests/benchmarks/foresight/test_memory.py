@@ -13,7 +13,7 @@ def simulated(allocated, reserved):
     timeline = read_timeline(np.zeros((0, 3), dtype=np.int64), {"places": [], "labels": [], "marks": [], "steps": []})
     facts = {"rank": 0, "device": "mock", "device_memory": 2**36, "pinned": 0, "host": 0, "communicators": 0}
     facts |= {"intervals": [{"allocated": allocated, "reserved": reserved}], "out_of_memory": "", "torch": "2.6"}
-    return Simulation(facts, timeline, None, None)
+    return Simulation(facts, timeline, None)
 
 
 def test_programs_of_others_stand_beside_what_they_published(tmp_path, monkeypatch, capsys):

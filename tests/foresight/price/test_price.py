@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from gptscale.foresight.mock_cuda.calls import Call
+from gptscale.foresight.mock_cuda.calls import Call, read_calls
 from gptscale.foresight.price.cost import KERNEL_S, costs_of
-from gptscale.foresight.price.record import Work, recorded_step
+from gptscale.foresight.price.record import Work, recorded_step, summary
 from gptscale.foresight.price.replay import replay
 from gptscale.foresight.price.step_time import step_times
 
@@ -67,8 +67,30 @@ def test_a_message_knows_its_peer_and_a_collective_its_machine():
     assert (sent.peer, reduced.peer, reduced.ranks, reduced.on_node) == (3, None, 16, 4)
 
 
-def test_a_step_that_does_not_end_is_none():
-    assert recorded_step(calls()[:-1]) is None
+@pytest.mark.parametrize("listed", [[], calls()[:-1], calls()[1:]])
+def test_a_step_that_does_not_end_is_none(listed):
+    assert recorded_step(listed) is None
+
+
+def test_a_line_of_the_list_is_a_call(tmp_path):
+    (tmp_path / "calls").write_text("1.5\tproduct\t1f\tgemm\t2\t3\t5\t1\n2.0\tmark\t0\tstep ends\t0\t0\t0\t0\n")
+    assert read_calls(tmp_path / "calls") == [
+        Call(1.5, "product", 31, "gemm", (2, 3, 5, 1)),
+        Call(2.0, "mark", 0, "step ends", (0, 0, 0, 0)),
+    ]
+
+
+def test_a_step_is_summed_up():
+    copied = [Work(0.0, "copy", 0, "host to device", nbytes=size) for size in (100, 28)]
+    gathered = [collective(nbytes=4096)] * 2
+    work = [product(2, 3, 5), product(2, 3, 5), Work(0.0, "kernel", 0, "gelu"), *copied, *gathered]
+    assert summary(work) == {
+        "launches": 5,
+        "product_flops": 2 * 2 * (2 * 3 * 5),
+        "kernels": {"gelu": 1},
+        "collectives": [{"name": "all-gather", "nbytes": 4096, "ranks": 8, "count": 2}],
+        "copied": {"host to device": 128},
+    }
 
 
 def product(m, n, k, precision="bf16", **more):

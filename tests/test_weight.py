@@ -1,8 +1,8 @@
 """The weight of the house: how many of our lines a rank loads, and how many each part of the house has.
 
-A limit falls. Whoever adds lines above it takes others out. On 2026-11-25 three limits rose, and the house owes that:
-940 lines of foresight for programs of others under `simulate`, whose closed forms are to go; 120 of the core for a
-comparison's LaTeX, SVG and PDF; 660 of the tests for both.
+A limit falls. Whoever adds lines above it takes others out. On 2026-11-25 three limits rose, and the house owes that: 1,090 lines
+of foresight for programs of others under `simulate` and the time of their steps (closed forms of memory went for it; the planner's
+hand-written steps are to go), 120 of the core for a comparison's LaTeX, SVG and PDF, 240 of the tests for both.
 """
 
 import ast
@@ -15,10 +15,10 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 23_840),
-    "foresight": (("foresight",), 10_180),
+    "foresight": (("foresight",), 10_330),
     "lenet": (("lenet",), 6_840),
-    "the package": ((*CORE, *LABS), 40_840),
-    "the tests": (("tests",), 28_700),
+    "the package": ((*CORE, *LABS), 41_000),
+    "the tests": (("tests",), 28_280),
 }
 LOADED = {
     "a rank": (["launchers/run/worker.py"], 10_210),

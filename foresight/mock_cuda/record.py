@@ -36,6 +36,8 @@ _recorder: OperationRecorder | None = None
 class OperationRecorder(_python_dispatch.TorchDispatchMode):
     """It tells the mock of each operation of torch that runs within it. part: the number of the part of the step."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, mock: ctypes.CDLL, part: Callable[[], int]) -> None:
         super().__init__()
         mock.mock_operation.argtypes = [ctypes.c_char_p, *4 * [ctypes.c_uint64]]
@@ -61,6 +63,9 @@ class OperationRecorder(_python_dispatch.TorchDispatchMode):
         # A DTensor and its like ask for operations on their shards, which come here in turn.
         if any(getattr(kind, "__torch_dispatch__", PLAIN) is not PLAIN for kind in types):
             return NotImplemented
+        if not isinstance(func, torch._ops.OpOverload):
+            # The operations of a higher-order one, such as FlexAttention, come here in turn.
+            return func(*args, **(kwargs or {}))
         self.tell(b"", 0, 0, 0, 0)
         # Below this point torch asks no tensor of a library for a function of its own.
         with torch._C.DisableTorchFunctionSubclass():

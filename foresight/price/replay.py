@@ -36,12 +36,10 @@ class Span:
 class Replayed:
     """One rank's step between two others, in seconds.
 
-    host_s: what the host needs to ask for it. only_sends: in which the device communicates and does nothing else. idle: in which
-    it does nothing.
+    only_sends: in which the device communicates and does nothing else. idle: in which it does nothing.
     """
 
     step_s: float
-    host_s: float
     only_sends: float
     idle: float
     spans: list[Span]
@@ -99,9 +97,7 @@ def _play(
     events: dict[int, float] = {}
     # The link is shared by the collectives of all streams.
     link = communicates_from = communicates_to = host = 0.0
-    ends: list[float] = []
-    spans: list[Span] = []
-    one = 0
+    ends, spans, one = list[float](), list[Span](), 0
     for _ in range(2):
         before, one = 0.0, len(spans)
         for work in _sends_first(works):
@@ -139,13 +135,12 @@ def _play(
     computing = [span for span in spans if span.kind != COLLECTIVES]
     busy = _covered(spans, *ends)
     length = ends[1] - ends[0]
-    return Replayed(length, host_s, busy - _covered(computing, *ends), length - busy, spans[one:])
+    return Replayed(length, busy - _covered(computing, *ends), length - busy, spans[one:])
 
 
 def _sends_first(works: Sequence[Work]) -> list[Work]:
     """Return the work with the sends of a group before what it receives: they go at once."""
-    ordered: list[Work] = []
-    group: list[Work] = []
+    ordered, group = list[Work](), list[Work]()
     for work in works:
         if work.kind == "collective" and work.name in ("send", "receive"):
             group.append(work)

@@ -23,7 +23,8 @@ class PricedStep:
 
     mfu: the products and attention of three forwards, or of all if these are less, as a share of the device's peak. hfu: of all.
     busy: of each kind of work, as if it ran alone. only_sends: in which the device communicates and computes nothing. idle: in
-    which it does nothing. host_s: what this machine needs to ask for a step. guessed: kernels whose bytes nobody knows, by name.
+    which it does nothing. with_host_s: the length if the host asks as slowly as this machine's does beside the mock. guessed:
+    kernels whose bytes nobody knows, by name.
     """
 
     step_s: float
@@ -32,14 +33,14 @@ class PricedStep:
     busy: dict[str, float]
     only_sends: float
     idle: float
-    host_s: float
+    with_host_s: float
     guessed: dict[str, int]
 
     @property
     def bound(self) -> str:
         """Return what takes the largest part of the step."""
         parts = {kind: seconds for kind, seconds in self.busy.items() if kind != COLLECTIVES}
-        parts |= {"communication": self.only_sends, "waiting for the host or other ranks": self.idle}
+        parts |= {"communication": self.only_sends, "waiting": self.idle}
         return max(parts, key=lambda kind: parts[kind])
 
     def as_json(self) -> dict[str, Any]:
@@ -51,10 +52,11 @@ def step_times(
     recorded: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[int, float]
 ) -> dict[int, PricedStep]:
     """Return the time of each rank that was recorded. Ranks that send to each other are replayed together."""
-    return {rank: _told(step, costs) for rank, step in replay(recorded, costs, host_s).items()}
+    steps, slower = (replay(recorded, costs, each) for each in (dict.fromkeys(recorded, 0.0), host_s))
+    return {rank: _told(step, slower[rank].step_s, costs) for rank, step in steps.items()}
 
 
-def _told(step: Replayed, costs: Costs) -> PricedStep:
+def _told(step: Replayed, with_host_s: float, costs: Costs) -> PricedStep:
     computing = [span.work for span in step.spans if span.kind in (PRODUCTS, ATTENTION)]
     precisions = Counter[str]()
     for work in computing:
@@ -70,6 +72,6 @@ def _told(step: Replayed, costs: Costs) -> PricedStep:
         step.busy(),
         step.only_sends,
         step.idle,
-        step.host_s,
+        with_host_s,
         dict(guessed.most_common(NAMES_SHOWN)),
     )

@@ -71,16 +71,15 @@ def times_of(simulations: Sequence[Simulation], device: str, per_node: int) -> d
 def print_times(times: Mapping[int, PricedStep]) -> None:
     """Print how long a step takes, and what fills it."""
     for rank, time in times.items():
-        low, high = time.step_s / SPREAD, time.step_s * SPREAD
         whose = f", rank {rank}" if len(times) > 1 else ""
+        between = f"{_s(time.step_s / SPREAD)} to {_s(time.step_s * SPREAD)}, from data sheets"
+        shares = f"MFU {time.mfu:.0%}, with what is computed again {time.hfu:.0%}"
         print(
-            f"time     {_s(time.step_s)} a step{whose} ({_s(low)} to {_s(high)}, from data sheets), bound by {time.bound}; MFU "
-            f"{time.mfu:.0%}, with what is computed again {time.hfu:.0%}"
+            f"time     {_s(time.step_s)} a step{whose} ({between}) if the host keeps up, bound by {time.bound}; {shares}"
         )
         busy = "; ".join(f"{kind} {_s(seconds)}" for kind, seconds in time.busy.items())
-        print(
-            f"         {busy}; only communication {_s(time.only_sends)}; nothing {_s(time.idle)}, host {_s(time.host_s)}"
-        )
+        print(f"         {busy}; only communication {_s(time.only_sends)}; nothing {_s(time.idle)}")
+        print(f"         with a host as slow as this machine's beside the mock: {_s(time.with_host_s)}")
         if time.guessed:
             names = ", ".join(f"{count} x {name[:40]}" for name, count in time.guessed.items())
             print(f"note     the bytes of some kernels are a guess, from their threads: {names}")

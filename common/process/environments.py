@@ -54,7 +54,7 @@ def tried(distribution: str) -> str:
 
 
 def is_among(version: str, tried: str, *, or_newer: bool = False) -> bool:
-    """Return whether a version is in a range, or_newer: or above it. One built on this machine (0.19.8+abc) is 0.19.8."""
+    """Return whether a version is in a range, or with or_newer above it. One built here (0.19.8+abc) counts as 0.19.8."""
     from packaging.specifiers import SpecifierSet
 
     bounds = [bound for bound in tried.split(",") if not (or_newer and bound.startswith("<"))]

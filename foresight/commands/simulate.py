@@ -174,7 +174,7 @@ def _save(
     memories: Sequence[RankMemory],
     times: Mapping[int, PricedStep],
 ) -> None:
-    from gptscale.foresight.simulate.answer import save_picture
+    from gptscale.foresight.simulate.answer import as_json, save_picture
 
     folder = options.save
     assert folder is not None
@@ -183,10 +183,7 @@ def _save(
         "recipe": recipe,
         "world_size": options.nproc,
         "options": {f.name: str(getattr(config, f.name)) for f in dataclasses.fields(config)},
-        "ranks": [
-            memory.as_json() | {"time": times[memory.rank].as_json() if memory.rank in times else None}
-            for memory in memories
-        ],
+        "ranks": [as_json(memory, times) for memory in memories],
     }
     export(folder / "simulation.json", f"{json.dumps(facts, indent=1)}\n".encode())
     title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"

@@ -160,7 +160,10 @@ def _precision(tensors: Sequence[Tensor]) -> str:
     """Return the precision in which a device computes with these tensors: of the first that are floating-point numbers."""
     dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
     if dtype == torch.float32:
-        return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+        products = torch.backends.cuda.matmul
+        # Where a program has set the newer name, torch refuses to tell the older one.
+        newer = getattr(products, "fp32_precision", None)
+        return "tf32" if (newer == "tf32" if newer else products.allow_tf32) else "fp32"
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", None: ""}.get(dtype, "fp8")
 
 
@@ -185,7 +188,7 @@ def _ranks_on_node(values: Any) -> int:
 
 
 def _around(run: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[..., Any]:
-    """Return a launch of compiled kernels that tells of the tensors it is given: each is read or written once."""
+    """Wrap the launch of compiled kernels, so that it tells the bytes of its tensors. Each is read or written once."""
 
     def run_and_tell(self: Any, *args: Any, **options: Any) -> Any:
         if _recorder is None:
@@ -203,8 +206,7 @@ def _around(run: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[
 
 
 def pause_for_guards(module: Any) -> None:
-    """Leave the mode where torch.compile looks for the code that it has made: that was made without it, and would not fit."""
-
+    """Leave the mode while torch.compile looks up its compiled code, which was made without it and would not match."""
     depth, at = (vars(torch._C)[f"_{name}"] for name in ("len_torch_dispatch_stack", "get_dispatch_stack_at"))
     push, pop = (vars(_python_dispatch)[f"_{name}_mode"] for name in ("push", "pop"))
 

@@ -55,7 +55,7 @@ class PlanOptions:
     calibration: Path | None = None
     """File of `gptscale calibrate`. By default the one that it writes."""
     simulate: bool = True
-    """Let a simulation of the allocator decide for the best few whether they fit; --no-simulate leaves it at a bound."""
+    """Simulate the best few rows to see whether they fit. With --no-simulate their memory is a bound."""
     simulated: int = 3
     """Rows to simulate until so many fit."""
     rows: int = 12

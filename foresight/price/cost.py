@@ -38,8 +38,8 @@ class Reached:
     bus: float = 0.8
 
 
-# By capability. 8 and 9 were fitted to six rows of llm-foundry's table, programs of 2023 (docs/measurements/step-times.md).
-# Products of a Hopper card run at the clock that its power allows. 7 and 10 are guesses.
+# By capability. 8.0 and 9.0 were fitted by hand to rows of llm-foundry's table (docs/measurements/step-times.md); 8.6 and 8.9 are
+# taken to be alike. Products of a Hopper card run at the clock that its power allows. 7 and 10 are guesses.
 REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.54, 0.36), 10: Reached(0.65, 0.35)}
 
 

@@ -79,20 +79,14 @@ def _work(call: Call, at: float, peer: int | None) -> Work:
     if call.kind == "product":
         return Work(at, call.kind, call.stream, call.name, 2.0 * a * b * c * d, sizes=call.sizes)
     if call.kind == "collective":
-        return Work(
-            at,
-            call.kind,
-            call.stream,
-            call.name,
-            nbytes=a,
-            ranks=b,
-            peer=peer if call.name in ("send", "receive") else None,
-        )
+        to = peer if call.name in ("send", "receive") else None
+        return Work(at, call.kind, call.stream, call.name, nbytes=a, ranks=b, peer=to)
     if call.kind in ("copy", "set"):
         return Work(at, call.kind, call.stream, call.name, nbytes=a)
     if call.kind in ORDERS:
         return Work(at, call.kind, call.stream, call.name, event=a)
-    return Work(at, call.kind, call.stream, call.name, threads=a * b)
+    # A graph's first number is its own, and what it launches was not listed.
+    return Work(at, call.kind, call.stream, call.name, threads=0 if call.kind == "graph" else a * b)
 
 
 def _end(started: list[int], end: Call, work: list[Work]) -> None:
@@ -116,7 +110,7 @@ def _end(started: list[int], end: Call, work: list[Work]) -> None:
 
 
 def summary(work: Sequence[Work]) -> dict[str, Any]:
-    """Return how often a step asks for what: kernels by operation, collectives by kind and size, bytes by direction."""
+    """Return the counts of a step: kernels by operation, collectives by kind and size, copied bytes by direction."""
     started = Counter(each.kind for each in work)
     kernels = Counter(each.name for each in work if each.kind == "kernel")
     collectives = Counter((w.name, int(w.nbytes or 0), w.ranks) for w in work if w.kind == "collective")

@@ -24,7 +24,7 @@ class PricedStep:
     mfu: the products and attention of three forwards, or of all if these are less, as a share of the device's peak. hfu: of all.
     busy: of each kind of work, as if it ran alone. only_sends: in which the device communicates and computes nothing. idle: in
     which it does nothing. with_host_s: the length if the host asks as slowly as this machine's does beside the mock. guessed:
-    kernels whose bytes nobody knows, by name.
+    kernels whose bytes nobody knows, by name. graphs: CUDA graphs, whose kernels have no price.
     """
 
     step_s: float
@@ -35,6 +35,7 @@ class PricedStep:
     idle: float
     with_host_s: float
     guessed: dict[str, int]
+    graphs: int
 
     @property
     def bound(self) -> str:
@@ -64,7 +65,7 @@ def _told(step: Replayed, with_host_s: float, costs: Costs) -> PricedStep:
     peak = costs.peak(precisions.most_common(1)[0][0] if precisions else "bf16")
     forward = sum(work.flops for work in computing if PARTS[work.part] == FORWARD)
     every = sum(work.flops for work in computing)
-    guessed = Counter(s.work.name for s in step.spans if s.work.nbytes is None and s.work.kind in ("kernel", "graph"))
+    guessed = Counter(s.work.name for s in step.spans if s.work.nbytes is None and s.work.kind == "kernel")
     return PricedStep(
         step.step_s,
         min(3 * forward, every) / peak / step.step_s,
@@ -74,4 +75,5 @@ def _told(step: Replayed, with_host_s: float, costs: Costs) -> PricedStep:
         step.idle,
         with_host_s,
         dict(guessed.most_common(NAMES_SHOWN)),
+        sum(span.work.kind == "graph" for span in step.spans),
     )

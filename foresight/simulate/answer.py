@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
 from gptscale.foresight.price.cost import costs_of
@@ -78,11 +79,18 @@ def print_times(times: Mapping[int, PricedStep]) -> None:
             f"time     {_s(time.step_s)} a step{whose} ({between}) if the host keeps up, bound by {time.bound}; {shares}"
         )
         busy = "; ".join(f"{kind} {_s(seconds)}" for kind, seconds in time.busy.items())
-        print(f"         {busy}; only communication {_s(time.only_sends)}; nothing {_s(time.idle)}")
+        print(f"         {busy}; only communicating {_s(time.only_sends)}; idle {_s(time.idle)}")
         print(f"         with a host as slow as this machine's beside the mock: {_s(time.with_host_s)}")
         if time.guessed:
             names = ", ".join(f"{count} x {name[:40]}" for name, count in time.guessed.items())
             print(f"note     the bytes of some kernels are a guess, from their threads: {names}")
+        if time.graphs:
+            print(f"note     what {time.graphs} CUDA graphs launch has no price: the step is longer than this")
+
+
+def as_json(memory: RankMemory, times: Mapping[int, PricedStep]) -> dict[str, Any]:
+    """Return a rank's memory and, if it was recorded, the time of its step, in JSON's types."""
+    return memory.as_json() | {"time": times[memory.rank].as_json() if memory.rank in times else None}
 
 
 def _s(seconds: float) -> str:

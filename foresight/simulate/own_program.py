@@ -19,7 +19,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.foresight.memory.report import RankMemory, merged
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
-from gptscale.foresight.simulate.answer import print_memory, print_times, print_verdict, save_picture, times_of
+from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, save_picture, times_of
 from gptscale.foresight.simulate.fit import most_that_fits, place_of
 from gptscale.foresight.simulate.program import ProgramError, ProgramTask, Simulation, print_error, run_program
 from gptscale.results.record.files import export
@@ -140,10 +140,7 @@ def simulate_program(words: Sequence[str], command: Sequence[str]) -> int:
         save_picture(memories, f"{title}: memory over the last step, by owner", options.png)
     if options.json is not None:
         ranks = [
-            simulation.facts
-            | memory.as_json()
-            | {"time": times[memory.rank].as_json() if memory.rank in times else None}
-            for simulation, memory in zip(simulations, memories, strict=True)
+            simulation.facts | as_json(memory, times) for simulation, memory in zip(simulations, memories, strict=True)
         ]
         text = json.dumps({"command": list(command), "as": options.device_kind, "ranks": ranks}, indent=1)
         export(options.json, f"{text}\n".encode())

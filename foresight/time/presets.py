@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gptscale.foresight.price import cost
 from gptscale.foresight.time.calibration import Prior, RateName
 from gptscale.foresight.time.data_sheets import (
     DEVICES,
@@ -38,9 +39,8 @@ GUESSED, GUESSED_SPREAD = (HERE, GLOO, NCCL), 2.0
 # Share of the data sheet's rate that programs usually reach, and the spread of its logarithm.
 REACHED = {FLOP: (0.65, 0.3), ATTENTION: (0.3, 0.7), MEMORY: (0.7, 0.5), INNER: (0.75, 0.5), OUTER: (0.7, 0.7)}
 REACHED |= dict.fromkeys((TO_HOST, FROM_HOST, DISK_READ, DISK_WRITE, HOST_STEP), (0.7, 0.7))
-# Seconds of a message's first byte in a node and between nodes: NCCL's constants for rings by its protocol Simple, over NVLink
-# and over a network (NVIDIA/nccl, src/graph/tuning.cc).
-MESSAGE_S, HOP_S = (3.4e-6, 0.7), (1.4e-5, 0.7)
+# Seconds of a message's first byte in a node and between nodes.
+MESSAGE_S, HOP_S = (cost.TURN_S, 0.7), (cost.HOP_S, 0.7)
 # Seconds of a launch, of what a host does once a step, and of a turn of a stage. These are guesses.
 LAUNCH_S, HOST_S, STAGE_S = (2e-5, 0.7), (3e-3, 1.5), (4e-4, 1.5)
 # An AdamW step reads and writes some 30 bytes for a parameter.

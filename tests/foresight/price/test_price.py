@@ -194,9 +194,9 @@ def test_ranks_that_wait_for_ever_are_refused():
 def test_a_step_is_told_in_shares_of_the_peak():
     work = [product(8192, 8192, 8192, part=part) for part in (1, 2, 2, 2)]
     unknown = Work(0.0, "kernel", 0, "of_a_library", threads=1024)
-    time = step_times({0: [*work, unknown]}, H100, {0: 0.0})[0]
+    time = step_times({0: [*work, unknown, Work(0.0, "graph", 0, "launch")]}, H100, {0: 0.0})[0]
     # Three forwards are three quarters of four products: the fourth is computed again.
     assert time.mfu == pytest.approx(0.75 * time.hfu)
     assert 0.8 * H100.reached.products < time.hfu < H100.reached.products
-    assert (time.bound, time.guessed) == ("products", {"of_a_library": 1})
+    assert (time.bound, time.guessed, time.graphs) == ("products", {"of_a_library": 1}, 1)
     assert time.as_json()["low_s"] < time.step_s < time.as_json()["high_s"]

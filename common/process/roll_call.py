@@ -155,8 +155,10 @@ class RollCall:
 
     def _outcome(self, limit_s: float) -> dict[str, str] | Refusal | None:
         self._store.wait([OUTCOME], timedelta(seconds=limit_s))
+        outcome = self._entry(OUTCOME)
+        # Only now: rank 0 may end, and the store with it, when all have read.
         self._store.add(READ, 1)
-        return self._entry(OUTCOME)
+        return outcome
 
     def _put(self, key: str, entry: object) -> None:
         self._store.set(key, json.dumps(entry))

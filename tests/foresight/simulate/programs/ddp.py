@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("nccl")
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 torch.cuda.set_device(device)
-# A name that makes torch refuse to tell the older one.
-torch.backends.cuda.matmul.fp32_precision = "tf32"
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    # Where it is set, torch refuses to tell the older name.
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
 model = DistributedDataParallel(torch.nn.Linear(4096, 1024).to(device), device_ids=[device.index])
 optimizer = torch.optim.AdamW(model.parameters())
 names = [None] * dist.get_world_size()

@@ -98,11 +98,11 @@ def plan(
                         rows.append(row)
                         continue
                     nearest = row if nearest is None or row.margin > nearest.margin else nearest
+                    if forms[1:]:
+                        # The next form has its turn at once: its split was worth a trial.
+                        splits.insert(0, forms[1:])
                 else:
                     listed.left_out[f"a trial of {forms[0].name}, {forms[0].detail}"] = tried
-                if forms[1:]:
-                    # The next form has its turn at once: its split was worth a trial.
-                    splits.insert(0, forms[1:])
     order = {name: place for place, name in enumerate(recipes)}
     # Equally fast rows stand in the order of the table of recipes, the simplest first.
     rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 COMPUTE = "compute"
 
 
-class Piece(NamedTuple):
+class TracedPiece(NamedTuple):
     """A part of a traced step on a stream of a rank.
 
     needs: places of pieces that end before it begins, beside the one before it on its stream. processor: the share of its seconds
@@ -28,10 +28,10 @@ class Piece(NamedTuple):
 
 
 # How many times as long a piece lasts.
-Factor = Callable[[Piece], float]
+Factor = Callable[[TracedPiece], float]
 
 
-def order_of(pieces: Sequence[Piece]) -> tuple[list[int], list[tuple[int, ...]]]:
+def order_of(pieces: Sequence[TracedPiece]) -> tuple[list[int], list[tuple[int, ...]]]:
     """Return the places of pieces, each behind those that end before it, and of each the places of these.
 
     Raises ValueError if pieces wait for each other for ever.
@@ -57,7 +57,7 @@ def order_of(pieces: Sequence[Piece]) -> tuple[list[int], list[tuple[int, ...]]]
     return order, before
 
 
-def play(pieces: Sequence[Piece], factor: Factor) -> float:
+def play(pieces: Sequence[TracedPiece], factor: Factor) -> float:
     """Return how long pieces last together, each as many times as long as `factor` says."""
     order, before = order_of(pieces)
     ends = [0.0] * len(pieces)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 
 from gptscale.common.measure.step_trace import COMPUTING, TRANSFER
-from gptscale.foresight.verdict.player import Factor, Piece
+from gptscale.foresight.verdict.player import Factor, TracedPiece
 from gptscale.foresight.verdict.replay import Replay
 
 
@@ -18,7 +18,7 @@ def without(*kinds: str) -> Factor:
 def with_less_host(host: Mapping[str, float], removed: float = 1.0) -> Factor:
     """Return the factors that remove a part of the host's work, whose share of each computing part is `host`."""
 
-    def factor(piece: Piece) -> float:
+    def factor(piece: TracedPiece) -> float:
         if piece.kind == "host":
             return 1.0 - removed
         return 1.0 - removed * host.get(piece.kind, 0.0) if piece.kind in COMPUTING else 1.0
@@ -32,7 +32,7 @@ def with_one_micro_batch(replay: Replay, fixed: Mapping[str, float], n: int) -> 
     fixed: the share of each computing part, and of transfers, that does not shrink with a micro-batch. It is left once.
     """
 
-    def factor(piece: Piece) -> float:
+    def factor(piece: TracedPiece) -> float:
         merged = 0 <= piece.micro_batch < n - 1
         return 1.0 - fixed.get(piece.kind, 0.0) if merged else 1.0
 
@@ -47,7 +47,7 @@ def with_processors(replay: Replay, shares: Mapping[int, float] | None = None) -
     most = dict.fromkeys(range(replay.n_ranks), 1.0) if shares is None else dict(shares)
     means = {rank: min(1.0, replay.processor_share(rank) / share) for rank, share in most.items()}
 
-    def factor(piece: Piece) -> float:
+    def factor(piece: TracedPiece) -> float:
         if piece.kind == TRANSFER:
             return min((means[rank] for rank in piece.ranks if rank in means), default=1.0)
         share = most.get(piece.rank)
@@ -70,7 +70,7 @@ def with_rank_as_others(replay: Replay, rank: int, ratio_min: float) -> Factor:
         return processor
     usual = {kind: statistics.median(seconds.get(kind, 0.0) for seconds in others_s) for kind in own}
 
-    def factor(piece: Piece) -> float:
+    def factor(piece: TracedPiece) -> float:
         as_others = 1.0
         if piece.rank == rank and own.get(piece.kind, 0.0) > 0:
             as_others = min(1.0, usual[piece.kind] / own[piece.kind])

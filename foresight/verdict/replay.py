@@ -10,7 +10,7 @@ from typing import Any
 
 from gptscale.common.measure.step_trace import COMPUTING, TRANSFER, RankTrace
 from gptscale.common.process.progress import StepMark
-from gptscale.foresight.verdict.player import COMPUTE, Factor, Piece, play
+from gptscale.foresight.verdict.player import COMPUTE, Factor, TracedPiece, play
 from gptscale.foresight.verdict.waits import SAME_S, Wait, aligned, find_waits, shift_of
 
 
@@ -30,7 +30,7 @@ class Replay:
         self.traces, self.n_steps, self.n_ranks = traces, len(traces[0].ends), len(traces)
         self.segments = [aligned(trace, traces[0]) for trace in traces]
         self.waits = {(wait.rank, wait.begin): wait for wait in find_waits(traces, self.segments)}
-        self.pieces = list[Piece]()
+        self.pieces = list[TracedPiece]()
         self._ends = [[s.end for s in segments] for segments in self.segments]
         # Transfers that were under way before the wait for them come behind all segments.
         hidden = [wait for wait in self.waits.values() if wait.hidden_s]
@@ -42,15 +42,15 @@ class Replay:
                     wait = self.waits[rank, s.begin]
                     needs = [places[id(wait)]] if wait.hidden_s else self._needs(wait)
                     facts: dict[str, Any] = {"micro_batch": s.micro_batch, "ranks": frozenset(wait.begun)}
-                    self.pieces.append(Piece(TRANSFER, rank, COMPUTE, wait.transfer_s, tuple(needs), **facts))
+                    self.pieces.append(TracedPiece(TRANSFER, rank, COMPUTE, wait.transfer_s, tuple(needs), **facts))
                 elif s.part == "data" and data_wait_s:
-                    self.pieces.append(Piece("data", rank, COMPUTE, data_wait_s[rank] * self.n_steps / n_data))
+                    self.pieces.append(TracedPiece("data", rank, COMPUTE, data_wait_s[rank] * self.n_steps / n_data))
                 else:
                     self.pieces.append(_own_work(s, rank, threads))
         for i, wait in enumerate(hidden):
             needs, ranks = self._needs(wait), frozenset(wait.begun)
             stream = f"{TRANSFER} {i}"
-            self.pieces.append(Piece(TRANSFER, wait.rank, stream, wait.hidden_s, tuple(needs), ranks=ranks))
+            self.pieces.append(TracedPiece(TRANSFER, wait.rank, stream, wait.hidden_s, tuple(needs), ranks=ranks))
         self.seconds = play(self.pieces, lambda piece: 1.0)
         first = traces[0]
         self._last = (
@@ -123,7 +123,7 @@ class Replay:
         return rank, own[rank] / max(statistics.median(others), SAME_S) if others else 1.0
 
 
-def _own_work(mark: StepMark, rank: int, threads: bool) -> Piece:
+def _own_work(mark: StepMark, rank: int, threads: bool) -> TracedPiece:
     seconds = mark.end - mark.begin
     share = min(1.0, mark.processor_s / seconds) if threads and mark.part in COMPUTING else 1.0
-    return Piece(mark.part, rank, COMPUTE, seconds, micro_batch=mark.micro_batch, processor=share)
+    return TracedPiece(mark.part, rank, COMPUTE, seconds, micro_batch=mark.micro_batch, processor=share)

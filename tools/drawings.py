@@ -18,7 +18,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
-
 FOLDER = Path(__file__).parents[1] / "docs" / "images" / "drawings"
 WEIGHTS, GRADIENTS, OPTIMIZER, DATA, TRAVELS = "#4c78a8", "#f58518", "#54a24b", "#b8b8b8", "#d62728"
 PALE = "#f4f4f4"

@@ -31,7 +31,11 @@ def simulated(row: PlannedRow) -> Tried:
     run, cluster = row.candidate.run, row.cluster
     n = run.batch.grad_accum_steps
     written = min(n, RECORDED) if run.pp_size == 1 else n
-    batch: dict[str, Any] = {"micro_batch_size": run.batch.micro_batch_size, "grad_accum_steps": written, "global_batch_size": None}
+    batch: dict[str, Any] = {
+        "micro_batch_size": run.batch.micro_batch_size,
+        "grad_accum_steps": written,
+        "global_batch_size": None,
+    }
     config = dataclasses.replace(run.config, data="synthetic", **batch)
     simulations = [
         simulate(

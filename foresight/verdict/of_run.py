@@ -12,7 +12,6 @@ import torch
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.measure.evidence import RunEvidence
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
 from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.verdict.calibrated import calibrated_run
@@ -30,7 +29,6 @@ class RecordedRun(NamedTuple):
     """A run of the GPT as its run.json has it. device: its name."""
 
     run: Run
-    config: RecipeConfig
     device: str
     torch_version: str
 
@@ -88,4 +86,4 @@ def recorded_run(folder: Path, evidence: RunEvidence) -> RecordedRun:
     config, recipe_config = parse_run(recipe, words)
     world = World(0, 0, world_size, device, DEFAULT_TIMEOUT_S[device.type])
     run = resolve(recipe, config, recipe_config, world)
-    return RecordedRun(run, recipe_config, identity["device"], identity["torch_version"])
+    return RecordedRun(run, identity["device"], identity["torch_version"])

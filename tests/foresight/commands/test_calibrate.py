@@ -23,7 +23,16 @@ def test_a_world_is_measured_twice_and_both_are_kept(tmp_path):
     assert (machine.machine.threads, machine.machine.world) == (1, 2)
     kinds = {t.operation.kind for t in machine.operations}
     assert kinds == {
-        *("product", "attention forward", "attention backward", "pass", "all-reduce", "all-gather", "reduce-scatter", "send")
+        *(
+            "product",
+            "attention forward",
+            "attention backward",
+            "pass",
+            "all-reduce",
+            "all-gather",
+            "reduce-scatter",
+            "send",
+        )
     }
     assert sum(t.operation == Operation("all-reduce", (2**16, 2, 2)) for t in machine.operations) == 2
 

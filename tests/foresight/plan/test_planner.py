@@ -15,7 +15,6 @@ from gptscale.foresight.plan.rows import PlannedRow, places_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
 
-
 OURS = "single,ddp,fsdp,fsdp_offload,zero1,zero2,zero3,zero_offload,zero_infinity,tensor_parallel,pipeline,hybrid_3d"
 
 
@@ -135,9 +134,7 @@ def test_a_trial_that_fails_is_told_and_another_row_is_tried(planned):
 
     found = planned("gpt2", "fsdp,ddp", trial=trial, rows=2)
     assert {row.candidate.run.recipe for row in found.rows} == {"ddp"}
-    assert "no C compiler, for the mock of CUDA" in next(
-        why for name, why in found.left_out.items() if "fsdp" in name
-    )
+    assert "no C compiler, for the mock of CUDA" in next(why for name, why in found.left_out.items() if "fsdp" in name)
 
 
 def test_only_so_many_rows_are_tried_as_are_wanted(planned):

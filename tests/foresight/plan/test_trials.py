@@ -60,5 +60,5 @@ def test_a_row_runs_on_this_machine(resolver, monkeypatch):
     assert 0 < timing.low <= timing.seconds <= timing.high < 60
     assert timing.grade == MEASURED
     monkeypatch.setattr("gptscale.foresight.plan.trials.LIMIT_S", 0.01)
-    with pytest.raises(GptscaleError, match="no 8 steps in 0.01 s"):
+    with pytest.raises(GptscaleError, match=r"no 8 steps in 0\.01 s"):
         measured(row)

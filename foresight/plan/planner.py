@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,9 +19,8 @@ from gptscale.foresight.price.cost import Costs
 from gptscale.recipes import RECIPES
 
 # A row with this share of the fastest row's speed is as good: no prediction of its grade can tell more.
-AS_GOOD = {MEASURED: 0.98}
-AS_GOOD_BY_DATA_SHEET = 0.95
-# A row whose step lasts by the estimate so many times as long as the fastest one's is not worth a trial.
+AS_GOOD, AS_GOOD_BY_DATA_SHEET = 0.98, 0.95
+# A row whose step lasts by the estimate so many times as long as the fastest one's that fits is not worth a trial.
 WORTH = 1.5
 # Trials for each row of the table, so that what does not fit after all does not take for ever.
 TRIES = 3
@@ -32,8 +32,8 @@ class WorkPlan:
     """All rows that were tried and fit, the fastest first, and what was not tried.
 
     also: of each row the recipes that split in the same way. nearest: the row that lacks least, if none fits. listed: how many
-    runs are valid. worth: how many splits of these fit and are worth a trial. left_out: recipes that were not listed, and trials
-    that failed, with the reason.
+    runs are valid. splits: of these, that may fit by the bound. left_out: recipes that were not listed, and trials that failed,
+    with the reason.
     """
 
     cluster: Cluster
@@ -42,7 +42,7 @@ class WorkPlan:
     also: dict[tuple[str, int, int], list[str]]
     nearest: PlannedRow | None
     listed: int
-    worth: int
+    splits: int
     left_out: dict[str, str]
 
     @property
@@ -50,7 +50,7 @@ class WorkPlan:
         """Return the row to take: of those that are as good as the fastest, the simplest recipe."""
         if not self.rows:
             return None
-        share = AS_GOOD.get(self.rows[0].timing.grade, AS_GOOD_BY_DATA_SHEET)
+        share = AS_GOOD if self.rows[0].timing.grade == MEASURED else AS_GOOD_BY_DATA_SHEET
         as_good = [row for row in self.rows if row.tokens_per_s >= share * self.rows[0].tokens_per_s]
         order = list(RECIPES)
         return min(as_good, key=lambda row: (order.index(row.candidate.run.recipe), -row.tokens_per_s))
@@ -83,12 +83,15 @@ def plan(
             elif nearest is None or row.margin > nearest.margin:
                 nearest = row
     splits, also = _splits(fitting, list(recipes))
-    worth = len(splits)
+    n_splits = len(splits)
     rows, tries = list[PlannedRow](), 0
     with ThreadPoolExecutor(at_once) as pool:
         while splits and len(rows) < wanted and tries < TRIES * wanted:
+            longest = WORTH * min((row.estimate for row in rows), default=math.inf)
             n = min(at_once, wanted - len(rows))
-            batch, splits = splits[:n], splits[n:]
+            batch, splits = [forms for forms in splits[:n] if forms[0].estimate <= longest], splits[n:]
+            if not batch:
+                break
             tell(f"{len(rows)} of {wanted} rows tried, now {', '.join(forms[0].name for forms in batch)}")
             tries += len(batch)
             for forms, tried in zip(batch, pool.map(lambda forms: _try(forms[0], trial), batch), strict=True):
@@ -106,7 +109,7 @@ def plan(
     order = {name: place for place, name in enumerate(recipes)}
     # Equally fast rows stand in the order of the table of recipes, the simplest first.
     rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))
-    return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, worth, listed.left_out)
+    return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, n_splits, listed.left_out)
 
 
 def _try(row: PlannedRow, trial: Trial) -> Tried | str:
@@ -135,12 +138,11 @@ def _of_group(
 def _splits(
     fitting: Sequence[PlannedRow], order: Sequence[str]
 ) -> tuple[list[list[PlannedRow]], dict[tuple[str, int, int], list[str]]]:
-    """Return the forms of each split that are worth a trial, the best first, and the recipes that split in the same way."""
+    """Return the forms of each split, the best first, and the recipes that split in the same way."""
     by_split: dict[tuple[str, int, int], list[PlannedRow]] = {}
     # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
     for row in sorted(fitting, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
         by_split.setdefault(row.candidate.split, []).append(row)
-    fastest = min((row.estimate for row in fitting), default=0.0)
     also: dict[tuple[str, int, int], list[str]] = {}
     kinds: dict[object, tuple[str, int, int]] = {}
     splits = []
@@ -149,7 +151,7 @@ def _splits(
         kind = (f"{first.estimate:.6g}", first.places.on_device, first.detail, *split[1:])
         if not first.cluster.is_cpu and kind in kinds:
             also.setdefault(kinds[kind], []).append(split[0])
-        elif first.estimate <= WORTH * fastest:
+        else:
             kinds[kind] = split
             splits.append(forms)
     return splits, also

@@ -9,7 +9,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.rows import PlannedRow
-from gptscale.foresight.plan.trials import MEASURED
+from gptscale.foresight.plan.trials import CONTENDED, MEASURED
 from gptscale.foresight.price.data_sheets import sources_of
 
 PAGE = """<!doctype html>
@@ -86,13 +86,17 @@ def _why_not(best: PlannedRow, other: PlannedRow) -> str:
 def notes(plan: WorkPlan) -> list[str]:
     """Return what a reader should know about the table."""
     cluster, how = plan.cluster, "run" if plan.cluster.is_cpu else "simulated"
-    lines = [f"{plan.listed:,} valid runs; {plan.worth} splits of them fit by the bound and were worth a trial"]
-    lines[0] += f", and were {how} until {len(plan.rows)} fitted"
+    lines = [f"{plan.listed:,} valid runs; {plan.splits} splits of them may fit by a bound"]
+    lines[0] += f", and the fastest of these by an estimate were {how} until {len(plan.rows)} fitted"
     if cluster.assumed:
         lines.append(f"assumed, because --link does not say otherwise: {cluster.assumed}")
     if cluster.is_cpu:
         lines.append("~ memory is a bound: what a rank holds, gathers and keeps, without all else")
-    if any(row.timing.grade != MEASURED for row in plan.rows):
+    if any(row.timing.grade == CONTENDED for row in plan.rows):
+        lines.append(
+            "others used the processors meanwhile, so that the order means little: plan again on a quiet machine"
+        )
+    if any(row.timing.grade not in (MEASURED, CONTENDED) for row in plan.rows):
         lines.append("data sheet: no such device was measured; the times order splits, for a host that keeps up")
         lines += sources_of(cluster.device, cluster.links)
     lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]

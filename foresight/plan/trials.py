@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gptscale.common.errors import GptscaleError
+from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.process.task import reason
 from gptscale.foresight.calibrate.costs import MeasuredCosts
 from gptscale.foresight.plan.command_lines import words_of
@@ -21,7 +22,7 @@ from gptscale.foresight.simulate.simulation import simulate
 
 # Micro-batches that are recorded without stages. Each one more lasts as long as the middle one of these.
 RECORDED = 3
-MEASURED = "measured here"
+MEASURED, CONTENDED = "measured here", "measured here, contended"
 # Steps that are timed on a processor, behind those that warm up.
 WARM_UP, TIMED, LIMIT_S = 3, 5, 900
 
@@ -105,4 +106,6 @@ def measured(row: PlannedRow) -> Tried:
         if ended.returncode:
             raise GptscaleError(reason(ended.stderr)[:160], "in its trial", "see gptscale run")
         times_s = pd.read_csv(Path(out, "runs", "trial", "steps.csv")).step_time_s[WARM_UP:]
-    return Tried(StepTime(statistics.median(times_s), min(times_s), max(times_s), MEASURED))
+        taken = float(pd.read_csv(Path(out, "summary.csv")).taken_fraction[0])
+    grade = CONTENDED if taken > TAKEN_MAX else MEASURED
+    return Tried(StepTime(statistics.median(times_s), min(times_s), max(times_s), grade))

@@ -7,7 +7,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.enumeration import enumerate_runs
 from gptscale.foresight.plan.question import cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, places_of
-from gptscale.foresight.plan.trials import MEASURED, RECORDED, measured, simulated
+from gptscale.foresight.plan.trials import CONTENDED, MEASURED, RECORDED, measured, simulated
 from gptscale.foresight.price.picture import letters
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_a_row_runs_on_this_machine(resolver, monkeypatch):
     row = next(rows_of(resolver, cpu_cluster(2, 8 * 2**30), "ddp", 4))
     timing = measured(row).timing
     assert 0 < timing.low <= timing.seconds <= timing.high < 60
-    assert timing.grade == MEASURED
+    assert timing.grade in (MEASURED, CONTENDED)
     monkeypatch.setattr("gptscale.foresight.plan.trials.LIMIT_S", 0.01)
     with pytest.raises(GptscaleError, match=r"no 8 steps in 0\.01 s"):
         measured(row)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import IO
 
 from gptscale.common.process.program import Program
 from gptscale.common.process.warm_parent import start_process
@@ -38,19 +40,28 @@ def run_captured(
 
     After `timeout` seconds the program is ended, and subprocess.TimeoutExpired raised.
     """
-    with open(os.memfd_create("stdout"), "r+b") as out, open(os.memfd_create("stderr"), "r+b") as err:
-        environ = os.environ if environ is None else environ
-        process = start_process(program, environ, fork=fork, stdout=out.fileno(), stderr=err.fileno())
-        try:
-            status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
+    pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+    process = start_process(
+        program,
+        os.environ if environ is None else environ,
+        fork=fork,
+        **{name: end for name, (_, end) in pipes.items()},
+    )
+    for _, end in pipes.values():
+        os.close(end)
+    output: dict[str, bytes] = dict.fromkeys(pipes, b"")
+    streams: dict[IO[bytes], str] = {os.fdopen(begin, "rb", buffering=0): name for name, (begin, _) in pipes.items()}
+    deadline = time.monotonic() + timeout
+    while streams:
+        for stream in select.select(list(streams), [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data = stream.read(1 << 16)
+            output[streams[stream]] += data
+            if not data:
+                del streams[stream]
+                stream.close()
+        if streams and time.monotonic() > deadline:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            raise subprocess.TimeoutExpired(program.command, timeout, content(out), content(err)) from None
-        return subprocess.CompletedProcess(program.command, status, content(out).decode(), content(err).decode())
-
-
-def content(output: BinaryIO) -> bytes:
-    """Return all that was written to a file."""
-    output.seek(0)
-    return output.read()
+            raise subprocess.TimeoutExpired(program.command, timeout, output["stdout"], output["stderr"])
+    status = process.wait(max(0.0, deadline - time.monotonic()) + 10.0)
+    return subprocess.CompletedProcess(program.command, status, output["stdout"].decode(), output["stderr"].decode())

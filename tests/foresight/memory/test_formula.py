@@ -12,7 +12,7 @@ from gptscale.launchers.run.options import parse_run
 from gptscale.recipes import RECIPES, get
 
 N = 842_624
-H = 128
+H, L = 128, 4
 
 
 def of(recipe, *words, nproc=2):
@@ -26,6 +26,24 @@ def test_the_docstring_has_the_formula(recipe):
     run = planned_words("ddp", [], 2, 0)[0]
     (memory,) = re.findall(r"(?s)Memory per device +(.*?)\n(?=\S)", inspect.getdoc(module))
     assert config.state_formula(run) in re.sub(r"\s+", " ", memory)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "formula", "nbytes"),
+    [
+        ("single", (), "16 N", 16 * N),
+        ("fsdp", (), "16 N / d", 8 * N),
+        ("zero2", (), "b N + (12 + 4) N / d", 12 * N),
+        ("zero3", ("--precision", "bf16"), "(b + 12 + 4) N / d", 9 * N),
+        ("zero1", ("--precision", "bf16"), "b N + 12 N / d + (4 + b) N", 14 * N),
+        ("zero_offload", ("--precision", "bf16"), "b N + (12 + 4 + 4) N / d", 12 * N),
+        ("zero_offload", ("--stage", "3", "--precision", "bf16"), "(b + 12 + 4 + 4) N / d", 11 * N),
+        ("zero_infinity", ("--precision", "bf16"), "(b + 12 + 4) N / d", 9 * N),
+        ("tensor_parallel", (), "16 N / t + 16 (6 L + 2) h (t - 1) / t", 8 * N + 8 * (6 * L + 2) * H),
+    ],
+)
+def test_letters_become_numbers(recipe, words, formula, nbytes):
+    assert of(recipe, *words) == (formula, nbytes)
 
 
 def test_a_shard_group_of_hsdp_is_what_divides():

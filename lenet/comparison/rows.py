@@ -15,14 +15,7 @@ import pandas as pd
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_file import read_table
 from gptscale.lenet.comparison.windows import WINDOW_COLUMNS, window_losses
-from gptscale.lenet.run.columns import (
-    EPOCH_COLUMNS,
-    FILE_BYTES_MAX,
-    SUMMARY_COLUMNS,
-    TIME_COLUMNS,
-    WARMUP_STEPS,
-    read_summary,
-)
+from gptscale.lenet.run.columns import EPOCH_COLUMNS, FILE_BYTES_MAX, LENET, TIME_COLUMNS, WARMUP_STEPS, read_summary
 
 # These tell whose epoch, or whose times, a row is.
 RUN_COLUMNS = ["run_id", "variant", "seed"]
@@ -56,7 +49,7 @@ def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
 
 def write_rows(csv: Path, rows: MeasuredRows) -> list[Path]:
     """Write the files and return their paths."""
-    rows.runs.to_csv(csv, index=False, columns=SUMMARY_COLUMNS)
+    rows.runs.to_csv(csv, index=False, columns=LENET.names)
     written = [csv]
     for kind, frame in zip(DETAILS, rows[1:], strict=True):
         if not frame.empty:

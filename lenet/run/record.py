@@ -15,6 +15,7 @@ from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, right_threads
 from gptscale.launchers.run.record import RunRecord
 from gptscale.lenet.run.columns import LENET
+from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.recorder import VisionRecorder
 from gptscale.lenet.run.strategy import backend_of, other_devices, strategy_of
@@ -23,10 +24,7 @@ from gptscale.results.record.files import host_name
 from gptscale.results.record.usage import Usage, UsageSampler, over_ranks
 
 # Columns that are options of the same name.
-OPTION_COLUMNS = (
-    "model operators gelu batch_norm augment loader num_workers precision amp channels_last batch_size epochs optimizer lr "
-    "lr_schedule weight_decay label_smoothing seed study variant"
-).split()
+OPTION_COLUMNS = [name for name in LENET.names if name in VisionConfig.__dataclass_fields__]
 
 
 class VisionRecord(RunRecord):

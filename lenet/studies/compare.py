@@ -12,20 +12,13 @@ from typing import TYPE_CHECKING, Any
 from gptscale.common.errors import ConfigError, visible
 from gptscale.lenet.comparison.figures import bars
 from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, of, overlaps, show, table, values_of
-from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
+from gptscale.lenet.run.columns import CONFIGURATION, LENET, WORK, read_summary
 from gptscale.results.comparison.run_files import DamagedFileError, run_file
 from gptscale.results.render import DPI, markdown, subplots
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Runs whose cells differ here did other work. Other seeds are repeats.
-WORK = "model n_params data n_train n_test image_size batch_size epochs steps".split()
-# Runs of the same work that differ here are compared with each other.
-CONFIGURATION = (
-    "operators gelu batch_norm augment loader num_workers strategy backend precision amp loss_scale channels_last world_size "
-    "optimizer lr lr_schedule weight_decay label_smoothing device threads torch_version"
-).split()
 SPEED = Column("images/s", of("images_per_s"), ",.0f", spread=True)
 COLUMNS = (
     ACCURACY,
@@ -53,7 +46,7 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
 
     frames = []
     for path in paths:
-        file = path / SUMMARY_NAME if path.is_dir() else path
+        file = path / LENET.file if path.is_dir() else path
         frames.append(read_summary(file).assign(folder=str(file.parent)))
     rows = pd.concat(frames, ignore_index=True)
     if rows.empty:

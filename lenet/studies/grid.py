@@ -53,7 +53,7 @@ def run_grid(
     """
     # Before the first import of torch, which the warm parent and its runs then share.
     begin_warm_parent(base.device, RUN_IMPORTS)
-    from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
+    from gptscale.lenet.run.columns import LENET, read_summary
 
     configs = [dataclasses.replace(base, variant=cell.variant, **cell.options) for cell in cells]
     check(cells, configs, download)
@@ -80,7 +80,7 @@ def run_grid(
     else:
         run_at_once(run, runs, len(places))
     names = [config.run_name for *_, config in runs]
-    return read_summary(base.out / SUMMARY_NAME).set_index("run_id").loc[names].reset_index()
+    return read_summary(base.out / LENET.file).set_index("run_id").loc[names].reset_index()
 
 
 def run_at_once(run: Callable[..., None], runs: Sequence[tuple[Any, ...]], n: int) -> None:

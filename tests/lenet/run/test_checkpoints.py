@@ -10,9 +10,9 @@ import pytest
 
 from gptscale.common.errors import StorageError
 from gptscale.launchers.run import checkpoints
-from gptscale.lenet.run.checkpoints import VisionSaver, check_space
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.recorder import EarlierProgress
+from gptscale.lenet.run.worker import VisionSaver, check_space
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from gptscale.common.engine import Batch, StepResult
 from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
-from gptscale.lenet.run.columns import LENET, SUMMARY_COLUMNS, read_summary
+from gptscale.lenet.run.columns import LENET, read_summary
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
@@ -56,6 +56,36 @@ def assert_same_end(a: Path, b: Path) -> None:
 
 def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
     ranks("world_vision_parity.py", 2, idx_folder)
+
+
+GOLDEN: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "lenet": ({}, [2.3159626, 2.3160353, 2.2944455, 2.3053589]),
+    "cnn": (
+        {"model": "cnn", "augment": "jitter", "optimizer": "adamw", "weight_decay": 0.05, "lr_schedule": "onecycle"},
+        [2.2582977, 2.5124917, 2.405345, 2.3035902],
+    ),
+    "fp16": (
+        {"model": "simple_conv", "precision": "fp16", "loss_scale": "1024"},
+        [2.3131893, 2.4359899, 2.3455319, 2.326515],
+    ),
+    "bf16": (
+        {"precision": "bf16", "amp": False, "optimizer": "sgd", "lr": 0.05},
+        [2.3159401, 2.310209, 2.2984879, 2.3047811],
+    ),
+    "1998": (
+        {"model": "lenet_classic", "augment": "none", "lr_schedule": "cosine", "label_smoothing": 0.1},
+        [2.3186336, 2.3168571, 2.2894356, 2.3018362],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_losses_are_those_of_2026_11_26(tmp_path: Path, idx_folder: Path, name: str) -> None:
+    """Of the steps 1, 4 and 8 and of the test, from before the lab was cut down. Other processors round otherwise."""
+    options, expected = GOLDEN[name]
+    ended = run(tmp_path, "r", data=str(idx_folder), batch_size=16, max_steps=8, epochs=2, **options)
+    found = [*steps(ended).loss[[1, 4, 8]], ended.row["test_loss"]]
+    assert found == pytest.approx(expected, rel=1e-3 if name in ("fp16", "bf16") else 1e-5)
 
 
 @pytest.mark.promise("S1")
@@ -182,7 +212,7 @@ def test_what_a_run_leaves(tmp_path: Path, idx_folder: Path, capfd: pytest.Captu
     assert "\r" not in said.out + said.err
     assert "\x1b" not in said.out + said.err
     (row,) = rows(tmp_path / "lenet.csv")
-    assert list(row) == SUMMARY_COLUMNS
+    assert list(row) == LENET.names
     assert (row["status"], row["n_train"], row["n_test"], row["steps"]) == ("ok", "96", "41", "6")
     assert len(row["class_accuracy"].split()) == 10
     assert float(row["images_per_s"]) > 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.studies.fused_nets import cudnn, variants
+from gptscale.lenet.studies.fused import cudnn, variants
 
 pytest.importorskip("sklearn")
 
@@ -37,7 +37,7 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_ways_of_a_gpu() -> None:
     """Report D's four variants, and the fused one on the CPU."""
-    found = variants(torch.device("cuda"))
+    found = variants("cuda")
     assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused"]
     before = torch.backends.cudnn.enabled
     with cudnn(found[2]):

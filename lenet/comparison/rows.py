@@ -35,7 +35,7 @@ def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
     """Return the rows of `runs` with what their folders in `out` have of them."""
     details = []
     for kind, columns in DETAILS.items():
-        frames = [pd.DataFrame(columns=[*RUN_COLUMNS, *columns])]
+        frames = [_none_of(kind)]
         for row in runs[RUN_COLUMNS].to_dict("records"):
             # Report A alone gives losses of windows.
             if kind == "windows" and not str(row["variant"]).startswith("report_a"):
@@ -63,8 +63,7 @@ def read_rows(files: str, study: str) -> MeasuredRows:
 
     Raises ConfigError for a file without rows of `study`.
     """
-    runs = []
-    details = {kind: [pd.DataFrame(columns=[*RUN_COLUMNS, *columns])] for kind, columns in DETAILS.items()}
+    runs, details = [], {kind: [_none_of(kind)] for kind in DETAILS}
     for file in map(Path, files.split(",")):
         frame = read_summary(file)
         if frame.empty or not (frame.study == study).all():
@@ -72,10 +71,9 @@ def read_rows(files: str, study: str) -> MeasuredRows:
         runs.append(frame)
         for kind, frames in details.items():
             if beside(file, kind).is_file():
-                details_of_file = _read_details(beside(file, kind))
+                of_file = _read_details(beside(file, kind))
                 # The first files of windows have the seed alone.
-                known = [column for column in RUN_COLUMNS if column in details_of_file]
-                frames.append(details_of_file.merge(frame[RUN_COLUMNS], on=known))
+                frames.append(of_file.merge(frame[RUN_COLUMNS], on=[name for name in RUN_COLUMNS if name in of_file]))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
     return MeasuredRows(every, *(_joined(frames) for frames in details.values()))
 
@@ -116,6 +114,10 @@ def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
         return window_losses(rows)
     ms = 1e3 * (rows.load_s + rows.update_s)[WARMUP_STEPS:]
     return pd.DataFrame([ms.quantile([0.1, 0.5, 0.9]).tolist()], columns=TIME_COLUMNS)
+
+
+def _none_of(kind: str) -> pd.DataFrame:
+    return pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -151,6 +151,13 @@ def not_significant(groups: Mapping[str, list[Any]], column: Column) -> list[str
     return [f"{column.title}: {a} and {b} do not differ significantly, their spreads overlap" for a, b in pairs]
 
 
+def as_fast_as_the_first(groups: Mapping[str, list[Any]], column: Column) -> list[str]:
+    """Return a sentence for each other variant whose spread of `column` overlaps with that of the first."""
+    first, *others = groups
+    pairs = ({first: groups[first], other: groups[other]} for other in others)
+    return [sentence for pair in pairs for sentence in not_significant(pair, column)]
+
+
 def show(lines: Sequence[dict[str, str]]) -> None:
     """Print a table, whose first column holds words."""
     titles = list(lines[0])

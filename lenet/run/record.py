@@ -13,6 +13,7 @@ import torch
 
 from gptscale.common.measure.devices import device_name
 from gptscale.common.measure.evidence import RankEvidence, RunEvidence, RunFacts, judged_ranks, right_threads
+from gptscale.common.settings.run import workload_hash
 from gptscale.launchers.run.record import RunRecord
 from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig
@@ -47,62 +48,42 @@ class VisionRecord(RunRecord):
         """Do nothing: how much a checkpoint takes is known when the engine is built."""
 
     def figures(self) -> dict[str, Any]:
-        """Return the columns that rank 0 measured."""
         times = {"data_time_s": self.data_time_s, "total_time_s": time.perf_counter() - self.began}
         return times | (self.recorder.figures() if self.recorder else {})
 
     def of_this_rank(self) -> tuple[Any, ...]:
-        """Return what others had of the machine, and the usage of this rank."""
         return self.recorder and self.recorder.machine_time, self.sampler.usage()
 
     def figures_of_ranks(self, usages: Sequence[Usage | None], *of_engines: Any, together: bool) -> dict[str, Any]:
-        """Return how busy processors and GPUs were."""
         return over_ranks([usage for usage in usages if usage])
 
     def run_evidence(self, ranks: Sequence[RankEvidence], times: object, row: dict[str, Any]) -> RunEvidence | None:
-        """Return the evidence of all ranks for whoever judges the run, None if no step was timed."""
         recorder = self.recorder
         if recorder is None or not recorder.updates_s:
             return None
         config = self.plan.config
         facts = RunFacts(
-            "",
-            cuda=self.plan.world.device.type == "cuda",
-            micro_batch_size=config.batch_size,
-            right_threads=right_threads(),
-            slow_loader=config.loader == "dataloader",
-        )
+            "", cuda=self.plan.world.device.type == "cuda", micro_batch_size=config.batch_size,
+            right_threads=right_threads(), slow_loader=config.loader == "dataloader",
+        )  # fmt: skip
         times_s = [load + update for load, update in zip(recorder.data_waits_s, recorder.updates_s, strict=True)]
         return RunEvidence(self.table.file, facts, judged_ranks(ranks), times_s, row["taken_fraction"])
 
     def tell(self, path: Path, *, has_evidence: bool) -> None:
-        """Print the lines that end a run."""
         print_summary(self.row, path, self.folder)
 
     def identity(self) -> dict[str, Any]:
-        """Return the columns that are known before the first step."""
         plan = self.plan
         config, data, world = plan.config, plan.data, plan.world
         return {name: getattr(config, name) for name in OPTION_COLUMNS} | {
-            "run_id": self.run_id,
-            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "n_params": self.n_params,
-            "data": data.name,
-            "n_train": len(data.train),
-            "n_test": len(data.test),
-            "image_size": data.side,
-            "strategy": strategy_of(config, world),
-            "backend": backend_of(config, world),
-            "loss_scale": config.resolved_loss_scale,
-            "world_size": world.world_size,
-            "steps": plan.steps,
-            "device": device_name(world.device),
-            "threads": torch.get_num_threads(),
-            "host": host_name(),
-            "torch_version": torch.__version__,
-            "git_commit": git_commit(),
-            "workload_hash": plan.workload_hash,
-        }
+            "run_id": self.run_id, "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "n_params": self.n_params, "data": data.name, "n_train": len(data.train), "n_test": len(data.test),
+            "image_size": data.side, "strategy": strategy_of(config, world), "backend": backend_of(config, world),
+            "loss_scale": config.resolved_loss_scale, "world_size": world.world_size, "steps": plan.steps,
+            "device": device_name(world.device), "threads": torch.get_num_threads(), "host": host_name(),
+            "torch_version": torch.__version__, "git_commit": git_commit(),
+            "workload_hash": workload_hash(plan.work),
+        }  # fmt: skip
 
     def run_json(self) -> dict[str, Any]:
         """Return the content of run.json, which is all that is needed to repeat the run."""

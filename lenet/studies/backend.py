@@ -96,9 +96,9 @@ def verdict(groups: dict[str, list[Any]], column: Column) -> list[str]:
 def notes(result: StudyResult[BackendOptions]) -> list[str]:
     """Return what memory means here, and a verdict for each pair of backends."""
     sentences = [result.memory_note()]
-    variants = list(result.groups)
-    for pair in zip(variants[::2], variants[1::2], strict=True):
-        sentences += verdict({variant: result.groups[variant] for variant in pair}, COLUMNS[0])
+    groups = list(result.groups.items())
+    for pair in zip(groups[::2], groups[1::2], strict=True):
+        sentences += verdict(dict(pair), COLUMNS[0])
     return sentences
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from gptscale.lenet.comparison.reports import RUNS
+from gptscale.lenet.comparison.tables import Lines
 
 BATCHES = 200
 WINDOW_COLUMNS = "epoch window loss".split()
@@ -22,7 +23,7 @@ def window_losses(steps: pd.DataFrame) -> pd.DataFrame:
     return means.loc[means["size"] == BATCHES, "mean"].rename("loss").reset_index()
 
 
-def losses_by_window(windows: pd.DataFrame, variants: Sequence[str]) -> list[list[dict[str, str]]]:
+def losses_by_window(windows: pd.DataFrame, variants: Sequence[str]) -> list[Lines]:
     """Return a table for each variant that has them: an epoch per line, the median over runs, and that of report A."""
     tables = []
     for variant in variants:

@@ -17,22 +17,18 @@ from gptscale.common.errors import ConfigError
 DIGITS_FILE = "datasets/data/digits.csv.gz"
 
 
-def digits_file() -> Path:
-    """Return the file of the digits, or raise ConfigError if scikit-learn is not installed."""
-    spec = find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            "scikit-learn, which brings the digits, is not installed",
-            "in --data digits",
-            "pip install 'gptscale[lenet]', or name other data",
-        )
-    return Path(spec.submodule_search_locations[0]) / DIGITS_FILE
-
-
 def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images (1797, 8, 8), as counts of 0 to 16, and their labels (1797,), as sklearn's load_digits does.
 
     Raises ConfigError if scikit-learn is not installed, and OSError if its file cannot be read.
     """
-    table = np.loadtxt(digits_file(), dtype=np.uint8, delimiter=",")
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        what, fix = (
+            "scikit-learn, which brings the digits, is not installed",
+            "pip install 'gptscale[lenet]', or name other data",
+        )
+        raise ConfigError(what, "in --data digits", fix)
+    file = Path(spec.submodule_search_locations[0]) / DIGITS_FILE
+    table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
     return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)

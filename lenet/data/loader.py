@@ -113,9 +113,8 @@ class FastLoader:
             images, labels = self.images[chosen], self.labels[chosen]
             if self.ranges is not None and draws is not None:
                 images = augment(images, self.ranges, draws[places])
-            yield from zip(
-                self.normalise(images).split(batch_order.share), labels.split(batch_order.share), strict=True
-            )
+            parts = (part.split(batch_order.share) for part in (self.normalise(images), labels))
+            yield from zip(*parts, strict=True)
 
 
 class _PilDataset(Dataset[tuple[Tensor, int]]):
@@ -188,9 +187,8 @@ def pil_transform(augmentation: str, side: int) -> Any:
     try:
         from torchvision import transforms
     except ImportError:
-        raise ConfigError(
-            "torchvision is not installed", "in --loader dataloader", "pip install 'gptscale[lenet]', or --loader fast"
-        ) from None
+        fix = "pip install 'gptscale[lenet]', or --loader fast"
+        raise ConfigError("torchvision is not installed", "in --loader dataloader", fix) from None
     crop = [transforms.RandomCrop(side, padding=side // 8), transforms.RandomHorizontalFlip()]
     steps = {
         "none": [],

@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
+from gptscale.lenet.comparison.tables import Lines
 from gptscale.lenet.minigrad.training import StepTimes
 from gptscale.results.render import DPI, subplots
 
-Lines = list[dict[str, str]]
 REPORT_COLUMNS = ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
 # The report's seconds per step, with a pooling backward of Python loops and with one in CUDA.
 REPORT_LOOP = StepTimes(0.005984, 0.13259, 0.29507, 0.44229)

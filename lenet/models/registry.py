@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from gptscale.lenet.models import check_model, check_side
 from gptscale.lenet.models.activations import Activation, activation
 from gptscale.lenet.models.resnet import resnet18
-from gptscale.lenet.models.vgg import vgg
+from gptscale.lenet.models.vgg import CONVOLUTIONS, vgg
 from gptscale.ops.conv import conv_bias_relu
 from gptscale.ops.max_pool import max_pool2d
 
@@ -38,9 +39,8 @@ def activated(convolution: nn.Module, act: Activation, x: Tensor, *, fused: bool
     if fused and act.name == "relu":
         assert isinstance(convolution, nn.Conv2d)
         assert convolution.bias is not None
-        return conv_bias_relu(
-            x, convolution.weight, convolution.bias, convolution.stride, tuple(map(int, convolution.padding))
-        )
+        padding = tuple(map(int, convolution.padding))
+        return conv_bias_relu(x, convolution.weight, convolution.bias, convolution.stride, padding)
     result: Tensor = act(convolution(x))
     return result
 
@@ -205,10 +205,6 @@ class Convolutions(nn.Module):
         return result
 
 
-def _convolutions(depth: int, shared: bool) -> Callable[[ImageShape, str | None], nn.Module]:
-    return lambda shape, gelu: Convolutions(shape, gelu, depth=depth, shared=shared)
-
-
 def _vgg(depth: int, narrower: int = 1) -> Callable[[ImageShape, str | None], nn.Module]:
     return lambda shape, gelu: vgg(depth, shape.channels, shape.side, shape.n_classes, gelu, narrower)
 
@@ -219,14 +215,12 @@ MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
     "pure_linear": pure_linear,
     "simple_conv": simple_conv,
     "cnn": cnn,
-    "conv2_shared": _convolutions(2, True),
-    "conv2_independent": _convolutions(2, False),
-    "conv10_shared": _convolutions(10, True),
-    "conv10_independent": _convolutions(10, False),
-    "vgg11": _vgg(11),
-    "vgg13": _vgg(13),
-    "vgg16": _vgg(16),
-    "vgg19": _vgg(19),
+    **{
+        f"conv{depth}_{kind}": partial(Convolutions, depth=depth, shared=kind == "shared")
+        for depth in (2, 10)
+        for kind in ("shared", "independent")
+    },
+    **{f"vgg{depth}": _vgg(depth) for depth in CONVOLUTIONS},
     "vgg19_quarter": _vgg(19, narrower=4),
     "resnet18": lambda shape, gelu: resnet18(shape.channels, shape.n_classes, gelu),
 }

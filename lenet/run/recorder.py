@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -48,16 +47,9 @@ class VisionRecorder(Recorder):
     """
 
     def __init__(
-        self,
-        plan: VisionPlan,
-        folder: Path,
-        *,
-        start_step: int,
-        past: EarlierProgress,
-        began: float,
-        quiet: bool = False,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+        self, plan: VisionPlan, folder: Path, *, start_step: int, past: EarlierProgress, began: float,
+        quiet: bool = False, clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
         super().__init__(cast(Any, plan), folder, start_step=start_step, clock=clock)
         self.plan, self.past, self.began, self.quiet = plan, past, began, quiet
         self.eval_time_s = 0.0
@@ -86,12 +78,10 @@ class VisionRecorder(Recorder):
         self._step_began = self.clock()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: Any) -> None:
         if self._bar:
             self._bar.close()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*failure)
 
     def _watch_machine(self, *, last: bool = False) -> None:
         if last and self._machine:
@@ -104,13 +94,11 @@ class VisionRecorder(Recorder):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep what happens inside out of the times."""
         with super().paused():
             yield
         self._step_began = self.clock()
 
     def step(self, step: int, lr: float, result: StepResult) -> bool:
-        """Take a finished 1-based step, and return whether the host waited for the device and read the window."""
         self._host_s.append(self.clock() - self._step_began - self._waited_s)
         return super().step(step, lr, result)
 
@@ -123,18 +111,19 @@ class VisionRecorder(Recorder):
             return
         window, self._pending = self._pending, []
         hosts_s, self._host_s = self._host_s, []
+        world = self.plan.world
         losses = torch.stack([p.result.loss.float() for p in window])
-        if self.plan.world.world_size > 1:
+        if world.world_size > 1:
             dist.all_reduce(losses)
-            losses /= self.plan.world.world_size
+            losses /= world.world_size
         values = losses.tolist()
         # Either all steps have a flag or none has.
         flags = [p.result.skipped for p in window if p.result.skipped is not None]
         skipped = [int(flag) for flag in torch.stack(flags).tolist()] if flags else [None] * len(window)
-        synchronize(self.plan.world.device)
+        synchronize(world.device)
         window_s = self._watch.lap()
         self._epoch_time_s, self._epoch_steps = self._epoch_time_s + window_s, self._epoch_steps + len(window)
-        if self.plan.world.device.type == "cuda":
+        if world.device.type == "cuda":
             # On a GPU a step's work is queued, and only the time of the whole window is true.
             hosts_s = [max(0.0, window_s - sum(p.data_wait_s for p in window)) / len(window)] * len(window)
         for step, loss, update_s, is_skipped in zip(window, values, hosts_s, skipped, strict=True):

@@ -175,7 +175,7 @@ def worker(argv: Sequence[str]) -> int:
     Anything that is wrong before the run starts is one line, which rank 0 prints if all ranks find it.
     """
     try:
-        config = parse_vision(argv)
+        config = parse(VisionConfig, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
         world = world_from_environment(config)
         share_cores()
         return train(config, world).exit_status
@@ -183,11 +183,6 @@ def worker(argv: Sequence[str]) -> int:
         refuse(error)
         # The same status for every mistake, since no run began and no file was created.
         return error.exit_status if isinstance(error, PeerError) else 2
-
-
-def parse_vision(argv: Sequence[str]) -> VisionConfig:
-    """Return the options of a run from a command line, or raise ConfigError for anything that is not one of them."""
-    return parse(VisionConfig, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
 
 
 if __name__ == "__main__":

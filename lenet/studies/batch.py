@@ -11,15 +11,8 @@ from functools import partial
 from typing import Any
 
 from gptscale.common.settings.checks import check_range, parse_whole_numbers
-from gptscale.lenet.comparison.tables import (
-    ACCURACY,
-    AVERAGE_MEMORY,
-    PEAK_MEMORY,
-    Column,
-    accuracy_table,
-    not_significant,
-    of,
-)
+from gptscale.lenet.comparison import tables
+from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, not_significant, of
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.lenet.studies.grid import Cell
@@ -84,6 +77,6 @@ STUDY = Study(
     columns=COLUMNS,
     notes=lambda result: [result.memory_note(), *result.failures(), *not_significant(result.groups, ACCURACY)],
     title=lambda result: result.title("processes x images per step of each"),
-    more_tables=lambda result: [accuracy_table(result.curves)],
+    more_tables=lambda result: [tables.accuracy_table(result.curves)],
     draw=partial(draw_curves_and_bars, [[COLUMNS[1]], [PEAK_MEMORY], [ACCURACY]]),
 )

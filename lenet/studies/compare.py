@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.lenet.comparison.figures import bars
@@ -32,12 +31,11 @@ COLUMNS = (
 EPOCHS_BYTES_MAX = 2**24
 
 
-@dataclass
-class VisionComparison:
+class VisionComparison(NamedTuple):
     """Repeats of the same work by their name, best accuracy first, and notes on all other rows."""
 
     ranked: dict[str, list[Any]]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def load(paths: Sequence[Path]) -> pd.DataFrame:
@@ -57,11 +55,13 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
 def compare(rows: pd.DataFrame) -> VisionComparison:
     """Group the repeats of the work that most runs did. Of equals the newest is taken."""
     ended = rows[rows.status == "ok"]
-    comparison = VisionComparison({})
-    for row in rows[rows.status != "ok"].itertuples():
-        comparison.notes.append(visible(f"{row.run_id}: {row.status}, {row.error}")[:200])
+    failed = rows[rows.status != "ok"].itertuples()
+    notes, ranked = (
+        [visible(f"{row.run_id}: {row.status}, {row.error}")[:200] for row in failed],
+        dict[str, list[Any]](),
+    )
     if ended.empty:
-        return comparison
+        return VisionComparison(ranked, notes)
     works = ended.groupby(WORK, dropna=False).agg(runs=("run_id", "size"), newest=("timestamp", "max"))
     work = works.sort_values(["runs", "newest"]).index[-1]
     groups = []
@@ -70,13 +70,11 @@ def compare(rows: pd.DataFrame) -> VisionComparison:
             groups = [group for _, group in members.groupby(CONFIGURATION, dropna=False, sort=False)]
         else:
             differing = [f"{name} {a} (ranked: {b})" for name, a, b in zip(WORK, cells, work, strict=True) if a != b]
-            comparison.notes.append(visible(f"other work, not ranked (runs: {len(members)}): {', '.join(differing)}"))
+            notes.append(visible(f"other work, not ranked (runs: {len(members)}): {', '.join(differing)}"))
     groups.sort(key=lambda group: -group.test_accuracy.median())
     for name, group in zip(_names(groups), groups, strict=True):
-        comparison.ranked[name] = [row for _, row in group.iterrows()]
-    for column in (ACCURACY, SPEED):
-        comparison.notes += _ties(comparison.ranked, column)
-    return comparison
+        ranked[name] = [row for _, row in group.iterrows()]
+    return VisionComparison(ranked, notes + _ties(ranked, ACCURACY) + _ties(ranked, SPEED))
 
 
 def _names(groups: Sequence[pd.DataFrame]) -> list[str]:
@@ -103,16 +101,15 @@ def draw(comparison: VisionComparison, path: Path) -> None:
     first = next(iter(groups.values()))[0]
     title = f"{first.model} on {first.data}: {first.n_train:,} images, {first.epochs} epochs, batch {first.batch_size}"
     figure, axes = subplots(2, 2, (13, 3.4 + max(3.4, 0.45 * len(groups))), title.replace("$", r"\$"))
-    for panel, column, what in (
-        (axes[0, 0], "train_loss", "training loss"),
-        (axes[0, 1], "test_accuracy", "test accuracy"),
+    for panel, column, what in zip(
+        axes[0], ("train_loss", "test_accuracy"), ("training loss", "test accuracy"), strict=True
     ):
         for i, (name, rows) in enumerate(groups.items()):
             for k, row in enumerate(rows):
                 epochs = read_epochs(row.folder, row.run_id)
                 if epochs is not None:
-                    label = "_" if k else name
-                    panel.plot(epochs.epoch, epochs[column], color=f"C{i % 10}", linewidth=1.2, label=label)
+                    style = {"color": f"C{i % 10}", "linewidth": 1.2, "label": "_" if k else name}
+                    panel.plot(epochs.epoch, epochs[column], **style)
         panel.set(title=what, xlabel="epoch")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.grid(alpha=0.3)

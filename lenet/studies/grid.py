@@ -38,13 +38,9 @@ class Cell:
 
 
 def run_grid(
-    cells: Sequence[Cell],
-    base: VisionConfig,
-    seeds: Sequence[int],
-    places: Sequence[Mapping[str, str]] = ({},),
-    *,
+    cells: Sequence[Cell], base: VisionConfig, seeds: Sequence[int], places: Sequence[Mapping[str, str]] = ({},), *,
     download: bool = False,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Run every cell with each seed, in turn, and return their rows of lenet.csv in that order.
 
     All cells are checked before the first run, so that a ConfigError is raised before anything has run.
@@ -69,11 +65,11 @@ def run_grid(
         finally:
             free.put(place)
 
-    runs = []
-    for turn, seed in enumerate(seeds):
-        for cell, config in zip(cells, configs, strict=True):
-            name = f"{base.study}-{uuid.uuid4().hex[:12]}"
-            runs.append((turn, cell, dataclasses.replace(config, seed=seed, run_name=name)))
+    runs = [
+        (turn, cell, dataclasses.replace(config, seed=seed, run_name=f"{base.study}-{uuid.uuid4().hex[:12]}"))
+        for turn, seed in enumerate(seeds)
+        for cell, config in zip(cells, configs, strict=True)
+    ]
     if len(places) == 1:
         for one in runs:
             run(*one)

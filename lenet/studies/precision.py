@@ -15,15 +15,8 @@ from typing import Any, ClassVar
 from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.settings.checks import parse_names, parse_whole_numbers
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.comparison.tables import (
-    ACCURACY,
-    AVERAGE_MEMORY,
-    PEAK_MEMORY,
-    Column,
-    accuracy_table,
-    as_fast_as_the_first,
-    of,
-)
+from gptscale.lenet.comparison import tables
+from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, of
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
@@ -140,7 +133,7 @@ def not_run(result: StudyResult[PrecisionOptions]) -> Lines:
 def notes(result: StudyResult[PrecisionOptions]) -> list[str]:
     """Return what report C ran, what memory means here, the runs that failed, and the modes as fast as the first one."""
     about = "report C: VGG-19 on CIFAR-10, 200 epochs, batch 256, SGD 0.01"
-    return [about, result.memory_note(), *result.failures(), *as_fast_as_the_first(result.groups, COLUMNS[0])]
+    return [about, result.memory_note(), *result.failures(), *tables.as_fast_as_the_first(result.groups, COLUMNS[0])]
 
 
 COLUMNS = (
@@ -161,7 +154,7 @@ STUDY = Study(
     not_run=not_run,
     notes=notes,
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
-    more_tables=lambda result: [accuracy_table(result.curves)],
+    more_tables=lambda result: [tables.accuracy_table(result.curves)],
     draw=partial(draw_curves_and_bars, [[PEAK_MEMORY, AVERAGE_MEMORY], COLUMNS[:1]]),
     places=lambda options: options.places,
 )

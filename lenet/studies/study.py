@@ -17,7 +17,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.comparison import figures, tables
 from gptscale.lenet.comparison.reports import ROWS
-from gptscale.lenet.comparison.tables import Column
+from gptscale.lenet.comparison.tables import Column, Lines
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid
 from gptscale.results import render
@@ -153,9 +153,6 @@ class StudyResult(Generic[OptionsT]):
         return "memory is the resident set of a rank's process, Python and torch included: there is no GPU"
 
 
-Lines = list[dict[str, str]]
-
-
 @dataclass(frozen=True)
 class Study(Generic[OptionsT]):
     """One study: the runs that it compares, and its tables, notes and figure.
@@ -178,12 +175,16 @@ class Study(Generic[OptionsT]):
 
 
 def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
-    """Run the grid of a study, print its tables, write its files, and return the exit status."""
-    options = parse(study.options, argv, prog=f"gptscale lenet {study.name}", about=study.about)
-    # pandas, not before the options are read
-    from gptscale.lenet.comparison.rows import write_rows
+    """Run the grid of a study or read --rows, print its tables, write its files, and return the exit status."""
+    options, runs = parse(study.options, argv, prog=f"gptscale lenet {study.name}", about=study.about), None
+    if not options.rows:
+        base, places = options.base(study.name), study.places(options)
+        runs = run_grid(study.cells(options), base, options.seed_numbers, places, download=options.download)
+    # pandas, not before the options are read and the warm parent has begun
+    from gptscale.lenet.comparison.rows import read_rows, rows_of_runs, write_rows
 
-    result = StudyResult(options, measured(study, options))
+    rows = read_rows(options.rows, study.name) if runs is None else rows_of_runs(options.out, runs)
+    result = StudyResult(options, rows)
     references = [*study.not_run(result), *ROWS[study.name]]
     lines = tables.with_references(tables.table(result.groups, study.columns), references)
     title = study.title(result)
@@ -193,35 +194,20 @@ def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
     return 0
 
 
-def measured(study: Study[OptionsT], options: OptionsT) -> MeasuredRows:
-    """Return the rows of a study, from its grid or from the files that --rows names."""
-    if options.rows:
-        from gptscale.lenet.comparison.rows import read_rows
-
-        return read_rows(options.rows, study.name)
-    base = options.base(study.name)
-    runs = run_grid(study.cells(options), base, options.seed_numbers, study.places(options), download=options.download)
-    from gptscale.lenet.comparison.rows import rows_of_runs
-
-    return rows_of_runs(options.out, runs)
-
-
 def finish(
-    study: str,
-    options: StudyFiles,
-    every: Sequence[Lines],
-    notes: Sequence[str],
-    draw: Callable[[Path], None],
+    study: str, options: StudyFiles, every: Sequence[Lines], notes: Sequence[str], draw: Callable[[Path], None],
     written: Sequence[Path] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Print the tables and the notes, write the Markdown and the figure, and name all files that are written."""
     for lines in every:
         tables.show(lines)
     for note in notes:
         print(f"note: {note}")
     if options.md:
-        pages = [render.markdown(lines, left=list(lines[0])[:1]) for lines in every[:-1]]
-        pages.append(render.markdown(every[-1], left=list(every[-1][0])[:1], notes=notes))
+        pages = [
+            render.markdown(lines, left=list(lines[0])[:1], notes=notes if lines is every[-1] else ())
+            for lines in every
+        ]
         options.md.write_text("\n".join(pages))
     picture = options.png or options.out / f"{study}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)

@@ -12,46 +12,27 @@ from typing import Any
 import pandas as pd
 import psutil
 import pytest
-import torch
 from holder import reseal
+from vision_runs import LONG, asked_to_stop, assert_same_end, harmed, run, table
 from worlds import Started, command, ok, ranks, rows
 
-from gptscale.common.checkpoint.reader import Reader, step_folders
-from gptscale.common.engine import Batch, StepResult
+from gptscale.common.checkpoint.reader import step_folders
+from gptscale.common.engine import Batch
 from gptscale.common.process.program import Program
 from gptscale.foresight.verdict.files import read_verdict
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.columns import LENET, read_summary
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.preflight import world_from_environment
-from gptscale.lenet.run.worker import RunOutcome, train
+from gptscale.lenet.run.worker import RunOutcome
 from gptscale.results.record.files import append_row
 from gptscale.results.record.launch_with_row import launch_with_row
 
 WORLDS = Path(__file__).parents[2] / "worlds"
 
 
-def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
-    """Train a run in this process."""
-    config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
-    return train(config, world_from_environment(config), quiet=True)
-
-
 def steps(outcome: RunOutcome) -> pd.DataFrame:
-    return pd.read_csv(outcome.folder / "steps.csv", float_precision="round_trip").set_index("step")
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    reader = Reader(step_folders(folder / "checkpoints")[0]).verify()
-    return {name: reader.read(name) for name in reader.names()}
-
-
-def assert_same_end(a: Path, b: Path) -> None:
-    ours, theirs = tensors(a), tensors(b)
-    assert ours.keys() == theirs.keys()
-    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-    assert step_folders(a / "checkpoints")[0].name == step_folders(b / "checkpoints")[0].name
+    return table(outcome).set_index("step")
 
 
 def test_two_ranks_against_one_processs_arithmetic(idx_folder: Path) -> None:
@@ -118,10 +99,6 @@ def test_two_processes_give_the_losses_of_one(tmp_path: Path, idx_folder: Path, 
     assert rows.class_accuracy["two"] == rows.class_accuracy["one"]
 
 
-# Everything that has a state: dropout, batch norm, augmentation and Adam.
-LONG = {"model": "cnn", "epochs": 3, "batch_size": 16, "save_every": 1, "lr_schedule": "onecycle"}
-
-
 def test_a_killed_run_continues_bit_identically(tmp_path: Path, idx_folder: Path) -> None:
     options = {**LONG, "data": str(idx_folder)}
     whole = run(tmp_path, "whole", **options)
@@ -139,35 +116,23 @@ def test_a_killed_run_continues_bit_identically(tmp_path: Path, idx_folder: Path
     assert resumed.exit_status == 0
     assert_same_end(whole.folder, resumed.folder)
     assert steps(resumed)["loss"].equals(steps(whole)["loss"])
-    epochs = [pd.read_csv(o.folder / "epochs.csv").set_index("epoch") for o in (whole, resumed)]
+    epochs = [table(o, "epochs.csv") for o in (whole, resumed)]
     for column in ("train_loss", "test_loss", "test_accuracy", "class_accuracy"):
         assert epochs[0][column].equals(epochs[1][column])
     assert resumed.row["loss_first"] == whole.row["loss_first"]
 
 
-def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(
-    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_asked_to_stop_within_an_epoch_continues_bit_identically(tmp_path: Path, idx_folder: Path) -> None:
     options = {**LONG, "data": str(idx_folder), "log_every": 1}
     whole = run(tmp_path, "whole", **options)
-    original = VisionEngine.train_step
-
-    def asked(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
-        if batch.step == 8:
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, batch, lr)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(VisionEngine, "train_step", asked)
+    with asked_to_stop(8):
         stopped = run(tmp_path, "stopped", **options)
     assert stopped.exit_status == 75
     assert stopped.row["status"] == "interrupted"
     assert step_folders(stopped.folder / "checkpoints")[0].name == "step-9"
     resumed = run(tmp_path, "stopped", resume="auto", **options)
     assert_same_end(whole.folder, resumed.folder)
-    assert pd.read_csv(resumed.folder / "epochs.csv").train_loss.equals(
-        pd.read_csv(whole.folder / "epochs.csv").train_loss
-    )
+    assert table(resumed, "epochs.csv").train_loss.equals(table(whole, "epochs.csv").train_loss)
 
 
 def test_auto_begins_and_resuming_an_older_step_sets_later_ones_aside(
@@ -226,16 +191,10 @@ def test_what_a_run_leaves(tmp_path: Path, idx_folder: Path, capfd: pytest.Captu
 
 
 def test_a_loss_that_is_none_stops_the_run_with_its_row(
-    tmp_path: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, idx_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original = VisionEngine.train_step
-
-    def harmed(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
-        harm = float("inf") if batch.step == 4 else 1.0
-        return original(self, batch._replace(inputs=batch.inputs * harm), lr)
-
-    monkeypatch.setattr(VisionEngine, "train_step", harmed)
-    ended = run(tmp_path, "r", data=str(idx_folder), epochs=5)
+    with harmed(4):
+        ended = run(tmp_path, "r", data=str(idx_folder), epochs=5)
     assert ended.exit_status == 6
     assert "loss nan, at step 5" in ended.row["error"]
     assert len(steps(ended)) == 5

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch import Tensor
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.lenet.data import idx
-from gptscale.lenet.data.digits import read_digits
 
 NAMED = ("digits", "mnist", "cifar10")
 IMAGE_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -28,6 +28,9 @@ IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 # A picture is decoded whole before it is made small. A few bytes can claim to be many more than these, which take 0.5 GiB.
 IMAGE_PIXELS_MAX = 2**26
+# In scikit-learn's folder. A row has the 64 pixels of a digit and its label. Importing scikit-learn would import scipy's
+# statistics too, and take as long as a fifth of a short run.
+DIGITS_FILE = "datasets/data/digits.csv.gz"
 # Every fourth of the embedded digits is held out for tests.
 HELD_OUT_EVERY = 4
 
@@ -110,6 +113,23 @@ def _digits(side: int) -> Read:
     name = f"scikit-learn's handwritten digits (8x8, upsampled to {side}x{side})"
     train, test = (LabelledImages(larger[chosen], labels[chosen]) for chosen in (~held_out, held_out))
     return name, train, test, tuple("0123456789")
+
+
+def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images (1797, 8, 8), as counts of 0 to 16, and their labels (1797,), as sklearn's load_digits does.
+
+    Raises ConfigError if scikit-learn is not installed, and OSError if its file cannot be read.
+    """
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        what, fix = (
+            "scikit-learn, which brings the digits, is not installed",
+            "pip install 'gptscale[lenet]', or name other data",
+        )
+        raise ConfigError(what, "in --data digits", fix)
+    file = Path(spec.submodule_search_locations[0]) / DIGITS_FILE
+    table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
 
 
 def _torchvision(data: str, root: Path, download: bool) -> Read:

@@ -60,7 +60,7 @@ def cells(options: BaselineOptions) -> list[Cell]:
 
 def tables_below(result: StudyResult[BaselineOptions]) -> list[Lines]:
     """Return accuracy and loss by epoch, losses of each 200 batches as report A has them, and accuracy by class."""
-    from gptscale.lenet.comparison.windows import losses_by_window
+    from gptscale.lenet.comparison.rows import losses_by_window
 
     losses = loss_table(result.curves, LOSSES_BY_EPOCH)
     windows = losses_by_window(result.measured.windows, list(result.groups))

@@ -12,12 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from gptscale.common.settings.checks import check_output_file, check_ranges, refuse_changed
+from gptscale.common.settings.checks import (
+    check_output_file,
+    check_range,
+    check_ranges,
+    parse_whole_numbers,
+    refuse_changed,
+)
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.comparison import figures, tables
 from gptscale.lenet.comparison.reports import ROWS
 from gptscale.lenet.comparison.tables import Column, Lines
+from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid
 from gptscale.results import render
@@ -106,6 +113,31 @@ class StudyOptions(GridOptions):
     def base(self, study: str) -> VisionConfig:
         """Return what all runs of the study share."""
         return dataclasses.replace(super().base(study), epochs=self.epochs, max_steps=self.max_steps)
+
+
+@dataclass(frozen=True)
+class PerRankOptions(StudyOptions):
+    """Options of a study of the images per rank, with the CNN as in report D."""
+
+    per_rank: str = "16,32,64,128"
+    """Images per step of one process, with commas between; the global batch is that times --nproc."""
+    nproc: int = 2
+    """Processes that share each batch."""
+    model: str = "cnn"
+    """As in gptscale lenet train."""
+    augment: Augmentation = "jitter"
+    """As in gptscale lenet train."""
+
+    LEAST_NPROC: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.nproc, self.LEAST_NPROC, 1024, "nproc")
+
+    @property
+    def batches(self) -> list[int]:
+        """The images per rank."""
+        return parse_whole_numbers(self.per_rank, "--per-rank", f"use for example {type(self).per_rank}")
 
 
 OptionsT = TypeVar("OptionsT", bound=GridOptions)

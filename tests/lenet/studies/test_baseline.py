@@ -9,7 +9,7 @@ import pytest
 
 from gptscale.launchers.cli import main
 from gptscale.lenet.comparison.reports import ROWS, RUNS
-from gptscale.lenet.comparison.windows import losses_by_window, window_losses
+from gptscale.lenet.comparison.rows import losses_by_window, window_losses
 from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.presets import PRESETS

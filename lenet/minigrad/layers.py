@@ -56,11 +56,8 @@ def find_parameters(root: object) -> list[Parameter]:
             parameters.append(item)
         elif isinstance(item, Module):
             visit(vars(item))
-        elif isinstance(item, dict):
-            for value in item.values():
-                visit(value)
-        elif isinstance(item, (list, tuple)):
-            for value in item:
+        elif isinstance(item, (dict, list, tuple)):
+            for value in item.values() if isinstance(item, dict) else item:
                 visit(value)
 
     visit(root)

@@ -15,7 +15,7 @@ from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.devices import supports_bf16
 from gptscale.common.model.precision import check_gpu_precision
 from gptscale.common.process.world import World
-from gptscale.lenet.data.loader import BatchOrder, FastLoader, Loader, Normalise, PilLoader, pil_transform
+from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise, PilLoader, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models import SIDES, SMALL_SIDES
 from gptscale.lenet.models.registry import ImageShape
@@ -104,7 +104,7 @@ class VisionPlan:
         layout = "channels_last" if self.config.channels_last else "channels_first"
         return Normalise(self.world.device, weight_dtype(self.config), layout)
 
-    def loader(self) -> Loader:
+    def loader(self) -> FastLoader | PilLoader:
         """Return the loader of this rank's training batches."""
         given = self.data.train, self.batch_order, self.normalise(), self.config.augment
         return FastLoader(*given) if self.config.loader == "fast" else PilLoader(*given, self.config.num_workers)

@@ -24,7 +24,7 @@ from gptscale.common.process.world import agree_any
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import VisionBatches
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.lenet.run.recorder import VisionRecorder
+from gptscale.lenet.run.record import VisionRecorder
 from gptscale.lenet.run.strategy import local_machine
 
 

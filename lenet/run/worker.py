@@ -35,8 +35,7 @@ from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import EpochEnd, VisionBatches
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.run.record import VisionRecord
-from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
+from gptscale.lenet.run.record import EarlierProgress, VisionRecord, VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
 from gptscale.results.record.facts import version
 

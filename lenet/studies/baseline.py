@@ -41,7 +41,6 @@ class BaselineOptions(GridOptions):
 
     @property
     def seed_numbers(self) -> Sequence[int]:
-        """The seeds."""
         return parse_whole_numbers(self.seeds, "--seeds", "use for example 1,2,3", least=0)
 
     @property
@@ -50,12 +49,6 @@ class BaselineOptions(GridOptions):
         if self.preset != "auto":
             return self.preset
         return "digits" if self.data == "digits" else "onecycle"
-
-
-def cells(options: BaselineOptions) -> list[Cell]:
-    """Return the cell of the preset."""
-    name = options.resolved_preset
-    return [Cell(name, {"model": "lenet", "gelu": options.gelu, **preset(name)})]
 
 
 def tables_below(result: StudyResult[BaselineOptions]) -> list[Lines]:
@@ -85,7 +78,7 @@ STUDY = Study(
     name="baseline",
     about="LeNet-5 beside the reports' figures.",
     options=BaselineOptions,
-    cells=cells,
+    cells=lambda options: [Cell(options.resolved_preset, {"gelu": options.gelu, **preset(options.resolved_preset)})],
     columns=(
         Column("epochs", of("epochs"), ".0f"),
         Column("batch", of("batch_size"), ".0f"),

@@ -107,11 +107,9 @@ class StudyOptions(GridOptions):
 
     @property
     def seed_numbers(self) -> Sequence[int]:
-        """The seed of each turn of the grid."""
         return range(self.first_seed, self.first_seed + self.repeats)
 
     def base(self, study: str) -> VisionConfig:
-        """Return what all runs of the study share."""
         return dataclasses.replace(super().base(study), epochs=self.epochs, max_steps=self.max_steps)
 
 
@@ -136,7 +134,6 @@ class PerRankOptions(StudyOptions):
 
     @property
     def batches(self) -> list[int]:
-        """The images per rank."""
         return parse_whole_numbers(self.per_rank, "--per-rank", f"use for example {type(self).per_rank}")
 
 
@@ -145,14 +142,13 @@ OptionsT = TypeVar("OptionsT", bound=GridOptions)
 
 @dataclass(frozen=True)
 class StudyResult(Generic[OptionsT]):
-    """What a study measured, in the order of its grid."""
+    """What a study measured, in the order of its grid. rows: those of lenet.csv."""
 
     options: OptionsT
     measured: MeasuredRows
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The rows of lenet.csv."""
         return self.measured.runs
 
     @cached_property
@@ -244,9 +240,8 @@ def finish(
     picture = options.png or options.out / f"{study}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw(picture)
-    for path in (*written, options.md, picture):
-        if path:
-            print(f"wrote {path}")
+    for path in filter(None, (*written, options.md, picture)):
+        print(f"wrote {path}")
 
 
 def draw_bars(columns: Sequence[Column], result: StudyResult[Any], title: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Vision runs in this process, what they leave, and engines that are asked to stop, or whose batch is harmed, at a step."""
+"""Vision runs in this process, what they leave, engines that are asked to stop or harmed at a step, and what a net computes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from unittest import mock
 
 import pandas as pd
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
 from gptscale.common.engine import Batch
@@ -41,6 +43,19 @@ def assert_same_end(a: Path, b: Path) -> None:
     assert newest[0].name == newest[1].name
     assert list(ours.names()) == list(theirs.names())
     assert [name for name in ours.names() if not torch.equal(ours.read(name), theirs.read(name))] == []
+
+
+def loss_and_gradient(net: nn.Module, channels: int, side: int) -> tuple[float, torch.Tensor]:
+    """Return the loss of a net without dropout on eight images, and its gradients as one vector."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8, channels, side, side, generator=generator)
+    labels = torch.randint(0, 10, (8,), generator=generator)
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    loss = F.cross_entropy(net(images), labels)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
 
 
 @contextlib.contextmanager

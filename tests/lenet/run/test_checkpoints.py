@@ -11,7 +11,7 @@ import pytest
 from gptscale.common.errors import StorageError
 from gptscale.launchers.run import checkpoints
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.recorder import EarlierProgress
+from gptscale.lenet.run.record import EarlierProgress
 from gptscale.lenet.run.worker import VisionSaver, check_space
 
 

@@ -43,9 +43,3 @@ def test_ways_of_a_gpu() -> None:
     with cudnn(found[2]):
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled == before
-
-
-def test_unknown_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lenet", "fused", "--nets", "conv3", "--out", str(tmp_path / "out")]) == 2
-    assert "unknown net 'conv3', in --nets" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

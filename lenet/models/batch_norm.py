@@ -50,8 +50,8 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
         variance = _SumOverRanks.apply(centred.square().sum((0, 2, 3))) / n
         with torch.no_grad():
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
-            self.running_mean.lerp_(mean, self.momentum)  # type: ignore[union-attr, arg-type]
-            self.running_var.lerp_(variance * (n / (n - 1)), self.momentum)  # type: ignore[union-attr, arg-type]
+            self.running_mean.lerp_(mean, self.momentum)  # type: ignore[union-attr, arg-type, call-overload]
+            self.running_var.lerp_(variance * (n / (n - 1)), self.momentum)  # type: ignore[union-attr, arg-type, call-overload]
         scale = self.weight * torch.rsqrt(variance + self.eps)
         result: Tensor = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
         return result.to(input.dtype)

@@ -114,7 +114,7 @@ class PartialConv2d(nn.Conv2d):
         self.register_buffer("sees", mask, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input, self.weight * self.sees, self.bias)
+        return self._conv_forward(input, self.weight * self.sees, self.bias)  # type: ignore[no-any-return]
 
 
 class ClassicLeNet5(nn.Module):

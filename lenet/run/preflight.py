@@ -49,8 +49,8 @@ class VisionPlan:
     resume: Path | None
 
     @property
-    def run(self) -> VisionPlan:
-        """The run itself: core asks a checked run of the GPT for it."""
+    def run(self) -> Any:
+        """The plan itself, which has what core asks of a checked run of the GPT, and of its `run`."""
         return self
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,7 +61,7 @@ class VisionRecorder(Recorder):
         self, plan: VisionPlan, folder: Path, *, start_step: int, past: EarlierProgress, began: float,
         quiet: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        super().__init__(cast(Any, plan), folder, start_step=start_step, clock=clock)
+        super().__init__(plan.run, folder, start_step=start_step, clock=clock)
         self.plan, self.past, self.began, self.quiet = plan, past, began, quiet
         self.eval_time_s = 0.0
         self.updates_s: list[float] = []
@@ -234,8 +234,7 @@ class VisionRecord(RunRecord):
     n_params: int | None = None
 
     def __init__(self, plan: VisionPlan, *, began: float, data_time_s: float, quiet: bool) -> None:
-        # A plan has what a record asks of the GPT's: run.config and run.world.
-        super().__init__(cast(Any, plan), f"lenet-{plan.config.model}", quiet=quiet)
+        super().__init__(plan.run, f"lenet-{plan.config.model}", quiet=quiet)
         self.plan, self.began, self.data_time_s = plan, began, data_time_s
         self.sampler = UsageSampler(plan.world.device, others=other_devices(plan.config, plan.world))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from gptscale.common.checkpoint.manifest import damaged
 from gptscale.common.checkpoint.reader import Reader
@@ -105,7 +105,7 @@ def _train(record: VisionRecord, stop: StopRequest) -> int:
         except (KeyError, TypeError) as error:
             raise damaged(reader.path, "manifest.json", f"has no valid 'past' ({error})") from None
 
-    start = resume(cast(Any, plan), engine, folder / "checkpoints", restore)
+    start = resume(plan.run, engine, folder / "checkpoints", restore)
     recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=record.began, quiet=record.quiet)
     record.recorder = recorder
     with recorder:
@@ -127,7 +127,7 @@ class VisionSaver(Saver):
     """Saves a checkpoint every `save_every` epochs, at the end, and when the run is asked to stop."""
 
     def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
-        super().__init__(cast(Any, plan), engine, folder, recorder.sync, SpikeWatch())
+        super().__init__(plan.run, engine, folder, recorder.sync, SpikeWatch())
         self.every, self.past = plan.config.save_every * plan.batch_order.steps_per_epoch, recorder.past
 
     def facts(self, step: int) -> dict[str, Any]:

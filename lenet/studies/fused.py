@@ -124,10 +124,12 @@ def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
     import torch
 
     from gptscale.common.measure.speed import synchronize
+    from gptscale.lenet.models.registry import Convolutions
     from gptscale.lenet.run.engine import VisionEngine
     from gptscale.lenet.run.loop import TestSet, VisionBatches
 
     engine, data, times = VisionEngine(plan.config, plan.shape, plan.world), VisionBatches(plan), dict[str, float]()
+    assert isinstance(engine.module, Convolutions)
     engine.module.fused = variant.fused
     # As torch has it unless it is told: the engine switches TF32 off.
     torch.backends.cudnn.allow_tf32 = True

@@ -123,7 +123,7 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
 
     with account:
         engine, batches = VisionEngine(plan.config, plan.shape, plan.world), VisionBatches(plan)
-        account.hold((batches.loader.images, batches.loader.labels), "inputs")  # type: ignore[attr-defined]
+        account.hold((batches.loader.images, batches.loader.labels), "inputs")  # type: ignore[union-attr]
         account.hold(engine.module.parameters(), "weights")
         for state in engine.optimizer.state.values():
             account.hold(state.values(), "optimizer state")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 
@@ -119,9 +120,10 @@ class ConvBiasReLU(Op):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor | None, ...]:
         self.refuse_to_be_recorded()
-        x, weight, _ = node.inputs
-        needs, window = tuple(i.needs_grad for i in node.inputs), {"stride": self.stride, "padding": self.padding}
-        arrays = conv_bias_relu_backward(out_grad.array, node.array, x.array, weight.array, **window, needs=needs)
+        x, weight, bias = node.inputs
+        how: dict[str, Any] = {"stride": self.stride, "padding": self.padding}
+        how["needs"] = (x.needs_grad, weight.needs_grad, bias.needs_grad)
+        arrays = conv_bias_relu_backward(out_grad.array, node.array, x.array, weight.array, **how)
         return tuple(None if array is None else Tensor(array) for array in arrays)
 
 
@@ -140,5 +142,5 @@ class MaxPooling(Op):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
         self.refuse_to_be_recorded()
-        how = {"stride": self.stride, "padding": self.padding, "implementation": self.backward}
+        how: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "implementation": self.backward}
         return (Tensor(max_pool2d_backward(out_grad.array, self.offsets, node.inputs[0].shape, self.size, **how)),)

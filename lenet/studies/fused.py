@@ -145,7 +145,7 @@ def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
 
         return work_timed
 
-    engine.loss, engine.backward = timed("forward_s", engine.loss), timed("backward_s", engine.backward)  # type: ignore[method-assign]
+    engine.loss, engine.backward = timed("forward_s", engine.loss), timed("backward_s", engine.backward)  # type: ignore[assignment, method-assign]
     with cudnn(variant):
         losses = [engine.train_step(data.get(step), plan.config.lr).loss for step in range(plan.steps)]
         accuracy = engine.evaluate(TestSet(plan).batches()).accuracy

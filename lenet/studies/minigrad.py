@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges
@@ -158,9 +158,9 @@ def trained(name: ModelName, options: MinigradOptions, digits: Digits, rows: lis
     by_adam = options.optimizer == "adam"
     optimizer = Adam(parameters, lr) if by_adam else SGD(parameters, lr, momentum=options.momentum)
     print(f"\n{name}: {sum(p.array.numel() for p in parameters):,} parameters, {title(options, digits)}")
-    data, first = (digits.train.to(options.place), digits.test.to(options.place)), len(rows)
-    shared = {"epochs": options.epochs, "batch_size": options.batch_size, "seed": options.seed}
-    for epoch in train(model, optimizer, *data, **shared):
+    learned, held_out, first = digits.train.to(options.place), digits.test.to(options.place), len(rows)
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("epochs", "batch_size", "seed")}
+    for epoch in train(model, optimizer, learned, held_out, **shared):
         print(
             f"epoch {epoch.epoch} of {options.epochs}: test loss {epoch.test_loss:.4f}, test error {epoch.test_err:.2%}, "
             f"{epoch.epoch_time_s:.2f} s",

@@ -1,7 +1,7 @@
 """Anybody's program as one rank of a world that is not there, in its own interpreter and environment, and what it needed.
 
-The program gets the mock of CUDA by LD_PRELOAD, and four files on its path: on_path.py, as sitecustomize.py, boot.py, watch.py
-and stand_ins.py. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever
+The program gets the mock of CUDA by LD_PRELOAD, and files on its path: on_path.py, as sitecustomize.py, boot.py, watch.py and
+those that they use. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever
 it has started.
 """
 
@@ -57,7 +57,7 @@ class ProgramTask:
     """A command, and the rank of which world on which device it is to be.
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
-    may take. no_weights, fake_batches: what stand_ins.py stands in for. ends: after its last step, instead of by itself. folder:
+    may take. no_weights, fake_batches, balanced_experts: what stand_ins.py and experts.py stand in for. ends: after its last step, instead of by itself. folder:
     where it runs, None for the current one. inbox: a folder for the objects that ranks send to those simulated after them.
     torch_folder: of its interpreter's torch, None to look for it.
     """
@@ -73,6 +73,7 @@ class ProgramTask:
     share_host_memory: bool = True
     no_weights: bool = False
     fake_batches: bool = False
+    balanced_experts: bool = False
     ends: bool = True
     folder: Path | None = None
     inbox: Path | None = None
@@ -191,7 +192,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     path.mkdir()
     here = Path(boot.__file__).parent
     shutil.copy(here / "on_path.py", path / "sitecustomize.py")
-    for name in ("boot", "record", "stand_ins", "watch"):
+    for name in ("boot", "experts", "record", "stand_ins", "watch"):
         shutil.copy(here / f"{name}.py", path / f"gptscale_{name}.py")
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
@@ -203,7 +204,8 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
-    what |= {"inbox": str(task.inbox or folder), "no_weights": task.no_weights, "fake_batches": task.fake_batches}
+    what |= {"inbox": str(task.inbox or folder)}
+    what |= {name: getattr(task, name) for name in ("no_weights", "fake_batches", "balanced_experts")}
     environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     behind = {
         "PYTHONPATH": str(path),

@@ -82,10 +82,11 @@ class OperationRecorder(_python_dispatch.TorchDispatchMode):
         return result
 
 
-def push(mode: _python_dispatch.TorchDispatchMode) -> None:
-    """Let a mode see all operations from now on."""
+def push(mode: Any) -> Any:
+    """Let a mode see all operations from now on, and return it."""
     modes.append(mode)
     vars(_python_dispatch)["_push_mode"](mode)
+    return mode
 
 
 def _facts(func: Any, args: Any, options: Mapping[str, Any], result: Any) -> tuple[str, int, int, int]:
@@ -239,9 +240,40 @@ def pause_for_guards(module: Any) -> None:
 
 
 def watch_inductor(module: Any) -> None:
-    """Tell of the kernels that torch.compile has made."""
+    """Tell of the kernels that torch.compile has made, each in the first of its forms: all of them take as long here."""
     kind = module.CachingAutotuner
     kind.run = _around(kind.run, lambda kernel: str(getattr(kernel.fn, "__name__", "triton")))
+    begin = kind.__init__
+
+    def begin_with_one(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.configs = self.configs[:1]
+
+    kind.__init__ = begin_with_one
+
+
+def choose_first(module: Any) -> None:
+    """Let torch.compile take the first of several kernels, without compiling all of them for a race."""
+    kind = module.AlgorithmSelectorCache
+    choose = kind.__call__
+    kind.__call__ = lambda self, name, choices, *args, **options: choose(self, name, choices[:1], *args, **options)
+
+
+def try_first(module: Any) -> None:
+    """Let a program's own kernels in Triton's language take the first form that compiles."""
+    kind = module.Autotuner
+    run, time_it = kind.run, kind._bench
+
+    def run_first(self: Any, *args: Any, **options: Any) -> Any:
+        self.has_one = False
+        return run(self, *args, **options)
+
+    def time_first(self: Any, *args: Any, **options: Any) -> Any:
+        times = 3 * [math.inf] if self.has_one else time_it(self, *args, **options)
+        self.has_one |= times[0] < math.inf
+        return times
+
+    kind.run, kind._bench = run_first, time_first
 
 
 def watch_triton(module: Any) -> None:

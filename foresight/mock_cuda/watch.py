@@ -288,10 +288,7 @@ class ProgramWatch:
         self.mock = ctypes.CDLL(None)
         self.recorder = record.OperationRecorder(self.mock, lambda: self.owners.part)
         self.recording = False
-        self.experts = experts.BalancedExperts()
-        self.balanced = task["balanced_experts"]
-        if self.balanced:
-            record.push(self.experts)
+        self.experts = record.push(experts.BalancedExperts()) if task["balanced_experts"] else None
         self.host_s: list[float] = []
         self._step_began = (0.0, 0.0)
         self.mock.mock_list.argtypes = self.mock.mock_mark.argtypes = [ctypes.c_char_p]
@@ -417,8 +414,7 @@ class ProgramWatch:
             "events": events,
             "step_host_s": self.host_s,
             "recorded": self.last_step,
-            "balanced_experts": self.balanced,
-            "experts": self.experts.dealt,
+            "experts": self.experts and self.experts.dealt,
             "owners": {name: getattr(owners, name) for name in ("places", "labels", "marks", "steps")},
         }
         written = self.folder / f"report.{os.getpid()}"

@@ -210,10 +210,10 @@ def _print(facts: dict[str, Any], memory: RankMemory) -> None:
     print("note     every value was zero: losses, norms and times of the program mean nothing")
     if facts["ended_by"] == "its last step":
         print("note     an evaluation or a save that comes later was not reached: it may need more")
-    for experts, times in facts["experts"].items():
+    for experts, times in (facts["experts"] or {}).items():
         print(f"note     tokens were dealt to {experts} experts in turn, {times} times in all")
-    if facts["balanced_experts"] and not facts["experts"]:
-        print("note     --balanced-experts found no router: no topk, sort or maximum over 2 to 1,024 experts outside of torch.compile")
+    if facts["experts"] == {}:
+        print("note     --balanced-experts found no router: no topk, sort or maximum over 2 to 1,024 scores")
     if facts["lacking"]:
         print(f"note     the mock lacks {', '.join(facts['lacking'])}, which the program went on without")
     if facts["refused_bytes"] and not memory.out_of_memory:

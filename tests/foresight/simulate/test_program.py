@@ -176,8 +176,9 @@ def test_the_end_cannot_be_caught_and_the_sitecustomize_of_the_user_runs(simulat
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'mine'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "own"))
     loop = "assert mine == 'mine'\nwhile True:\n    try:\n        step()\n    except BaseException:\n        pass\n"
-    status, (rank,), _ = simulate(sys.executable, script(STEP + loop))
+    status, (rank,), printed = simulate(sys.executable, script(STEP + loop), options=["--balanced-experts"])
     assert (status, rank["steps"]) == (0, 3)
+    assert "--balanced-experts found no router" in printed.out
 
 
 WITHOUT_WEIGHTS = """
@@ -208,6 +209,52 @@ def test_weights_and_batches_need_not_be_there(simulate, script):
     status, _, printed = simulate(sys.executable, script(WITHOUT_WEIGHTS), options=["--fake-batches"])
     assert status == 2
     assert "no file named" in printed.err
+
+
+BY_HAND = """
+import torch
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Linear(64, 8)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(64, 128) for _ in range(8))
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
+        assert torch.bincount(chosen.flatten(), minlength=8).tolist() == 8 * [64]
+        out = x.repeat(1, 2)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            assert len(x[chosen.eq(number).any(-1)]) == len(token)
+            out[token] += weights[token, place, None] * expert(x[token])
+        return out
+model = Experts().cuda()
+loss = lambda: model(torch.ones(256, 64, device="cuda")).sum()
+"""
+MIXTRAL = """
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+sizes = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+model = MixtralForCausalLM(MixtralConfig(num_key_value_heads=2, experts_implementation="eager", **sizes)).cuda()
+ids = torch.ones(2, 128, dtype=torch.long, device="cuda")
+loss = lambda: model(ids, labels=ids).loss
+"""
+COUNTED = """
+rows, product = [], torch.nn.functional.linear
+torch.nn.functional.linear = lambda x, w, *b: (len(w) == 128 and rows.append(len(x))) or product(x, w, *b)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    loss().backward()
+    assert rows == [64] * 8, rows
+    rows.clear()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [BY_HAND, MIXTRAL])
+def test_each_expert_gets_as_many_tokens_as_any_other(text, simulate, script):
+    status, _, printed = simulate(sys.executable, script(text + COUNTED), options=["--balanced-experts"])
+    assert (status, "tokens were dealt to 8 experts in turn, 3 times in all" in printed.out) == (0, True), printed.err
 
 
 @pytest.mark.slow

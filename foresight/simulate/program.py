@@ -43,7 +43,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 TAIL_BYTES, TAIL_LINES, LINE_MAX = 1 << 16, 20, 1000
 # What a program may take to leave by itself, once its report is there.
-GRACE_S, LOOK_S = 10.0, 0.2
+GRACE_S, LOOK_S = 10.0, 0.5
 # What the interpreter may take to write its stacks.
 WRITE_S = 1.0
 # What a program may take of this machine's free memory, unless its task says more.
@@ -270,19 +270,16 @@ def _processes_of(folder: Path) -> Iterator[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _resident(each: psutil.Process) -> int:
     """Return the bytes of memory that a process has for itself."""
-    try:
+    with suppress(OSError):
         own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{each.pid}/status").read_text())
-    except OSError:
-        return 0
-    return 1024 * int(own[1]) if own else 0
+        return 1024 * int(own[1]) if own else 0
+    return 0
 
 
 def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, family: set[psutil.Process]) -> str:
@@ -299,7 +296,8 @@ def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, fam
             family |= {*first.children(recursive=True)}
         if sum(map(_resident, filter(psutil.Process.is_running, family))) > task.host_limit:
             return "host"
-        time.sleep(LOOK_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
     return ""
 
 

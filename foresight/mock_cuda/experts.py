@@ -1,4 +1,4 @@
-"""Balanced routes of experts, for --balanced-experts: tokens are dealt in turn, and integers that follow from that are computed.
+"""Balanced routes of experts, for --balanced-experts: tokens are dealt in turn, and what follows from that is computed.
 
 Under the mock each score is zero and no kernel runs, so a router's choice means nothing. Here what a topk, a sort or a maximum
 over experts chooses is dealt in turn. The mock's device is memory of this process: integers and masks there are computed by its
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+PLAIN = (Tensor, torch.nn.Parameter)
 ROUTERS = ("topk", "argmax", "max", "sort")
 # More experts than a model has, and fewer than words: the most likely word of a vocabulary is no route.
 EXPERTS_MAX = 1024
@@ -37,9 +38,9 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         options, inputs = kwargs or {}, _on_device((args, kwargs))
-        if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
+        if any(kind not in PLAIN for kind in types):
             return NotImplemented
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, torch._ops.OpOverload) or not (inputs or "device" in options):
             return func(*args, **options)
         name = func._schema.name.partition("::")[2]
         if name == "masked_select" and inputs:
@@ -59,9 +60,9 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
         integers = [tensor for tensor in outputs if _is_integer(tensor)]
         if "c10d" in func.namespace:
             # Peers hold what this rank holds. What a collective fills comes before what it reads.
-            *filled, read = [*filter(_is_integer, inputs)] or [None]
-            for tensor in (*filled, *integers) if read is not None else ():
-                copies = _on_host(read).flatten().repeat(1 + tensor.numel() // max(1, read.numel()))
+            sources = [tensor for tensor in inputs if _is_integer(tensor)]
+            for tensor in [*sources[:-1], *integers] if sources else ():
+                copies = _on_host(sources[-1]).flatten().repeat(1 + tensor.numel() // max(1, sources[-1].numel()))
                 _write(tensor, copies[: tensor.numel()].view(tensor.shape))
         elif name in ROUTERS and integers and _are_scores(inputs[0], integers[0]):
             experts = inputs[0].shape[-1]
@@ -87,16 +88,16 @@ def _are_scores(scores: Tensor, chosen: Tensor) -> bool:
 
 
 def _on_device(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_cuda]
+    return [leaf for leaf in tree_leaves(value) if type(leaf) in PLAIN and leaf.is_cuda]
 
 
 def _on_host(value: Any) -> Any:
     """Return arguments with the processor as their device. Integers keep their memory there, and all else is zero."""
 
     def view(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if not tensor.is_cuda:
+        if not tensor.is_cuda or type(tensor) not in PLAIN:
             return tensor
+        storage = tensor.untyped_storage()
         if not storage.nbytes() or not _is_integer(tensor):
             return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
         memory = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())

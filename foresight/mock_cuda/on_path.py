@@ -29,7 +29,6 @@ AFTER_IMPORT = {
     "torch._dynamo.repro.after_aot": ("stand_ins.write_nothing",),
     "torch._inductor.select_algorithm": ("record.choose_first",),
     "triton.runtime.jit": ("record.watch_triton",),
-    "triton.runtime.autotuner": ("record.try_first",),
     "transformers.trainer": ("stand_ins.write_nothing",),
     "accelerate.commands.launch": ("boot.launch_accelerate",),
     "deepspeed.launcher.runner": ("boot.launch_deepspeed",),

@@ -259,23 +259,6 @@ def choose_first(module: Any) -> None:
     kind.__call__ = lambda self, name, choices, *args, **options: choose(self, name, choices[:1], *args, **options)
 
 
-def try_first(module: Any) -> None:
-    """Let a program's own kernels in Triton's language take the first form that compiles."""
-    kind = module.Autotuner
-    run, time_it = kind.run, kind._bench
-
-    def run_first(self: Any, *args: Any, **options: Any) -> Any:
-        self.has_one = False
-        return run(self, *args, **options)
-
-    def time_first(self: Any, *args: Any, **options: Any) -> Any:
-        times = 3 * [math.inf] if self.has_one else time_it(self, *args, **options)
-        self.has_one |= times[0] < math.inf
-        return times
-
-    kind.run, kind._bench = run_first, time_first
-
-
 def watch_triton(module: Any) -> None:
     """Tell of the kernels that a program has written in Triton's language."""
     kind = module.JITFunction

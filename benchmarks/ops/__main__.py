@@ -103,8 +103,8 @@ def figures(options: OpsOptions) -> Iterator[dict[str, Any]]:
     """Measure every case with every number of threads, and yield a row for each."""
     import torch
 
+    from benchmarks.nvme import matmul_rate
     from benchmarks.ops.cases import DTYPES, KIB, cases
-    from gptscale.launchers.nvme import matmul_rate
 
     device, threads_before = torch.device(options.device), torch.get_num_threads()
     dtypes = options.dtypes.split(",")

@@ -21,9 +21,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
 from gptscale.common.process.environments import is_among
-from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.gpt_config import PRESETS
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.record import PACKAGES
@@ -40,7 +38,7 @@ SHARED_MEMORY_GIB_MIN = 1.0
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """The form of the report, and what else to measure."""
+    """The form of the report."""
 
     nodes: bool = False
     """Inside an allocation of Slurm: compare its nodes, their clocks, the results folder and the network between them."""
@@ -48,15 +46,10 @@ class DoctorOptions:
     """With --nodes: the results folder, which all nodes must see."""
     json: bool = False
     """As JSON, for a script or a bug report."""
-    nvme_path: Path | None = None
-    """Measure this folder's disk through DeepSpeed's file I/O (1 GiB), and say whether it would starve zero_infinity."""
-    model: str = "1.6b"
-    """Preset to judge the disk for."""
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         OptionNeed("out", lambda c: c.nodes, "only nodes are asked for a folder", "add --nodes"),
         OptionNeed("json", lambda c: not c.nodes, "the comparison of nodes is a table", "leave out --nodes"),
-        OptionNeed("model", lambda c: c.nvme_path is not None, "no disk is measured", "add --nvme-path FOLDER"),
     )
 
 
@@ -67,13 +60,10 @@ def main(argv: Sequence[str]) -> int:
     )
     if options.nodes:
         return compare_nodes(options.out)
-    facts = gather()
-    if options.nvme_path is not None:
-        facts["nvme"] = nvme(options.nvme_path, options.model)
     if options.json:
-        print(json.dumps(facts, indent=1))
+        print(json.dumps(gather(), indent=1))
     else:
-        show(facts)
+        show(gather())
     return 0
 
 
@@ -106,22 +96,6 @@ def gather() -> dict[str, Any]:
         "backends": [name for name in ("gloo", "nccl", "mpi") if getattr(dist, f"is_{name}_available")()],
         "shared_memory_gib": free_gib(Path("/dev/shm")),
         "free_disk_gib": free_gib(Path.cwd()),
-    }
-
-
-def nvme(folder: Path, model: str) -> dict[str, Any]:
-    """Measure the disk of `folder`, and say what that means for training `model`."""
-    if model not in PRESETS:
-        raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, PRESETS))
-    from gptscale.launchers.nvme import gemm_tflops, measure, verdict
-
-    disk = measure(folder)
-    tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    return {
-        "folder": str(folder),
-        "read_gib_per_s": disk.read_gib_per_s,
-        "write_gib_per_s": disk.write_gib_per_s,
-        "verdict": verdict(PRESETS[model], disk, tflops),
     }
 
 
@@ -205,11 +179,6 @@ def show(report: dict[str, Any]) -> None:
     terminal.print(f"gptscale's operators on a CPU: {own['cpu']}; on a GPU: {own['cuda']}")
     for op, reason in report["operators"].items():
         terminal.print(f"DeepSpeed's {op}: {reason or 'compiled'}")
-    if "nvme" in report:
-        disk = report["nvme"]
-        rates = f"read {disk['read_gib_per_s']:.2f} GiB/s, write {disk['write_gib_per_s']:.2f} GiB/s"
-        terminal.print(f"{disk['folder']}: {rates} through DeepSpeed's async_io")
-        terminal.print(disk["verdict"])
     for warning in warnings(report):
         terminal.print(f"warning: {warning}", style="yellow")
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from benchmarks import timing
+from benchmarks import nvme, timing
 from gptscale.common.measure import speed
-from gptscale.launchers import nvme
 
 CPU = torch.device("cpu")
 

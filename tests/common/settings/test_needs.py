@@ -7,7 +7,6 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.command_line import changed_options, parse
 from gptscale.common.settings.needs import ignored
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.commands.doctor import DoctorOptions
 from gptscale.launchers.commands.tokenize_text import TokenizeOptions
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.precision import PrecisionOptions
@@ -36,7 +35,6 @@ REFUSED = [
     (PrecisionOptions, "--loss-scale 2 --modes fp32 | --modes fp16-fixed"),
     (ColossalPipelineConfig, "--num-model-chunks 2 | --schedule interleaved"),
     (ColossalGeminiConfig, "--offload-param-frac 0.5 | --offload-optim-frac 1"),
-    (DoctorOptions, "--model tiny | --nvme-path FOLDER"),
     (TokenizeOptions, "--eval-fraction 0.1 a.txt --out a.bin | --eval-out FILE.bin"),
 ]
 

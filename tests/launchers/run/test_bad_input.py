@@ -95,8 +95,6 @@ CASES = {
     "a pair that does not work": (["run", "zero3", "--compile"], "zero3 does not work with compile True: at stage 3 DeepSpeed"),
     "a GPU's row": (["run", "fairscale_fsdp", "--device", "cpu"], "fairscale_fsdp needs a CUDA device"),
     "prepare what": (["prepare", "--recipes", "zero9"], "did you mean 'zero3'?"),
-    "doctor's disk": (["doctor", "--nvme-path", "nowhere"], "nowhere is no folder"),
-    "doctor's model": (["doctor", "--nvme-path", ".", "--model", "1.6c"], "did you mean '1.6b'?"),
     "bf16 parity of what": (["parity", "--precision", "fp64"], "'fp64'"),
     "compare nothing": (["compare"], "no PATH is given"),
     "compare an empty folder": (["compare", "."], "holds no summary.csv"),

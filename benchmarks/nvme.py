@@ -1,19 +1,29 @@
-"""How fast a folder's disk is through DeepSpeed's own file I/O, and whether it would starve a step of zero_infinity."""
+"""How fast a folder's disk is through DeepSpeed's own file I/O, and whether it would starve a step of zero_infinity.
+
+python -m benchmarks.nvme FOLDER [--model 1.6b]
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import tyro
 
 from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero.swap_folder import check_folder
+from gptscale.common.errors import ConfigError
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.measure.speed import timed
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.command_line import parse
+from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.launchers.cli import start
 
 # bytes of one file; there are several, so that a cache in the disk does not decide
 FILE_BYTES = 2**28
@@ -22,6 +32,30 @@ N_FILES = 4
 WEIGHT_BYTES = 2
 # side of the matrices whose product is the roof of arithmetic on a CPU
 SQUARE = 1024
+
+
+@dataclass(frozen=True)
+class NvmeOptions:
+    """Which disk to measure (1 GiB), and for which model to judge it."""
+
+    folder: tyro.conf.Positional[Path]
+    """A folder on it."""
+    model: str = "1.6b"
+    """Preset."""
+
+    def __post_init__(self) -> None:
+        if self.model not in PRESETS:
+            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure the disk, and say what that means for a step."""
+    options = parse(NvmeOptions, argv, prog="python -m benchmarks.nvme", about=str(NvmeOptions.__doc__))
+    disk = measure(options.folder)
+    tflops = gemm_tflops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    rates = f"read {disk.read_gib_per_s:.2f} GiB/s, write {disk.write_gib_per_s:.2f} GiB/s"
+    print(f"{options.folder}: {rates} through DeepSpeed's async_io\n{verdict(PRESETS[options.model], disk, tflops)}")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -97,3 +131,7 @@ def verdict(gpt: GPTConfig, disk: DiskSpeed, tflops: float) -> str:
         f"{moved}; at {tflops:,.2f} TFLOP/s it starves unless a step has {sequences:,.0f} sequences or more "
         f"({sequences * gpt.block_size:,.0f} tokens: raise --grad-accum-steps)"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(start(main))

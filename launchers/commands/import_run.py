@@ -92,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _pairs(text: str, known: Collection[str], option: str) -> dict[str, str]:
     """Return the values in NAME=VALUE,NAME=VALUE by their names."""
-    pairs = dict(word.partition("=")[::2] for word in text.split(",")) if text else {}
+    words = text.split(",") if text else []
+    pairs = {name: value for name, _, value in (word.partition("=") for word in words)}
     if bad := [name for name, value in pairs.items() if name not in known or not value]:
         fix = f"write NAME=VALUE, with names of: {' '.join(known)}"
         raise ConfigError(f"{bad[0]!r} is no such name, or has no value", f"in {option}", fix)

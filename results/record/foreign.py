@@ -99,7 +99,9 @@ def _wandb(folder: Path) -> tuple[Lines, dict[str, str], str]:
         from wandb.proto.wandb_internal_pb2 import Record
     except ImportError:
         raise ConfigError("wandb is not installed", "in import", "pip install 'gptscale[wandb]'") from None
-    lines, options, error = [], {}, "its log ends before it does"
+    lines: Lines = []
+    options: dict[str, str] = {}
+    error = "its log ends before it does"
     try:
         for content in _records(read_bytes(logs[0], BYTES_MAX, refuse)):
             record = Record.FromString(content)

@@ -19,6 +19,8 @@ COLOSSALAI = $(VENV)-colossalai
 COLOSSALAI_STAMP = $(COLOSSALAI)/.gptscale-pins-$(shell cat setup.cfg constraints/colossalai.txt | sha256sum | cut -c1-16)
 COLOSSALAI_CHECKOUT = $(COLOSSALAI)/.gptscale-checkout-$(CHECKOUT_KEY)
 COLOSSALAI_PIP = $(COLOSSALAI)/bin/python -m pip install --quiet --disable-pip-version-check
+# A locked file is the whole truth, and newest means newest: no constraint of the user's own pip applies.
+export PIP_CONSTRAINT = /dev/null
 # Nothing is installed but what has a hash in the locked file. Packages that come as sources and build against torch, which must be
 # there before them, have none as a wheel, so they come second.
 LOCKED = --require-hashes --no-build-isolation -r

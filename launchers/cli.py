@@ -31,6 +31,7 @@ COMMANDS = {
     "submit": "RECIPE --nodes N [options]: the same as a job of Slurm, which resumes by itself.",
     "sweep": "--recipes A,B,C [options]: train with several, then compare.",
     "compare": "PATH... [--csv F] [--md F] [--png F] [--html F]: a table of results, and files of it.",
+    "import": "wandb|torchtitan|lightning|csv PATH [options]: a run of another program, for compare.",
     "why": "RUN [--png F]: what limits a run's speed, what removing it would give, and what to do.",
     "parity": "[--recipes A,B] [--nproc N]: does each recipe compute what one process computes?",
     "simulate": "RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
@@ -45,6 +46,7 @@ COMMANDS = {
 MODULES = {word: f"launchers.commands.{word}" for word in COMMANDS}
 MODULES |= {word: f"foresight.commands.{word}" for word in ("why", "simulate", "plan", "calibrate")}
 MODULES |= {"tokenize": "launchers.commands.tokenize_text", "lenet": "lenet.cli"}
+MODULES["import"] += "_run"
 HELP = ("-h", "--help", "help")
 
 

@@ -33,7 +33,6 @@ PUBLIC = {
         "ops.gelu": "gelu bias_gelu",
         "ops.conv": "conv_bias_relu conv_bias_relu_forward conv_bias_relu_backward",
         "ops.max_pool": "max_pool2d max_pool2d_with_offsets max_pool2d_backward",
-        "ops.mlp": "mlp",
     },
     "Errors": {
         "common.errors": "GptscaleError ConfigError DataError CheckpointError StorageError NumericError PeerError"

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._inductor import config as inductor
 
 from benchmarks.engines.minimal_loops import groups
+from benchmarks.model.fused_mlp import mlp
 from benchmarks.model.minimal_gpt import MinimalGPT, make_step
 from gptscale.common.data.loader import Batches
 from gptscale.common.engine import Batch
@@ -32,7 +33,6 @@ from gptscale.common.settings.batch_plan import plan_batch
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.ops.mlp import mlp
 from gptscale.recipes.handout import handout_loss
 from gptscale.recipes.single import SingleConfig, build
 

@@ -8,7 +8,6 @@ projection's bias) into steps of size lr.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import tempfile
 from collections.abc import Sequence
@@ -81,14 +80,6 @@ class ParityRun:
 
 
 @dataclass(frozen=True)
-class ParityCase:
-    """One process, and the runs that are compared with it on the same work."""
-
-    reference: ParityRun
-    runs: list[ParityRun]
-
-
-@dataclass(frozen=True)
 class Deviation:
     """The largest relative deviations of one run from one process.
 
@@ -119,14 +110,16 @@ def main(argv: Sequence[str]) -> int:
         out = options.out or Path(temporary)
         # All cases are made first, so that every run is checked before one starts.
         cases = [make_case(names, optimizer, options, out) for optimizer in options.optimizers.split(",")]
-        results = [deviation for case in cases for deviation in deviations(case, options)]
+        results = [deviation for case in cases for deviation in deviations(*case, options)]
         show(results)
         if options.out:
             print(f"wrote {write(results, out / 'parity.csv')}")
     return 0 if all(deviation.passed for deviation in results) else 1
 
 
-def make_case(names: Sequence[str], optimizer: str, options: ParityOptions, out: Path) -> ParityCase:
+def make_case(
+    names: Sequence[str], optimizer: str, options: ParityOptions, out: Path
+) -> tuple[ParityRun, list[ParityRun]]:
     """Plan one process and each recipe, in every way that it splits the work, and check all without starting any."""
     base = RunConfig(
         model=options.model,
@@ -150,25 +143,20 @@ def make_case(names: Sequence[str], optimizer: str, options: ParityOptions, out:
     runs = []
     for name in names:
         nproc = nproc_of(name, base, options.nproc)
-        runs += [resolved(name, nproc, base, words) for words in ways(name, nproc)]
-    return ParityCase(resolved("single", 1, base, ()), runs)
+        runs += [resolved(name, nproc, base, words) for words in default_recipe_config(name).ways(nproc)]
+    return resolved("single", 1, base, ()), runs
 
 
-def deviations(case: ParityCase, options: ParityOptions) -> list[Deviation]:
+def deviations(one: ParityRun, runs: Sequence[ParityRun], options: ParityOptions) -> list[Deviation]:
     """Train one process, then the others, and compare each with it."""
     import pandas as pd
 
-    reference = trained(case.reference)
-    if not (pd.read_csv(reference / "steps.csv").grad_norm > case.reference.config.clip_grad_norm).any():
+    reference = trained(one)
+    if not (pd.read_csv(reference / "steps.csv").grad_norm > one.config.clip_grad_norm).any():
         raise ConfigError(
             "no step was clipped, so clipping was not tested", "in this run", "use more --steps or other --data"
         )
-    return [against(reference, trained(run), run, options) for run in case.runs]
-
-
-def ways(recipe: str, nproc: int) -> list[tuple[str, ...]]:
-    """Return the options that make a recipe split its work differently, a tuple of words for each way."""
-    return default_recipe_config(recipe).ways(nproc)
+    return [against(reference, trained(run), run, options) for run in runs]
 
 
 def enough_layers(names: Sequence[str], options: ParityOptions) -> int | None:
@@ -211,17 +199,11 @@ def against(reference: Path, folder: Path, run: ParityRun, options: ParityOption
     def largest(column: str) -> float:
         return float(((steps[column] - expected[column]).abs() / expected[column].abs()).max())
 
-    compares_weights = run.config.optimizer == "sgd" and options.precision == "fp32"
-    weights = weight_deviation(reference, folder) if compares_weights else None
-    figures = largest("loss"), largest("grad_norm"), weights, *tolerance(run.recipe, options.precision)
+    in_fp32 = options.precision == "fp32"
+    weights = weight_deviation(reference, folder) if run.config.optimizer == "sgd" and in_fp32 else None
+    tolerance = FP32 if in_fp32 else BF16_CAST if get(run.recipe).casts_weights else BF16_AUTOCAST
+    figures = largest("loss"), largest("grad_norm"), weights, *tolerance
     return Deviation(run.recipe, run.words, options.nproc, run.config.optimizer, *figures)
-
-
-def tolerance(recipe: str, precision: str) -> tuple[float, float]:
-    """Return the largest relative deviations of loss and gradient norm that count as the same computation."""
-    if precision == "fp32":
-        return FP32
-    return BF16_CAST if get(recipe).casts_weights else BF16_AUTOCAST
 
 
 def weight_deviation(reference: Path, run: Path) -> float:
@@ -259,8 +241,7 @@ def show(deviations: Sequence[Deviation]) -> None:
 
 def write(deviations: Sequence[Deviation], path: Path) -> Path:
     """Write the deviations as CSV, and return the path."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in dataclasses.fields(Deviation)] + ["passed"])
-        writer.writeheader()
-        writer.writerows({**dataclasses.asdict(d), "passed": d.passed} for d in deviations)
+    import pandas as pd
+
+    pd.DataFrame([{**dataclasses.asdict(d), "passed": d.passed} for d in deviations]).to_csv(path, index=False)
     return path

@@ -18,7 +18,7 @@ from gptscale.results.comparison.run_files import clip, read_run_json
 # Two rows that agree in these columns are repeats of one configuration.
 CONFIGURATION = (
     "recipe engine engine_version world_size dp_size tp_size pp_size micro_batch_size grad_accum_steps "
-    "attention activation_checkpointing compile optimizer_state offload device torch_version recipe_options"
+    "attention activation_checkpointing compile optimizer_state offload device torch_version recipe_options imported_from"
 ).split()
 # Columns whose difference explains a different workload_hash when no run.json is at hand.
 WORK = (
@@ -111,9 +111,10 @@ def compare(rows: Sequence[Row], work: str | None = None) -> Comparison:
     work: by default that of the most recipes, and among equals the newest. A row that is damaged is a group of its own.
     """
     good = [row for row in rows if row["status"] != DAMAGED]
+    ours = [row for row in good if not row["imported_from"]] or good
     if good and work is None:
-        work = _work_of_most_recipes(good)
-    reference = next((row for row in reversed(good) if row["workload_hash"] == work), None)
+        work = _work_of_most_recipes(ours)
+    reference = next((row for row in reversed(ours) if row["workload_hash"] == work), None)
     groups: dict[tuple[object, ...], Group] = {}
     for position, row in enumerate(good):
         key = tuple(row[column] for column in ("workload_hash", *CONFIGURATION))
@@ -152,6 +153,8 @@ def _remarks(rows: Sequence[Row]) -> Counter[str]:
     for row in rows:
         if row["status"] != "ok":
             remarks[f"{row['status']}: {row['error']}"[:160]] += 1
+        if row["imported_from"]:
+            remarks[f"imported from {row['imported_from']}, its figures are as that program defines them"] += 1
         if row["damage"]:
             remarks[f"{row['run_id']}: {row['damage']}"] += 1
     return remarks
@@ -162,7 +165,7 @@ def _name(row: Row) -> str:
     name = f"{row['recipe']} x{row['world_size']}"
     for axis in ("tp", "pp"):
         name += f" {axis}{row[f'{axis}_size']}" if row[f"{axis}_size"] > 1 else ""
-    name += f" ac={row['activation_checkpointing']}" if row["activation_checkpointing"] != "none" else ""
+    name += f" ac={row['activation_checkpointing']}" if row["activation_checkpointing"] not in ("", "none") else ""
     name += f" state={row['optimizer_state']}" if row["optimizer_state"] != "fp32" else ""
     return name + (" compiled" if row["compile"] == "true" else "")
 
@@ -185,11 +188,14 @@ def _differences(reference: Row, row: Row) -> str:
     """Name the parts of the work that differ, by run.json if both runs have it, or else by their columns."""
     a, b = (read_run_json(each["folder"], each["run_id"]).workload for each in (reference, row))
     if a is None or b is None:
-        # A row of an earlier version knows nothing of a column that it lacks, whose cell is empty or NaN.
-        known = [name for name in WORK if all(each[name] not in ("", math.nan) for each in (reference, row))]
+        # A row of an earlier version, or of another program, knows nothing of a column whose cell is empty.
+        known = [name for name in WORK if all(each[name] not in ("", 0, math.nan) for each in (reference, row))]
         a, b = ({column: each[column] for column in known} for each in (reference, row))
     parts = [visible(f"{k} {b.get(k)} (ranked: {a.get(k)})") for k in {**a, **b} if a.get(k) != b.get(k)]
-    return clip("; ".join(clip(part) for part in parts), 1000) or "in something that only run.json tells, which is gone"
+    unknown = (
+        "nobody says it is the same (import --same-work)" if row["imported_from"] else "only its run.json could tell"
+    )
+    return clip("; ".join(clip(part) for part in parts), 1000) or unknown
 
 
 def _mark_tiers(ranked: Sequence[Group]) -> None:

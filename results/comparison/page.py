@@ -31,7 +31,7 @@ DEFINITIONS = {
     "host GiB": "highest over ranks of what the process held in memory (resident set)",
     "loss": "mean over the last step's global batch in nats per token; runs of the same work must agree",
     "bound by": "what limits the speed, and how much shorter a step would be without it (gptscale why)",
-    "status": "ok, oom (out of memory), failed, interrupted; damaged: the run's row cannot be read; contended: others took more than 5 % of the machine while it was timed",
+    "status": "ok, oom (out of memory), failed, interrupted; damaged: the run's row cannot be read; contended: others took more than 5 % of the machine while it was timed; imported: of another program",
 }
 
 PAGE = """<!doctype html>

@@ -75,7 +75,7 @@ def _status(group: Group) -> str:
     """Return each status, with its count if the runs ended differently: `ok`, `2 ok 1 oom`."""
     counts = group.statuses
     statuses = " ".join(status if len(counts) == 1 else f"{n} {status}" for status, n in counts.items())
-    return f"{statuses} contended" if group.contended else statuses
+    return statuses + " contended" * group.contended + " imported" * bool(group.first["imported_from"])
 
 
 def notes(comparison: Comparison) -> list[str]:

@@ -45,9 +45,6 @@ class Board:
         points = [self._Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._write(self._Event(summary=self._Summary(value=points), step=step))
 
-    def sync(self) -> None:
-        """Do nothing, because each event is given to the operating system at once."""
-
     def close(self, failed: bool = False) -> None:
         """Close the file, in the same way whether the run failed or not, because events cannot say that."""
         if self._file is not None:

@@ -34,20 +34,26 @@ def append_row(table: RunTable, out: Path, row: Mapping[str, Any]) -> Path:
         raise StorageError(
             "CUDA is a mock, and its figures are none", f"in {path}", "use gptscale simulate, which leaves no row"
         )
+    with locked(path):
+        _extend(table, path)
+        with opened(path) as descriptor:
+            append(descriptor, line if os.fstat(descriptor).st_size else table.header + line, path)
+            sync(descriptor, path)
+    return path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes off a file that many runs share, or raise StorageError, as for what its disk does not do."""
     try:
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
-            _extend(table, path)
-            with opened(path) as descriptor:
-                append(descriptor, line if os.fstat(descriptor).st_size else table.header + line, path)
-                sync(descriptor, path)
+            yield
     except Timeout:
-        raise StorageError(
-            f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "in --out", "end the process that holds it"
-        ) from None
+        what, fix = f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "end the process that holds it"
+        raise StorageError(what, "in --out", fix) from None
     except OSError as error:
         raise as_storage_error(error, path) from None
-    return path
 
 
 def _extend(table: RunTable, path: Path) -> None:

@@ -206,9 +206,8 @@ class Recorder:
     def sync(self) -> None:
         """Put all rows so far on disk, before a checkpoint is saved, so that a resumed run finds no gap."""
         self._read_window()
-        for part in (self._log, self._evals, *self._boards):
-            if part:
-                part.sync()
+        for log in filter(None, (self._log, self._evals)):
+            log.sync()
 
     def all_rows_on_disk(self) -> bool:
         """Put all rows on disk, and return whether the disk took them."""

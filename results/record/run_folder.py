@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,11 @@ def of_this_start(facts: Mapping[str, Any]) -> dict[str, Any]:
 def read_json(file: Path) -> dict[str, Any]:
     """Return what a run wrote, or nothing if it is not there or damaged."""
     try:
-        content = json.loads(read_bytes(file, JSON_BYTES_MAX, _unreadable))
+        refuse = partial(StorageError, where="in the run's folder", fix="remove it")
+        content = json.loads(read_bytes(file, JSON_BYTES_MAX, refuse))
     except (StorageError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _unreadable(reason: str) -> StorageError:
-    return StorageError(reason, "in the run's folder", "remove it")
 
 
 def leave_end(folder: Path, row: Mapping[str, Any], step: int) -> None:

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from gptscale.common.errors import StorageError
 from gptscale.results.columns import cell, cells_of, csv_line
-from gptscale.results.record.files import LOCK_WAIT_S, as_storage_error, opened, replace_file
+from gptscale.results.record.files import locked, opened, replace_file
 
 
 def set_cells(path: Path, run_id: str, cells: Mapping[str, Any]) -> bool:
@@ -19,24 +16,18 @@ def set_cells(path: Path, run_id: str, cells: Mapping[str, Any]) -> bool:
     The file is replaced in one move under its lock. All other bytes stay as they are, and so does a row that is not as
     `append_row` writes it. Cells without a column are left out. Raises StorageError as `append_row` does.
     """
-    try:
-        if not path.exists():
-            return False
-        with FileLock(f"{path}.lock", timeout=LOCK_WAIT_S, mode=0o600, poll_interval=0.01):
-            with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
-                header, *lines = file.read().split(b"\n")
-            columns = cells_of(header)
-            # Behind the last newline nothing stands, or a row that is torn.
-            for place, line in reversed(list(enumerate(lines[:-1]))):
-                row = dict(zip(columns, cells_of(line), strict=False)) if run_id.encode() in line else {}
-                if row.get("run_id") == run_id and len(row) == len(columns) and csv_line(row.values()) == line + b"\n":
-                    row |= {name: cell(value) for name, value in cells.items() if name in row}
-                    lines[place] = csv_line(row.values())[:-1]
-                    replace_file(path, b"\n".join([header, *lines]))
-                    return True
-    except Timeout:
-        what, fix = f"{path} stayed locked for {LOCK_WAIT_S:.0f} s", "end the process that holds it"
-        raise StorageError(what, "in --out", fix) from None
-    except OSError as error:
-        raise as_storage_error(error, path) from None
+    if not path.exists():
+        return False
+    with locked(path):
+        with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            header, *lines = file.read().split(b"\n")
+        columns = cells_of(header)
+        # Behind the last newline nothing stands, or a row that is torn.
+        for place, line in reversed(list(enumerate(lines[:-1]))):
+            row = dict(zip(columns, cells_of(line), strict=False)) if run_id.encode() in line else {}
+            if row.get("run_id") == run_id and len(row) == len(columns) and csv_line(row.values()) == line + b"\n":
+                row |= {name: cell(value) for name, value in cells.items() if name in row}
+                lines[place] = csv_line(row.values())[:-1]
+                replace_file(path, b"\n".join([header, *lines]))
+                return True
     return False

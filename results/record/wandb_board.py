@@ -55,9 +55,6 @@ class WandbBoard:
         except self._errors as error:
             self._give_up(error)
 
-    def sync(self) -> None:
-        """Do nothing, because a process of its own writes what it is given at once."""
-
     def close(self, failed: bool = False) -> None:
         """Wait until everything is written or sent, and mark the run there as failed or finished."""
         try:

@@ -124,7 +124,7 @@ IMPORTS = {
     ),
     "the package of the operators": ("import gptscale.ops", "torch"),
     "the operators": (
-        "import gptscale.ops.gelu, gptscale.ops.conv, gptscale.ops.max_pool, gptscale.ops.mlp",
+        "import gptscale.ops.gelu, gptscale.ops.conv, gptscale.ops.max_pool",
         "triton torch._dynamo torch.utils.cpp_extension gptscale.common",
     ),
     "the bound of memory": ("import gptscale.foresight.memory.bound", "torch"),

@@ -5,7 +5,7 @@ import json
 import pytest
 from worlds import ranks
 
-from gptscale.launchers.commands.parity import ways
+from gptscale.launchers.run.options import default_recipe_config
 
 TOLERANCE = 1e-5
 
@@ -19,7 +19,11 @@ def test_every_way_of_splitting_computes_what_one_process_computes(nproc, adamw_
     ranks of a world draw the same dropout, and each draws the same again for the same step.
     """
     ranks("world_split.py", nproc, tmp_path, adamw_steps)
-    expected = {" ".join([r, *way]) for r in ("tensor_parallel", "pipeline", "hybrid_3d") for way in ways(r, nproc)}
+    expected = {
+        " ".join([r, *way])
+        for r in ("tensor_parallel", "pipeline", "hybrid_3d")
+        for way in default_recipe_config(r).ways(nproc)
+    }
     for rank in range(nproc):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert set(found) == expected

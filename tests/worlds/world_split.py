@@ -15,8 +15,7 @@ from world_engine import engine_and_batches
 
 from gptscale.common.model import gpt as model
 from gptscale.common.process.world import World, process_group
-from gptscale.launchers.commands.parity import ways
-from gptscale.launchers.run.options import parse_run
+from gptscale.launchers.run.options import default_recipe_config, parse_run
 from gptscale.launchers.run.preflight import preflight
 
 SGD_STEPS = 5
@@ -93,7 +92,7 @@ def main(out, adamw_steps):
     with process_group(world):
         references = {}
         for recipe in ("tensor_parallel", "pipeline", "hybrid_3d"):
-            for way in ways(recipe, n):
+            for way in default_recipe_config(recipe).ways(n):
                 n_layer = n_layers(recipe, way, n)
                 common = [*batch, "--n-layer", str(n_layer)]
                 if n_layer not in references:

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from holder import FACTS, Holder, make_version_1, poison, reseal
+from safetensors.torch import load_file
 
 from gptscale.common.checkpoint import reader as checkpoint_reader
 from gptscale.common.checkpoint import writer as checkpoint_writer
@@ -317,3 +318,13 @@ def test_write_that_reads_back_differently_is_found(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="reads back differently"):
         save(Holder(), tmp_path, 1, FACTS)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_0_2_0_is_read_to_the_bit():
+    """The release wrote it with torch 2.11: `single`, one block of width 2, four steps of AdamW."""
+    folder = pathlib.Path(__file__).parent / "of_0.2.0"
+    written = {name.split("@")[0]: tensor for name, tensor in load_file(folder / DATA).items()}
+    reader = Reader(folder).verify()
+    read = {name: reader.read(name) for name in reader.names()}
+    assert (read.keys(), reader.step) == (written.keys(), 4)
+    assert all(torch.equal(read[name].view(torch.int32), written[name].view(torch.int32)) for name in read)

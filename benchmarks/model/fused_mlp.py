@@ -5,7 +5,7 @@ gradient of fc's bias moves 4h more. The epilogue of a product has its numbers s
 the forward pass writes the input of GELU next to its result, and the backward pass reads it. For `1.6b` in bf16 this saves
 0.57 us per token at 4.3 TB/s, if the products are as fast as before.
 
-On CUDA in 16 bits cuBLASLt computes them (ops/cublaslt.py). On a CPU the same operators run by torch's own operations, so
+On CUDA in 16 bits cuBLASLt computes them (cublaslt.py). On a CPU the same operators run by torch's own operations, so
 that the code around the kernels is tested there. docs/ops/mlp.md says what is known about the speed.
 """
 
@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptscale.ops import cublaslt, registry
+from benchmarks.model import cublaslt
+from gptscale.ops import registry
 from gptscale.ops.arguments import check_like, check_shape, check_tensor
 
 
@@ -59,14 +60,14 @@ registry.define(
     "linear_gelu(Tensor x, Tensor weight, Tensor bias) -> (Tensor, Tensor)",
     fake=lambda x, weight, bias: (x.new_empty(len(x), len(weight)), x.new_empty(len(x), len(weight))),
     python=python_linear_gelu,
-    cuda="gptscale.ops.cublaslt",
+    cuda="benchmarks.model.cublaslt",
     cpp=False,
 )
 registry.define(
     "linear_gelu_backward(Tensor grad, Tensor weight, Tensor pre) -> (Tensor, Tensor)",
     fake=lambda grad, weight, pre: (torch.empty_like(pre), pre.new_empty(pre.shape[1])),
     python=python_linear_gelu_backward,
-    cuda="gptscale.ops.cublaslt",
+    cuda="benchmarks.model.cublaslt",
     cpp=False,
 )
 

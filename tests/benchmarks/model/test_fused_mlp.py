@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gptscale.ops import cublaslt
-from gptscale.ops.mlp import mlp
+from benchmarks.model import cublaslt
+from benchmarks.model.fused_mlp import mlp
 
 linear_gelu = torch.ops.gptscale.linear_gelu.default
 linear_gelu_backward = torch.ops.gptscale.linear_gelu_backward.default

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.gpt import Attention
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 
@@ -41,6 +40,9 @@ def check_attention_on(config: RunConfig, device: torch.device) -> None:
     if device.type != "cuda":
         raise ConfigError(f"{name} attention needs a CUDA device", where, "use auto or math")
     if name == "efficient":
+        gpt = config.gpt()
+        if gpt.n_kv_head < gpt.n_head:
+            raise ConfigError("efficient attention shares no keys between heads", where, "use flash or math")
         return
     if config.precision == "fp32":
         raise ConfigError(f"{name} attention computes in 16 bits", where, "use efficient or math, or --precision bf16")
@@ -76,5 +78,4 @@ def apply_attention(blocks: Iterable[nn.Module], name: str) -> None:
 
         activate_flash_attention_impl("FA3")
     for block in blocks:
-        assert isinstance(block.attn, Attention)
-        block.attn.backend = BACKENDS[name]
+        block.attn.backend = BACKENDS[name]  # type: ignore[union-attr, assignment]

@@ -1,4 +1,4 @@
-"""The GPT that every recipe trains: the architecture of GPT-2 in plain PyTorch.
+"""GPT-2 in plain PyTorch, and what every model here has beside its blocks.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": pre-norm blocks, learned positions, the tanh form of
 GELU by default, and an output head that shares the weight of the token table.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gptscale.common.model.activations import activation_function
 from gptscale.common.model.loss import LinearCrossEntropy
 from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig
 
 # head_dim must be a multiple of this on a device. cuDNN's attention accepts nothing else, and for the other kernels of CUDA torch
 # would pad q, k and v in three separate copies.
@@ -102,28 +104,25 @@ class Block(nn.Module):
         return x
 
 
-class GPT(nn.Module):
-    """The whole model: token and position tables, blocks, a final LayerNorm and the head.
+class Decoder(nn.Module):
+    """What all families share: the token table, blocks, a final norm and the head, which ends in the loss.
 
-    The head is not a module. It is `wte.weight` used a second time, so that every strategy sees one parameter.
+    A tied head is not a module. It is `wte.weight` used a second time, so that every strategy sees one parameter.
 
     Build the model under `torch.device("meta")` and fill it with `init_weights` (common/model/initial_weights.py) once it is
     sharded. Then no rank ever needs memory for the whole model.
     """
 
-    def __init__(self, gpt: GPTConfig) -> None:
-        super().__init__()
-        self.config = gpt
-        self.wte = nn.Embedding(gpt.padded_vocab_size, gpt.n_embd)
-        self.wpe = nn.Embedding(gpt.block_size, gpt.n_embd)
-        self.blocks = nn.ModuleList(Block(gpt) for _ in range(gpt.n_layer))
-        self.ln_f = nn.LayerNorm(gpt.n_embd)
-        self.loss = LinearCrossEntropy(gpt.vocab_size)
+    block: ClassVar[type[nn.Module]]
+    config: ModelConfig
+    wte: nn.Embedding
+    blocks: nn.ModuleList
+    ln_f: nn.Module
+    head: nn.Linear
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
-        positions = torch.arange(inputs.shape[1], device=inputs.device)
-        return F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)
+        raise NotImplementedError
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the logits, or the summed loss if `targets` are given.
@@ -139,6 +138,33 @@ class GPT(nn.Module):
             x = block(x)
         x = self.ln_f(x)
         if targets is None:
-            return F.linear(x, self.wte.weight)[..., : self.config.vocab_size]
-        loss: Tensor = self.loss(x, self.wte.weight, targets)
+            return F.linear(x, head_weight(self))[..., : self.config.vocab_size]
+        loss: Tensor = self.loss(x, head_weight(self), targets)
         return loss
+
+
+def head_weight(model: Any) -> nn.Parameter:
+    """Return the matrix of the head, (padded_vocab, n_embd), of a model or of its last stage."""
+    head: nn.Module = model.wte if model.config.is_tied else model.head
+    assert isinstance(head.weight, nn.Parameter)
+    return head.weight
+
+
+class GPT(Decoder):
+    """GPT-2: token and position tables, blocks, a final LayerNorm and a tied head."""
+
+    block = Block
+
+    def __init__(self, gpt: GPTConfig) -> None:
+        super().__init__()
+        self.config = gpt
+        self.wte = nn.Embedding(gpt.padded_vocab_size, gpt.n_embd)
+        self.wpe = nn.Embedding(gpt.block_size, gpt.n_embd)
+        self.blocks = nn.ModuleList(Block(gpt) for _ in range(gpt.n_layer))
+        self.ln_f = nn.LayerNorm(gpt.n_embd)
+        self.loss = LinearCrossEntropy(gpt.vocab_size)
+
+    def embed(self, inputs: Tensor) -> Tensor:
+        """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
+        return F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.model.minimal_gpt import MinimalGPT, make_step
 from gptscale.common.model.gpt import GPT
-from gptscale.common.model.hf_weights import qkv_to_hf
+from gptscale.common.model.hf_gpt2 import qkv_to_hf
 from gptscale.common.settings.gpt_config import GPTConfig
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=8, vocab_size=30)

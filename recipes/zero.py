@@ -101,7 +101,6 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     from gptscale.common.engines.zero.options import check_by_deepspeed
     from gptscale.common.engines.zero.swap_folder import SwapFolder
     from gptscale.common.model.build import materialise, meta_gpt
-    from gptscale.common.model.gpt import head_weight
     from gptscale.common.optim.fused import decay_groups
     from gptscale.common.optim.library import torch_optimizer
 
@@ -114,7 +113,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     if config.stage == 3:
         model = meta_gpt(run, deepspeed.zero.Init(config_dict_or_path=json))
         # The model uses the head's matrix outside its module.
-        deepspeed.zero.register_external_parameter(model, head_weight(model))
+        deepspeed.zero.register_external_parameter(model, model.head_weight)
     else:
         model = materialise(meta_gpt(run), run, run.world.device)
     names = dict(model.named_parameters())

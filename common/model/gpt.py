@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """What all families share: the token table, blocks, a final norm and the head, which ends in the loss.
+    """What all families share: the tables, blocks, a final norm and the head, which ends in the loss.
 
     A tied head is not a module. It is `wte.weight` used a second time, so that every strategy sees one parameter.
 
@@ -113,16 +113,31 @@ class Decoder(nn.Module):
     sharded. Then no rank ever needs memory for the whole model.
     """
 
+    # The class of the family's blocks.
     block: ClassVar[type[nn.Module]]
-    config: ModelConfig
-    wte: nn.Embedding
-    blocks: nn.ModuleList
-    ln_f: nn.Module
-    head: nn.Linear
+
+    def __init__(self, config: ModelConfig, norm: nn.Module) -> None:
+        super().__init__()
+        self.config = config
+        self.wte: Any = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        self.wpe: Any = nn.Embedding(config.block_size, config.n_embd) if config.has_positions else None
+        self.blocks: Any = nn.ModuleList(self.block(config) for _ in range(config.n_layer))
+        self.ln_f: Any = norm
+        self.head: Any = None if config.is_tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        self.loss: Any = LinearCrossEntropy(config.vocab_size)
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """Return the matrix of the head, (padded_vocab, n_embd)."""
+        weight: nn.Parameter = (self.wte if self.head is None else self.head).weight
+        return weight
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
-        raise NotImplementedError
+        x = self.wte(inputs)
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(inputs.shape[1], device=inputs.device))
+        return F.dropout(x, self.config.dropout, self.training)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the logits, or the summed loss if `targets` are given.
@@ -138,16 +153,9 @@ class Decoder(nn.Module):
             x = block(x)
         x = self.ln_f(x)
         if targets is None:
-            return F.linear(x, head_weight(self))[..., : self.config.vocab_size]
-        loss: Tensor = self.loss(x, head_weight(self), targets)
+            return F.linear(x, self.head_weight)[..., : self.config.vocab_size]
+        loss: Tensor = self.loss(x, self.head_weight, targets)
         return loss
-
-
-def head_weight(model: Any) -> nn.Parameter:
-    """Return the matrix of the head, (padded_vocab, n_embd), of a model or of its last stage."""
-    head: nn.Module = model.wte if model.config.is_tied else model.head
-    assert isinstance(head.weight, nn.Parameter)
-    return head.weight
 
 
 class GPT(Decoder):
@@ -156,15 +164,4 @@ class GPT(Decoder):
     block = Block
 
     def __init__(self, gpt: GPTConfig) -> None:
-        super().__init__()
-        self.config = gpt
-        self.wte = nn.Embedding(gpt.padded_vocab_size, gpt.n_embd)
-        self.wpe = nn.Embedding(gpt.block_size, gpt.n_embd)
-        self.blocks = nn.ModuleList(Block(gpt) for _ in range(gpt.n_layer))
-        self.ln_f = nn.LayerNorm(gpt.n_embd)
-        self.loss = LinearCrossEntropy(gpt.vocab_size)
-
-    def embed(self, inputs: Tensor) -> Tensor:
-        """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
-        positions = torch.arange(inputs.shape[1], device=inputs.device)
-        return F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)
+        super().__init__(gpt, nn.LayerNorm(gpt.n_embd))

@@ -21,7 +21,7 @@ def to_hf(model: Decoder) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = model.config
-    theirs = import_module(FAMILIES[config.family].transformers)
+    theirs = import_module(FAMILIES[config.family].hf)
     hf = AutoModelForCausalLM.from_config(theirs.hf_config(config, config.vocab_size))
     parameters, hf_parameters = dict(model.named_parameters()), dict(hf.named_parameters())
     for weight, name, hf_name in config.parameters():
@@ -37,7 +37,7 @@ def from_hf(hf: Any) -> Decoder:
     Raises ValueError for a model of no family here, and for a variant that its family does not have.
     """
     kind = hf.config.model_type
-    modules = [row.transformers for row in FAMILIES.values() if kind in row.model_types]
+    modules = [row.hf for row in FAMILIES.values() if kind in row.hf_types]
     if not modules:
         raise ValueError(f"no family here has models of type {kind}")
     theirs = import_module(modules[0])

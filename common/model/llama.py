@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gptscale.common.model.gpt import Decoder
-from gptscale.common.model.loss import LinearCrossEntropy
 from gptscale.common.settings.llama_config import LlamaConfig
 
 
@@ -77,7 +76,7 @@ class GroupedAttention(nn.Module):
         dropout = self.config.dropout if self.training else 0.0
         with sdpa_kernel(self.backend) if self.backend is not None else nullcontext():
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, enable_gqa=True)
-        return self.proj(y.transpose(1, 2).flatten(2))
+        return F.dropout(self.proj(y.transpose(1, 2).flatten(2)), self.config.dropout, self.training)
 
 
 class SwiGLU(nn.Module):
@@ -85,13 +84,15 @@ class SwiGLU(nn.Module):
 
     def __init__(self, llama: LlamaConfig) -> None:
         super().__init__()
+        self.dropout = llama.dropout
         self.gate = nn.Linear(llama.n_embd, llama.n_inner, bias=False)
         self.up = nn.Linear(llama.n_embd, llama.n_inner, bias=False)
         self.proj = nn.Linear(llama.n_inner, llama.n_embd, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, n_embd) to the same shape."""
-        return self.proj(F.silu(self.gate(x)) * self.up(x))
+        y = self.proj(F.silu(self.gate(x)) * self.up(x))
+        return F.dropout(y, self.dropout, self.training)
 
 
 class LlamaBlock(nn.Module):
@@ -117,16 +118,4 @@ class Llama(Decoder):
     block = LlamaBlock
 
     def __init__(self, llama: LlamaConfig) -> None:
-        super().__init__()
-        self.config = llama
-        self.wte = nn.Embedding(llama.padded_vocab_size, llama.n_embd)
-        self.blocks = nn.ModuleList(LlamaBlock(llama) for _ in range(llama.n_layer))
-        self.ln_f = nn.RMSNorm(llama.n_embd, llama.norm_eps)
-        if llama.has_head:
-            self.head = nn.Linear(llama.n_embd, llama.padded_vocab_size, bias=False)
-        self.loss = LinearCrossEntropy(llama.vocab_size)
-
-    def embed(self, inputs: Tensor) -> Tensor:
-        """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
-        embedded: Tensor = self.wte(inputs)
-        return embedded
+        super().__init__(llama, nn.RMSNorm(llama.n_embd, llama.norm_eps))

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 class Family(NamedTuple):
     """A family of models, by `module:name` where a class is meant.
 
-    config: the module with its PRESETS and its config. model: its class. transformers: the module with its names and layouts in
-    transformers, and model_types: what transformers calls such models. presets: the names of PRESETS.
+    config: the module with its PRESETS. model: its class. hf: the module with its config and layouts in transformers, and
+    hf_types: what transformers calls such models. presets: the names of PRESETS.
     """
 
     config: str
     model: str
-    transformers: str
-    model_types: tuple[str, ...]
+    hf: str
+    hf_types: tuple[str, ...]
     presets: tuple[str, ...]
 
 

@@ -99,6 +99,11 @@ class ModelConfig:
         return self.n_head * self.head_dim
 
     @property
+    def has_positions(self) -> bool:
+        """Return whether positions have a table."""
+        return any(weight.cut == "positions" for weight in self.weights().first)
+
+    @property
     def kept_beside(self) -> int:
         """Return the numbers of a token that a block keeps for backward beside its norms' and matrices' inputs and outputs."""
         return 0

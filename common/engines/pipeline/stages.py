@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gptscale.common.model.gpt import Decoder, head_weight
+from gptscale.common.model.gpt import Decoder
 
 
-class Stage(nn.Module):
+class Stage(Decoder):
     """A run of blocks of a model, with the embedding on the first stage and the head on the last.
 
     It takes its modules out of `gpt`, which is on the meta device, so that no process ever has the rest in memory. The names
@@ -19,16 +19,13 @@ class Stage(nn.Module):
     """
 
     def __init__(self, gpt: Decoder, blocks: range, *, embeds: bool, ends: bool) -> None:
-        super().__init__()
-        self.config, self.family, self.embeds, self.ends = gpt.config, type(gpt), embeds, ends
-        before, behind = (
-            {w.module: getattr(gpt, w.module) for w in part} for part in gpt.config.of_stage(embeds, ends)
-        )
-        for name, module in before.items():
-            self.add_module(name, module)
+        nn.Module.__init__(self)
+        self.config, self.embeds, self.ends = gpt.config, embeds, ends
+        self.wte = gpt.wte if embeds or (ends and gpt.head is None) else None
+        self.wpe = gpt.wpe if embeds else None
         self.blocks = nn.ModuleDict({str(i): gpt.blocks[i] for i in blocks})
-        for name, module in behind.items():
-            self.add_module(name, module)
+        self.ln_f = gpt.ln_f if ends else None
+        self.head = gpt.head if ends else None
         self.loss = gpt.loss if ends else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -37,13 +34,11 @@ class Stage(nn.Module):
         x: (batch, seq) ids on the first stage, (batch, seq, n_embd) activations on the others. Returns activations, or the
         summed loss, (), on the last stage.
         """
-        if self.embeds:
-            x = self.family.embed(self, x)  # type: ignore[arg-type]
+        x = self.embed(x) if self.embeds else x
         for block in self.blocks.values():
             x = block(x)
-        if self.loss is not None:
-            loss: Tensor = self.loss(self.ln_f(x), head_weight(self), targets)
-            return loss
+        if self.ends:
+            x = self.loss(self.ln_f(x), self.head_weight, targets)
         return x
 
 

@@ -185,7 +185,7 @@ UNSUPPORTED = (
     Pair(
         has_transformers_model,
         "model",
-        FAMILIES["llama"].presets,
+        tuple(FAMILIES["llama"].presets.split()),
         "the model is transformers' own, of GPT-2's family so far",
         f"use {names_with(lambda row: not has_transformers_model(row))}",
     ),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gptscale.common.model.gpt import Decoder
-from gptscale.common.settings.families import FAMILIES, model_class
+from gptscale.common.settings.families import FAMILIES, in_transformers, model_class
 
 
 @torch.no_grad()
@@ -21,7 +20,7 @@ def to_hf(model: Decoder) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = model.config
-    theirs = import_module(FAMILIES[config.family].hf)
+    theirs = in_transformers(config.family)
     hf = AutoModelForCausalLM.from_config(theirs.hf_config(config, config.vocab_size))
     parameters, hf_parameters = dict(model.named_parameters()), dict(hf.named_parameters())
     for weight, name, hf_name in config.parameters():
@@ -37,10 +36,10 @@ def from_hf(hf: Any) -> Decoder:
     Raises ValueError for a model of no family here, and for a variant that its family does not have.
     """
     kind = hf.config.model_type
-    modules = [row.hf for row in FAMILIES.values() if kind in row.hf_types]
-    if not modules:
+    families = [name for name, row in FAMILIES.items() if kind in row.hf_types.split()]
+    if not families:
         raise ValueError(f"no family here has models of type {kind}")
-    theirs = import_module(modules[0])
+    theirs = in_transformers(families[0])
     config = theirs.config_of(hf)
     model: Decoder = model_class(config)(config)
     parameters: dict[str, Tensor] = dict(model.named_parameters())

@@ -120,25 +120,22 @@ def _loss_bytes(run: Run, held: Held, tokens: int) -> float:
 def _kept_per_token(run: Run, held: Held, mode: str, cuts_sequence: bool) -> float:
     """Return the bytes that one block keeps for backward, per token.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count them in 16 bits: 34 h, here without masks of dropout. With mode
-    none these are the inputs of the two norms, of qkv, of the projection, of fc, of GELU and of fc-out, and q, k and v; attention
-    keeps one number per head. With full it is the block's input. With selective it is that, and the outputs of products.
+    Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count 34 h in 16 bits, here without masks of dropout. Kept are the inputs of
+    norms, matrices, attention and activation, with full the block's input, and with selective that and the outputs of products.
     """
     gpt, h, c, tp_size = run.gpt, run.gpt.n_embd, _compute(run), run.tp_size
     # On CUDA attention pads heads to a multiple of 8 numbers, and its output is then copied.
     padding = gpt.n_head * (-gpt.head_dim % 8) if run.world.device.type == "cuda" else 0
-    matrices = [weight for weight in gpt.weights().block if weight.is_matrix]
-    out = sum(weight.shape[0] for weight in matrices if weight.cut == "rows")
-    between = tp_size if cuts_sequence else 1
+    between, width = tp_size if cuts_sequence else 1, gpt.attention_width
     if mode == "full":
         return held.stream * h / between
-    # Tensor ranks gather the sequence before qkv and fc, so that two inputs are whole, as is a projection's output.
+    out = sum(weight.shape[0] for weight in gpt.weights().block if weight.is_matrix and weight.cut == "rows")
+    # Tensor ranks gather the sequence, so that two inputs are whole, as is a projection's output.
     if mode == "selective":
-        attention = gpt.attention_width + padding
-        return held.stream * h / between + (c * (out + attention) + 4 * gpt.n_head) / tp_size + 2 * c * h
-    out += sum(weight.shape[1] for weight in matrices if weight.cut == "columns") + gpt.kept_beside
-    attention = 4 * padding + (gpt.attention_width if padding else 0)
-    return 2 * held.norm * h / between + (c * (out + attention) + 4 * gpt.n_head + 16) / tp_size + 2 * c * h
+        return held.stream * h / between + (c * (out + width + padding) + 4 * gpt.n_head) / tp_size + 2 * c * h
+    out += sum(weight.shape[1] for weight in gpt.weights().block if weight.cut == "columns") + gpt.kept_beside
+    out += 4 * padding + width * bool(padding)
+    return 2 * held.norm * h / between + (c * out + 4 * gpt.n_head + 16) / tp_size + 2 * c * h
 
 
 def _in_flight(run: Run, config: Any) -> tuple[float, float]:
@@ -184,8 +181,7 @@ def _whole(run: Run, config: RecipeConfig) -> Held:
 
 def _root(run: Run, config: RecipeConfig) -> int:
     """Return the parameters outside blocks."""
-    before, _, behind = held_shapes(run, config)
-    return numel((*before.values(), *behind.values()))
+    return numel(shape for part in held_shapes(run, config)[::2] for shape in part.values())
 
 
 def _rows(run: Run, config: RecipeConfig) -> Held:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -53,8 +54,8 @@ def test_the_list_of_weights_is_that_of_the_model(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_familys_row_names_its_presets(name):
-    module = __import__(FAMILIES[name].config, fromlist=["PRESETS"])
-    assert FAMILIES[name].presets == tuple(module.PRESETS)
+    module = import_module(f"gptscale.common.settings.{FAMILIES[name].config}")
+    assert FAMILIES[name].presets.split() == list(module.PRESETS)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

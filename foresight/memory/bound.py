@@ -120,7 +120,7 @@ def _loss_bytes(run: Run, held: Held, tokens: int) -> float:
 def _kept_per_token(run: Run, held: Held, mode: str, cuts_sequence: bool) -> float:
     """Return the bytes that one block keeps for backward, per token.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count 34 h in 16 bits, here without masks of dropout. Kept are the inputs of
+    Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count 34 h in 16 bits, here without masks of dropout. Kept are inputs of
     norms, matrices, attention and activation, with full the block's input, and with selective that and the outputs of products.
     """
     gpt, h, c, tp_size = run.gpt, run.gpt.n_embd, _compute(run), run.tp_size

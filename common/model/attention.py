@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.attention import SDPBackend
 
 from gptscale.common.errors import ConfigError
@@ -65,7 +65,7 @@ def _check_flash3(config: RunConfig) -> None:
         raise ConfigError(f"flash3 needs FlashAttention-3, whose module {FLASH3} is not installed", where, fix)
 
 
-def apply_attention(blocks: Iterable[nn.Module], name: str) -> None:
+def apply_attention(blocks: Iterable[Any], name: str) -> None:
     """Set the kernel that computes attention in each block.
 
     name: a key of BACKENDS, or `auto`, which leaves the choice to torch for each shape. `flash3` replaces the flash attention of
@@ -78,4 +78,4 @@ def apply_attention(blocks: Iterable[nn.Module], name: str) -> None:
 
         activate_flash_attention_impl("FA3")
     for block in blocks:
-        block.attn.backend = BACKENDS[name]  # type: ignore[union-attr, assignment]
+        block.attn.backend = BACKENDS[name]

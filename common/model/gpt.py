@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gptscale.common.model.activations import activation_function
 from gptscale.common.model.loss import LinearCrossEntropy
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.shape import ModelConfig
 
 # head_dim must be a multiple of this on a device. cuDNN's attention accepts nothing else, and for the other kernels of CUDA torch
@@ -56,7 +55,7 @@ class Attention(nn.Module):
 
     backend: SDPBackend | None = None
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    def __init__(self, gpt: ModelConfig) -> None:
         super().__init__()
         self.head_dim, self.dropout = gpt.head_dim, gpt.dropout
         self.qkv = nn.Linear(gpt.n_embd, 3 * gpt.n_embd)
@@ -75,7 +74,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two matrices with an activation between them, where the hidden size is four times as wide."""
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    def __init__(self, gpt: ModelConfig) -> None:
         super().__init__()
         self.activation, self.dropout = activation_function(gpt.activation), gpt.dropout
         self.fc = nn.Linear(gpt.n_embd, 4 * gpt.n_embd)
@@ -90,7 +89,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention and an MLP, each behind a LayerNorm and each added to the residual stream."""
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    def __init__(self, gpt: ModelConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(gpt.n_embd)
         self.attn = Attention(gpt)
@@ -163,5 +162,5 @@ class GPT(Decoder):
 
     block = Block
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    def __init__(self, gpt: ModelConfig) -> None:
         super().__init__(gpt, nn.LayerNorm(gpt.n_embd))

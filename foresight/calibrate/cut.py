@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.common.model.gpt import GPT, Block
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig as GPTConfig
 
 
 def cut_gpt(gpt: GPTConfig, tp: int, device: torch.device) -> GPT:

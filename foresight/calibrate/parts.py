@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gptscale.common.model.activations import activation_function
 from gptscale.common.model.gpt import causal_attention
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig as GPTConfig
 from gptscale.foresight.calibrate.timing import Timing, timings
 from gptscale.foresight.time.operations import AttentionShape, PassShape, ProductShape
 from gptscale.foresight.time.work import Operation

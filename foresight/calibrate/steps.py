@@ -12,8 +12,8 @@ from typing import cast
 
 from gptscale.common.engines.pipeline.plan import PipelineOptions, stage_sizes, stages_per_rank
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.shape import ModelConfig as GPTConfig
 from gptscale.foresight.time.data_sheets import GLOO, HERE
 from gptscale.foresight.time.operations import BlockShape, HeadShape, MessageShape, StateShape
 from gptscale.foresight.time.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, needs, order_of_schedule

@@ -45,6 +45,14 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
+class HeadNorm(nn.RMSNorm):
+    """An RMSNorm over each head that computes in its weight's type, since under autocast matrices put out another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, seq, heads, head_dim) to the same shape and type."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class GroupedAttention(nn.Module):
     """Causal self-attention in which a head of keys and values serves several query heads.
 
@@ -63,8 +71,8 @@ class GroupedAttention(nn.Module):
         self.k = nn.Linear(llama.n_embd, keys, bias=False)
         self.v = nn.Linear(llama.n_embd, keys, bias=False)
         self.proj = nn.Linear(queries, llama.n_embd, bias=False)
-        self.q_norm = nn.RMSNorm(llama.head_dim, llama.norm_eps) if llama.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(llama.head_dim, llama.norm_eps) if llama.qk_norm else nn.Identity()
+        self.q_norm = HeadNorm(llama.head_dim, llama.norm_eps) if llama.qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(llama.head_dim, llama.norm_eps) if llama.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, n_embd) to the same shape."""

@@ -26,6 +26,8 @@ AFTER_IMPORT = {
     "transformers.modeling_utils": ("stand_ins.build_from_config",),
     "torch._dynamo.eval_frame": ("record.pause_for_guards",),
     "torch._inductor.runtime.triton_heuristics": ("record.watch_inductor",),
+    "torch._dynamo.repro.after_aot": ("stand_ins.write_nothing",),
+    "torch._inductor.select_algorithm": ("record.choose_first",),
     "triton.runtime.jit": ("record.watch_triton",),
     "transformers.trainer": ("stand_ins.write_nothing",),
     "accelerate.commands.launch": ("boot.launch_accelerate",),

@@ -1,8 +1,8 @@
 """Anybody's program as one rank of a world that is not there, in its own interpreter and environment, and what it needed.
 
-The program gets the mock of CUDA by LD_PRELOAD, and four files on its path: on_path.py, as sitecustomize.py, boot.py, watch.py
-and stand_ins.py. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever
-it has started.
+The program gets the mock of CUDA by LD_PRELOAD, and files on its path: on_path.py, as sitecustomize.py, boot.py, watch.py and
+what these use. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever it
+has started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,12 @@ from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_o
 LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefined symbol: )(\w+)")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-TAIL_BYTES, TAIL_LINES = 1 << 16, 20
+TAIL_BYTES, TAIL_LINES, LINE_MAX = 1 << 16, 20, 1000
 # What the starter of a program found, and all files that tell of a simulation.
 FOUND = "found.json"
 LEFT = (FOUND, "report.json", watch.RECIPE_FACTS, "sends_to", "events.bin", "calls.tsv")
 # What a program may take to leave by itself, once its report is there.
-GRACE_S, LOOK_S = 10.0, 0.2
+GRACE_S, LOOK_S = 10.0, 0.5
 # What the interpreter may take to write its stacks.
 WRITE_S = 1.0
 # What a program may take of this machine's free memory, unless its task says more.
@@ -60,7 +60,7 @@ class ProgramTask:
     """A command, and the rank of which world on which device it is to be.
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
-    may take. no_weights, fake_batches: what stand_ins.py stands in for. ends: after its last step, instead of by itself.
+    may take. no_weights, fake_batches, balanced_experts: see ProgramOptions. ends: after its last step, instead of by itself.
     times_host: whether a recipe's own program goes on to time its host. folder: where it runs, None for the current one. keep: a
     folder for what it leaves, for read_simulation. inbox: a folder for the objects that ranks send to those simulated after
     them. torch_folder: of its interpreter's torch, None to look for it.
@@ -77,6 +77,7 @@ class ProgramTask:
     share_host_memory: bool = True
     no_weights: bool = False
     fake_batches: bool = False
+    balanced_experts: bool = False
     ends: bool = True
     times_host: bool = True
     folder: Path | None = None
@@ -149,8 +150,8 @@ def run_program(task: ProgramTask) -> Simulation:
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
         environ = _environment(task, torch_folder, folder)
-        with _running(task, environ, folder) as (process, tail):
-            ended_by_us = _wait(process, task, folder)
+        with _running(task, environ, folder) as (process, tail, family):
+            ended_by_us = _wait(process, task, folder, family)
         if (folder / "refused.json").exists():
             raise ConfigError(*json.loads((folder / "refused.json").read_text()))
         if not (folder / "report.json").exists():
@@ -203,7 +204,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     path.mkdir()
     here = Path(boot.__file__).parent
     shutil.copy(here / "on_path.py", path / "sitecustomize.py")
-    for name in ("boot", "record", "stand_ins", "watch"):
+    for name in ("boot", "experts", "record", "stand_ins", "watch"):
         shutil.copy(here / f"{name}.py", path / f"gptscale_{name}.py")
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
@@ -216,7 +217,8 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
     what |= {"times_host": task.times_host}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
-    what |= {"inbox": str(task.inbox or folder), "no_weights": task.no_weights, "fake_batches": task.fake_batches}
+    what |= {"inbox": str(task.inbox or folder)}
+    what |= {name: getattr(task, name) for name in ("no_weights", "fake_batches", "balanced_experts")}
     environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
     behind = {
         "PYTHONPATH": str(path),
@@ -235,8 +237,8 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
 @contextmanager
 def _running(
     task: ProgramTask, environ: Mapping[str, str], folder: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """Start a program, keep the end of what it prints, and leave nothing of it running."""
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], set[psutil.Process]]]:
+    """Start a program, keep the end of what it prints, and leave nothing of it running, nor of the family that is put there."""
     process = subprocess.Popen(
         [*task.command],
         cwd=task.folder,
@@ -246,7 +248,7 @@ def _running(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    kept = bytearray()
+    kept, family = bytearray(), set[psutil.Process]()
 
     def keep() -> None:
         assert process.stdout is not None
@@ -257,8 +259,11 @@ def _running(
     reader = threading.Thread(target=keep, daemon=True)
     reader.start()
     try:
-        yield process, lambda: kept.decode(errors="replace")
+        yield process, lambda: kept.decode(errors="replace"), family
     finally:
+        # Those with an environment of their own have no folder in it.
+        for child in filter(psutil.Process.is_running, family):
+            _kill(child.pid)
         while left := [*_processes_of(folder)]:
             for pid in left:
                 _kill(pid)
@@ -278,35 +283,34 @@ def _processes_of(folder: Path) -> Iterator[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
-def _resident(folder: Path) -> int:
-    """Return the bytes of memory that a program's processes have for themselves."""
-    sizes = 0
-    for pid in _processes_of(folder):
-        try:
-            own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
-        except OSError:
-            continue
-        sizes += 1024 * int(own[1]) if own else 0
-    return sizes
+def _resident(each: psutil.Process) -> int:
+    """Return the bytes of memory that a process has for itself."""
+    with suppress(OSError):
+        own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{each.pid}/status").read_text())
+        return 1024 * int(own[1]) if own else 0
+    return 0
 
 
-def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path) -> str:
-    """Wait for a program's end or report, and return what was exceeded: "time", "host" or nothing."""
+def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, family: set[psutil.Process]) -> str:
+    """Wait for a program's end or report, note its family, and return what was exceeded: "time", "host" or nothing."""
+    first = psutil.Process(process.pid)
+    family.add(first)
     deadline = time.monotonic() + task.limit_s
     while process.poll() is None:
         if task.ends and (folder / "report.json").exists():
             deadline = min(deadline, time.monotonic() + GRACE_S)
         if time.monotonic() > deadline + WRITE_S:
             return "time"
-        if _resident(folder) > task.host_limit:
+        with suppress(psutil.NoSuchProcess):
+            family |= {*first.children(recursive=True)}
+        if sum(map(_resident, filter(psutil.Process.is_running, family))) > task.host_limit:
             return "host"
-        time.sleep(LOOK_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
     return ""
 
 
@@ -326,7 +330,9 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
         raise ProgramError("it did not read PYTHONPATH", "start Python without -I, -E and -S", tail)
     status = process.returncode
     what = f"it ended with exit status {status} before a step" if status else "it ended before a step"
-    if status:
+    if status < 0:
+        what = f"it was ended by {signal.Signals(-status).name}"
+    elif status:
         what += f" ({reason(tail)[:200]})"
     raise ProgramError(what, "see its last lines", tail)
 
@@ -337,7 +343,7 @@ def _lacking(output: str) -> list[str]:
 
 def last_lines(text: str) -> str:
     """Return the last lines of what a program has printed."""
-    return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
+    return "\n".join(line[:LINE_MAX] for line in text.strip().splitlines()[-TAIL_LINES:])
 
 
 def print_error(error: ProgramError) -> int:

@@ -112,7 +112,9 @@ def with_epilogues(task: dict[str, Any]) -> Contender:
 
 def initial(run: Run) -> GPT:
     """Return the model with the weights that all contenders start from, on the CPU."""
-    return materialise(meta_gpt(run), run, torch.device("cpu"))
+    model = materialise(meta_gpt(run), run, torch.device("cpu"))
+    assert isinstance(model, GPT)
+    return model
 
 
 def handout(task: dict[str, Any]) -> Contender:

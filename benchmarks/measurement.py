@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,7 @@ def tell(line: str) -> None:
 
 
 def circumstances(
-    gpt: GPTConfig, *, batch_size: int, dtype: str, threads: int, device: str, command: str, data: str | None = None
+    gpt: ModelConfig, *, batch_size: int, dtype: str, threads: int, device: str, command: str, data: str | None = None
 ) -> dict[str, Any]:
     """Return what all rows of a bench share: the model's shape, the work, the machine, torch's version, date and command."""
     import torch

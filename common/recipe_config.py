@@ -26,10 +26,10 @@ LETTERS = {
 class RecipeConfig:
     """Base of every recipe's own options, and the questions that the launcher asks of them.
 
-    whole_weight: a weight that its tensor ranks keep whole, though others cut it.
+    keeps_whole: a kind of weights (`cut` in common/settings/shape.py) that its tensor ranks keep whole, though others cut it.
     """
 
-    whole_weight: ClassVar[str] = ""
+    keeps_whole: ClassVar[str] = ""
 
     @property
     def offload(self) -> str:

@@ -13,7 +13,7 @@ from gptscale.common.engines.zero import operators as deepspeed_ops
 from gptscale.common.engines.zero.swap_folder import check_folder
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.measure.speed import timed
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig
 
 # bytes of one file; there are several, so that a cache in the disk does not decide
 FILE_BYTES = 2**28
@@ -78,7 +78,7 @@ def matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
     return 2 * side**3 / statistics.median(timed(lambda: a @ b, 1, device) for _ in range(9)) / 1e9
 
 
-def verdict(gpt: GPTConfig, disk: DiskSpeed, tflops: float) -> str:
+def verdict(gpt: ModelConfig, disk: DiskSpeed, tflops: float) -> str:
     """Return in words how many tokens an optimizer step needs on this machine so that it does not wait for the disk.
 
     With b bytes of a weight, a step reads optimizer state, gradients and twice the weights, (12 + 4 + 2b) N bytes, and writes

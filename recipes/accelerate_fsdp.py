@@ -69,14 +69,13 @@ def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
 
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.model.build import materialise, meta_gpt
-    from gptscale.common.model.gpt import Block
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.optim.library import LibraryOptimizer, make_torch_optimizer
 
     model = materialise(meta_gpt(run), run, run.world.device)
     unsharded = make_torch_optimizer(model, run.config)
     dtype, on_cpu = DTYPES[run.config.precision], run.world.device.type == "cpu"
-    accelerator, sharded, optimizer = shard(model, unsharded, config, Block, dtype, cpu=on_cpu)
+    accelerator, sharded, optimizer = shard(model, unsharded, config, model.block, dtype, cpu=on_cpu)
     parameters = dict(sharded.named_parameters())
     stepper = LibraryOptimizer(
         optimizer,

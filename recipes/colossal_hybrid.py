@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class ColossalTensorConfig(RecipeConfig):
     """Options of Colossal-AI's HybridParallelPlugin, in its own spelling."""
 
-    whole_weight: ClassVar[str] = "wpe.weight"
+    keeps_whole: ClassVar[str] = "positions"
     ddp_bucket_cap_mb: int = 25
     """MB of gradients that data ranks reduce at once; under pipeline parallelism Colossal-AI reduces each by itself."""
 

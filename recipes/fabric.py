@@ -67,12 +67,11 @@ def shard(config: LightningFabricConfig, block_class: type[nn.Module], world_siz
 
 
 def build(run: Run, config: LightningFabricConfig) -> TorchEngine:
-    """Build the GPT and torch's optimizer, and let Fabric set them up."""
+    """Build the model and torch's optimizer, and let Fabric set them up."""
     import torch.distributed as dist
 
     from gptscale.common.engines.torch_engine import TorchEngine, holding_back
     from gptscale.common.model.build import materialise, meta_gpt
-    from gptscale.common.model.gpt import Block
     from gptscale.common.optim.library import LibraryOptimizer, make_torch_optimizer
 
     world = run.world
@@ -80,7 +79,7 @@ def build(run: Run, config: LightningFabricConfig) -> TorchEngine:
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
     precision = "bf16-mixed" if run.config.precision == "bf16" else "32-true"
     machine = {"accelerator": world.device.type, "devices": local_size, "num_nodes": world.world_size // local_size}
-    fabric = shard(config, Block, world.world_size, precision=precision, **machine)
+    fabric = shard(config, model.block, world.world_size, precision=precision, **machine)
     sharded = fabric.setup_module(model)
     optimizer: Any = fabric.setup_optimizers(make_torch_optimizer(sharded, run.config))
 

@@ -67,14 +67,13 @@ def shard(
 
 
 def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
-    """Build the GPT, cut it block by block, and put torch's optimizer over the shards."""
+    """Build the model, cut it block by block, and put torch's optimizer over the shards."""
     import torch
     import torch.distributed as dist
 
     from gptscale.common.engines.flat_shards import shards_of_range
     from gptscale.common.engines.torch_engine import TorchEngine, holding_back
     from gptscale.common.model.build import materialise, meta_gpt
-    from gptscale.common.model.gpt import Block
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.optim.fused import decay_groups
     from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
@@ -84,7 +83,7 @@ def build(run: Run, config: FairscaleFSDPConfig) -> TorchEngine:
     parameters = dict(model.named_parameters())
     # Groups are made before a matrix turns into a flat shard.
     groups = decay_groups(parameters.values(), run.config.weight_decay)
-    sharded = shard(model, Block, config, DTYPES[run.config.precision])
+    sharded = shard(model, model.block, config, DTYPES[run.config.precision])
     kind, options = torch_optimizer(run.config)
     optimizer = kind(groups, **options)
 

@@ -100,7 +100,6 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
 
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.model.build import materialise, meta_gpt
-    from gptscale.common.model.gpt import Block
     from gptscale.common.model.precision import DTYPES
     from gptscale.common.optim.fused import FusedOptimizer
 
@@ -112,7 +111,7 @@ def build(run: Run, config: FSDPConfig) -> TorchEngine:
         sizes = (config.dp_replicate_size, shard_size)
         mesh = init_device_mesh(world.device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard"))
     model = meta_gpt(run)
-    root = shard(model, Block, config, mesh, DTYPES[run.config.precision])
+    root = shard(model, model.block, config, mesh, DTYPES[run.config.precision])
     materialise(model, run, torch.device("cpu") if config.cpu_offload else world.device)
 
     def set_grad_sync(on: bool) -> None:

@@ -100,14 +100,14 @@ def parallelize(part: nn.Module, run: Run, config: HybridConfig, mesh: DeviceMes
     Before this the stage was cut out of the model, and its checkpointing and compilation were set.
     """
     from gptscale.common.model.build import materialise
-    from gptscale.common.model.gpt import Block
     from gptscale.common.model.precision import DTYPES
+    from gptscale.common.settings.families import model_class
 
     if mesh["tp"].size() > 1:
         apply_tp(part, run.gpt, mesh["tp"])
     if run.batch.dp_size > 1:
         data = mesh["shard"] if config.data_parallel == "fsdp" else mesh["replicate", "shard"]
-        shard(part, Block, data, DTYPES[run.config.precision])
+        shard(part, model_class(run.gpt).block, data, DTYPES[run.config.precision])
     materialise(part, run, run.world.device)
 
 

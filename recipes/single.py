@@ -26,7 +26,7 @@ class SingleConfig(RecipeConfig):
 
 
 def build(run: Run, config: SingleConfig) -> TorchEngine:
-    """Build the GPT as it is, on this process's device."""
+    """Build the model as it is, on this process's device."""
     from gptscale.common.engines.torch_engine import TorchEngine
     from gptscale.common.model.build import materialise, meta_gpt
     from gptscale.common.optim.fused import FusedOptimizer

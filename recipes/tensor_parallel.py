@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gptscale.common.recipe_config import RecipeConfig
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     from gptscale.common.engines.torch_engine import TorchEngine
-    from gptscale.common.settings.gpt_config import GPTConfig
     from gptscale.common.settings.run import Run
+    from gptscale.common.settings.shape import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -62,39 +62,44 @@ def shard(model: nn.Module, plan: Mapping[str, ParallelStyle], mesh: DeviceMesh)
     return parallelize_module(model, mesh, {name: style for name, style in plan.items() if name.split(".")[0] in top})
 
 
-def gpt_plan() -> dict[str, ParallelStyle]:
-    """Return how each module of the GPT is cut, by its name."""
+def plan_of(config: ModelConfig) -> dict[str, ParallelStyle]:
+    """Return how each module of a model is cut, by its name, from what is cut of its matrix or norm."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
     from gptscale.common.engines.tensor_parallel import VocabParallelEmbedding
 
-    return {
-        "wte": VocabParallelEmbedding(sequence_dim=1),
-        "wpe": VocabParallelEmbedding(sequence_dim=0),
-        "blocks.*.ln_1": SequenceParallel(),
-        "blocks.*.attn": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-        "blocks.*.attn.qkv": ColwiseParallel(),
-        "blocks.*.attn.proj": RowwiseParallel(output_layouts=Shard(1)),
-        "blocks.*.ln_2": SequenceParallel(),
-        "blocks.*.mlp": PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate()),
-        "blocks.*.mlp.fc": ColwiseParallel(),
-        "blocks.*.mlp.proj": RowwiseParallel(output_layouts=Shard(1)),
-        "ln_f": SequenceParallel(),
+    sequence_cut: dict[str, Any] = {"input_layouts": Shard(1), "desired_input_layouts": Replicate()}
+    styles: dict[str, ParallelStyle] = {
+        "ids": VocabParallelEmbedding(),
+        "positions": VocabParallelEmbedding(),
+        "whole": SequenceParallel(),
+        "heads": SequenceParallel(sequence_dim=2, use_local_output=True),
+        "rows": ColwiseParallel(),
+        "columns": RowwiseParallel(output_layouts=Shard(1)),
     }
+    first, block, last = config.weights()
+    plan = {weight.module: styles[weight.cut] for weight in (*first, *last)}
+    for weight in block:
+        if weight.cut == "rows":
+            # The sequence is gathered once, for all matrices of attention or of the MLP.
+            plan[f"blocks.*.{weight.module.partition('.')[0]}"] = PrepareModuleInput(**sequence_cut)
+        if weight.name.endswith(".weight"):
+            plan[f"blocks.*.{weight.module}"] = styles[weight.cut]
+    return plan
 
 
-def apply_tp(model: nn.Module, gpt: GPTConfig, mesh: DeviceMesh) -> None:
-    """Cut the GPT by its plan, and give it a loss that never sees a whole row of logits."""
+def apply_tp(model: nn.Module, gpt: ModelConfig, mesh: DeviceMesh) -> None:
+    """Cut the model by its plan, and give it a loss that never sees a whole row of logits."""
     from gptscale.common.engines.tensor_parallel import VocabParallelCrossEntropy
 
-    shard(model, gpt_plan(), mesh)
+    shard(model, plan_of(gpt), mesh)
     if getattr(model, "loss", None) is not None:
         model.loss = VocabParallelCrossEntropy(gpt.vocab_size, mesh)
 
 
 def build(run: Run, config: TensorParallelConfig) -> TorchEngine:
-    """Cut the GPT on the meta device, then fill this rank's shards."""
+    """Cut the model on the meta device, then fill this rank's shards."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 

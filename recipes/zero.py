@@ -90,7 +90,7 @@ def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, An
 
 
 def build(run: Run, config: ZeroConfig) -> TorchEngine:
-    """Build the GPT (at stage 3 in pieces from the start) and its optimizer, and hand them to DeepSpeed."""
+    """Build the model (at stage 3 in pieces from the start) and its optimizer, and hand them to DeepSpeed."""
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -112,8 +112,8 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     check_by_deepspeed(json, config.ds_config)
     if config.stage == 3:
         model = meta_gpt(run, deepspeed.zero.Init(config_dict_or_path=json))
-        # The tied head uses the table outside its module.
-        deepspeed.zero.register_external_parameter(model, model.wte.weight)
+        # The model uses the head's matrix outside its module.
+        deepspeed.zero.register_external_parameter(model, model.head_weight)
     else:
         model = materialise(meta_gpt(run), run, run.world.device)
     names = dict(model.named_parameters())

@@ -20,9 +20,9 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured
 from gptscale.common.process.world import World, runs_on_cuda
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.common.settings.shape import ModelConfig
 from gptscale.foresight.memory.bound import bound
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
@@ -62,7 +62,7 @@ class Job:
         return f"{self.model} {self.way}"
 
     @property
-    def gpt(self) -> GPTConfig:
+    def gpt(self) -> ModelConfig:
         """Return the shape that is trained, whose table of positions is at least a sequence long."""
         return RunConfig(model=self.model, seq_len=self.seq_len).gpt()
 

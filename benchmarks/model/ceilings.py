@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.timing import copy_call, medians
 from gptscale.common.model.matrix_products import by_onednn, product
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig
 
 PARTS = ("matrix products", "attention", "elementwise", "loss", "optimizer", "gaps")
 
@@ -37,7 +37,7 @@ class MatrixProduct(NamedTuple):
         return 2.0 * self.m * self.k * self.n
 
 
-def products(gpt: GPTConfig, rows: int) -> Iterator[MatrixProduct]:
+def products(gpt: ModelConfig, rows: int) -> Iterator[MatrixProduct]:
     """Yield the products of a step over `rows` tokens, three for each matrix.
 
     The head has as many columns as the token table has rows in memory, padding included.
@@ -73,7 +73,7 @@ def routes(matrix_product: MatrixProduct, dtype: torch.dtype, device: torch.devi
     return calls
 
 
-def measure(gpt: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def measure(gpt: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Measure the seconds of each product by each route, and the bytes per second of a copy, read plus write."""
     calls = {(p.name, p.how, r): call for p in products(gpt, rows) for r, call in routes(p, dtype, device).items()}
     copy, copy_bytes = copy_call(device)
@@ -86,7 +86,7 @@ def measure(gpt: GPTConfig, rows: int, dtype: torch.dtype, device: torch.device)
 
 
 def step_seconds(
-    gpt: GPTConfig, rows: int, product_s: Mapping[str, Mapping[str, float]], route: str | None = None
+    gpt: ModelConfig, rows: int, product_s: Mapping[str, Mapping[str, float]], route: str | None = None
 ) -> float:
     """Return the seconds of all products of one step, each by `route`, or by whichever route was faster.
 
@@ -99,12 +99,12 @@ def step_seconds(
     return total_s
 
 
-def step_flops(gpt: GPTConfig, rows: int) -> float:
+def step_flops(gpt: ModelConfig, rows: int) -> float:
     """Return the floating-point operations of all products of one step."""
     return sum(p.per_step * p.flops for p in products(gpt, rows))
 
 
-def elementwise_bytes_per_token(gpt: GPTConfig, itemsize: int) -> float:
+def elementwise_bytes_per_token(gpt: ModelConfig, itemsize: int) -> float:
     """Return the bytes that must move between products if each operator reads every input and writes every output once.
 
     Per layer and token, in units of h elements. Forward: twice a residual sum with the LayerNorm behind it (2 read, 2 written),
@@ -116,7 +116,7 @@ def elementwise_bytes_per_token(gpt: GPTConfig, itemsize: int) -> float:
     return float((gpt.n_layer * per_layer + 2 + 5) * gpt.n_embd * itemsize)
 
 
-def floors(gpt: GPTConfig, rows: int, ceilings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, float]:
+def floors(gpt: ModelConfig, rows: int, ceilings: Mapping[str, Any], dtype: torch.dtype) -> dict[str, float]:
     """Return the seconds per step that each part cannot go below, at the rates in `ceilings` (of `measure`).
 
     attention: its products, the causal half, at the mean rate of the others. loss: logits read once and their gradient

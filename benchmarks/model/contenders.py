@@ -24,7 +24,8 @@ from gptscale.common.engine import Batch
 from gptscale.common.engines.torch_engine import TorchEngine
 from gptscale.common.model.build import materialise, meta_gpt
 from gptscale.common.model.gpt import GPT, MLP
-from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf, to_hf
+from gptscale.common.model.hf_gpt2 import qkv_to_hf
+from gptscale.common.model.hf_weights import to_hf
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.model.precision import DTYPES, autocast
 from gptscale.common.process.begin import keep_freed_memory
@@ -111,7 +112,9 @@ def with_epilogues(task: dict[str, Any]) -> Contender:
 
 def initial(run: Run) -> GPT:
     """Return the model with the weights that all contenders start from, on the CPU."""
-    return materialise(meta_gpt(run), run, torch.device("cpu"))
+    model = materialise(meta_gpt(run), run, torch.device("cpu"))
+    assert isinstance(model, GPT)
+    return model
 
 
 def handout(task: dict[str, Any]) -> Contender:
@@ -190,7 +193,7 @@ def take_weights(model: MinimalGPT, gpt: GPT) -> None:
     """
     sources, targets = dict(gpt.named_parameters()), dict(model.named_parameters())
     names = {"attn.qkv": "c_attn", "attn.proj": "attn_proj", "mlp.fc": "c_fc", "mlp.proj": "mlp_proj"}
-    for name, _, _ in name_pairs(gpt.config.n_layer):
+    for _, name, _ in gpt.config.parameters():
         minimal_name = name.replace("blocks.", "h.")
         for long, short in names.items():
             minimal_name = minimal_name.replace(long, short)

@@ -13,24 +13,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.engines.pipeline.plan import stage_indices, stage_sizes
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import CUT_DIMS, Weight
 
 if TYPE_CHECKING:
     from gptscale.common.recipe_config import RecipeConfig
     from gptscale.common.settings.run import Run
 
 Shapes = dict[str, tuple[int, ...]]
-# The dimension that tensor ranks cut. A weight that is not named stays whole.
-CUT_BY_TENSOR_RANKS = {
-    "wte.weight": 0,
-    "wpe.weight": 0,
-    "attn.qkv.weight": 0,
-    "attn.qkv.bias": 0,
-    "attn.proj.weight": 1,
-    "mlp.fc.weight": 0,
-    "mlp.fc.bias": 0,
-    "mlp.proj.weight": 1,
-}
 
 
 class Place(NamedTuple):
@@ -50,43 +39,18 @@ def place_of(run: Run) -> Place:
     return Place(mesh.size("tp"), *data, *stages)
 
 
-def block_shapes(gpt: GPTConfig) -> Shapes:
-    """Return the parameters of one block in the model's order."""
-    h = gpt.n_embd
-    return {
-        "ln_1.weight": (h,),
-        "ln_1.bias": (h,),
-        "attn.qkv.weight": (3 * h, h),
-        "attn.qkv.bias": (3 * h,),
-        "attn.proj.weight": (h, h),
-        "attn.proj.bias": (h,),
-        "ln_2.weight": (h,),
-        "ln_2.bias": (h,),
-        "mlp.fc.weight": (4 * h, h),
-        "mlp.fc.bias": (4 * h,),
-        "mlp.proj.weight": (h, 4 * h),
-        "mlp.proj.bias": (h,),
-    }
+def held_shapes(run: Run, config: RecipeConfig) -> tuple[Shapes, list[Shapes], Shapes]:
+    """Return the parameters before blocks, of each block, and behind, that this rank has, cut over tensor ranks only."""
+    first, last, n_blocks = stage_of(run, config)
+    before, behind = run.gpt.of_stage(first, last)
+    block = _cut(run.gpt.weights().block, run.tp_size, config)
+    return _cut(before, run.tp_size, config), [block] * n_blocks, _cut(behind, run.tp_size, config)
 
 
-def held_shapes(run: Run, config: RecipeConfig) -> tuple[Shapes, list[Shapes]]:
-    """Return the parameters outside blocks and those of each block that this rank has, cut over tensor ranks only."""
-    gpt, place = run.gpt, place_of(run)
-    outside, n_blocks = stage_of(run, config)
-    whole: Shapes = {
-        "wte.weight": (gpt.padded_vocab_size, gpt.n_embd),
-        "wpe.weight": (gpt.block_size, gpt.n_embd),
-        "ln_f.weight": (gpt.n_embd,),
-        "ln_f.bias": (gpt.n_embd,),
-    }
-    root = {name: shape for name, shape in whole.items() if name.split(".")[0] in outside}
-    return _cut(root, place.tp_size, config.whole_weight), [_cut(block_shapes(gpt), place.tp_size)] * n_blocks
-
-
-def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
-    """Return which modules outside blocks this rank has, and how many blocks."""
+def stage_of(run: Run, config: RecipeConfig) -> tuple[bool, bool, int]:
+    """Return whether this rank has the first stage, whether it has the last, and how many blocks it has."""
     if run.pp_size == 1:
-        return {"wte", "wpe", "ln_f"}, run.gpt.n_layer
+        return True, True, run.gpt.n_layer
     options: Any = config
     if hasattr(options, "stages_per_rank"):
         sizes, schedule = stage_sizes(run, options), options.schedule
@@ -95,18 +59,13 @@ def stage_of(run: Run, config: RecipeConfig) -> tuple[set[str], int]:
 
         sizes, schedule = colossal.stage_sizes(run.gpt.n_layer, run.pp_size, options.chunks), ""
     indices = stage_indices(schedule, place_of(run).pp_rank, run.pp_size, len(sizes))
-    modules: set[str] = set()
-    if 0 in indices:
-        modules |= {"wte", "wpe"}
-    if len(sizes) - 1 in indices:
-        modules |= {"wte", "ln_f"}
-    return modules, sum(sizes[i] for i in indices)
+    return 0 in indices, len(sizes) - 1 in indices, sum(sizes[i] for i in indices)
 
 
-def _cut(shapes: Shapes, tp_size: int, but: str = "") -> Shapes:
+def _cut(weights: Iterable[Weight], tp_size: int, config: RecipeConfig) -> Shapes:
     cut = {}
-    for name, shape in shapes.items():
-        dim = CUT_BY_TENSOR_RANKS.get(name) if name != but else None
+    for name, shape, _, kind in weights:
+        dim = None if kind == config.keeps_whole else CUT_DIMS[kind]
         cut[name] = shape if dim is None else tuple(n // tp_size if i == dim else n for i, n in enumerate(shape))
     return cut
 
@@ -118,10 +77,8 @@ def numel(shapes: Iterable[tuple[int, ...]]) -> int:
 
 def all_shapes(run: Run, config: RecipeConfig) -> list[tuple[int, ...]]:
     """Return the shapes of all parameters that this rank has, in the model's order, cut over tensor ranks only."""
-    root, blocks = held_shapes(run, config)
-    parts = [root, *blocks]
-    last = {name: root.pop(name) for name in list(root) if name.startswith("ln_f")}
-    return [shape for part in (*parts, last) for shape in part.values()]
+    before, blocks, behind = held_shapes(run, config)
+    return [shape for part in (before, *blocks, behind) for shape in part.values()]
 
 
 def state_formula(run: Run, config: RecipeConfig) -> tuple[str, float] | None:

@@ -20,34 +20,32 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from gptscale.common.errors import ConfigError
 from gptscale.common.model.loss import IGNORE, linear_cross_entropy
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.shape import CUT_DIMS
 
 
 class VocabParallelEmbedding(ParallelStyle):
-    """The style of an embedding whose rows are cut over the ranks.
+    """The style of a table whose rows are cut over the ranks, such as an embedding, or a head whose loss is cut alike.
 
-    Each rank looks up the ids whose rows it has. The results are summed, and each rank keeps its shard of dim `sequence_dim`.
+    Each rank looks up the ids whose rows it has. The results are summed, and each rank keeps its shard of the sequence.
     torch's RowwiseParallel has the same forward, but its backward (torch 2.11) makes the gradient of the whole table on
     every rank.
     """
 
-    def __init__(self, sequence_dim: int) -> None:
-        self.sequence_dim = sequence_dim
-
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, nn.Embedding)
+        assert isinstance(module, nn.Embedding | nn.Linear)
         rows = distribute_tensor(module.weight, device_mesh, [Shard(0)], src_data_rank=None)
         module.register_parameter("weight", nn.Parameter(rows))
         module.forward = partial(self._look_up, module, device_mesh)  # type: ignore[method-assign]
         return module
 
-    def _look_up(self, module: nn.Embedding, mesh: DeviceMesh, ids: Tensor) -> Tensor:
+    def _look_up(self, module: nn.Module, mesh: DeviceMesh, ids: Tensor) -> Tensor:
         assert isinstance(module.weight, DTensor)
         table = module.weight.to_local()
         row = ids - mesh.get_local_rank() * table.shape[0]
         is_here = (row >= 0) & (row < table.shape[0])
         embedded = F.embedding(row.clamp(0, table.shape[0] - 1), table) * is_here.unsqueeze(-1)
         summed = DTensor.from_local(embedded, mesh, [Partial()], run_check=False)
-        return summed.redistribute(placements=[Shard(self.sequence_dim)]).to_local()
+        return summed.redistribute(placements=[Shard(ids.ndim - 1)]).to_local()
 
 
 class VocabParallelCrossEntropy(nn.Module):
@@ -102,14 +100,13 @@ def vocab_parallel_softmax_and_loss(
 
 
 def check_tp(run: Run) -> None:
-    """Raise ConfigError, naming the sizes that fit, unless tp_size divides heads, table, sequence and positions."""
+    """Raise ConfigError, naming the sizes that fit, unless tp_size divides heads, table, sequence and each cut of a weight."""
     tp_size, gpt = run.tp_size, run.gpt
-    cut_sizes = {
-        "n_head": gpt.n_head,
-        "the padded vocabulary": gpt.padded_vocab_size,
-        "seq_len": run.seq_len,
-        "block_size": gpt.block_size,
-    }
+    cut_sizes = {"n_head": gpt.n_head, "n_kv_head": gpt.n_kv_head, "seq_len": run.seq_len}
+    names = {"ids": "the padded vocabulary", "positions": "block_size"}
+    for weight in (weight for part in gpt.weights() for weight in part):
+        if (dim := CUT_DIMS[weight.cut]) is not None:
+            cut_sizes[names.get(weight.cut, f"the width of {weight.name}")] = weight.shape[dim]
     for what, size in cut_sizes.items():
         if size % tp_size:
             fits = [n for n in range(1, gpt.n_head + 1) if all(s % n == 0 for s in cut_sizes.values())]

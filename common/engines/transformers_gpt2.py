@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gptscale.common.engines.colossal.weights import TensorLayout, fill, named_parameters
-from gptscale.common.model.hf_weights import hf_config
+from gptscale.common.model.hf_gpt2 import hf_config
 from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.fused import decay_groups
 from gptscale.common.optim.library import LibraryOptimizer, torch_optimizer
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.shape import ModelConfig
 
 
 class HandoutModel(nn.Module):
@@ -26,7 +26,7 @@ class HandoutModel(nn.Module):
     with as many rows in the token table as every other recipe has.
     """
 
-    def __init__(self, gpt: GPTConfig, run: Run, loss: Callable[[Any, Tensor], Tensor] | None) -> None:
+    def __init__(self, gpt: ModelConfig, run: Run, loss: Callable[[Any, Tensor], Tensor] | None) -> None:
         from transformers import GPT2LMHeadModel
 
         super().__init__()

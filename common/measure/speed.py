@@ -19,8 +19,8 @@ from gptscale.common.measure.flops import (
     model_flops_per_token,
     palm_flops_per_token,
 )
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run_config import Precision
+from gptscale.common.settings.shape import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def speed(
     *,
     tokens_per_step: int,
     world_size: int,
-    gpt: GPTConfig,
+    gpt: ModelConfig,
     seq_len: int,
     activation_checkpointing: str,
     peak_tflops: float | None,
@@ -148,7 +148,7 @@ def speed(
 
 
 def fp8_seconds_per_token(
-    gpt: GPTConfig, seq_len: int, fp8_peak_tflops: float | None, bf16_peak_tflops: float | None
+    gpt: ModelConfig, seq_len: int, fp8_peak_tflops: float | None, bf16_peak_tflops: float | None
 ) -> float | None:
     """Return the seconds that the operations of one token take at the dense peaks of fp8 and bf16, None without both peaks.
 
@@ -157,6 +157,6 @@ def fp8_seconds_per_token(
     """
     if fp8_peak_tflops is None or bf16_peak_tflops is None:
         return None
-    blocks = 6.0 * 12 * gpt.n_layer * gpt.n_embd**2
+    blocks = 6.0 * gpt.n_layer * sum(gpt.block_matrices)
     rest = model_flops_per_token(gpt, seq_len) - blocks
     return (blocks / fp8_peak_tflops + rest / bf16_peak_tflops) / 1e12

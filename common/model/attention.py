@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.attention import SDPBackend
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.model.gpt import Attention
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
 
@@ -41,6 +40,9 @@ def check_attention_on(config: RunConfig, device: torch.device) -> None:
     if device.type != "cuda":
         raise ConfigError(f"{name} attention needs a CUDA device", where, "use auto or math")
     if name == "efficient":
+        gpt = config.gpt()
+        if gpt.n_kv_head < gpt.n_head:
+            raise ConfigError("efficient attention shares no keys between heads", where, "use flash or math")
         return
     if config.precision == "fp32":
         raise ConfigError(f"{name} attention computes in 16 bits", where, "use efficient or math, or --precision bf16")
@@ -63,7 +65,7 @@ def _check_flash3(config: RunConfig) -> None:
         raise ConfigError(f"flash3 needs FlashAttention-3, whose module {FLASH3} is not installed", where, fix)
 
 
-def apply_attention(blocks: Iterable[nn.Module], name: str) -> None:
+def apply_attention(blocks: Iterable[Any], name: str) -> None:
     """Set the kernel that computes attention in each block.
 
     name: a key of BACKENDS, or `auto`, which leaves the choice to torch for each shape. `flash3` replaces the flash attention of
@@ -76,5 +78,4 @@ def apply_attention(blocks: Iterable[nn.Module], name: str) -> None:
 
         activate_flash_attention_impl("FA3")
     for block in blocks:
-        assert isinstance(block.attn, Attention)
         block.attn.backend = BACKENDS[name]

@@ -1,4 +1,4 @@
-"""Matrix products in float8 for the four Linears of a block.
+"""Matrix products in float8 for the Linears of a block.
 
 Two formats, as in Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 (3 bits of mantissa, up to 448) for activations and weights,
 which need precision, and e5m2 (2 bits, up to 57344) for gradients of outputs, which need range. Sums are fp32 and outputs bf16.
@@ -121,24 +121,25 @@ class Float8Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x_scale, w_scale = scale_of(x, E4M3), scale_of(weight, E4M3)
         x8, w8 = cast(x, x_scale, E4M3), cast(weight, w_scale, E4M3)
         ctx.save_for_backward(x8, x_scale, weight, w_scale)
-        ctx.dtypes = x.dtype, bias.dtype
+        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
         # The fast accumulation of Hopper adds in fewer bits. That is enough for outputs that are rounded to the 8 bits of bf16,
         # and not enough for gradients.
         return product(x8, x_scale, w8, w_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:  # type: ignore[override]
         x8, x_scale, weight, w_scale = ctx.saved_tensors
         x_dtype, bias_dtype = ctx.dtypes
         g_scale = scale_of(grad, E5M2)
         g8, w8 = cast(grad, g_scale, E5M2), cast(weight, w_scale, E4M3)
         grad_x = product(g8, g_scale, w8.t(), w_scale, out_dtype=torch.bfloat16)
         grad_w = product(g8.t(), g_scale, x8.t(), x_scale, out_dtype=weight.dtype)
-        return grad_x.to(x_dtype), grad_w, grad.sum(0, dtype=torch.float32).to(bias_dtype)
+        grad_bias = None if bias_dtype is None else grad.sum(0, dtype=torch.float32).to(bias_dtype)
+        return grad_x.to(x_dtype), grad_w, grad_bias
 
 
 class Float8Linear(nn.Linear):
@@ -154,7 +155,7 @@ class Float8Linear(nn.Linear):
 
 
 def apply_float8(blocks: Iterable[nn.Module]) -> None:
-    """Turn every Linear of `blocks` (attn.qkv, attn.proj, mlp.fc, mlp.proj) into a Float8Linear in place.
+    """Turn every Linear of `blocks` into a Float8Linear in place.
 
     Parameter names stay as they are. Call it before activation checkpointing and compilation, which wrap the forward that a block
     has by then. Without compilation, each cast and each search for the largest entry is a pass over memory of its own, and these

@@ -1,4 +1,4 @@
-"""The GPT that every recipe trains: the architecture of GPT-2 in plain PyTorch.
+"""GPT-2 in plain PyTorch, and what every model here has beside its blocks.
 
 Radford et al. 2019, "Language Models are Unsupervised Multitask Learners": pre-norm blocks, learned positions, the tanh form of
 GELU by default, and an output head that shares the weight of the token table.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gptscale.common.model.activations import activation_function
 from gptscale.common.model.loss import LinearCrossEntropy
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig
 
 # head_dim must be a multiple of this on a device. cuDNN's attention accepts nothing else, and for the other kernels of CUDA torch
 # would pad q, k and v in three separate copies.
@@ -54,7 +55,7 @@ class Attention(nn.Module):
 
     backend: SDPBackend | None = None
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    def __init__(self, gpt: ModelConfig) -> None:
         super().__init__()
         self.head_dim, self.dropout = gpt.head_dim, gpt.dropout
         self.qkv = nn.Linear(gpt.n_embd, 3 * gpt.n_embd)
@@ -73,7 +74,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two matrices with an activation between them, where the hidden size is four times as wide."""
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    def __init__(self, gpt: ModelConfig) -> None:
         super().__init__()
         self.activation, self.dropout = activation_function(gpt.activation), gpt.dropout
         self.fc = nn.Linear(gpt.n_embd, 4 * gpt.n_embd)
@@ -88,7 +89,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention and an MLP, each behind a LayerNorm and each added to the residual stream."""
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    def __init__(self, gpt: ModelConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(gpt.n_embd)
         self.attn = Attention(gpt)
@@ -102,28 +103,40 @@ class Block(nn.Module):
         return x
 
 
-class GPT(nn.Module):
-    """The whole model: token and position tables, blocks, a final LayerNorm and the head.
+class Decoder(nn.Module):
+    """What all families share: the tables, blocks, a final norm and the head, which ends in the loss.
 
-    The head is not a module. It is `wte.weight` used a second time, so that every strategy sees one parameter.
+    A tied head is not a module. It is `wte.weight` used a second time, so that every strategy sees one parameter.
 
     Build the model under `torch.device("meta")` and fill it with `init_weights` (common/model/initial_weights.py) once it is
     sharded. Then no rank ever needs memory for the whole model.
     """
 
-    def __init__(self, gpt: GPTConfig) -> None:
+    # The class of the family's blocks.
+    block: ClassVar[type[nn.Module]]
+
+    def __init__(self, config: ModelConfig, norm: nn.Module) -> None:
         super().__init__()
-        self.config = gpt
-        self.wte = nn.Embedding(gpt.padded_vocab_size, gpt.n_embd)
-        self.wpe = nn.Embedding(gpt.block_size, gpt.n_embd)
-        self.blocks = nn.ModuleList(Block(gpt) for _ in range(gpt.n_layer))
-        self.ln_f = nn.LayerNorm(gpt.n_embd)
-        self.loss = LinearCrossEntropy(gpt.vocab_size)
+        self.config = config
+        self.wte: Any = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        self.wpe: Any = nn.Embedding(config.block_size, config.n_embd) if config.has_positions else None
+        self.blocks: Any = nn.ModuleList(self.block(config) for _ in range(config.n_layer))
+        self.ln_f: Any = norm
+        self.head: Any = None if config.is_tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
+        self.loss: Any = LinearCrossEntropy(config.vocab_size)
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """Return the matrix of the head, (padded_vocab, n_embd)."""
+        weight: nn.Parameter = (self.wte if self.head is None else self.head).weight
+        return weight
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Map token ids (batch, seq) to the input of the first block, (batch, seq, n_embd)."""
-        positions = torch.arange(inputs.shape[1], device=inputs.device)
-        return F.dropout(self.wte(inputs) + self.wpe(positions), self.config.dropout, self.training)
+        x = self.wte(inputs)
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(inputs.shape[1], device=inputs.device))
+        return F.dropout(x, self.config.dropout, self.training)
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the logits, or the summed loss if `targets` are given.
@@ -139,6 +152,15 @@ class GPT(nn.Module):
             x = block(x)
         x = self.ln_f(x)
         if targets is None:
-            return F.linear(x, self.wte.weight)[..., : self.config.vocab_size]
-        loss: Tensor = self.loss(x, self.wte.weight, targets)
+            return F.linear(x, self.head_weight)[..., : self.config.vocab_size]
+        loss: Tensor = self.loss(x, self.head_weight, targets)
         return loss
+
+
+class GPT(Decoder):
+    """GPT-2: token and position tables, blocks, a final LayerNorm and a tied head."""
+
+    block = Block
+
+    def __init__(self, gpt: ModelConfig) -> None:
+        super().__init__(gpt, nn.LayerNorm(gpt.n_embd))

@@ -1,4 +1,4 @@
-"""The initial weights of a GPT.
+"""The initial weights of a model.
 
 A parameter is a pure function of its name, its shape and the seed. Every recipe therefore starts from the same weights, however
 it cuts them, and each rank draws only the rows that it holds.
@@ -13,47 +13,48 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig
 from gptscale.common.state import Shard
 
 # elements that are drawn at once
 INIT_BLOCK = 2**20
 
 
-def init_tensor(name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int) -> Tensor:
+def init_tensor(name: str, shape: tuple[int, ...], gpt: ModelConfig, seed: int) -> Tensor:
     """Return the initial value of the parameter `name`, fp32 on the CPU.
 
     The scheme is that of GPT-2: weights from N(0, 0.02), those of projections into the residual stream divided by
-    sqrt(2 n_layer), biases 0, norms 1. The padding rows of the token table are 0.
+    sqrt(2 n_layer), biases 0, norms 1. The padding rows of tables are 0.
     """
     return torch.cat([rows for _, rows in init_rows(name, shape, gpt, seed, 0, shape[0])])
 
 
 def init_rows(
-    name: str, shape: tuple[int, ...], gpt: GPTConfig, seed: int, begin: int, end: int
+    name: str, shape: tuple[int, ...], gpt: ModelConfig, seed: int, begin: int, end: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield rows `begin` to `end` of `init_tensor`, a block at a time, each with the index of its first row.
 
     A block has at most `INIT_BLOCK` elements, or is one row. Each block has a seed of its own, so that a rank which needs a few
     rows draws only the blocks that they lie in.
     """
-    if name.endswith("bias") or "ln_" in name:
+    weight = gpt.weight(name)
+    if not weight.is_matrix:
         value = 0.0 if name.endswith("bias") else 1.0
         yield begin, torch.full((end - begin, *shape[1:]), value)
         return
-    std = 0.02 / math.sqrt(2 * gpt.n_layer) if name.endswith("proj.weight") else 0.02
+    std = 0.02 / math.sqrt(2 * gpt.n_layer) if weight.cut == "columns" else 0.02
     block = max(1, INIT_BLOCK // math.prod(shape[1:]))
     for first in range(begin // block * block, end, block):
         last = min(first + block, shape[0])
         # The CPU generator of torch uses 32 bits of its seed and drops the rest. A hash brings name, seed and row into them.
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name} {first}".encode()))
         rows = torch.empty(last - first, *shape[1:]).normal_(std=std, generator=generator)
-        if name == "wte.weight":
+        if weight.cut == "ids":
             rows[max(0, gpt.vocab_size - first) :] = 0
         yield max(begin, first), rows[max(begin, first) - first : min(end, last) - first]
 
 
-def init_weights(shards: Iterable[Shard], gpt: GPTConfig, seed: int) -> None:
+def init_weights(shards: Iterable[Shard], gpt: ModelConfig, seed: int) -> None:
     """Fill each of `shards`, whose names are `model/<parameter>`, with its part of the initial weights."""
     with torch.no_grad():
         for shard in shards:

@@ -1,84 +1,65 @@
-"""The shape of a GPT, and the presets that recipes train."""
+"""The shape of GPT-2's family, and its presets that recipes train."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.shape import ModelConfig, Weight, Weights
 
 # f(x) = x P(x) with P the normal distribution or one of its approximations (ops/gelu.py has the formulas). custom-* are
 # the package's own operators for the same three functions.
 ACTIVATIONS = ("gelu_tanh", "gelu_erf", "gelu_sigmoid", "custom-tanh", "custom-erf", "custom-sigmoid")
-# The embedding table has a multiple of this many rows in memory: whole GEMM tiles, and divisible by 2..128 tensor ranks.
-VOCAB_MULTIPLE = 128
 
 
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(ModelConfig):
     """The shape of a GPT-2 style decoder (pre-norm, learned positions, tied head).
 
-    vocab_size: the number of ids that exist. The table in memory has `padded_vocab_size` rows, and no padding row is ever
-    predicted. lr: AdamW learning rate that suits the shape. activation: one of ACTIVATIONS; GPT-2's is gelu_tanh.
+    activation: one of ACTIVATIONS; GPT-2's is gelu_tanh.
     """
 
-    n_layer: int
-    n_head: int
-    n_embd: int
-    block_size: int = 1024
-    vocab_size: int = 50257
-    dropout: float = 0.0
-    lr: float = 5e-4
-    activation: str = "gelu_tanh"
+    family: ClassVar[str] = "gpt2"
+    activations: ClassVar[tuple[str, ...]] = ACTIVATIONS
+    hf_blocks: ClassVar[str] = "transformer.h"
 
     def __post_init__(self) -> None:
-        for field in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
-            if getattr(self, field) < 1:
-                raise ConfigError(
-                    f"{field} {getattr(self, field)} is not positive", "in the model", f"use {field} >= 1"
-                )
+        super().__post_init__()
         if self.n_embd % self.n_head:
             raise ConfigError(
                 f"n_embd {self.n_embd} is not divisible by n_head {self.n_head}",
                 "in the model",
                 f"use n_head {nearest_divisor(self.n_embd, self.n_head)}",
             )
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(
-                f"unknown activation {self.activation!r}", "in --activation", "use one of: " + " ".join(ACTIVATIONS)
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout {self.dropout} is outside [0, 1)", "in the model", "use --dropout 0")
 
-    @property
-    def head_dim(self) -> int:
-        return self.n_embd // self.n_head
-
-    @property
-    def padded_vocab_size(self) -> int:
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
-    @property
-    def n_params_in_memory(self) -> int:
-        """Return the number of parameters with the table's padding rows, of which state and traffic are made."""
-        return self.n_params + (self.padded_vocab_size - self.vocab_size) * self.n_embd
-
-    @property
-    def n_params(self) -> int:
-        """Return the number of parameters, with the tied head once and no padding rows (1,557,611,200 for `1.6b`)."""
+    def weights(self) -> Weights:
+        """Return the weights, whose names in transformers are those of GPT2LMHeadModel."""
         h = self.n_embd
-        # qkv 3h^2+3h, proj h^2+h, mlp 8h^2+5h, two LayerNorms 4h
-        per_block = 12 * h * h + 13 * h
-        return self.n_layer * per_block + (self.vocab_size + self.block_size) * h + 2 * h
-
-    @property
-    def largest_weight(self) -> int:
-        """Return the elements of the largest weight: a table, or a matrix of the MLP if the tables are small."""
-        return max(self.padded_vocab_size, self.block_size, 4 * self.n_embd) * self.n_embd
-
-    @property
-    def n_matmul_params(self) -> int:
-        """Return the number of parameters that a token is multiplied with: blocks' matrices and the tied head."""
-        return 12 * self.n_layer * self.n_embd**2 + self.vocab_size * self.n_embd
+        return Weights(
+            [
+                Weight("wte.weight", (self.padded_vocab_size, h), "transformer.wte.weight", "ids"),
+                Weight("wpe.weight", (self.block_size, h), "transformer.wpe.weight", "positions"),
+            ],
+            [
+                Weight("ln_1.weight", (h,), "ln_1.weight"),
+                Weight("ln_1.bias", (h,), "ln_1.bias"),
+                Weight("attn.qkv.weight", (3 * h, h), "attn.c_attn.weight", "rows"),
+                Weight("attn.qkv.bias", (3 * h,), "attn.c_attn.bias", "rows"),
+                Weight("attn.proj.weight", (h, h), "attn.c_proj.weight", "columns"),
+                Weight("attn.proj.bias", (h,), "attn.c_proj.bias"),
+                Weight("ln_2.weight", (h,), "ln_2.weight"),
+                Weight("ln_2.bias", (h,), "ln_2.bias"),
+                Weight("mlp.fc.weight", (4 * h, h), "mlp.c_fc.weight", "rows"),
+                Weight("mlp.fc.bias", (4 * h,), "mlp.c_fc.bias", "rows"),
+                Weight("mlp.proj.weight", (h, 4 * h), "mlp.c_proj.weight", "columns"),
+                Weight("mlp.proj.bias", (h,), "mlp.c_proj.bias"),
+            ],
+            [
+                Weight("ln_f.weight", (h,), "transformer.ln_f.weight"),
+                Weight("ln_f.bias", (h,), "transformer.ln_f.bias"),
+            ],
+        )
 
 
 # The vocabulary is of bytes (256 and end of text), so that `tiny` spends its time in blocks and runs anywhere.

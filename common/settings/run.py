@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.settings.batch_plan import BatchPlan
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.common.settings.mesh import AXES, Mesh
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import NOT_WORK, RunConfig
+from gptscale.common.settings.shape import ModelConfig
 
 if TYPE_CHECKING:
     # torch is not imported before the options are parsed.
@@ -26,7 +26,7 @@ class Run:
 
     recipe: str
     config: RunConfig
-    gpt: GPTConfig
+    gpt: ModelConfig
     batch: BatchPlan
     world: World
     axes: tuple[str, ...] = AXES

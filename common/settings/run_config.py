@@ -8,13 +8,16 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges, check_run_name, did_you_mean
-from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.common.settings.families import MODELS, preset
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
+
+if TYPE_CHECKING:
+    from gptscale.common.settings.shape import ModelConfig
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 OptimizerState = Literal["fp32", "bf16", "8bit"]
@@ -49,7 +52,8 @@ class RunConfig:
     """The options that every recipe has: what a run trains, on which data, for how long, and what it leaves behind."""
 
     model: str = "tiny"
-    """Preset: tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 1.6b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, gpt3-175b."""
+    """Preset: tiny, gpt2, gpt2-medium, gpt2-large, gpt2-xl, 1.6b, gpt3-2.7b, gpt3-6.7b, gpt3-13b, gpt3-175b, llama-tiny,
+    qwen3-tiny, smollm-135m, llama-1b, llama3-1b, llama3-8b, llama3-70b, qwen3-0.6b, qwen3-4b."""
     n_layer: int | None = None
     """Overrides the preset's number of blocks."""
     n_head: int | None = None
@@ -194,8 +198,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         self._check_ranges()
-        if self.model not in PRESETS:
-            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, PRESETS))
+        if self.model not in MODELS:
+            raise ConfigError(f"unknown model {self.model!r}", "in --model", did_you_mean(self.model, MODELS))
         check_run_name(self.run_name, self.resume)
         if self.optimizer_state not in OPTIMIZERS[self.optimizer].state_bytes:
             others = [name for name, row in OPTIMIZERS.items() if self.optimizer_state in row.state_bytes]
@@ -225,24 +229,24 @@ class RunConfig:
         }  # fmt: skip
         check_ranges(self, integers | reals)
 
-    def gpt(self) -> GPTConfig:
+    def gpt(self) -> ModelConfig:
         """Return the model's shape: the preset with this run's overrides."""
-        preset = PRESETS[self.model]
+        shape = preset(self.model)
         changes = {
             f: v
             for f in ("n_layer", "n_head", "n_embd", "vocab_size", "activation")
             if (v := getattr(self, f)) is not None
         }
-        block_size = max(preset.block_size, self.seq_len or 0)
-        return dataclasses.replace(preset, dropout=self.dropout, block_size=block_size, **changes)
+        block_size = max(shape.block_size, self.seq_len or 0)
+        return dataclasses.replace(shape, dropout=self.dropout, block_size=block_size, **changes)
 
     @property
     def peak_lr(self) -> float:
-        return PRESETS[self.model].lr if self.lr is None else self.lr
+        return preset(self.model).lr if self.lr is None else self.lr
 
     @property
     def tokens_per_sequence(self) -> int:
-        return self.seq_len or PRESETS[self.model].block_size
+        return self.seq_len or preset(self.model).block_size
 
     @property
     def data_imports(self) -> list[str]:

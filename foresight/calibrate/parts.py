@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptscale.common.model.gpt import causal_attention
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import ModelConfig
 from gptscale.foresight.calibrate.file import Operation
 from gptscale.foresight.calibrate.timing import Timing, timings
 
@@ -18,16 +18,17 @@ PASS_BYTES = COPIED_BYTES = 2**26
 Calls = dict[Operation, Callable[[], object]]
 
 
-def products_of(gpt: GPTConfig, tokens: int, tp: int) -> list[tuple[Operation, int]]:
+def products_of(gpt: ModelConfig, tokens: int, tp: int) -> list[tuple[Operation, int]]:
     """Return the products of a forward on one tensor rank, each with how often it does it: those of blocks, and the head's."""
-    h = gpt.n_embd
-    shapes = [(h, 3 * h // tp), (h // tp, h), (h, 4 * h // tp), (4 * h // tp, h)]
+    matrices = [weight for weight in gpt.weights().block if weight.is_matrix]
+    cuts = [(weight, 1 if weight.cut == "rows" else tp, tp if weight.cut == "rows" else 1) for weight in matrices]
+    shapes = [(weight.shape[1] // into, weight.shape[0] // out) for weight, into, out in cuts]
     products = [(Operation("product", (tokens, inner, columns)), gpt.n_layer) for inner, columns in shapes]
-    return [*products, (Operation("product", (tokens, h, gpt.padded_vocab_size // tp)), 1)]
+    return [*products, (Operation("product", (tokens, gpt.n_embd, gpt.padded_vocab_size // tp)), 1)]
 
 
 def time_parts(
-    gpt: GPTConfig, seq_len: int, tokens: int, tp: int, dtype: torch.dtype, device: torch.device, repeats: int
+    gpt: ModelConfig, seq_len: int, tokens: int, tp: int, dtype: torch.dtype, device: torch.device, repeats: int
 ) -> dict[Operation, Timing]:
     """Return the seconds of each part of a model on one tensor rank, of a pass over memory, and with CUDA of copies."""
 

@@ -75,13 +75,13 @@ class Held:
 def bound(run: Run, config: RecipeConfig) -> Places:
     """Return the bytes of the rank of `run`, whose host and device are one memory on a CPU."""
     held, t = HOLDERS[get(run.recipe).memory](run, config), run.batch.micro_batch_size * run.seq_len
-    outside, n_blocks = stage_of(run, config)
+    _, ends, n_blocks = stage_of(run, config)
     mode, native = run.config.activation_checkpointing, get(run.recipe).engine != "colossalai"
     each = _kept_per_token(run, held, mode, native) * t
     # One block at a time is computed again.
     again = _kept_per_token(run, held, "none", native) * t - each
     flying, buffers = _in_flight(run, config) if run.pp_size > 1 else (1.0, 0.0)
-    logits = _loss_bytes(run, held, t) if "ln_f" in outside else 0.0
+    logits = _loss_bytes(run, held, t) if ends else 0.0
     kept = flying * n_blocks * each + buffers
     beside = {"gathered shard": held.gathered + held.casts, "gradient": held.earlier, "activation": kept}
     beside["logits and loss" if logits > again else "under way in backward"] = max(logits, again)
@@ -120,21 +120,22 @@ def _loss_bytes(run: Run, held: Held, tokens: int) -> float:
 def _kept_per_token(run: Run, held: Held, mode: str, cuts_sequence: bool) -> float:
     """Return the bytes that one block keeps for backward, per token.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count them in 16 bits: 34 h, here without masks of dropout. With mode
-    none these are the inputs of the two norms, of qkv, of the projection, of fc, of GELU and of fc-out, and q, k and v; attention
-    keeps one number per head. With full it is the block's input. With selective it is that, and the outputs of products.
+    Korthikanti et al. 2022 (arXiv 2205.05198, section 4) count 34 h in 16 bits, here without masks of dropout. Kept are inputs of
+    norms, matrices, attention and activation, with full the block's input, and with selective that and the outputs of products.
     """
-    h, c, tp_size, d = run.gpt.n_embd, _compute(run), run.tp_size, run.gpt.head_dim
+    gpt, h, c, tp_size = run.gpt, run.gpt.n_embd, _compute(run), run.tp_size
     # On CUDA attention pads heads to a multiple of 8 numbers, and its output is then copied.
-    padded = run.gpt.n_head * (-(-d // 8) * 8 if run.world.device.type == "cuda" else d)
-    attention = 4 * padded + (h if padded != h else 0)
-    between = tp_size if cuts_sequence else 1
+    padding = gpt.n_head * (-gpt.head_dim % 8) if run.world.device.type == "cuda" else 0
+    between, width = tp_size if cuts_sequence else 1, gpt.attention_width
     if mode == "full":
         return held.stream * h / between
-    # Tensor ranks gather the sequence before qkv and fc, so that two inputs are whole, as is a projection's output.
+    out = sum(weight.shape[0] for weight in gpt.weights().block if weight.is_matrix and weight.cut == "rows")
+    # Tensor ranks gather the sequence, so that two inputs are whole, as is a projection's output.
     if mode == "selective":
-        return held.stream * h / between + (c * (7 * h + padded) + 4 * run.gpt.n_head) / tp_size + 2 * c * h
-    return 2 * held.norm * h / between + (c * (8 * h + attention) + 4 * run.gpt.n_head + 16) / tp_size + 2 * c * h
+        return held.stream * h / between + (c * (out + width + padding) + 4 * gpt.n_head) / tp_size + 2 * c * h
+    out += sum(weight.shape[1] for weight in gpt.weights().block if weight.cut == "columns") + gpt.kept_beside
+    out += 4 * padding + width * bool(padding)
+    return 2 * held.norm * h / between + (c * out + 4 * gpt.n_head + 16) / tp_size + 2 * c * h
 
 
 def _in_flight(run: Run, config: Any) -> tuple[float, float]:
@@ -180,14 +181,14 @@ def _whole(run: Run, config: RecipeConfig) -> Held:
 
 def _root(run: Run, config: RecipeConfig) -> int:
     """Return the parameters outside blocks."""
-    return numel(held_shapes(run, config)[0].values())
+    return numel(shape for part in held_shapes(run, config)[::2] for shape in part.values())
 
 
 def _rows(run: Run, config: RecipeConfig) -> Held:
     """Return what a rank holds of parameters that are cut by rows over data ranks, with blocks gathered as they are used."""
     place, c, root = place_of(run), _compute(run), _root(run, config)
     shards = place.dp_size // getattr(config, "dp_replicate_size", 1)
-    shard, padded, own, n_blocks = place.dp_rank % shards, 0, [], stage_of(run, config)[1]
+    shard, padded, own, n_blocks = place.dp_rank % shards, 0, [], stage_of(run, config)[2]
     for shape in all_shapes(run, config):
         # Equal shards are sent, of rows that may be padding.
         rows, row = -(-shape[0] // shards), math.prod(shape[1:])
@@ -258,7 +259,7 @@ def _flat_all(run: Run, config: Any, own: int, n: int) -> Held:
         return replace(held, parameters=0, optimizer=0, host=(c + 4.0) * own + optimizer)
     if config.offload == "nvme":
         root = _root(run, config)
-        if 4 * c * run.gpt.n_embd**2 // place_of(run).dp_size >= SWAPPED_BYTES:
+        if c * max(run.gpt.block_matrices) // place_of(run).dp_size >= SWAPPED_BYTES:
             live = c * (root + 1.5 * (n - root) / run.gpt.n_layer)
         held = replace(held, gathered=live, gradients=0, earlier=0)
         return replace(held, parameters=0, optimizer=0, host=4.0 * own + 20 * min(own, 10**9), disk=(16 + c) * own)

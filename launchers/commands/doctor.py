@@ -23,7 +23,7 @@ from gptscale.common.process import environments
 from gptscale.common.process.environments import is_among
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.families import MODELS, preset
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.record import PACKAGES
@@ -111,8 +111,8 @@ def gather() -> dict[str, Any]:
 
 def nvme(folder: Path, model: str) -> dict[str, Any]:
     """Measure the disk of `folder`, and say what that means for training `model`."""
-    if model not in PRESETS:
-        raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, PRESETS))
+    if model not in MODELS:
+        raise ConfigError(f"unknown model {model!r}", "in --model", did_you_mean(model, MODELS))
     from gptscale.launchers.nvme import gemm_tflops, measure, verdict
 
     disk = measure(folder)
@@ -121,7 +121,7 @@ def nvme(folder: Path, model: str) -> dict[str, Any]:
         "folder": str(folder),
         "read_gib_per_s": disk.read_gib_per_s,
         "write_gib_per_s": disk.write_gib_per_s,
-        "verdict": verdict(PRESETS[model], disk, tflops),
+        "verdict": verdict(preset(model), disk, tflops),
     }
 
 

@@ -21,7 +21,7 @@ from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import check_range, parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.families import preset
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_run
@@ -163,7 +163,7 @@ def enough_layers(names: Sequence[str], options: ParityOptions) -> int | None:
     """Return the blocks for two stages on every process, if a recipe has stages and the preset has fewer."""
     needed = 2 * options.nproc
     has_stages = any("pp" in get(name).axes for name in names)
-    return needed if has_stages and PRESETS[options.model].n_layer < needed else None
+    return needed if has_stages and preset(options.model).n_layer < needed else None
 
 
 def resolved(recipe: str, nproc: int, config: RunConfig, words: Sequence[str]) -> ParityRun:

@@ -85,10 +85,11 @@ class ReadyRun:
         """Say what will run, in a few lines."""
         run, gpt = self.run, self.run.gpt
         gflop = model_flops_per_token(gpt, run.seq_len) / 1e9
+        shared = f" ({gpt.n_kv_head} of keys and values)" if gpt.n_kv_head < gpt.n_head else ""
         return [
             f"recipe   {run.recipe} on {run.world.world_size} x {run.world.device.type}, {run.config.precision}",
             f"model    {run.config.model}: {gpt.n_params:,} parameters, {gpt.n_layer} layers, {gpt.n_head} heads of "
-            f"{gpt.head_dim}, hidden {gpt.n_embd}, vocabulary {gpt.vocab_size} (table {gpt.padded_vocab_size})",
+            f"{gpt.head_dim}{shared}, hidden {gpt.n_embd}, vocabulary {gpt.vocab_size} (table {gpt.padded_vocab_size})",
             f"compute  {gflop:.4f} GFLOP per token, {gflop * run.tokens_per_step / 1e3:,.3f} TFLOP per step",
             f"batch    {run.batch.describe()}; {run.tokens_per_step:,} tokens per step",
             f"data     {self.data}: {len(self.train):,} tokens to train on, {len(self.held_out):,} held out",

@@ -37,6 +37,16 @@ def test_parity_with_one_process(nproc, n_steps, n_layer, tmp_path):
         assert row["optimizer"] == "adamw" or 0 < float(row["weights"]) <= TOLERANCE
 
 
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("model", ["llama-tiny", "qwen3-tiny"])
+def test_parity_of_another_family(model, tmp_path):
+    """Compare a model of Llama's family: rotary positions and shared keys, a head of its own or tied, normed queries or not."""
+    names = [name for name in (*HERE_TOO, *ELSEWHERE) if name != "handout" and not why_not_here(name)]
+    words = ["--model", model, "--steps", 4, "--seq-len", 32, "--n-layer", 4, "--out", tmp_path]
+    ok("parity", "--recipes", ",".join(names), *words, timeout=1480)
+    assert {row["passed"] for row in rows(tmp_path / "parity.csv")} == {"True"}
+
+
 VARIANTS = {
     "hsdp": ("fsdp", 4, ["--dp-replicate-size", "2"]),
     "whole gradients during accumulation": ("fsdp", 2, ["--no-sync-every-micro-batch"]),

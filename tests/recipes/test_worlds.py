@@ -56,6 +56,18 @@ def test_resume_is_bit_identical(recipe, saved, tmp_path):
     assert_same_state(tmp_path / "runs" / "again" / "checkpoints" / "step-8", saved / recipe / "checkpoints" / "step-8")
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("recipe", ["fsdp", "tensor_parallel", "pipeline"])
+def test_resume_is_bit_identical_in_another_family(recipe, tmp_path):
+    work = ["--nproc", 2, "--model", "llama-tiny", *LONG, "--out", tmp_path]
+    ok("run", recipe, *work, "--run-name", "whole")
+    whole = tmp_path / "runs" / "whole"
+    ok("run", recipe, *work, "--run-name", "again", "--resume", whole / "checkpoints" / "step-4")
+    again = tmp_path / "runs" / "again"
+    assert steps(whole).loc[5:, ["loss", "grad_norm"]].equals(steps(again)[["loss", "grad_norm"]])
+    assert_same_state(again / "checkpoints" / "step-8", whole / "checkpoints" / "step-8")
+
+
 FROM_ALL = [("single", 1), ("ddp", 4), ("fsdp", 2), ("zero3", 4)]
 FROM_SOME = [("ddp", 2), ("fsdp", 4), ("fsdp_offload", 2), ("zero1", 4), ("zero2", 2), ("zero3", 2)]
 FROM_SOME += [("zero_offload", 2)]

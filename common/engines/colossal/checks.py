@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from gptscale.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gptscale.common.settings.gpt_config import GPTConfig
     from gptscale.common.settings.run import Run
+    from gptscale.common.settings.shape import ModelConfig
 
 
-def tensor_sizes(gpt: GPTConfig) -> list[int]:
+def tensor_sizes(gpt: ModelConfig) -> list[int]:
     """Return the numbers of tensor ranks that share heads and table evenly."""
     return [n for n in range(1, gpt.n_head + 1) if gpt.n_head % n == 0 and gpt.padded_vocab_size % n == 0]
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptscale.common.model.hf_weights import hf_config
+from gptscale.common.model.hf_gpt2 import hf_config
 from gptscale.common.model.loss import IGNORE
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.shape import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
@@ -85,7 +85,7 @@ def causal_attention(
     return y.transpose(1, 2), None
 
 
-def policy(gpt: GPTConfig) -> Any:
+def policy(gpt: ModelConfig) -> Any:
     """Return Colossal-AI's own policy with two changes.
 
     The forward returns the summed loss, and dropout behind a reduction is the same on all tensor ranks. Upstream lets each rank

@@ -22,6 +22,7 @@ from gptscale.common.model.loss import IGNORE
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.process.progress import progress
 from gptscale.common.settings.run import Run
+from gptscale.common.settings.shape import TABLE
 
 # The attributes in which Colossal-AI's schedule records the metadata of its transfers.
 TRANSFER_METADATA = ("send_tensor_metadata", "send_grad_metadata", "tensor_metadata_recv", "grad_metadata_recv")
@@ -40,9 +41,9 @@ class HybridOptimizer(LibraryOptimizer):
         self.working = named_parameters(boosted.unwrap(), run.gpt)
         masters = getattr(optimizer, "working_to_master_map", {})
         tp_size = dist.get_world_size(plugin.tp_group)
-        self.copies = {name: tp_size if cut_dim(name) is None else 1 for name in self.working}
-        if plugin.pp_size > 1 and "wte.weight" in self.copies:
-            self.copies["wte.weight"] *= 2
+        self.copies = {name: tp_size if cut_dim(name, run.gpt) is None else 1 for name in self.working}
+        if plugin.pp_size > 1 and TABLE in self.copies:
+            self.copies[TABLE] *= 2
         layout = TensorLayout(run.gpt, dist.get_rank(plugin.tp_group), tp_size)
         super().__init__(
             optimizer,

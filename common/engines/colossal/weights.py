@@ -15,24 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.common.engines.flat_shards import shards_of_range
-from gptscale.common.engines.rank_shapes import CUT_BY_TENSOR_RANKS
-from gptscale.common.model.hf_weights import name_pairs
+from gptscale.common.model.hf_gpt2 import QKV, is_transposed
 from gptscale.common.model.initial_weights import init_tensor
-from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.settings.shape import CUT_DIMS, TABLE, ModelConfig
 from gptscale.common.state import Shard
 
-# The dim of this package's tensor that Colossal-AI's GPT2Policy cuts over tensor ranks. Every rank has all of the positions.
-CUT_DIMS = {name: dim for name, dim in CUT_BY_TENSOR_RANKS.items() if name != "wpe.weight"}
+
+def cut_dim(name: str, gpt: ModelConfig) -> int | None:
+    """Return the dim of our parameter `name` that GPT2Policy cuts over tensor ranks, or None if every rank has all of it."""
+    cut = gpt.weight(name).cut
+    return None if cut == "positions" else CUT_DIMS[cut]
 
 
-def cut_dim(name: str) -> int | None:
-    """Return the dim of our parameter `name` that is cut over tensor ranks, or None if every rank has all of it."""
-    return next((dim for ending, dim in CUT_DIMS.items() if name.endswith(ending)), None)
-
-
-def named_parameters(hf: nn.Module, gpt: GPTConfig) -> dict[str, nn.Parameter]:
+def named_parameters(hf: nn.Module, gpt: ModelConfig) -> dict[str, nn.Parameter]:
     """Return the parameters of a GPT2LMHeadModel on this process by our names, the tied table once."""
-    our_names = {hf_name: name for name, hf_name, _ in name_pairs(gpt.n_layer)} | {"lm_head.weight": "wte.weight"}
+    our_names = {hf_name: name for _, name, hf_name in gpt.parameters()} | {"lm_head.weight": TABLE}
     return {our_names[hf_name]: parameter for hf_name, parameter in hf.named_parameters()}
 
 
@@ -40,19 +37,19 @@ def named_parameters(hf: nn.Module, gpt: GPTConfig) -> dict[str, nn.Parameter]:
 class TensorLayout:
     """The layout of the weights on tensor rank `rank` of `size`, whose `boxes` LibraryOptimizer calls."""
 
-    gpt: GPTConfig
+    gpt: ModelConfig
     rank: int = 0
     size: int = 1
 
     def boxes(self, name: str, tensor: Tensor) -> Iterator[Shard]:
         """Yield the boxes of our tensor `name` (`model/blocks.0...`) that `tensor`, laid out as in transformers, covers."""
         tensor = tensor.detach()
-        dim = cut_dim(name)
-        if dim is not None and transposed(name, tensor.ndim):
+        dim = cut_dim(own_name(name), self.gpt)
+        if dim is not None and is_transposed(self.gpt.weight(own_name(name))):
             dim = 1 - dim
         shape = tuple(n * self.size if d == dim else n for d, n in enumerate(tensor.shape))
         # A rank's queries, its keys and its values lie one after another.
-        parts = tensor.chunk(3, dim=-1) if "attn.qkv." in name else (tensor,)
+        parts = tensor.chunk(3, dim=-1) if QKV in name else (tensor,)
         for which, part in enumerate(parts):
             offset = [0] * tensor.ndim
             if dim is not None:
@@ -67,27 +64,27 @@ class FlatLayout:
     ranges: for each parameter, by our name, its shape and the first element of its range.
     """
 
-    gpt: GPTConfig
+    gpt: ModelConfig
     ranges: dict[str, tuple[tuple[int, ...], int]]
 
     def boxes(self, name: str, flat: Tensor) -> Iterator[Shard]:
         """Yield the boxes of our tensor `name` that `flat`, 1-D, covers, leaving out the padding behind the parameter's end."""
-        shape, begin = self.ranges[name.partition("/")[2]]
+        shape, begin = self.ranges[own_name(name)]
         numel = max(0, min(flat.numel(), torch.Size(shape).numel() - begin))
         for shard in shards_of_range(name, flat[:numel], shape, begin):
             yield from to_ours(shard, self.gpt)
 
 
-def transposed(name: str, ndim: int) -> bool:
-    """Return whether our tensor is the transpose of transformers'."""
-    return ndim == 2 and (".attn." in name or ".mlp." in name)
+def own_name(name: str) -> str:
+    """Return the parameter's name in the name of a tensor of its state (`model/...`, `adamw.exp_avg/...`)."""
+    return name.partition("/")[2]
 
 
-def to_ours(hf_shard: Shard, gpt: GPTConfig) -> Iterator[Shard]:
+def to_ours(hf_shard: Shard, gpt: ModelConfig) -> Iterator[Shard]:
     """Yield the boxes of our tensor that a box of transformers' tensor covers, as views of the same memory."""
     name, tensor, shape, offset = hf_shard
-    if "attn.qkv." not in name:
-        if transposed(name, tensor.ndim):
+    if QKV not in name:
+        if is_transposed(gpt.weight(own_name(name))):
             yield Shard(name, tensor.t(), shape[::-1], offset[::-1])
         else:
             yield hf_shard
@@ -103,7 +100,7 @@ def to_ours(hf_shard: Shard, gpt: GPTConfig) -> Iterator[Shard]:
         begin += n
 
 
-def fill(boxes: Iterable[Shard], gpt: GPTConfig, seed: int) -> None:
+def fill(boxes: Iterable[Shard], gpt: ModelConfig, seed: int) -> None:
     """Write the initial weights of `seed` into boxes `model/<name>`, with one whole tensor in memory at a time.
 
     The boxes of a tensor must follow each other.

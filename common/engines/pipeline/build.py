@@ -16,8 +16,7 @@ from gptscale.common.engines.pipeline.stages import stages_of, tied_embedding_gr
 from gptscale.common.model.build import meta_gpt
 from gptscale.common.optim.fused import FusedOptimizer
 from gptscale.common.settings.run import Run
-
-TABLE = "wte.weight"
+from gptscale.common.settings.shape import TABLE
 
 
 def parts_of(run: Run, options: PipelineOptions, pp_rank: int) -> dict[int, nn.Module]:
@@ -59,7 +58,8 @@ def pipeline_engine(
     """
     parameters = {name: p for part in parts.values() for name, p in part.named_parameters()}
     # A V ends on the process where it begins, so the table is there only once.
-    both_ends = None if options.schedule in V_SHAPED else tied_embedding_group(mesh)
+    shares_table = run.gpt.is_tied and options.schedule not in V_SHAPED
+    both_ends = tied_embedding_group(mesh) if shares_table else None
     n_copies = dict.fromkeys(parameters, copies) | ({TABLE: 2 * copies} if both_ends else {})
     optimizer = FusedOptimizer(parameters, run.config, shards=dist.group.WORLD, copies=n_copies)
     tied = (parameters[TABLE], both_ends) if both_ends else None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal, Protocol, get_args
 from gptscale.common.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gptscale.common.settings.gpt_config import GPTConfig
     from gptscale.common.settings.run import Run
+    from gptscale.common.settings.shape import ModelConfig
 
 Schedule = Literal[
     "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
@@ -68,12 +68,12 @@ def micro_batches(options: PipelineOptions, sequences: int, pp_size: int) -> int
     return min(usable, key=lambda m: (abs(m - 2 * n_stages), m), default=n_stages)
 
 
-def head_cost(gpt: GPTConfig, seq_len: int) -> float:
+def head_cost(gpt: ModelConfig, seq_len: int) -> float:
     """Return the work of the head in units of a block's work.
 
     Work is the number of multiplications for one token; causal attention counts half.
     """
-    block = 12 * gpt.n_embd**2 + seq_len * gpt.n_embd
+    block = sum(gpt.block_matrices) + seq_len * gpt.attention_width
     return gpt.padded_vocab_size * gpt.n_embd / block
 
 

@@ -1,4 +1,4 @@
-"""The pipeline stages of a GPT, as modules."""
+"""The pipeline stages of a model, as modules."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from gptscale.common.model.gpt import GPT
+from gptscale.common.model.gpt import Decoder
 
 
-class Stage(nn.Module):
-    """A run of blocks of a GPT, with the embedding on the first stage and the head on the last.
+class Stage(Decoder):
+    """A run of blocks of a model, with the embedding on the first stage and the head on the last.
 
     It takes its modules out of `gpt`, which is on the meta device, so that no process ever has the rest in memory. The names
     of its parameters are those of the whole model.
     """
 
-    def __init__(self, gpt: GPT, blocks: range, *, embeds: bool, ends: bool) -> None:
-        super().__init__()
+    def __init__(self, gpt: Decoder, blocks: range, *, embeds: bool, ends: bool) -> None:
+        nn.Module.__init__(self)
         self.config, self.embeds, self.ends = gpt.config, embeds, ends
-        self.wte = gpt.wte if embeds or ends else None
+        self.wte = gpt.wte if embeds or (ends and gpt.head is None) else None
         self.wpe = gpt.wpe if embeds else None
         self.blocks = nn.ModuleDict({str(i): gpt.blocks[i] for i in blocks})
         self.ln_f = gpt.ln_f if ends else None
+        self.head = gpt.head if ends else None
         self.loss = gpt.loss if ends else None
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
@@ -33,17 +34,15 @@ class Stage(nn.Module):
         x: (batch, seq) ids on the first stage, (batch, seq, n_embd) activations on the others. Returns activations, or the
         summed loss, (), on the last stage.
         """
-        if self.embeds:
-            x = GPT.embed(self, x)  # type: ignore[arg-type]
+        x = self.embed(x) if self.embeds else x
         for block in self.blocks.values():
             x = block(x)
-        if self.ln_f is not None and self.loss is not None and self.wte is not None:
-            loss: Tensor = self.loss(self.ln_f(x), self.wte.weight, targets)
-            return loss
+        if self.ends:
+            x = self.loss(self.ln_f(x), self.head_weight, targets)
         return x
 
 
-def stages_of(gpt: GPT, sizes: Sequence[int], indices: Sequence[int]) -> list[Stage]:
+def stages_of(gpt: Decoder, sizes: Sequence[int], indices: Sequence[int]) -> list[Stage]:
     """Return the stages `indices` of a pipeline whose stages have `sizes` blocks."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     last = len(sizes) - 1

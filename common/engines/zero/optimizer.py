@@ -24,8 +24,8 @@ from gptscale.common.measure.live_state import StateTensor, attributes_named, li
 from gptscale.common.measure.offload import Offload, StepMeter
 from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.optim.stepper import Stepper
-from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.optimizers import ADAMW_STATE
+from gptscale.common.settings.shape import ModelConfig
 from gptscale.common.state import Shard
 
 # The attribute in which each of DeepSpeed's optimizers keeps this rank's fp32 weights. BF16_Optimizer is stage 1 in bf16.
@@ -156,7 +156,7 @@ class ZeroOptimizer(Stepper):
             if swapped:
                 self.zero._optimizer_states_and_gradient_swap_out(group)
 
-    def initialise(self, gpt: GPTConfig, seed: int) -> None:
+    def initialise(self, gpt: ModelConfig, seed: int) -> None:
         """Set the initial weights in fp32, whatever DeepSpeed rounded them to before."""
         init_weights((shard for shard in self.state() if shard.name.startswith("model/")), gpt, seed)
         self.publish()

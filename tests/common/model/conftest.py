@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from gptscale.common.model.gpt import GPT
 from gptscale.common.process.world import World
 from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.families import model_class
 from gptscale.common.settings.gpt_config import GPTConfig
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
@@ -19,11 +19,11 @@ def ids():
 
 @pytest.fixture(scope="session")
 def random_model():
-    """Return a function that makes the same GPT with random weights at every call."""
+    """Return a function that makes the same model with random weights at every call."""
 
     def make(gpt=SMALL, std=0.2):
         torch.manual_seed(0)
-        model = GPT(gpt)
+        model = model_class(gpt)(gpt)
         for p in model.parameters():
             torch.nn.init.normal_(p, std=std)
         return model

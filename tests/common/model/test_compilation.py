@@ -1,5 +1,6 @@
 """Compiled blocks: one graph for all, the modes that are refused, and the steps that CUDA graphs need to know of."""
 
+import dataclasses
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.model import compilation
 from gptscale.common.model.compilation import apply_compile, cache_folder, check_cache, check_compile
 from gptscale.common.settings.batch_plan import plan_batch
+from gptscale.common.settings.families import preset
 from gptscale.recipes.single import SingleConfig, build
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -22,10 +24,12 @@ TWICE = plan_batch(1, global_batch_size=4, grad_accum_steps=2)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(ids, random_model):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("model", ["tiny", "qwen3-tiny"])
+def test_compile_makes_one_graph_for_all_blocks_and_the_same_numbers(model, ids, random_model):
     """Three blocks of one shape are compiled once. Forward and backward agree with eager to rounding."""
-    plain, compiled = random_model(), random_model()
+    config = dataclasses.replace(preset(model), n_layer=3, n_embd=64, vocab_size=301)
+    plain, compiled = random_model(config), random_model(config)
     apply_compile(compiled.blocks)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

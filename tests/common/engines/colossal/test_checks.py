@@ -40,7 +40,7 @@ def test_blocks_that_are_over_go_to_the_middle(split):
     config = ColossalPipelineConfig(schedule="interleaved" if chunks > 1 else "1f1b", num_model_chunks=max(chunks, 2))
     options, batch = RunConfig(n_layer=n_layer, pp_size=stages), plan_batch(1)
     runs = [Run("", options, options.gpt(), batch, World(rank, rank, stages, CPU, 60.0)) for rank in range(stages)]
-    held = [stage_of(run, config)[1] for run in runs]
+    held = [stage_of(run, config)[2] for run in runs]
     assert held == [sum(SHARES[split][rank::stages]) for rank in range(stages)]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gptscale.common.engines.colossal.weights import FlatLayout, TensorLayout, cut_dim, fill
-from gptscale.common.model.hf_weights import name_pairs, qkv_to_hf
+from gptscale.common.model.hf_gpt2 import to_hf
 from gptscale.common.model.initial_weights import init_tensor
 from gptscale.common.settings.gpt_config import GPTConfig
 
@@ -23,9 +23,7 @@ SHAPES = {
 
 def as_in_transformers(name, value):
     """Our tensor as transformers lays it out."""
-    transposed = {ours: t for ours, _, t in name_pairs(1)}[name]
-    value = qkv_to_hf(value, GPT.n_head) if "qkv" in name else value
-    return (value.t() if transposed else value).contiguous()
+    return to_hf(value, GPT.weight(name), GPT).contiguous()
 
 
 def put_together(shards, shape):
@@ -45,7 +43,7 @@ def test_tensor_ranks_boxes_make_the_whole(name, size):
     value = torch.arange(torch.Size(SHAPES[name]).numel(), dtype=torch.float32).view(SHAPES[name])
     hf_tensor, shards = as_in_transformers(name, value), []
     for rank in range(size):
-        local, dim = hf_tensor, cut_dim(name)
+        local, dim = hf_tensor, cut_dim(name, GPT)
         # Colossal-AI cuts it like this, in split_fused_qkv_in_gpt2_style.
         if "qkv" in name:
             local = torch.cat([part.chunk(size, -1)[rank] for part in hf_tensor.chunk(3, -1)], -1)

@@ -96,7 +96,7 @@ def _wandb(folder: Path) -> tuple[Lines, dict[str, str], str]:
         raise refuse(f"{folder} has not one file run-*.wandb")
     try:
         from google.protobuf.message import DecodeError
-        from wandb.proto.wandb_internal_pb2 import Record
+        from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
     except ImportError:
         raise ConfigError("wandb is not installed", "in import", "pip install 'gptscale[wandb]'") from None
     lines: Lines = []

@@ -10,15 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import ConfigError
 from gptscale.common.process.task import reason
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.memory.report import RankMemory
@@ -36,20 +31,41 @@ from gptscale.foresight.mock_cuda.build import COMPILED, prepare
 from gptscale.foresight.mock_cuda.calls import read_calls
 from gptscale.foresight.price.record import Work, recorded_step, summary
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
+from gptscale.foresight.simulate.processes import (
+    GRACE_S,
+    LOOK_S,
+    TAIL_LINES,
+    ProgramError,
+    last_lines,
+    own_environment,
+    put_on_path,
+    resident,
+    running,
+)
 
 # A call that torch knows of, and one that a library looks up by its name.
 LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefined symbol: )(\w+)")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-TAIL_BYTES, TAIL_LINES = 1 << 16, 20
-# What a program may take to leave by itself, once its report is there.
-GRACE_S, LOOK_S = 10.0, 0.2
+# The functions that are called as soon as a program has imported a module.
+AFTER_IMPORT = {
+    "torch": ("boot.begin", "watch.begin", "stand_ins.begin"),
+    "torch.distributed.launcher.api": ("boot.launch_torchrun",),
+    "torch.distributed.checkpoint.state_dict_saver": ("stand_ins.write_nothing",),
+    "safetensors.torch": ("stand_ins.write_nothing", "stand_ins.load_nothing"),
+    "transformers.modeling_utils": ("stand_ins.build_from_config",),
+    "torch._dynamo.eval_frame": ("record.pause_for_guards",),
+    "torch._inductor.runtime.triton_heuristics": ("record.watch_inductor",),
+    "triton.runtime.jit": ("record.watch_triton",),
+    "transformers.trainer": ("stand_ins.write_nothing",),
+    "accelerate.commands.launch": ("boot.launch_accelerate",),
+    "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
+    "deepspeed.runtime.engine": ("watch.watch_deepspeed",),
+}
 # What the interpreter may take to write its stacks.
 WRITE_S = 1.0
 # What a program may take of this machine's free memory, unless its task says more.
 FREE_SHARE = 0.75
-# Nothing is downloaded, uploaded or asked of a machine that is not there.
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
 
 @dataclass(frozen=True)
@@ -124,16 +140,6 @@ class Simulation:
         )
 
 
-class ProgramError(GptscaleError):
-    """A program that cannot be simulated. tail: its own last lines, or where it waited."""
-
-    exit_status = 2
-
-    def __init__(self, what: str, fix: str, tail: str = "") -> None:
-        super().__init__(what, "in the program", fix)
-        self.tail = tail
-
-
 def run_program(task: ProgramTask) -> Simulation:
     """Run a program under the mock until it has stepped often enough, and return what it needed.
 
@@ -143,7 +149,7 @@ def run_program(task: ProgramTask) -> Simulation:
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
         environ = _environment(task, torch_folder, folder)
-        with _running(task, environ, folder) as (process, tail):
+        with running(task.command, environ, folder, task.folder) as (process, tail):
             ended_by_us = _wait(process, task, folder)
         if (folder / "refused.json").exists():
             raise ConfigError(*json.loads((folder / "refused.json").read_text()))
@@ -187,12 +193,8 @@ def _refusal(facts: Mapping[str, Any]) -> str:
 
 
 def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
-    path = folder / "path"
-    path.mkdir()
-    here = Path(boot.__file__).parent
-    shutil.copy(here / "on_path.py", path / "sitecustomize.py")
-    for name in ("boot", "record", "stand_ins", "watch"):
-        shutil.copy(here / f"{name}.py", path / f"gptscale_{name}.py")
+    path, here = folder / "path", Path(boot.__file__).parent
+    put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in ("boot", "record", "stand_ins", "watch")])
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
     (path / "nvidia-smi").chmod(0o755)
@@ -204,83 +206,19 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
     what |= {"inbox": str(task.inbox or folder), "no_weights": task.no_weights, "fake_batches": task.fake_batches}
-    environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    behind = {
-        "PYTHONPATH": str(path),
-        "PATH": str(path),
-        **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")},
-    }
-    environ |= mock | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
+    what["after_import"] = AFTER_IMPORT
+    behind = {"PATH": str(path), **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")}}
+    environ = (
+        own_environment(path)
+        | mock
+        | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
+    )
     compiled = library.parents[1] / COMPILED
     environ |= {f"{name}_CACHE_DIR": str(compiled / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
     if task.world:
         rank = task.world - 1 if task.rank == "last" else int(task.rank)
         environ |= boot.environment_of(rank, task.world, task.gpus_per_node) | boot.TORCHRUN
-    return environ | OFFLINE | {boot.TASK: json.dumps(what)}
-
-
-@contextmanager
-def _running(
-    task: ProgramTask, environ: Mapping[str, str], folder: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """Start a program, keep the end of what it prints, and leave nothing of it running."""
-    process = subprocess.Popen(
-        [*task.command],
-        cwd=task.folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    kept = bytearray()
-
-    def keep() -> None:
-        assert process.stdout is not None
-        while chunk := os.read(process.stdout.fileno(), 1 << 16):
-            kept.extend(chunk)
-            del kept[:-TAIL_BYTES]
-
-    reader = threading.Thread(target=keep, daemon=True)
-    reader.start()
-    try:
-        yield process, lambda: kept.decode(errors="replace")
-    finally:
-        while left := [*_processes_of(folder)]:
-            for pid in left:
-                _kill(pid)
-            time.sleep(0.02)
-        process.wait()
-        reader.join(GRACE_S)
-
-
-def _processes_of(folder: Path) -> Iterator[int]:
-    """Yield the processes that a program has started, wherever they went: all have its folder in their environment."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and os.fsencode(folder) in (entry / "environ").read_bytes():
-                yield int(entry.name)
-        except OSError:
-            continue
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-
-
-def _resident(folder: Path) -> int:
-    """Return the bytes of memory that a program's processes have for themselves."""
-    sizes = 0
-    for pid in _processes_of(folder):
-        try:
-            own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
-        except OSError:
-            continue
-        sizes += 1024 * int(own[1]) if own else 0
-    return sizes
+    return environ | {boot.TASK: json.dumps(what)}
 
 
 def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path) -> str:
@@ -291,7 +229,7 @@ def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path) -> 
             deadline = min(deadline, time.monotonic() + GRACE_S)
         if time.monotonic() > deadline + WRITE_S:
             return "time"
-        if _resident(folder) > task.host_limit:
+        if resident(folder) > task.host_limit:
             return "host"
         time.sleep(LOOK_S)
     return ""
@@ -320,16 +258,3 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
 
 def _lacking(output: str) -> list[str]:
     return list(dict.fromkeys(LACKS.findall(output)))
-
-
-def last_lines(text: str) -> str:
-    """Return the last lines of what a program has printed."""
-    return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
-
-
-def print_error(error: ProgramError) -> int:
-    """Print a program's error in one line, its own last lines beneath it, and return the exit status."""
-    print(f"gptscale: error: {error}", file=sys.stderr)
-    if error.tail:
-        print(error.tail, file=sys.stderr, flush=True)
-    return error.exit_status

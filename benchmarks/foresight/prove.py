@@ -41,7 +41,7 @@ BUGS = {
     "pipeline": "tied not-held",
 }
 CLIPPED = {
-    "plain": "local-norm norm-by-root norm-omits drift",
+    "plain": "norm-by-root norm-omits drift",
     "ddp": "norm-by-root norm-omits drift",
     "fsdp2": "local-norm norm-by-root norm-omits",
     "tensor": "local-norm norm-omits",

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
+
+NOTHING = (
+    "set_device synchronize empty_cache reset_peak_memory_stats manual_seed manual_seed_all is_current_stream_capturing"
+)
+NO_BYTES = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved current_device"
 
 
 def on_cpu(value: Any) -> Any:
     """Return the CPU for a device of CUDA, and any other value as it is."""
-    if isinstance(value, torch.device):
-        return torch.device("cpu") if value.type == "cuda" else value
-    return "cpu" if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")) else value
+    return "cpu" if isinstance(value, str | torch.device) and str(value).split(":")[0] == "cuda" else value
 
 
 class CpuForCuda(TorchFunctionMode):
@@ -29,12 +33,12 @@ class CpuForCuda(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
             return args[0]
-        kwargs = {key: on_cpu(value) for key, value in (kwargs or {}).items()}
         # A bare number is a device of CUDA in `tensor.to(rank)`.
-        numbered = name == "to" and len(args) > 1 and type(args[1]) is int
-        args = (args[0], "cpu", *args[2:]) if numbered else tuple(on_cpu(value) for value in args)
-        if type(kwargs.get("device")) is int:
-            kwargs["device"] = "cpu"
+        args = ["cpu" if name == "to" and type(value) is int else on_cpu(value) for value in args]
+        kwargs = {
+            key: "cpu" if key == "device" and type(value) is int else on_cpu(value)
+            for key, value in (kwargs or {}).items()
+        }
         return function(*args, **kwargs)
 
 
@@ -44,58 +48,46 @@ def begin(torch_module: Any) -> None:
         return
     CpuForCuda().__enter__()
     cuda: Any = torch.cuda
-    cuda.is_available = lambda: True
+    cuda.is_available = cuda.is_bf16_supported = lambda *args, **options: True
     cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    cuda.current_device = lambda: 0
-    cuda.is_bf16_supported = lambda *args, **options: True
-    for name in (
-        "set_device",
-        "synchronize",
-        "empty_cache",
-        "reset_peak_memory_stats",
-        "manual_seed",
-        "manual_seed_all",
-    ):
-        setattr(cuda, name, lambda *args, **options: None)
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        setattr(cuda, name, lambda *args, **options: 0)
-    torch.nn.Module.cuda = lambda self, *args, **options: self  # type: ignore[assignment, method-assign]
-    to, initialise = torch.nn.Module.to, dist.init_process_group
-
-    def module_to(self: Any, *args: Any, **options: Any) -> Any:
-        options = {key: on_cpu(value) for key, value in options.items()}
-        return to(self, *("cpu" if type(value) is int else on_cpu(value) for value in args), **options)
-
-    def with_gloo(backend: Any = None, *args: Any, **options: Any) -> Any:
-        options.pop("device_id", None)
-        return initialise("gloo", *args, **options)
-
-    torch.nn.Module.to = module_to  # type: ignore[assignment, method-assign]
-    dist.init_process_group = with_gloo  # type: ignore[assignment]
-    _forget_devices(torch.nn.parallel.DistributedDataParallel, "device_ids", "output_device")
-    _first_on_cpu(torch, "autocast")
-    mesh: Any = __import__("torch.distributed.device_mesh", fromlist=["init_device_mesh"])
-    _first_on_cpu(mesh, "init_device_mesh")
+    for name in (*NOTHING.split(), *NO_BYTES.split()):
+        setattr(cuda, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
+    module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
+    _change(module, "cuda", lambda run, own, *args, **options: own)
+    _change(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
+    _change(
+        ddp,
+        "__init__",
+        lambda run, own, model, *args, **options: run(own, model, **_without(options, "device_ids", "output_device")),
+    )
+    _change(
+        torch.autocast,
+        "__init__",
+        lambda run, own, device, *args, **options: run(own, on_cpu(device), *args, **options),
+    )
+    for owner, name in (("", "init_process_group"), (".device_mesh", "init_device_mesh")):
+        _change(import_module(f"torch.distributed{owner}"), name, _with_gloo)
 
 
-def _forget_devices(owner: Any, *names: str) -> None:
-    initialise = owner.__init__
-
-    def without(self: Any, *args: Any, **options: Any) -> None:
-        initialise(self, *args[:1], **{key: value for key, value in options.items() if key not in names})
-
-    owner.__init__ = without
+def _with_gloo(run: Any, kind: Any = None, *args: Any, **options: Any) -> Any:
+    """Call a function whose first argument names a backend or a kind of device."""
+    options = _without(options, "device_id", "backend")
+    return run("gloo" if run.__name__ == "init_process_group" else on_cpu(kind), *args, **_named(options))
 
 
-def _first_on_cpu(owner: Any, name: str) -> None:
-    """Let a function, or a class, whose first argument names a kind of device, get the CPU."""
-    original = getattr(owner, name)
-    if isinstance(original, type):
-        initialise = original.__init__
-        original.__init__ = lambda self, device, *args, **options: initialise(self, on_cpu(device), *args, **options)
-        return
+def _device(value: Any) -> Any:
+    return "cpu" if type(value) is int else on_cpu(value)
 
-    def named(device: Any, *args: Any, **options: Any) -> Any:
-        return original(on_cpu(device), *args, **options)
 
-    setattr(owner, name, named)
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: on_cpu(value) for key, value in options.items()}
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in names}
+
+
+def _change(owner: Any, name: str, around: Any) -> None:
+    """Put `around` in the place of a function, which gets it as its first argument."""
+    run = getattr(owner, name)
+    setattr(owner, name, wraps(run)(lambda *args, **options: around(run, *args, **options)))

@@ -124,7 +124,7 @@ def record(task: ProveTask, folder: Path) -> Recording:
         and NAMES_CUDA.search(f"{error.what} {error.tail.splitlines()[-1:]}")
     ):
         recording, again = _try(replace(task, without_cuda=True), folder.with_name(f"{folder.name}-cpu"))
-        error = again and error
+        error = again
     if error is not None:
         raise error
     return recording

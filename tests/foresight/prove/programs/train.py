@@ -150,7 +150,7 @@ def wrapped(args, model):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-        return FullyShardedDataParallel(model, device_mesh=mesh, use_orig_params=args.optimizer == "SGD")
+        return FullyShardedDataParallel(model, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=args.optimizer == "SGD")
     if args.engine == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 

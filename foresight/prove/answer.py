@@ -40,12 +40,9 @@ def show(answer: dict[str, Any]) -> None:
     if not first:
         print(f"right    {answer['ranks']} ranks compute what one process computes, in {answer['steps']} steps")
     else:
-        what = (
-            f"{first['kind']} of {first['name']}"
-            if first["name"]
-            else f"the {first['kind']} by which gradients are clipped"
-        )
-        print(f"WRONG    {what} at {f'step {first['step']}' if first['step'] else 'the start'}: {first['how']}")
+        at = f"step {first['step']}" if first["step"] else "the start"
+        what = f"of {first['name']}" if first["name"] else "by which gradients are clipped"
+        print(f"WRONG    {first['kind']} {what} at {at}: {first['how']}")
         print(f"likely   {first['cause']}: {first['why']}")
         print(f"also     {first['unlike'] - 1} of {first['of'] - 1} other weights" if first["name"] else "")
         print(f"where    {first['line']}" if first["line"] else "")

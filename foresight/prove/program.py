@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +60,17 @@ class ProveTask:
 
 
 class Recording:
-    """What all ranks of a program have noted. facts: the lines of each rank, with its number as "rank"."""
+    """What all ranks of a program have noted. by_kind: the lines of each kind, with the number of a rank as "rank"."""
 
     def __init__(self, folder: Path, without_cuda: bool) -> None:
         self.folder, self.without_cuda = folder, without_cuda
-        self.facts: list[dict[str, Any]] = []
+        self.by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for file in sorted(folder.glob("*.jsonl"), key=lambda file: int(file.stem)):
-            lines = file.read_text().splitlines()
-            self.facts += [json.loads(line) | {"rank": int(file.stem)} for line in lines if line.endswith("}")]
-
-    @cached_property
-    def by_kind(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the lines of each kind."""
-        kinds = defaultdict(list)
-        for fact in self.facts:
-            kinds[fact["kind"]].append(fact)
-        return kinds
+            for line in file.read_text().splitlines():
+                # The last line of a program that was ended may be cut.
+                if line.endswith("}"):
+                    fact = json.loads(line) | {"rank": int(file.stem)}
+                    self.by_kind[fact["kind"]].append(fact)
 
     @property
     def world(self) -> int:
@@ -85,26 +79,11 @@ class Recording:
 
     def steps(self) -> dict[int, int]:
         """Return the steps that each rank has made."""
-        return {
-            rank: max((f["number"] for f in self.by_kind["step"] if f["rank"] == rank), default=0)
-            for rank in range(self.world)
-        }
+        made = dict.fromkeys(range(self.world), 0)
+        return made | {fact["rank"]: fact["number"] for fact in self.by_kind["step"]}
 
     def array(self, fact: dict[str, Any]) -> np.ndarray[Any, Any]:
-        """Return the tensor of a line in double precision, zeros for one that was None."""
-        if "at" not in fact:
-            where = fact["where"]
-            lengths = (
-                [length for _, length in where["box"]]
-                if "box" in where
-                else [where["flat"][1]]
-                if "flat" in where
-                else None
-            )
-            if lengths is None:
-                lengths = list(fact["size"])
-                lengths[where["rows"][0]] = len(where["rows"][1])
-            return np.zeros(lengths)
+        """Return the tensor of a line in double precision."""
         kind, count = np.dtype(fact["stored"]), int(np.prod(fact["shape"]))
         with (self.folder / f"{fact['rank']}.bin").open("rb") as file:
             file.seek(fact["at"])
@@ -118,14 +97,9 @@ def record(task: ProveTask, folder: Path) -> Recording:
     """
     interpreter_of(task.command)
     recording, error = _try(task, folder)
-    if (
-        error is not None
-        and not task.without_cuda
-        and NAMES_CUDA.search(f"{error.what} {error.tail.splitlines()[-1:]}")
-    ):
-        recording, again = _try(replace(task, without_cuda=True), folder.with_name(f"{folder.name}-cpu"))
-        error = again
-    if error is not None:
+    if error and not task.without_cuda and NAMES_CUDA.search(f"{error.what} {error.tail.splitlines()[-1:]}"):
+        recording, error = _try(replace(task, without_cuda=True), folder.with_name(f"{folder.name}-cpu"))
+    if error:
         raise error
     return recording
 
@@ -135,15 +109,9 @@ def environment(task: ProveTask, folder: Path) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     modules = [Path(__file__).with_name(f"{name}.py") for name in ("rider", "parts", "no_cuda")]
     put_on_path(folder / "path", Path(on_path.__file__), modules)
-    what = {
-        "folder": str(folder),
-        "steps": task.steps,
-        "reference": str(task.reference) if task.reference else None,
-        "own_data": task.own_data,
-        "without_cuda": task.without_cuda,
-        "deadline": time.time() + task.limit_s,
-        "after_import": AFTER_IMPORT,
-    }
+    what = {name: getattr(task, name) for name in ("steps", "own_data", "without_cuda")}
+    what |= {"folder": str(folder), "reference": str(task.reference) if task.reference else None}
+    what |= {"deadline": time.time() + task.limit_s, "after_import": AFTER_IMPORT}
     # Each rank has a core of its own at most, and all sums have one order.
     return {"OMP_NUM_THREADS": "1"} | own_environment(folder / "path") | {on_path.TASK: json.dumps(what)}
 
@@ -177,24 +145,21 @@ def _why(recording: Recording, task: ProveTask, status: int | None, tail: str) -
     made = recording.steps()
     least, most = min(made.values()), max(made.values())
     steps = f"{least} of {task.steps} steps"
+    what, fix = f"it ended after {steps}", f"give --steps {least}, or let it train longer"
     if status is None and least < most:
         slow = min(made, key=lambda rank: made[rank])
-        return ProgramError(
-            f"rank {slow} made {least} steps while others made {most}", "let all ranks make the same steps", tail
-        )
-    if status is None:
+        what, fix = f"rank {slow} made {least} steps while another made {most}", "let all ranks make the same steps"
+    elif status is None:
         stacks = sorted(recording.folder.glob("stacks.*"), key=lambda file: file.stat().st_size)
         waited = stacks[-1].read_text().split("\n\n")[-1].splitlines() if stacks else []
-        lines = "\n".join([tail, *waited[:TAIL_LINES]])
-        return ProgramError(f"it made {steps} in {task.limit_s} s", "raise --time-limit, or see where it waits", lines)
-    if status:
-        return ProgramError(f"it failed after {steps} ({reason(tail)[:200]})", "see its last lines", tail)
-    if not any(recording.folder.glob("stacks.*")):
-        return ProgramError("it did not read PYTHONPATH", "start Python without -I, -E and -S", tail)
-    if not recording.by_kind["loss"]:
-        return ProgramError("it ended without a backward pass of torch", "name a program that trains with torch", tail)
-    if not most:
-        return ProgramError(
-            "it ended without a step of an optimizer of torch", "derive yours from torch.optim.Optimizer", tail
-        )
-    return ProgramError(f"it ended after {steps}", f"give --steps {least or 1}, or let it train longer", tail)
+        what, fix = f"it made {steps} in {task.limit_s} s", "raise --time-limit, or see where it waits"
+        tail = "\n".join([tail, *waited[:TAIL_LINES]])
+    elif status:
+        what, fix = f"it failed after {steps} ({reason(tail)[:200]})", "see its last lines"
+    elif not any(recording.folder.glob("stacks.*")):
+        what, fix = "it did not read PYTHONPATH", "start Python without -I, -E and -S"
+    elif not recording.by_kind["loss"]:
+        what, fix = "it ended without a backward pass", "name a program that trains with torch"
+    elif not most:
+        what, fix = "it ended without a step of an optimizer of torch", "derive yours from torch.optim.Optimizer"
+    return ProgramError(what, fix, tail)

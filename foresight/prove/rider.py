@@ -238,9 +238,11 @@ class Rider:
             with torch.no_grad():
                 part = parts.box_of(place, tensor) if hasattr(tensor, "device_mesh") else parts.whole(place, tensor)
                 self._learn(tensor, part, None)
+        # A gradient that is not there is as one of zeros.
+        value = torch.zeros_like(parts.local(tensor)) if value is None else value
         for part in self.parts[id(tensor)]:
             facts = {"name": part.name, "size": part.size, "where": part.where, "step": step, "copy": id(tensor)}
-            self.notes.add(kind, None if value is None else part.of(value), **facts)
+            self.notes.add(kind, part.of(value), **facts)
 
     # what a step does
 
@@ -353,7 +355,7 @@ class Rider:
         Ranks that read the same samples are of one tensor group, or of one pipeline.
         """
         files = [self.folder / f"reads.{loader.number}.{rank}" for rank in range(self.world)]
-        written, mark = files[self.rank].with_suffix(".part"), mark_of(own)
+        written, mark = self.folder / f"part.{loader.number}.{self.rank}", mark_of(own)
         written.write_text(mark)
         written.rename(files[self.rank])
         deadline = time.monotonic() + PEERS_S

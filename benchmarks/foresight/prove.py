@@ -44,7 +44,7 @@ CLIPPED = {
     "plain": "norm-by-root norm-omits drift",
     "ddp": "norm-by-root norm-omits drift",
     "fsdp2": "local-norm norm-by-root norm-omits",
-    "tensor": "local-norm norm-omits",
+    "tensor": "local-norm",
 }
 # The causes by which a bug is named.
 CAUSES = {
@@ -130,7 +130,7 @@ def works(engine: str, variant: str) -> bool:
         "accelerate": "--two",
         "fsdp1": "--two --freeze --clip",
         "fsdp2": "--tie",
-        "tensor": "--tie",
+        "tensor": "--tie --clip",
         "pipeline": "--freeze --two --accumulate --bf16 --clip",
         "zero2": "--two --bf16",
         "zero3": "--two --bf16 --tie",

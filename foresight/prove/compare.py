@@ -101,6 +101,12 @@ class Comparison:
         moments = sorted(kind for kind in reference.by_kind if kind.startswith("moment "))
         kinds = (BEFORE, NORM, GRADIENT, *moments, WEIGHT)
         self.kinds = [kind for kind in kinds if reference.by_kind[kind] and candidate.by_kind[kind]]
+        # A stage may hold weights that only other stages use: they never have a gradient there.
+        gradients = candidate.by_kind[GRADIENT]
+        used = {(fact["rank"], fact["copy"]) for fact in gradients if not fact["none"]}
+        names = {fact["name"] for fact in gradients if not fact["none"]}
+        holders = {(fact["rank"], fact["copy"]) for fact in gradients if fact["name"] in names}
+        self.unused = holders - used
         self.worst: dict[str, float] = {}
         self.wholes = lru_cache(64)(self._wholes)
         self.differences = list(self._differences())
@@ -109,7 +115,8 @@ class Comparison:
         """Return the values of a kind at a step, by the names of the reference's weights."""
         facts: dict[str, dict[Any, dict[str, Any]]] = defaultdict(dict)
         for fact in recording.by_kind[kind]:
-            if fact.get("step", 0) == step:
+            unused = recording is self.candidate and (fact["rank"], fact["copy"]) in self.unused
+            if fact.get("step", 0) == step and not unused:
                 facts[self.tied.get(fact["name"], fact["name"])][fact["rank"], fact["copy"], str(fact["where"])] = fact
         wholes = {}
         for name, of in facts.items():

@@ -158,9 +158,9 @@ class Rider:
         wrap(nn.Module, "__init__", self._initialise)
         wrap(torch.autograd, "backward", self._backward)
         for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
-            if hasattr(clip, name):
-                wrap(clip, name, self._clip)
-                setattr(torch.nn.utils, name, getattr(clip, name))
+            if hasattr(torch.nn.utils, name):
+                wrap(torch.nn.utils, name, self._clip)
+                setattr(clip, name, getattr(torch.nn.utils, name))
         for name in DROPOUTS:
             wrap(functional, name, self._no_dropout)
         wrap(functional, "scaled_dot_product_attention", self._attention)
@@ -238,11 +238,11 @@ class Rider:
             with torch.no_grad():
                 part = parts.box_of(place, tensor) if hasattr(tensor, "device_mesh") else parts.whole(place, tensor)
                 self._learn(tensor, part, None)
-        # A gradient that is not there is as one of zeros.
-        value = torch.zeros_like(parts.local(tensor)) if value is None else value
         for part in self.parts[id(tensor)]:
             facts = {"name": part.name, "size": part.size, "where": part.where, "step": step, "copy": id(tensor)}
-            self.notes.add(kind, part.of(value), **facts)
+            # A gradient that is not there is as one of zeros.
+            own = part.of(torch.zeros_like(parts.local(tensor)) if value is None else value)
+            self.notes.add(kind, own, **facts, none=value is None)
 
     # what a step does
 

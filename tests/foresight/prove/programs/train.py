@@ -149,8 +149,10 @@ def wrapped(args, model):
     if args.engine == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-        return FullyShardedDataParallel(model, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=args.optimizer == "SGD")
+        cpu, mesh = torch.device("cpu"), dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        return FullyShardedDataParallel(
+            model, None, device_mesh=mesh, device_id=cpu, use_orig_params=args.optimizer == "SGD"
+        )
     if args.engine == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 

@@ -24,7 +24,8 @@ from gptscale.foresight.prove.compare import Comparison
 from gptscale.foresight.prove.program import Recording
 from gptscale.launchers.cli import start
 
-FORKS = Path(__file__).parents[2] / "tests/foresight/prove/programs/forks.py"
+PROGRAM = Path(__file__).parents[2] / "tests/foresight/prove/programs/train.py"
+SERVER = Path(__file__).with_name("prove_ranks.py")
 STEPS = 3
 # The bugs that can be planted under each engine, and those that need gradients to be clipped.
 EVERYWHERE = "late-clear same-batch padding not-held rate"
@@ -70,11 +71,11 @@ VARIANTS = ("", "--optimizer SGD", "--tie", "--seed 1 --freeze", "--accumulate 2
 
 
 class Forks:
-    """A server of tests/foresight/prove/programs/forks.py, which forks the ranks of a program."""
+    """A server (prove_ranks.py) that forks the ranks of the program."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.task = program.ProveTask([sys.executable, str(FORKS)], STEPS, 10**5)
+        self.task = program.ProveTask([sys.executable, str(SERVER), str(PROGRAM)], STEPS, 10**5)
         environ = program.environment(self.task, folder)
         self.process = subprocess.Popen(
             self.task.command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr, text=True
@@ -82,7 +83,8 @@ class Forks:
 
     def record(self, name: str, reference: str | None, ranks: int, words: str) -> Recording:
         """Return what a program noted. Raises RuntimeError if it did not make its steps."""
-        assert self.process.stdin and self.process.stdout
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         folder = self.folder / name
         task = [str(folder), str(self.folder / reference) if reference else None, ranks, words.split()]
         self.process.stdin.write(json.dumps(task) + "\n")

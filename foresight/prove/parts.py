@@ -50,19 +50,16 @@ class Part:
         return whole[tuple(slice(start, start + length) for start, length in self.where["box"])]
 
 
-def whole(name: str, tensor: Tensor) -> Part:
-    """Return the part that is all of a weight."""
-    return Part(name, list(tensor.shape), {"box": [[0, length] for length in tensor.shape]})
-
-
 def local(tensor: Tensor) -> Tensor:
     """Return what this rank holds of a tensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor.data
 
 
-def box_of(name: str, tensor: Any) -> Part:
-    """Return the part of a DTensor, whose sizes along each axis of its mesh are those of torch.chunk."""
+def part_of(name: str, tensor: Any) -> Part:
+    """Return what a tensor holds: all, or the part of a DTensor, whose sizes along each axis of its mesh are torch.chunk's."""
     box = [[0, length] for length in tensor.shape]
+    if not hasattr(tensor, "device_mesh"):
+        return Part(name, list(tensor.shape), {"box": box})
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     # FSDP over tensor ranks: the split that is written first was made last.
     axes = sorted(range(mesh.ndim), key=lambda axis: getattr(tensor.placements[axis], "split_factor", 1) > 1)
@@ -90,15 +87,10 @@ def weights_of(root: nn.Module) -> Iterator[tuple[Tensor, Part]]:
                 flat.add(id(tensor))
                 yield tensor, part
     for path, parameter in root.named_parameters(remove_duplicate=False):
-        name = clean(path)
-        if id(parameter) in flat:
-            continue
         if hasattr(parameter, "ds_tensor"):
-            yield from _zero3(name, parameter)
-        elif hasattr(parameter, "device_mesh"):
-            yield parameter, box_of(name, parameter)
-        else:
-            yield parameter, whole(name, parameter)
+            yield from _zero3(clean(path), parameter)
+        elif id(parameter) not in flat:
+            yield parameter, part_of(clean(path), parameter)
     yield from _zero(root)
 
 
@@ -115,33 +107,25 @@ def _fsdp1(path: str, flat: Any) -> Iterator[tuple[Tensor, Part]]:
 def _zero3(name: str, parameter: Any) -> Iterator[tuple[Tensor, Part]]:
     """Yield this rank's partition of a weight under ZeRO 3, whose end may be filling."""
     length = parameter.ds_tensor.numel()
-    start = _zero3_rank(parameter) * length
+    start = torch.distributed.get_rank(parameter.ds_process_group) * length
     kept = max(0, min(length, parameter.ds_numel - start))
     yield parameter.ds_tensor, Part(name, list(parameter.ds_shape), {"flat": [start, kept]}, 0, kept)
-
-
-def _zero3_rank(parameter: Any) -> int:
-    return int(torch.distributed.get_rank(parameter.ds_process_group))
 
 
 def _zero(root: nn.Module) -> Iterator[tuple[Tensor, Part]]:
     """Yield what DeepSpeed's optimizer holds beside the weights: flat partitions in full precision."""
     optimizer: Any = getattr(root, "optimizer", None)
-    if type(root).__name__ != "DeepSpeedEngine" or optimizer is None:
-        return
-    for path, parameter in root.named_parameters():
+    places = getattr(optimizer, "grad_position", {})
+    for path, parameter in root.named_parameters() if type(root).__name__ == "DeepSpeedEngine" else ():
         name, fragment = clean(path), getattr(parameter, "_hp_mapping", None)
-        if hasattr(parameter, "ds_tensor") and hasattr(optimizer, "grad_position"):
-            group, start, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
-            for _, part in _zero3(name, parameter):
-                yield optimizer.fp32_partitioned_groups_flat[group], replace(part, start=start)
+        if hasattr(parameter, "ds_tensor") and (number := optimizer.get_param_id(parameter)) in places:
+            ((_, part),) = _zero3(name, parameter)
+            yield optimizer.fp32_partitioned_groups_flat[places[number][0]], replace(part, start=places[number][1])
         elif fragment is not None:
             at, mine = fragment.lp_fragment_address, fragment.hp_fragment_address
             flat = {p.data_ptr(): p for p in optimizer.single_partition_of_fp32_groups}
-            start = mine.start
-            holder = flat[fragment.hp_fragment.data_ptr() - start * fragment.hp_fragment.element_size()]
-            where = {"flat": [at.start, at.numel]}
-            yield holder, Part(name, list(parameter.shape), where, start, mine.numel)
+            holder = flat[fragment.hp_fragment.data_ptr() - mine.start * fragment.hp_fragment.element_size()]
+            yield holder, Part(name, list(parameter.shape), {"flat": [at.start, at.numel]}, mine.start, mine.numel)
 
 
 def found_in(part: Part, own: Tensor, full: Tensor) -> Part | None:

@@ -236,8 +236,9 @@ class Rider:
         """Note a value that belongs to a weight: itself, its gradient or a moment. place: names a weight of no model."""
         if id(tensor) not in self.parts:
             with torch.no_grad():
-                part = parts.box_of(place, tensor) if hasattr(tensor, "device_mesh") else parts.whole(place, tensor)
-                self._learn(tensor, part, None)
+                self._learn(tensor, parts.part_of(place, tensor), None)
+        if value is not None and hasattr(tensor, "placements") and value.placements != tensor.placements:
+            value = value.redistribute(placements=tensor.placements)
         for part in self.parts[id(tensor)]:
             facts = {"name": part.name, "size": part.size, "where": part.where, "step": step, "copy": id(tensor)}
             # A gradient that is not there is as one of zeros.

@@ -11,7 +11,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gptscale.foresight.prove.compare import BEFORE, GRADIENT, NORM, START, WEIGHT, Array, Comparison, Difference, Whole
+from gptscale.foresight.prove.compare import (
+    BEFORE,
+    EPSILON,
+    GRADIENT,
+    NORM,
+    START,
+    WEIGHT,
+    Array,
+    Comparison,
+    Difference,
+    Whole,
+)
 
 # Patterns are seen through the rounding of either side.
 ALIKE = 2e-3
@@ -47,16 +58,16 @@ CAUSES = {
 Finding = tuple[str, str]
 
 
-def alike(one: Array, other: Array, precision: float = ALIKE) -> bool:
+def alike(one: Array, other: Array, precision: float = ALIKE, rounding: float = 1e-30) -> bool:
     """Return whether two arrays are equal but for some rounding."""
-    return bool(np.abs(one - other).max(initial=0.0) <= precision * np.abs(other).max(initial=0.0) + 1e-30)
+    return bool(np.abs(one - other).max(initial=0.0) <= precision * np.abs(other).max(initial=0.0) + rounding)
 
 
-def factor(own: Array, true: Array) -> float | None:
+def factor(own: Array, true: Array, rounding: float = 1e-30) -> float | None:
     """Return k if an array is k times another one."""
     square = float((true * true).sum())
     k = float((own * true).sum()) / square if square else 0.0
-    return k if math.isfinite(k) and alike(own, k * true) else None
+    return k if math.isfinite(k) and alike(own, k * true, rounding=rounding) else None
 
 
 def words(k: float, world: int) -> str:
@@ -176,7 +187,8 @@ def _update(c: Comparison, d: Difference, own: Whole, true: Whole) -> Iterator[F
         right = any(alike(value, true.values, 1e-6) for value in versions)
         yield "stale" if right else "unlike ranks", "unlike between ranks"
     before = c.wholes(c.reference, WEIGHT if d.step > 1 else START, d.step - 1)[d.name].values
-    k = factor(own.values - before, true.values - before)
+    # An update may be small beside its weight.
+    k = factor(own.values - before, true.values - before, 4 * EPSILON["float32"] * true.largest)
     if k is None:
         yield "optimizer", "another update"
     yield "rate" if k else "not held", f"an update {words(k or 0.0, c.candidate.world)}"

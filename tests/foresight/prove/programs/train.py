@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 BUGS = {
     "no-reduce": "verl #7493: a shard group of one switches the exchange of gradients off",
-    "sum": "Megatron-LM PR #5956: gradients too large by the number of ranks",
-    "doubled": "pytorch #160285: two ranks double gradients",
+    "sum": "Megatron-LM PR #5956, pytorch #160285: gradients too large by the number of ranks",
     "divided-twice": "Megatron-LM #7452: a mean of what is a mean already",
     "wrong-group": "VeOmni #1059: the reduction goes over a group of one",
     "local-norm": "pytorch #170862: the norm of local parameters",
@@ -114,15 +113,13 @@ def optimizers_of(args, model, rate=0.01):
 def exchange(args, model):
     """Average gradients over ranks, as a student writes it."""
     world, bug = dist.get_world_size(), args.bug
-    group = next(g for r in range(world) if (g := GROUPS[r]) and r == dist.get_rank()) if bug == "wrong-group" else None
+    group = GROUPS[dist.get_rank()] if bug == "wrong-group" else None
     for name, parameter in model.named_parameters():
         if parameter.grad is None or bug == "no-reduce" or (bug == "skipped" and "down.weight" in name):
             continue
         dist.all_reduce(parameter.grad, group=group)
         if bug != "sum":
             parameter.grad /= 1 if group else world
-        if bug == "doubled":
-            dist.all_reduce(parameter.grad)
         if bug == "divided-twice":
             parameter.grad /= world
 
@@ -190,7 +187,7 @@ def train(args):
                     logits = model(tokens)
                     loss = loss_of(args, logits.float(), targets, 1 if args.bug == "accumulation" else args.accumulate)
                 loss.backward()
-        if args.engine == "fsdp2" and args.bug in ("sum", "doubled"):
+        if args.engine == "fsdp2" and args.bug == "sum":
             for p in model.parameters():
                 p.grad *= world
         if args.engine == "tensor" and args.bug == "half-zero" and dist.get_rank():
@@ -246,7 +243,7 @@ def deepspeed(args):
     loader = DataLoader(dataset, args.batch, sampler=None if args.bug == "same-batch" else sampler)
     for _, (tokens, targets) in zip(range(args.steps * args.accumulate), loader, strict=False):
         loss = loss_of(args, engine(tokens), targets, 1)
-        engine.backward(loss * (world if args.bug in ("sum", "doubled") else 1))
+        engine.backward(loss * (world if args.bug == "sum" else 1))
         engine.step()
 
 

@@ -154,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
                 continue
             try:
                 if words not in references:
-                    references[words] = forks.record(f"reference-{len(references)}", None, 1, f"{words} --batch 8")
+                    references[words] = forks.record(f"reference-{number}", None, 1, f"{words} --batch 8")
                 reference = references[words]
                 # Ranks that split no batch read all of it.
                 batch = 8 if engine in ("tensor", "pipeline") else 4

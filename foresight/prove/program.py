@@ -137,7 +137,7 @@ def _try(task: ProveTask, folder: Path) -> tuple[Recording, ProgramError | None]
 def all_done(folder: Path) -> bool:
     """Return whether all ranks have made their last step."""
     done = [*folder.glob("done.*")]
-    return bool(done) and len(done) >= int(done[0].read_text() or len(done) + 1)
+    return bool(done) and len(done) >= int(done[0].read_text())
 
 
 def _why(recording: Recording, task: ProveTask, status: int | None, tail: str) -> ProgramError:

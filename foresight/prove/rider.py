@@ -327,9 +327,15 @@ class Rider:
         self.notes.flush()
         if min(self.steps.values()) >= self.last_step:
             # The starter ends all ranks when each has come here: none leaves while another still needs it.
-            (self.folder / f"done.{self.rank}").write_text(str(self.world))
+            self._leave_word(f"done.{self.rank}", str(self.world))
             sys.stdout.flush()
             time.sleep(10**6)
+
+    def _leave_word(self, name: str, text: str) -> None:
+        """Write a file that others look for, all of it at once."""
+        part = self.folder / f"part.{name}"
+        part.write_text(text)
+        part.rename(self.folder / name)
 
     # data
 
@@ -356,9 +362,8 @@ class Rider:
         Ranks that read the same samples are of one tensor group, or of one pipeline.
         """
         files = [self.folder / f"reads.{loader.number}.{rank}" for rank in range(self.world)]
-        written, mark = self.folder / f"part.{loader.number}.{self.rank}", mark_of(own)
-        written.write_text(mark)
-        written.rename(files[self.rank])
+        mark = mark_of(own)
+        self._leave_word(files[self.rank].name, mark)
         deadline = time.monotonic() + PEERS_S
         while not all(file.exists() for file in files) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -168,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
             found = finding(comparison, comparison.differences[0]) if comparison.differences else None
             if bug:
                 mutants, caught = mutants + 1, caught + bool(found)
-                right = bool(found) and found[0] in (CAUSES.get(bug, bug), ALSO.get(bug))
+                right = found is not None and found[0] in (CAUSES.get(bug, bug), ALSO.get(bug))
                 named += right
             else:
                 healthy, alarms = healthy + 1, alarms + bool(found)

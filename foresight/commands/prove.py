@@ -108,9 +108,9 @@ def of_recipe(recipe: str, words: Sequence[str], folder: Path) -> ProveOptions:
     config, recipe_config, own = parse_launch(recipe, words, ProveRecipeOptions, "prove")
     assert own is not None
     steps = 3 if config.steps == RunConfig().steps else config.steps
-    fixed = {"device": "cpu", "out": folder, "tensorboard": False, "verdict": False}
     batch = config.global_batch_size or 4 * own.nproc
-    config = dataclasses.replace(config, steps=steps, global_batch_size=batch, **fixed)
+    config = dataclasses.replace(config, steps=steps, global_batch_size=batch, device="cpu", out=folder)
+    config = dataclasses.replace(config, tensorboard=False, verdict=False)
 
     def command(name: str, ranks: int) -> str:
         options = recipe_config if name == recipe else default_recipe_config(name)

@@ -118,7 +118,7 @@ def _gradient(c: Comparison, d: Difference, own: Whole, true: Whole) -> Iterator
     if d.kind == GRADIENT and raw and not c.candidate.by_kind[NORM] and alike(own.values, raw.values):
         yield "not clipped", "as it is before clipping"
     if not all(alike(value, versions[0]) for value in versions):
-        for total, what in ((sum(versions) / len(versions), "mean"), (sum(versions), "sum")):
+        for total, what in ((np.mean(versions, axis=0), "mean"), (np.sum(versions, axis=0), "sum")):
             if alike(total, true.values):
                 yield "tied weight" if tied else "no reduction", f"one part on each rank, whose {what} is right"
         right = [alike(value, true.values) for value in versions]

@@ -36,14 +36,16 @@ class Piece:
 
     def places(self, size: tuple[int, ...]) -> Array:
         """Return where its elements lie in the flattened whole."""
-        everywhere = np.arange(math.prod(size)).reshape(size)
+        everywhere: Array = np.arange(math.prod(size)).reshape(size)
         if "flat" in self.where:
             start, length = self.where["flat"]
-            return everywhere.reshape(-1)[start : start + length]
-        if "rows" in self.where:
+            places = everywhere.reshape(-1)[start : start + length]
+        elif "rows" in self.where:
             dimension, rows = self.where["rows"]
-            return everywhere.take(rows, dimension).reshape(-1)
-        return everywhere[tuple(slice(start, start + length) for start, length in self.where["box"])].reshape(-1)
+            places = everywhere.take(rows, dimension)
+        else:
+            places = everywhere[tuple(slice(start, start + length) for start, length in self.where["box"])]
+        return np.asarray(places).reshape(-1)
 
 
 class Whole:
@@ -151,7 +153,9 @@ class Comparison:
                 gone = (d for d in found if isinstance(d.actual, Whole) and not d.actual.largest)
                 if (first := next(gone, found[0] if found else None)) is not None:
                     values = (kind, first.name, step, first.deviation, first.expected, first.actual)
-                    yield Difference(*values, len(found), len(self.wholes(self.reference, kind, step)))
+                    yield Difference(
+                        *values, len(found), 1 if kind == NORM else len(self.wholes(self.reference, kind, step))
+                    )
 
     def _is_right(self, kind: str, deviation: float) -> bool:
         self.worst[kind] = max(self.worst.get(kind, 0.0), math.inf if math.isnan(deviation) else deviation)

@@ -82,7 +82,8 @@ def weights_of(root: nn.Module) -> Iterator[tuple[Tensor, Part]]:
     """Yield each tensor that holds a weight of a model, or a part of it, or several: then once for each."""
     flat = set[int]()
     for path, module in root.named_modules():
-        if hasattr(handle := getattr(module, "_handle", None), "flat_param"):
+        handle: Any = getattr(module, "_handle", None)
+        if hasattr(handle, "flat_param"):
             for tensor, part in _fsdp1(f"{path}." if path else "", handle.flat_param):
                 flat.add(id(tensor))
                 yield tensor, part

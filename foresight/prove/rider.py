@@ -232,7 +232,7 @@ class Rider:
             if full is not None:
                 own.copy_(part.cut(full).reshape(own.shape))
 
-    def note(self, kind: str, tensor: Tensor, value: Tensor | None, step: int, place: str = "") -> None:
+    def note(self, kind: str, tensor: Any, value: Any, step: int, place: str = "") -> None:
         """Note a value that belongs to a weight: itself, its gradient or a moment. place: names a weight of no model."""
         if id(tensor) not in self.parts:
             with torch.no_grad():

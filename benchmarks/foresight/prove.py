@@ -173,19 +173,14 @@ def main(argv: Sequence[str]) -> int:
             else:
                 healthy, alarms = healthy + 1, alarms + bool(found)
                 right = not found
-            if not right:
-                first = comparison.differences[0] if found else None
-                what = (
-                    first
-                    and f"{first.kind} of {first.name} at step {first.step}, {first.unlike} of {first.of}, {first.deviation:.1e}"
-                )
-                print(
-                    f"{'missed' if not found else 'alarm' if not bug else 'other'}   {name}: {what} {found or ''}",
-                    flush=True,
-                )
-            elif not bug:
-                worst = max(value for kind, value in comparison.worst.items() if kind != "loss")
-                print(f"healthy  {name}: {worst:.1e} of {comparison.tolerance:g}", flush=True)
+            word = "healthy" if not found else "alarm" if not bug else "named" if right else "other"
+            word = "missed" if bug and not found else word
+            worst = max(value for kind, value in comparison.worst.items() if kind != "loss")
+            said = f"{worst:.1e} of {comparison.tolerance:g}"
+            if found:
+                first = comparison.differences[0]
+                said = f"{first.kind} of {first.name} at step {first.step}, {first.unlike} of {first.of}: {found[0]}, {found[1]}"
+            print(f"{word:8} {name}: {said}", flush=True)
         forks.process.kill()
     print(f"caught {caught} of {mutants} mutants, named {named}, false alarms {alarms} of {healthy}, failed {failed}")
     return int(caught < 0.99 * mutants or named < 0.9 * mutants or alarms > 0)

@@ -84,9 +84,9 @@ def weights_of(root: nn.Module) -> Iterator[tuple[Tensor, Part]]:
     for path, module in root.named_modules():
         handle: Any = getattr(module, "_handle", None)
         if hasattr(handle, "flat_param"):
-            for tensor, part in _fsdp1(f"{path}." if path else "", handle.flat_param):
-                flat.add(id(tensor))
-                yield tensor, part
+            # Those that lie in other ranks' shards are empty here.
+            flat |= {id(parameter) for parameter in (handle.flat_param, *(handle.flat_param._params or ()))}
+            yield from _fsdp1(f"{path}." if path else "", handle.flat_param)
     for path, parameter in root.named_parameters(remove_duplicate=False):
         if hasattr(parameter, "ds_tensor"):
             yield from _zero3(clean(path), parameter)
@@ -134,7 +134,7 @@ def found_in(part: Part, own: Tensor, full: Tensor) -> Part | None:
 
     Each row is looked up by its values. Where none has a like, equal parts in the order of the ranks are taken.
     """
-    if own.dim() != full.dim():
+    if own.dim() != full.dim() or not own.numel():
         return None
     unlike = [d for d in range(own.dim()) if own.shape[d] != full.shape[d]]
     if len(unlike) != 1 or full.shape[unlike[0]] % own.shape[unlike[0]]:

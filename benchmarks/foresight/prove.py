@@ -20,7 +20,7 @@ from pathlib import Path
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.prove import program
 from gptscale.foresight.prove.causes import finding
-from gptscale.foresight.prove.compare import Comparison
+from gptscale.foresight.prove.compare import Proof
 from gptscale.foresight.prove.program import Recording
 from gptscale.launchers.cli import start
 
@@ -164,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
                 failed += 1
                 print(f"failed   {name}: {error}", flush=True)
                 continue
-            comparison = Comparison(reference, candidate, STEPS, None)
+            comparison = Proof(reference, candidate, STEPS, None)
             found = finding(comparison, comparison.differences[0]) if comparison.differences else None
             if bug:
                 mutants, caught = mutants + 1, caught + bool(found)

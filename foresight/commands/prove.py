@@ -18,7 +18,7 @@ from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.foresight.prove.answer import answer, show
-from gptscale.foresight.prove.compare import Comparison
+from gptscale.foresight.prove.compare import Proof
 from gptscale.foresight.prove.program import ProveTask, record
 from gptscale.foresight.simulate.processes import ProgramError, print_error
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_launch
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if facts["right"] else 1
 
 
-def prove(options: ProveOptions, folder: Path) -> Comparison:
+def prove(options: ProveOptions, folder: Path) -> Proof:
     """Run both programs, and compare what they noted."""
     commands = [shlex.split(options.reference), shlex.split(options.candidate)]
     if not all(commands):
@@ -100,7 +100,7 @@ def prove(options: ProveOptions, folder: Path) -> Comparison:
         raise ConfigError(f"the reference has {reference.world} ranks", "in --reference", "let it be one process")
     task = dataclasses.replace(task, command=commands[1], reference=reference.folder)
     candidate = record(dataclasses.replace(task, without_cuda=reference.without_cuda), folder / "candidate")
-    return Comparison(reference, candidate, options.steps, options.tolerance)
+    return Proof(reference, candidate, options.steps, options.tolerance)
 
 
 def of_recipe(recipe: str, words: Sequence[str], folder: Path) -> ProveOptions:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gptscale.foresight.prove.causes import CAUSES, finding
-from gptscale.foresight.prove.compare import Comparison
+from gptscale.foresight.prove.compare import Proof
 from gptscale.results.render import console, table
 
 
-def answer(comparison: Comparison) -> dict[str, Any]:
+def answer(comparison: Proof) -> dict[str, Any]:
     """Return the answer with its figures, as it is written."""
     c, first = comparison, None
     if c.differences:

@@ -19,8 +19,8 @@ from gptscale.foresight.prove.compare import (
     START,
     WEIGHT,
     Array,
-    Comparison,
     Difference,
+    Proof,
     Whole,
 )
 
@@ -81,7 +81,7 @@ def words(k: float, world: int) -> str:
     return f"times {k:.4g}{name}" if k else "zero"
 
 
-def finding(comparison: Comparison, difference: Difference) -> Finding:
+def finding(comparison: Proof, difference: Difference) -> Finding:
     """Return the likely cause of the first difference, and how it looks."""
     c, d = comparison, difference
     if d.kind == START:
@@ -95,7 +95,7 @@ def finding(comparison: Comparison, difference: Difference) -> Finding:
     )
 
 
-def _norm(c: Comparison, d: Difference) -> Finding:
+def _norm(c: Proof, d: Difference) -> Finding:
     values, true, root = [*d.actual.values()], d.expected, math.sqrt(c.candidate.world)
     if max(values) - min(values) > c.tolerance * abs(true):
         return (
@@ -109,7 +109,7 @@ def _norm(c: Comparison, d: Difference) -> Finding:
     return "norm omits" if k < 1 else "norm doubles", how
 
 
-def _gradient(c: Comparison, d: Difference, own: Whole, true: Whole) -> Iterator[Finding]:
+def _gradient(c: Proof, d: Difference, own: Whole, true: Whole) -> Iterator[Finding]:
     world, versions = c.candidate.world, own.versions
     samples, tied = _samples(c, d.step), [*c.tied.values()].count(d.name) > 1 and d.unlike < d.of
     if d.kind == GRADIENT and BEFORE in c.kinds:
@@ -164,7 +164,7 @@ def _gradient(c: Comparison, d: Difference, own: Whole, true: Whole) -> Iterator
     yield "tied weight" if tied else "no reduction" if agrees else "forward", "no multiple of the right one"
 
 
-def _samples(c: Comparison, step: int) -> Finding | None:
+def _samples(c: Proof, step: int) -> Finding | None:
     """Return what is wrong with the samples that the ranks' models got, if all got some."""
     of_rank: dict[int, list[str]] = {}
     for fact in c.candidate.by_kind["samples"]:
@@ -178,7 +178,7 @@ def _samples(c: Comparison, step: int) -> Finding | None:
     return ("same batch" if same else "samples", f"of {len(seen & wanted)} of the reference's {len(wanted)} samples")
 
 
-def _update(c: Comparison, d: Difference, own: Whole, true: Whole) -> Iterator[Finding]:
+def _update(c: Proof, d: Difference, own: Whole, true: Whole) -> Iterator[Finding]:
     if d.kind != WEIGHT:
         k = factor(own.values, true.values)
         yield "optimizer", words(k, c.candidate.world) if k is not None else "another value"

@@ -27,7 +27,7 @@ START, BEFORE, NORM, GRADIENT, WEIGHT = "start", "before clipping", "norm", "gra
 
 
 @dataclass(frozen=True)
-class Piece:
+class HeldPart:
     """What one tensor of one rank holds of a weight, and where (Part of parts.py)."""
 
     rank: int
@@ -51,7 +51,7 @@ class Piece:
 class Whole:
     """A value of all ranks together. apart: the largest difference between ranks that hold the same element."""
 
-    def __init__(self, pieces: list[Piece], size: tuple[int, ...]) -> None:
+    def __init__(self, pieces: list[HeldPart], size: tuple[int, ...]) -> None:
         self.pieces, self.size, self.apart = pieces, size, 0.0
         flat, held = np.zeros(math.prod(size)), np.zeros(math.prod(size), dtype=bool)
         for piece in pieces:
@@ -86,7 +86,7 @@ class Difference:
     of: int = 1
 
 
-class Comparison:
+class Proof:
     """A candidate against a reference.
 
     differences: what is wrong, in the order in which a step computes. worst: the largest relative deviation of each kind.
@@ -122,7 +122,7 @@ class Comparison:
                 facts[self.tied.get(fact["name"], fact["name"])][fact["rank"], fact["copy"], str(fact["where"])] = fact
         wholes = {}
         for name, of in facts.items():
-            pieces = [Piece(fact["rank"], fact["where"], recording.array(fact)) for fact in of.values()]
+            pieces = [HeldPart(fact["rank"], fact["where"], recording.array(fact)) for fact in of.values()]
             wholes[name] = Whole(pieces, tuple(next(iter(of.values()))["size"]))
         return wholes
 

@@ -90,7 +90,7 @@ class Reference:
 
 
 @dataclass
-class Loader:
+class DealtLoader:
     """What a data loader has given. peers: how many ranks read other samples, and the number of this one among them."""
 
     number: int
@@ -121,7 +121,7 @@ class Rider:
         self.tensors: dict[int, Tensor] = {}
         self.steps: Counter[int] = Counter()
         self.optimizers: dict[int, Any] = {}
-        self.loaders: dict[int, Loader] = {}
+        self.loaders: dict[int, DealtLoader] = {}
         self.engine: Any = None
         self.autocast = ""
 
@@ -344,7 +344,7 @@ class Rider:
         batch = run(iterator)
         if self.own_data or not (tensors := tensors_in(batch)):
             return batch
-        loader = self.loaders.setdefault(id(iterator._dataset), Loader(len(self.loaders), iterator._dataset))
+        loader = self.loaders.setdefault(id(iterator._dataset), DealtLoader(len(self.loaders), iterator._dataset))
         if self.reference is None:
             for tensor in tensors:
                 self.notes.add("batch", tensor, loader=loader.number, number=loader.batches)
@@ -356,7 +356,7 @@ class Rider:
         start, loader.samples = loader.samples + index * size, loader.samples + peers * size
         return self._dealt(batch, self.reference.batches.get(loader.number, {}), start, size)
 
-    def _peers(self, loader: Loader, own: Tensor) -> tuple[int, int]:
+    def _peers(self, loader: DealtLoader, own: Tensor) -> tuple[int, int]:
         """Return how many ranks read other samples, and the number of this one among them.
 
         Ranks that read the same samples are of one tensor group, or of one pipeline.

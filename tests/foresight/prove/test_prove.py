@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.foresight.prove import ALSO, CAUSES, Forks
 from gptscale.foresight.prove.causes import alike, factor, finding, words
-from gptscale.foresight.prove.compare import Comparison, Piece, Whole
+from gptscale.foresight.prove.compare import HeldPart, Proof, Whole
 from gptscale.launchers.cli import main
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -35,7 +35,7 @@ def compared(forks):
         batch = 8 if engine in ("tensor", "pipeline") else 4
         own = f"{words} --engine {engine} --batch {batch} {f'--bug {bug}' if bug else ''}"
         name = f"{engine}-{words}-{bug}".replace(" ", "-")
-        return Comparison(references[words], forks.record(name, references[words].folder.name, 2, own), 3, None)
+        return Proof(references[words], forks.record(name, references[words].folder.name, 2, own), 3, None)
 
     return compare
 
@@ -153,12 +153,15 @@ def test_a_recipe_is_compared_with_one_process(tmp_path, monkeypatch, capfd):
 
 def test_parts_of_ranks_make_a_whole_and_replicas_are_compared():
     full = np.arange(12.0).reshape(4, 3)
-    boxes = [Piece(r, {"box": [[2 * r, 2], [0, 3]]}, full[2 * r : 2 * r + 2]) for r in range(2)]
-    flats = [Piece(2, {"flat": [5, 4]}, full.reshape(-1)[5:9]), Piece(3, {"rows": [1, [2, 0]]}, full[:, [2, 0]] + 0.5)]
+    boxes = [HeldPart(r, {"box": [[2 * r, 2], [0, 3]]}, full[2 * r : 2 * r + 2]) for r in range(2)]
+    flats = [
+        HeldPart(2, {"flat": [5, 4]}, full.reshape(-1)[5:9]),
+        HeldPart(3, {"rows": [1, [2, 0]]}, full[:, [2, 0]] + 0.5),
+    ]
     assert np.array_equal(Whole(boxes, (4, 3)).values, full)
     assert Whole([*boxes, flats[0]], (4, 3)).apart == 0
     assert Whole([*boxes, *flats], (4, 3)).apart == 0.5
-    assert Whole([Piece(0, {"box": [[0, 1]]}, np.array([np.nan]))] * 2, (1,)).apart == np.inf
+    assert Whole([HeldPart(0, {"box": [[0, 1]]}, np.array([np.nan]))] * 2, (1,)).apart == np.inf
 
 
 def test_a_factor_is_seen_and_named():

@@ -303,8 +303,11 @@ class Rider:
         counted = self.engine or optimizer
         self.optimizers.setdefault(id(counted), counted)
         place = [*self.optimizers].index(id(counted))
+        # Fused optimizers of torch divide by it as they read gradients.
+        scale = getattr(optimizer, "grad_scale", None)
         for at, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            self.note("gradient", parameter, parameter.grad, self.steps[id(counted)] + 1, f"optimizer{place}.{at}")
+            grad = parameter.grad if parameter.grad is None or scale is None else parameter.grad.detach() / scale
+            self.note("gradient", parameter, grad, self.steps[id(counted)] + 1, f"optimizer{place}.{at}")
 
     def stepped(self, optimizer: Any) -> None:
         """Note the moments after a step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from torch import Tensor
@@ -29,6 +30,24 @@ class Shard(NamedTuple):
     def box(self) -> tuple[slice, ...]:
         """The slices that cut this box out of the whole tensor."""
         return tuple(slice(o, o + n) for o, n in zip(self.offset, self.tensor.shape, strict=True))
+
+
+# tensor name, offset, shape
+Box = tuple[str, tuple[int, ...], tuple[int, ...]]
+
+
+def box_of(shard: Shard) -> Box:
+    """Return which part of which tensor a shard is, whatever it holds."""
+    return shard.name, tuple(shard.offset), tuple(shard.tensor.shape)
+
+
+def holders(boxes_of_ranks: Iterable[Iterable[Box]]) -> dict[Box, list[int]]:
+    """Return the ranks that hold each box."""
+    ranks_of: dict[Box, list[int]] = {}
+    for rank, boxes in enumerate(boxes_of_ranks):
+        for box in boxes:
+            ranks_of.setdefault(box, []).append(rank)
+    return ranks_of
 
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:

@@ -29,6 +29,7 @@ from gptscale.ops.conv_python import (
     python_conv_bias_relu,
     python_conv_bias_relu_backward,
     save_backward,
+    save_forward,
 )
 from gptscale.ops.windows import Pair, memory_format, pair, windows_over
 
@@ -200,11 +201,6 @@ def _fake_backward(
     return none if to_x is None else to_x, none if to_weight is None else to_weight, to_bias
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _, *ctx.geometry = inputs
-    ctx.save_for_backward(output, x, weight)
-
-
 def _formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[:3])
     gradients = torch.ops.gptscale.conv_bias_relu_backward(grad, *ctx.saved_tensors, *ctx.geometry, needs)
@@ -217,7 +213,7 @@ registry.define(
     fake=_fake,
     python=python_conv_bias_relu,
     cuda="gptscale.ops.conv_triton",
-    setup_context=_save,
+    setup_context=save_forward,
     backward=_formula,
     autocast=lambda dtype, x, weight, bias, *geometry: (*_cast(dtype, x, weight, bias), *geometry),
 )

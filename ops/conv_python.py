@@ -85,6 +85,12 @@ def double_backward(
     return masked_by(y, flow), to_x, to_weight
 
 
+def save_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save what the backward needs of the operator's arguments and of its result (a `setup_context` of torch.library)."""
+    x, weight, _, *ctx.geometry = inputs
+    ctx.save_for_backward(output, x, weight)
+
+
 def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Save the arguments of the backward for its derivative (a `setup_context` of torch.library)."""
     *tensors, stride, padding, dilation, groups, ctx.needs = inputs
@@ -113,10 +119,7 @@ class ConvBiasReluFunction(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             return python_conv_bias_relu(x, weight, bias, stride, padding, dilation, groups)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, _, *ctx.geometry = inputs
-        ctx.save_for_backward(output, x, weight)
+    setup_context = staticmethod(save_forward)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -129,15 +132,10 @@ class ConvBiasReluFunction(torch.autograd.Function):
 class ConvBiasReluBackwardFunction(torch.autograd.Function):
     """The derivative of the operator, the gradients of x, weight and bias, with its own derivative."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return python_conv_bias_relu_backward(*inputs)
+    forward = staticmethod(python_conv_bias_relu_backward)
+    backward = staticmethod(backward_formula)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
         save_backward(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        return backward_formula(ctx, *upstream)

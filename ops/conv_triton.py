@@ -10,14 +10,12 @@ has the same bits in each run. The gradients of x and weight are the library's (
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptscale.ops.windows import Pair, memory_format, windows_along
+from gptscale.ops.windows import Pair, constants, memory_format, windows_along
 
 # Output pixels and output channels of a program, and the elements of a window that one step takes.
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 64, 32
@@ -157,13 +155,11 @@ def conv_bias_relu(
     bias, pixels = bias.contiguous(), size[0] * size[2] * size[3]
     if not pixels:
         return y
-    pairs = {"KERNEL": kernel, "STRIDE": stride, "PADDING": padding, "DILATION": dilation}
-    constants: dict[str, Any] = {f"{name}_{a}": pair[k] for name, pair in pairs.items() for k, a in enumerate("HW")}
     grid = (triton.cdiv(pixels, BLOCK_M), triton.cdiv(out // groups, BLOCK_N), groups)
     _forward_kernel[grid](
         *(x, weight, bias, y, pixels, out // groups, *x.shape[2:], *size[2:]),
         *(*x.stride(), *weight.stride(), *y.stride()),
-        **constants,
+        **constants(kernel, stride, padding, dilation),
         IN_CHANNELS=channels,
         PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
         BLOCK_M=BLOCK_M,

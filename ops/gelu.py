@@ -134,20 +134,19 @@ def python_bias_gelu_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate
     return to_x.to(x.dtype), to_x.reshape(-1, bias.numel()).sum(0).to(bias.dtype)
 
 
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.approximate = inputs
+    ctx.save_for_backward(*tensors)
+
+
 class GeluFunction(torch.autograd.Function):
     """f with its derivative written by hand.
 
     The derivative is a Function too, so that it has a derivative itself.
     """
 
-    @staticmethod
-    def forward(x: Tensor, approximate: str) -> Tensor:
-        return python_gelu(x, approximate)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.approximate = inputs
-        ctx.save_for_backward(x)
+    forward = staticmethod(python_gelu)
+    setup_context = staticmethod(_save)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -158,14 +157,8 @@ class GeluFunction(torch.autograd.Function):
 class GeluBackwardFunction(torch.autograd.Function):
     """The derivative of GELU, grad f'(x), with its own derivative."""
 
-    @staticmethod
-    def forward(grad: Tensor, x: Tensor, approximate: str) -> Tensor:
-        return python_gelu_backward(grad, x, approximate)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        grad, x, ctx.approximate = inputs
-        ctx.save_for_backward(grad, x)
+    forward = staticmethod(python_gelu_backward)
+    setup_context = staticmethod(_save)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -177,14 +170,8 @@ class GeluBackwardFunction(torch.autograd.Function):
 class BiasGeluFunction(torch.autograd.Function):
     """f(x + bias) with its derivative, which bias sums over the rows that it was added to."""
 
-    @staticmethod
-    def forward(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
-        return python_bias_gelu(x, bias, approximate)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, bias, ctx.approximate = inputs
-        ctx.save_for_backward(x, bias)
+    forward = staticmethod(python_bias_gelu)
+    setup_context = staticmethod(_save)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -207,11 +194,6 @@ def _fake_rows(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
 
 def _fake_rows_backward(grad: Tensor, x: Tensor, bias: Tensor, approximate: str) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), bias.new_empty(bias.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.approximate = inputs
-    ctx.save_for_backward(*tensors)
 
 
 def _gelu_formula(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -158,14 +158,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _formula(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     (offsets,) = ctx.saved_tensors
-    return (
-        torch.ops.gptscale.max_pool2d_backward(grad, offsets, ctx.input_size, *ctx.geometry),
-        None,
-        None,
-        None,
-        None,
-        None,
-    )
+    to_x = torch.ops.gptscale.max_pool2d_backward(grad, offsets, ctx.input_size, *ctx.geometry)
+    return to_x, *[None] * 5
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -6,7 +6,7 @@ The two loops are there to learn from and to test against. The last runs where t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,6 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptscale.ops.windows import Pair, memory_format, windows_over
+
+
+def _window(
+    oh: int, ow: int, size: Sequence[int], kernel: Pair, stride: Pair, padding: Pair, dilation: Pair
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the offset, the row and the column of each element of window (oh, ow) that is no padding."""
+    for i, j in product(*map(range, kernel)):
+        h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
+        if 0 <= h < size[-2] and 0 <= w < size[-1]:
+            yield i * kernel[1] + j, h, w
+
 
 # --- Element by element, the simplest way to write it
 
@@ -29,12 +40,10 @@ def loop_max_pool2d(
     for plane in product(*map(range, x.shape[:-2])):
         for oh, ow in product(*map(range, out_size)):
             best, best_offset = -math.inf, -1
-            for i, j in product(*map(range, kernel)):
-                h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
-                if 0 <= h < x.shape[-2] and 0 <= w < x.shape[-1]:
-                    value = x[(*plane, h, w)].item()
-                    if best_offset < 0 or value > best or math.isnan(value):
-                        best, best_offset = value, i * kernel[1] + j
+            for offset, h, w in _window(oh, ow, x.shape, kernel, stride, padding, dilation):
+                value = x[(*plane, h, w)].item()
+                if best_offset < 0 or value > best or math.isnan(value):
+                    best, best_offset = value, offset
             y[(*plane, oh, ow)] = best
             offsets[(*plane, oh, ow)] = best_offset
     return y, offsets
@@ -47,10 +56,9 @@ def loop_max_pool2d_backward(
     to_x = new(offsets, input_size, _wide(grad).dtype).zero_()
     for plane in product(*map(range, grad.shape[:-2])):
         for oh, ow in product(*map(range, grad.shape[-2:])):
-            i, j = divmod(int(offsets[(*plane, oh, ow)]), kernel[1])
-            h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
-            if 0 <= i < kernel[0] and 0 <= h < input_size[-2] and 0 <= w < input_size[-1]:
-                to_x[(*plane, h, w)] += grad[(*plane, oh, ow)]
+            for offset, h, w in _window(oh, ow, input_size, kernel, stride, padding, dilation):
+                if offset == offsets[(*plane, oh, ow)]:
+                    to_x[(*plane, h, w)] += grad[(*plane, oh, ow)]
     return to_x.to(grad.dtype)
 
 
@@ -65,13 +73,11 @@ def windows_max_pool2d(
     y = new(x, (*x.shape[:-2], *out_size), x.dtype).fill_(-math.inf)
     offsets = torch.full_like(y, -1, dtype=torch.int8)
     for oh, ow in product(*map(range, out_size)):
-        for i, j in product(*map(range, kernel)):
-            h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
-            if 0 <= h < x.shape[-2] and 0 <= w < x.shape[-1]:
-                values, best, best_offsets = x[..., h, w], y[..., oh, ow], offsets[..., oh, ow]
-                better = (values > best) | values.isnan() | (best_offsets < 0)
-                y[..., oh, ow] = torch.where(better, values, best)
-                offsets[..., oh, ow] = best_offsets.masked_fill(better, i * kernel[1] + j)
+        for offset, h, w in _window(oh, ow, x.shape, kernel, stride, padding, dilation):
+            values, best, best_offsets = x[..., h, w], y[..., oh, ow], offsets[..., oh, ow]
+            better = (values > best) | values.isnan() | (best_offsets < 0)
+            y[..., oh, ow] = torch.where(better, values, best)
+            offsets[..., oh, ow] = best_offsets.masked_fill(better, offset)
     return y, offsets
 
 
@@ -81,11 +87,8 @@ def windows_max_pool2d_backward(
     """Return the input's gradient: each window adds its gradients to the elements that were its maxima."""
     to_x = new(offsets, input_size, _wide(grad).dtype).zero_()
     for oh, ow in product(*map(range, grad.shape[-2:])):
-        for i, j in product(*map(range, kernel)):
-            h, w = oh * stride[0] - padding[0] + i * dilation[0], ow * stride[1] - padding[1] + j * dilation[1]
-            if 0 <= h < input_size[-2] and 0 <= w < input_size[-1]:
-                here = offsets[..., oh, ow] == i * kernel[1] + j
-                to_x[..., h, w] += torch.where(here, grad[..., oh, ow], 0.0)
+        for offset, h, w in _window(oh, ow, input_size, kernel, stride, padding, dilation):
+            to_x[..., h, w] += torch.where(offsets[..., oh, ow] == offset, grad[..., oh, ow], 0.0)
     return to_x.to(grad.dtype)
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gptscale.ops.windows import Pair, memory_format, windows_along
+from gptscale.ops.windows import Pair, constants, memory_format, windows_along
 
 # elements of one program
 BLOCK = 1024
@@ -122,9 +122,8 @@ def _backward_kernel(
 
 
 def _constants(dtype: torch.dtype, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair) -> dict[str, Any]:
-    pairs = {"KERNEL": kernel, "STRIDE": stride, "PADDING": padding, "DILATION": dilation}
-    named = {f"{name}_{axis}": pair[k] for name, pair in pairs.items() for k, axis in enumerate("HW")}
-    return {**named, "REAL": tl.float64 if dtype == torch.float64 else tl.float32, "BLOCK": BLOCK}
+    real = tl.float64 if dtype == torch.float64 else tl.float32
+    return {**constants(kernel, stride, padding, dilation), "REAL": real, "BLOCK": BLOCK}
 
 
 def max_pool2d(
@@ -139,16 +138,9 @@ def max_pool2d(
     offsets = torch.empty_like(y, dtype=torch.int8)
     if n := y.numel():
         channels = x.shape[1] if layout is torch.channels_last else 1
-        _forward_kernel[(triton.cdiv(n, BLOCK),)](
-            x,
-            y,
-            offsets,
-            n,
-            channels,
-            *x.shape[-2:],
-            *size[-2:],
-            **_constants(x.dtype, kernel, stride, padding, dilation),
-        )
+        sizes = n, channels, *x.shape[-2:], *size[-2:]
+        named = _constants(x.dtype, kernel, stride, padding, dilation)
+        _forward_kernel[(triton.cdiv(n, BLOCK),)](x, y, offsets, *sizes, **named)
     return y, offsets
 
 
@@ -161,8 +153,7 @@ def max_pool2d_backward(
     gx = torch.empty(tuple(input_size), dtype=grad.dtype, device=grad.device, memory_format=layout)
     if n := gx.numel():
         channels = input_size[1] if layout is torch.channels_last else 1
-        constants = _constants(grad.dtype, kernel, stride, padding, dilation)
-        _backward_kernel[(triton.cdiv(n, BLOCK),)](
-            grad, offsets, gx, n, channels, *gx.shape[-2:], *grad.shape[-2:], **constants
-        )
+        sizes = n, channels, *gx.shape[-2:], *grad.shape[-2:]
+        named = _constants(grad.dtype, kernel, stride, padding, dilation)
+        _backward_kernel[(triton.cdiv(n, BLOCK),)](grad, offsets, gx, *sizes, **named)
     return gx

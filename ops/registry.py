@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,18 +16,8 @@ import torch
 from gptscale.ops.build import kernels
 
 LIBRARY = torch.library.Library("gptscale", "DEF")
-_OPERATORS: list[Operator] = []
-
-
-@dataclass(frozen=True)
-class Operator:
-    """The arguments of `define`, which `ready` registers once it is known whether there are C++ kernels."""
-
-    name: str
-    python: Callable[..., Any]
-    cuda: Callable[..., Any]
-    setup_context: Callable[..., None] | None
-    backward: Callable[..., Any] | None
+# Registers each operator with C++ kernels, once it is known whether they are there.
+_WAITING: list[Callable[[bool], None]] = []
 
 
 def define(
@@ -58,11 +47,18 @@ def define(
     if autocast is not None:
         for device in ("cpu", "cuda"):
             LIBRARY.impl(name, _under_autocast(name, device, autocast), "Autocast" + device.upper())
-    if cpp:
-        _OPERATORS.append(Operator(name, python, _when_called(cuda, name), setup_context, backward))
-    else:
-        LIBRARY.impl(name, python, "CPU")
+
+    def register(compiled: bool) -> None:
         LIBRARY.impl(name, _when_called(cuda, name), "CUDA")
+        if not compiled:
+            LIBRARY.impl(name, python, "CPU")
+            if backward is not None:
+                torch.library.register_autograd(f"gptscale::{name}", backward, setup_context=setup_context, lib=LIBRARY)
+
+    if cpp:
+        _WAITING.append(register)
+    else:
+        register(False)
 
 
 def _when_called(module: str, name: str) -> Callable[..., Any]:
@@ -87,15 +83,8 @@ def ready() -> bool:
     """Make the operators callable, compile them first if needed, and return whether they run in C++ on a CPU."""
     compiled = kernels.load()
     # Those whose module was imported since the last call.
-    while _OPERATORS:
-        op = _OPERATORS.pop()
-        LIBRARY.impl(op.name, op.cuda, "CUDA")
-        if not compiled:
-            LIBRARY.impl(op.name, op.python, "CPU")
-            if op.backward is not None:
-                torch.library.register_autograd(
-                    f"gptscale::{op.name}", op.backward, setup_context=op.setup_context, lib=LIBRARY
-                )
+    while _WAITING:
+        _WAITING.pop()(compiled)
     return compiled
 
 

@@ -53,6 +53,12 @@ def windows_over(
     )
 
 
+def constants(kernel: Sequence[int], stride: Pair, padding: Pair, dilation: Pair) -> dict[str, int]:
+    """Return a geometry as the constants of a Triton kernel: KERNEL_H, KERNEL_W, STRIDE_H ..."""
+    pairs = {"KERNEL": kernel, "STRIDE": stride, "PADDING": padding, "DILATION": dilation}
+    return {f"{name}_{axis}": pair[k] for name, pair in pairs.items() for k, axis in enumerate("HW")}
+
+
 def memory_format(x: Tensor) -> torch.memory_format:
     """Return channels_last if x has 4 dimensions and only that layout, else contiguous.
 

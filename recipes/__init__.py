@@ -42,7 +42,7 @@ class Recipe(NamedTuple):
     otherwise autocast casts for each product, and the stream is fp32. fp8: its products in float8 were compared with one
     process's. cuda_graphs: no tensor moves between steps, so that CUDA graphs, which replay at fixed addresses, are safe.
     own_work: why what it trains is not what the others do, unless its options say so; "" for all but the exercise's baseline.
-    memory: how a rank holds the model and what it gathers and sends: a name of foresight/memory/bound.py and plan/steps.py.
+    memory: how a rank holds the model and what it gathers and sends: a name of foresight/memory/bound.py.
     process_gib: resident memory before the first tensor of a model, measured with torch 2.11 and DeepSpeed 0.19.8 on a
     CPU; 0 where `python -m benchmarks.memory` does not need it.
     """

@@ -18,8 +18,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 
-from gptscale.foresight.time.schedules import FORWARD, needs, one_forward_one_backward
-
 FOLDER = Path(__file__).parents[1] / "docs" / "images" / "drawings"
 WEIGHTS, GRADIENTS, OPTIMIZER, DATA, TRAVELS = "#4c78a8", "#f58518", "#54a24b", "#b8b8b8", "#d62728"
 PALE = "#f4f4f4"
@@ -27,6 +25,31 @@ PALE = "#f4f4f4"
 MICRO_BATCHES = ("#9ecae9", "#ffbf79", "#88d27a", "#d6a5c9")
 
 plt.rcParams.update({"font.size": 10, "svg.hashsalt": "gptscale", "font.family": "DejaVu Sans"})
+
+
+# A computation is (kind, stage, micro-batch) with these kinds.
+FORWARD, BACKWARD = "F", "B"
+Order = dict[int, list[tuple[str, int, int]]]
+
+
+def one_forward_one_backward(n_stages: int, n_micro_batches: int) -> Order:
+    """Return the order in which a stage has at most as many micro-batches in flight as there are stages from it on."""
+    order: Order = {}
+    for stage in range(n_stages):
+        ahead = min(n_micro_batches, n_stages - stage - 1)
+        forwards = [(FORWARD, stage, m) for m in range(n_micro_batches)]
+        backwards = [(BACKWARD, stage, m) for m in range(n_micro_batches)]
+        pairs = zip(forwards[ahead:], backwards, strict=False)
+        steady = [computation for pair in pairs for computation in pair]
+        order[stage] = forwards[:ahead] + steady + backwards[n_micro_batches - ahead :]
+    return order
+
+
+def needs(kind: str, stage: int, micro_batch: int, n_stages: int) -> list[tuple[str, int, int]]:
+    """Return the computations of other stages that one waits for."""
+    if kind == FORWARD:
+        return [(FORWARD, stage - 1, micro_batch)] if stage else []
+    return [(BACKWARD, stage + 1, micro_batch)] if stage + 1 < n_stages else []
 
 
 def canvas(width: float, height: float) -> Axes:

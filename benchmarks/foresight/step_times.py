@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresight.tables.composer import MODELS
 from benchmarks.measurement import print_written, write_csv
 from gptscale.common.errors import DataError, GptscaleError
 from gptscale.common.settings.checks import check_output_file
@@ -28,6 +27,18 @@ from gptscale.foresight.simulate.own_program import ProgramOptions
 from gptscale.foresight.simulate.program import Simulation
 from gptscale.launchers.cli import start
 
+# Layers, hidden size and heads by the table's names.
+MODELS = {
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 12),
+    "1b": (24, 2048, 16),
+    "3b": (32, 2560, 20),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (48, 7168, 56),
+    "70b": (80, 8192, 64),
+}
 PROGRAM = Path(__file__).parent / "programs" / "fsdp_gpt.py"
 FILE_BYTES_MAX = 2**26
 # The rates of both A100 are those of one chip.

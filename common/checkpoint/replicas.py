@@ -14,14 +14,11 @@ from torch import Tensor
 from gptscale.common.engine import Engine
 from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.process.world import gather_objects
-from gptscale.common.state import Shard
+from gptscale.common.state import Box, box_of, holders
 
 # Elements at once: the products of so many stay in a processor's cache, which makes the hash ten times as fast.
 PIECE = 2**16
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-# tensor name, offset, shape
-Box = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 def bits_hash(tensor: Tensor) -> Tensor:
@@ -69,7 +66,7 @@ class ReplicaCheck:
         if not self._holders:
             return
         numbers = {box: number for number, box in enumerate(self._holders)}
-        own = {numbers[box]: bits_hash(s.tensor) for s in self.engine.state() if (box := _box(s)) in numbers}
+        own = {numbers[box]: bits_hash(s.tensor) for s in self.engine.state() if (box := box_of(s)) in numbers}
         device = next(iter(own.values())).device if own else torch.device("cpu")
         # One copy to the host for all of them.
         values = torch.stack([h.to(device) for h in own.values()]).tolist() if own else []
@@ -83,11 +80,8 @@ class ReplicaCheck:
         self._equal_at = step
 
     def _find_holders(self) -> dict[Box, list[int]]:
-        holders: dict[Box, list[int]] = {}
-        for rank, boxes in enumerate(gather_objects([_box(s) for s in self.engine.state() if s.tensor.numel()])):
-            for box in boxes:
-                holders.setdefault(box, []).append(rank)
-        return {box: ranks for box, ranks in holders.items() if len(ranks) > 1}
+        boxes_of_ranks = gather_objects([box_of(s) for s in self.engine.state() if s.tensor.numel()])
+        return {box: ranks for box, ranks in holders(boxes_of_ranks).items() if len(ranks) > 1}
 
     def _error(self, step: int, different: dict[Box, list[int]]) -> NumericError:
         assert self._holders is not None
@@ -115,7 +109,3 @@ def odd_ones(hashes: dict[int, int]) -> list[int]:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _box(shard: Shard) -> Box:
-    return shard.name, tuple(shard.offset), tuple(shard.tensor.shape)

@@ -23,13 +23,10 @@ from gptscale.common.checkpoint.reader import sha256_of
 from gptscale.common.engine import Engine
 from gptscale.common.errors import GptscaleError, NumericError, StorageError
 from gptscale.common.process.world import gather_objects
-from gptscale.common.state import Shard
+from gptscale.common.state import Box, Shard, box_of, holders
 
 # All tensors of a file are in host memory while it is written, so this bounds the memory that a save needs.
 FILE_BYTES = 2**31
-
-# tensor name, offset, shape
-Box = tuple[str, tuple[int, ...], tuple[int, ...]]
 
 
 class Draft(NamedTuple):
@@ -51,14 +48,14 @@ class Draft(NamedTuple):
         # Decide here which rank writes which box, so that an engine need not know who else has a copy of its boxes. The state
         # is walked twice, once to list the boxes and once to write them: if it lives on disk, only a part is in memory at a
         # time.
-        box_bytes = gather_objects({_box(s): s.tensor.nbytes for s in engine.state() if s.tensor.numel()})
+        box_bytes = gather_objects({box_of(s): s.tensor.nbytes for s in engine.state() if s.tensor.numel()})
         n_bytes = sum(box_bytes[_rank()].values())
         return cls(folder / f"step-{step}", temporary, _owners(box_bytes), n_bytes, engine.counters())
 
     def own(self, engine: Engine) -> Iterator[Shard]:
         """Yield the shards that this rank writes."""
         rank = _rank()
-        return (s for s in engine.state() if self.owners.get(_box(s)) == rank)
+        return (s for s in engine.state() if self.owners.get(box_of(s)) == rank)
 
 
 def save(engine: Engine, folder: Path, step: int, facts: dict[str, Any], *, keep: int = 2) -> Path:
@@ -124,22 +121,14 @@ def _rotate(folder: Path, keep: int) -> None:
             print(f"gptscale: warning: {old.name} is not deleted ({error.strerror}), in {folder}", flush=True)
 
 
-def _box(shard: Shard) -> Box:
-    return shard.name, shard.offset, tuple(shard.tensor.shape)
-
-
 def _rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def _owners(box_bytes: list[dict[Box, int]]) -> dict[Box, int]:
     """Return the rank that writes each box: of the ranks that have it, the one with the fewest bytes so far."""
-    holders: dict[Box, list[int]] = {}
-    for rank, boxes in enumerate(box_bytes):
-        for box in boxes:
-            holders.setdefault(box, []).append(rank)
     load, owners = [0] * len(box_bytes), {}
-    for box, ranks in holders.items():
+    for box, ranks in holders(box_bytes).items():
         owner = min(ranks, key=lambda r: (load[r], r))
         load[owner] += box_bytes[owner][box]
         owners[box] = owner

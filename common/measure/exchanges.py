@@ -74,18 +74,22 @@ class ExchangeLog:
             _replace(stack, _functional_collectives, "wait_tensor", self._wait_tensor)
             yield self.exchanges
 
+    @contextmanager
+    def _beginning(self, kind: str, group: Any, values: Any) -> Iterator[int]:
+        """Note an exchange of a group, and yield its place. What waits before the end of the block, waits for it."""
+        self._inside = self.begin(kind, dist.get_process_group_ranks(group), _nbytes(values))
+        try:
+            yield self._inside
+        finally:
+            self._inside = -1
+
     def _collective(self, kind: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         # torch 2.5 knows the ranks of the default group by its name only.
         group = options.get("group") or next(
             (a for a in arguments if isinstance(a, dist.ProcessGroup)), dist.group.WORLD
         )
-        self._inside = place = self.begin(
-            kind, dist.get_process_group_ranks(group), _nbytes((*arguments, *options.values()))
-        )
-        try:
+        with self._beginning(kind, group, (*arguments, *options.values())) as place:
             work = call(*arguments, **options)
-        finally:
-            self._inside = -1
         if work is not None:
             self._of_work[id(work)] = place
         return work
@@ -105,11 +109,8 @@ class ExchangeLog:
         arguments_by_name = signature(call).bind(*arguments, **options).arguments
         name = _functional_collectives._resolve_group_name(arguments_by_name["group"], arguments_by_name.get("tag", ""))
         group = dist.distributed_c10d._resolve_process_group(name)
-        self._inside = place = self.begin(kind, dist.get_process_group_ranks(group), _nbytes(arguments))
-        try:
+        with self._beginning(kind, group, arguments) as place:
             result = call(*arguments, **options)
-        finally:
-            self._inside = -1
         if isinstance(result, _functional_collectives.AsyncCollectiveTensor):
             self._of_result[result.elem.data_ptr()] = place
         return result

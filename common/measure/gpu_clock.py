@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -64,42 +63,35 @@ class GpuClock:
         self._began = time.monotonic()
         self._energy_j, self._violated_s = self._counters()
 
-    def _ask(self, query: Callable[[], Any]) -> Any:
-        """Return an answer of the driver, None if it has none."""
+    def _ask(self, query: str, constant: str = "") -> Any:
+        """Return the driver's answer to nvmlDeviceGet`query`, None if it has none. constant: the name of its argument."""
         try:
-            return query() if self._handle else None
+            arguments = [getattr(self._nvml, f"NVML_{constant}")] if constant else []
+            return getattr(self._nvml, f"nvmlDeviceGet{query}")(self._handle, *arguments) if self._handle else None
         except (self._nvml.NVMLError, AttributeError):
             return None
 
     def _counters(self) -> tuple[float | None, dict[str, float]]:
-        nvml, handle = self._nvml, self._handle
-        millijoules = self._ask(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-        violated_s = {}
-        for reason, policy in POLICIES.items():
-            status = self._ask(partial(self._violation, f"NVML_PERF_POLICY_{policy}"))
-            if status is not None:
-                violated_s[reason] = status.violationTime / 1e9
+        millijoules = self._ask("TotalEnergyConsumption")
+        status = {reason: self._ask("ViolationStatus", f"PERF_POLICY_{policy}") for reason, policy in POLICIES.items()}
+        violated_s = {reason: s.violationTime / 1e9 for reason, s in status.items() if s is not None}
         return None if millijoules is None else millijoules / 1e3, violated_s
-
-    def _violation(self, policy: str) -> Any:
-        return self._nvml.nvmlDeviceGetViolationStatus(self._handle, getattr(self._nvml, policy))
 
     def lap(self) -> GpuTime:
         """Return what happened since this clock was made."""
-        nvml, handle = self._nvml, self._handle
         seconds = max(time.monotonic() - self._began, 1e-9)
         energy_j, violated_s = self._counters()
-        bits = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        bits = self._ask("CurrentClocksThrottleReasons") or 0
         bits_of_reason = {
-            reason: [getattr(nvml, f"nvmlClocksThrottleReason{name}", 0) for name in names]
+            reason: [getattr(self._nvml, f"nvmlClocksThrottleReason{name}", 0) for name in names]
             for reason, names in REASONS.items()
         }
         power_w = None
         if energy_j is not None and self._energy_j is not None:
             power_w = (energy_j - self._energy_j) / seconds
         return GpuTime(
-            clock_mhz=self._ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            clock_max_mhz=self._ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            clock_mhz=self._ask("ClockInfo", "CLOCK_SM"),
+            clock_max_mhz=self._ask("MaxClockInfo", "CLOCK_SM"),
             power_w=power_w,
             throttled={
                 reason: min(1.0, (s - self._violated_s[reason]) / seconds)

@@ -48,7 +48,6 @@ class SpikeWatch:
     def __init__(self, *, skip: bool = False) -> None:
         self.skip = skip
         self._recent: tuple[deque[float], deque[float]] = (deque(maxlen=WINDOW_STEPS), deque(maxlen=WINDOW_STEPS))
-        self._logarithms: tuple[deque[float], deque[float]] = (deque(maxlen=WINDOW_STEPS), deque(maxlen=WINDOW_STEPS))
         self._answers: deque[Spike | None] = deque()
 
     def recent(self) -> list[list[float]]:
@@ -59,9 +58,8 @@ class SpikeWatch:
         """Take over `recent()` of a saved run. A checkpoint without it begins the statistics anew."""
         if not (isinstance(recent, list) and len(recent) == 2 and all(isinstance(values, list) for values in recent)):
             return
-        for values, logarithms, saved in zip(self._recent, self._logarithms, recent, strict=True):
+        for values, saved in zip(self._recent, recent, strict=True):
             values.extend(float(v) for v in saved if isinstance(v, (int, float)) and 0.0 < v < math.inf)
-            logarithms.extend(map(math.log, values))
 
     def look(self, loss: float, norm: float) -> Spike | None:
         """Compare a step with those before, add it to them, and return the spike if it is one.
@@ -72,16 +70,15 @@ class SpikeWatch:
             return None
         spikes = []
         figures = ("loss", loss, 0.0), ("gradient norm", norm, NORM_FACTOR)
-        for (figure, value, factor), values, logarithms in zip(figures, self._recent, self._logarithms, strict=True):
+        for (figure, value, factor), values in zip(figures, self._recent, strict=True):
             if len(values) >= STEPS_MIN:
-                mean, deviation = mean_and_deviation(logarithms)
+                mean, deviation = mean_and_deviation([math.log(v) for v in values])
                 excess = (math.log(value) - mean) / deviation
                 high = factor * max(list(values)[-STEPS_MIN:])
                 if excess > DEVIATIONS_MAX and value > high:
                     spikes.append(Spike(figure, value, math.exp(mean), excess))
                     value = min(math.exp(mean + DEVIATIONS_MAX * deviation), high or math.inf)
             values.append(value)
-            logarithms.append(math.log(value))
         return spikes[0] if spikes else None
 
     def skips(self, loss: Tensor, norm: Tensor) -> bool:

@@ -57,17 +57,9 @@ class FusedOptimizer(Stepper):
         self.name, row = config.optimizer, OPTIMIZERS[config.optimizer]
         self.state_keys = row.state_keys
         self.torch: torch.optim.Optimizer = import_module(row.module).fused(groups, config)
-        if self.state_keys and not self.torch.state:
-            self._create_state()
+        if not self.torch.state:
+            create_state(self.torch, parameters.values(), self.state_keys)
         self.meter = StepMeter(self.torch)
-
-    def _create_state(self) -> None:
-        """Create zeroed state before the first step, so that a checkpoint can be loaded into it in place."""
-        for p in self.parameters.values():
-            state = self.torch.state[p]
-            state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-            for key in self.state_keys:
-                state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
 
     @property
     def scale(self) -> Tensor:
@@ -188,6 +180,13 @@ def sum_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
     for p, grad, total in zip(partial, grads, flat.split([g.numel() for g in grads]), strict=True):
         grad.copy_(total.view_as(grad))
         p.grad = DTensor.from_local(grad, mesh, [Replicate()], run_check=False)
+
+
+def create_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], keys: Sequence[str]) -> None:
+    """Create zeroed state before the first step, so that a checkpoint can be loaded into it in place."""
+    for p in parameters if keys else ():
+        step = torch.zeros((), dtype=torch.float32, device=p.device)
+        optimizer.state[p].update({"step": step, **{key: torch.zeros_like(p) for key in keys}})
 
 
 def decay_groups(

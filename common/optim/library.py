@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.common.measure.live_state import StateTensor, held_by_torch
-from gptscale.common.optim.fused import decay_groups
+from gptscale.common.optim.fused import create_state, decay_groups
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import RunConfig
@@ -60,14 +60,7 @@ class LibraryOptimizer(Stepper):
         self.name, self.state_keys = config.optimizer, OPTIMIZERS[config.optimizer].state_keys
         names = {parameter: name for name, parameter in parameters.items()}
         self.owned = {names[p]: p for group in inner.param_groups for p in group["params"]}
-        if self.state_keys:
-            self._create_state()
-
-    def _create_state(self) -> None:
-        """Create zeroed state before the first step, so that a checkpoint can be loaded into it in place."""
-        for p in self.owned.values():
-            self.inner.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
-            self.inner.state[p].update({key: torch.zeros_like(p) for key in self.state_keys})
+        create_state(inner, self.owned.values(), self.state_keys)
 
     def step(self, lr: float, loss: Tensor) -> Tensor:
         """Clip the gradients, step, clear them, and return their global norm before clipping, ().

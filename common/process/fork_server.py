@@ -3,10 +3,9 @@
 It imports what its children need and does nothing else: no thread, no tensor, no CUDA call. So a child finds the memory of
 a process that has just imported its modules, and nothing that an earlier child did. The other side is warm_parent.py.
 
-A request is a file in memory with JSON, because an environment may be larger than a message, with file descriptors. Four kinds:
+A request is a file in memory with JSON, because an environment may be larger than a message, with file descriptors. Three kinds:
   {"target", "words", "env", "cwd", "umask"} and stdin, stdout, stderr, report: run a program; the answer is its pid, and
       its exit status is written to `report` when it ends.
-  {"signal", "pid"}: send a signal to a child that has not ended.
   {"imports"} and a socket: fork another server that imports these modules and listens on that socket. No answer.
   {"ready"}: answer with 0. Requests wait until all modules are imported, and so does the answer.
 """
@@ -111,10 +110,6 @@ def serve(connection: socket.socket, imports: Iterable[str]) -> NoReturn:
         with os.fdopen(descriptors.pop(0), "rb") as file:
             file.seek(0)
             request = json.load(file)
-        if "signal" in request:
-            if request["pid"] in reports:
-                os.kill(request["pid"], request["signal"])
-            continue
         if "ready" in request:
             connection.send(b"0")
             continue

@@ -55,10 +55,9 @@ class Process(Protocol):
 class ForkedProcess:
     """A process that a warm parent forked."""
 
-    def __init__(self, parent: WarmParent, pid: int, report: int) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, report: int) -> None:
+        self.pid, self._report = pid, report
         self.returncode: int | None = None
-        self._parent, self._report = parent, report
 
     def poll(self) -> int | None:
         """Return the exit status, or None while the process runs. A signal is a negative status."""
@@ -74,7 +73,9 @@ class ForkedProcess:
     def send_signal(self, sig: int) -> None:
         """Send a signal to the process unless it has ended."""
         if self.poll() is None:
-            self._parent.send_signal(self.pid, sig)
+            # Its parent may have waited for it just now.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def _read(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._report], [], [], timeout)[0]:
@@ -160,16 +161,12 @@ class WarmParent:
         if not pid:
             os.close(report)
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return ForkedProcess(self, pid, report)
+        return ForkedProcess(pid, report)
 
     def wait_until_ready(self) -> None:
         """Wait until it has imported everything. One that could not is told when a program is asked of it."""
         with self._lock, contextlib.suppress(GptscaleError):
             self._ask({"ready": True}, [])
-
-    def send_signal(self, pid: int, number: int) -> None:
-        """Send a signal to a child, unless it has ended."""
-        self._send({"signal": int(number), "pid": pid}, [])
 
     def close(self) -> None:
         """End the warm parent and all that it forked."""
@@ -208,19 +205,11 @@ def _signals_wait() -> Iterator[None]:
 
     Within the import of torch their exception may be swallowed, and leaves a numpy that is imported by half.
     """
-    came: list[int] = []
-    previous = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if callable(signal.getsignal(number)):
-                previous[number] = signal.signal(number, lambda number, frame: came.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(signal.Signals(came[0]))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begin_warm_parent(device: str, imports: Sequence[str], program_imports: tuple[str, ...] = ()) -> None:
@@ -252,7 +241,7 @@ def make_warm_parents(kinds: Iterable[tuple[str, tuple[str, ...]]]) -> None:
     if ("", ()) in _parents:
         # An environment beside this one takes longest: it has torch to import, too.
         for environment, imports in sorted(kinds, reverse=True):
-            _warm_parent(environment, imports, os.environ)
+            warm_parent_of(environment, imports, os.environ)
 
 
 def wait_for_warm_parents() -> None:
@@ -261,12 +250,8 @@ def wait_for_warm_parents() -> None:
         parent.wait_until_ready()
 
 
-def warm_parent_of(program: Program, environ: Mapping[str, str]) -> WarmParent | None:
-    """Return the warm parent that can fork the program, after making it if there is none. None if no parent can."""
-    return _warm_parent(program.environment, program.imports, environ)
-
-
-def _warm_parent(environment: str, imports: tuple[str, ...], environ: Mapping[str, str]) -> WarmParent | None:
+def warm_parent_of(environment: str, imports: tuple[str, ...], environ: Mapping[str, str]) -> WarmParent | None:
+    """Return the warm parent that can fork a program, after making it if there is none. None if no parent can."""
     environment = "" if environments.is_inside(environment) else environment
     if (environment, imports) in _parents:
         parent = _parents[environment, imports]
@@ -291,7 +276,7 @@ def start_process(
     stderr: int | None = None,
 ) -> Process:
     """Start a program that dies with this process, forked from a warm parent if `fork` allows it."""
-    if fork and (parent := warm_parent_of(program, environ)) is not None:
+    if fork and (parent := warm_parent_of(program.environment, program.imports, environ)) is not None:
         return parent.run(program, environ, stdout, stderr)
     return subprocess.Popen(
         program.command,

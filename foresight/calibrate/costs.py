@@ -1,94 +1,121 @@
-"""The costs of operations from a calibration: measured ones as they were measured, others by the fit to those."""
+"""What work costs on a machine that was measured: as it was measured, and between the measured sizes by a straight line."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from gptscale.common.measure.gpus import PLAYED
 from gptscale.foresight.calibrate.file import (
-    SPREAD_MIN,
     CalibratedMachine,
     MeasuredMachine,
+    Operation,
     TimedOperation,
     default_file,
     read,
 )
-from gptscale.foresight.time.calibration import CostTable, MeasuredStep, calibrate
-from gptscale.foresight.time.operations import KINDS, kind_of
-from gptscale.foresight.time.presets import PRIORS, expected_rates
-from gptscale.foresight.time.simulator import Contention
-from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
+from gptscale.foresight.price.cost import KERNEL_S, Costs, costs_of
+from gptscale.foresight.price.record import Work
+
+# Seconds by sizes, smallest first.
+Curve = tuple[Sequence[float], Sequence[float]]
 
 
-def cost_table(
-    operations: Iterable[Operation],
-    device: str,
-    link: str,
-    file: Path | None = None,
-    *,
-    precision: str = "fp32",
-    machine: CalibratedMachine | None = None,
-) -> CostTable:
-    """Return the costs of `operations` from the calibration in `file`.
+def at(curve: Curve, size: float) -> float:
+    """Return the seconds of a size. Beyond the measured ones, seconds are in proportion."""
+    sizes, seconds = curve
+    if size > sizes[-1]:
+        return seconds[-1] * size / sizes[-1]
+    return math.exp(float(np.interp(math.log(max(size, 1.0)), np.log(sizes), np.log(seconds))))
 
-    file: default is the package's own. machine: what the predicted run will be on. The measurements of the nearest machine of
-    the file are taken, and the grade of a prediction says where it differs. None takes the last machine that has this device
-    or link. Without measurements all costs are those of the data sheets.
-    """
-    needed = set(operations)
-    chosen = nearest(read(file or default_file()), device, link, machine)
-    timed = chosen.combined(precision) if chosen else {}
-    timed = {
-        operation: t for operation, t in timed.items() if operation.on in (device, link) and kind_of(operation) in KINDS
+
+def curves_of(timed: Mapping[Operation, TimedOperation]) -> dict[tuple[str, tuple[int, ...]], Curve]:
+    """Return seconds by bytes of each collective by its ranks, and by operations or bytes of all else."""
+    points: dict[tuple[str, tuple[int, ...]], dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for operation, time in timed.items():
+        points[(operation.kind, group_of(operation))][size_of(operation)].append(time.seconds)
+    return {
+        key: (sizes := sorted(of_kind), [sum(of_kind[size]) / len(of_kind[size]) for size in sizes])
+        for key, of_kind in points.items()
     }
-    rows = [_row(t) for t in timed.values()]
-    costs = calibrate(rows, needed, expected_rates(device, link), PRIORS)
-    for operation, t in timed.items():
-        _take(costs, operation, t)
-    if chosen:
-        costs.note = _difference(chosen.machine, machine) if machine else ""
-        both = chosen.fact("contention of computing"), chosen.fact("contention of communicating")
-        costs.contention = Contention(*(max(1.0, factor or 1.0) for factor in both))
-    return costs
 
 
-def nearest(
-    machines: Sequence[MeasuredMachine], device: str, link: str, machine: CalibratedMachine | None
-) -> MeasuredMachine | None:
-    """Return the measurements that resemble `machine` most, the last of equals. None if there are none."""
-    with_device = [m for m in machines if any(t.operation.on in (device, link) for t in m.operations)]
-    if machine is not None:
-        # Another model of CPU says nothing. Another version of torch does.
-        with_device = [m for m in with_device if m.machine.device == machine.device]
+def group_of(operation: Operation) -> tuple[int, ...]:
+    """Return what an operation's ranks are: none, if it is no collective."""
+    return operation.shape[1:] if operation.kind in ("all-reduce", "all-gather", "reduce-scatter", "send") else ()
+
+
+def size_of(operation: Operation) -> float:
+    """Return the floating-point operations of a product or of causal attention, or the bytes of anything else."""
+    if operation.kind == "product":
+        return 2.0 * math.prod(operation.shape)
+    if operation.kind.startswith("attention"):
+        tokens, numbers, _, seq_len = operation.shape
+        return 2.0 * tokens * numbers * seq_len * (2.5 if operation.kind.endswith("backward") else 1)
+    return float(operation.shape[0])
+
+
+@dataclass(frozen=True)
+class MeasuredCosts(Costs):
+    """A device that was measured. What was not is priced from its data sheet.
+
+    curves: seconds by size, of each kind of work by the ranks that do it together, in one precision.
+    """
+
+    curves: Mapping[tuple[str, tuple[int, ...]], Curve] = field(default_factory=dict)
+    precision: str = ""
+
+    def seconds(self, work: Work) -> float:
+        """Return how long a piece of work takes by itself."""
+        nbytes = work.nbytes or 0.0
+        if work.kind == "collective":
+            name = "send" if work.name == "receive" else work.name
+            own = min(work.ranks, work.on_node or self.per_node)
+            curve = self.curves.get((name, (work.ranks, own)))
+            return at(curve, nbytes) if curve else super().seconds(work)
+        if work.kind == "copy" and work.name in ("host to device", "device to host") and ("copy", ()) in self.curves:
+            return KERNEL_S + at(self.curves["copy", ()], nbytes)
+        if work.flops and work.precision == self.precision:
+            way = "backward" if "backward" in work.name else "forward"
+            curve = self.curves.get((f"attention {way}" if work.is_attention else "product", ()))
+            if curve:
+                return KERNEL_S + at(curve, work.flops)
+        if "pass" in {kind for kind, _ in self.curves} and work.kind in ("kernel", "set") and work.nbytes is not None:
+            return KERNEL_S + at(self.curves["pass", ()], nbytes)
+        return super().seconds(work)
+
+
+def nearest(machines: Sequence[MeasuredMachine], machine: CalibratedMachine) -> MeasuredMachine | None:
+    """Return the measurements that resemble `machine` most, the last of equals. Those of another device say nothing."""
+    alike = [m for m in machines if m.machine.device == machine.device]
 
     def likeness(place: int) -> tuple[int, ...]:
-        measured_on = with_device[place].machine
-        same = (
-            [getattr(measured_on, name) == getattr(machine, name) for name in ("world", "threads", "torch")]
-            if machine
-            else []
-        )
+        same = (getattr(alike[place].machine, name) == getattr(machine, name) for name in ("world", "threads", "torch"))
         return (*map(int, same), place)
 
-    return with_device[max(range(len(with_device)), key=likeness)] if with_device else None
+    return alike[max(range(len(alike)), key=likeness)] if alike else None
 
 
-def _difference(measured: CalibratedMachine, machine: CalibratedMachine) -> str:
-    words = {"torch": "torch {}", "threads": "{} threads", "world": "{} ranks at once"}
-    differing = [name for name in words if getattr(measured, name) != getattr(machine, name)]
-    return ", ".join(words[name].format(getattr(measured, name)) for name in differing)
-
-
-def _row(timed: TimedOperation) -> MeasuredStep:
-    step = StepWork()
-    step.add(timed.operation.kind, 0, COMPUTE, {timed.operation: 1.0})
-    return MeasuredStep(step, timed.seconds, max(timed.spread, SPREAD_MIN))
-
-
-def _take(costs: CostTable, operation: Operation, timed: TimedOperation) -> None:
-    """Put the measured seconds in the place of the fitted ones. They depend on no other operation."""
-    place, spread = costs.places[operation], max(timed.spread, SPREAD_MIN)
-    costs.logs[place] = math.log(timed.seconds)
-    costs.covariance[place, :] = costs.covariance[:, place] = 0.0
-    costs.covariance[place, place] = spread**2
+def costs_for(
+    device: str,
+    per_node: int = 8,
+    links: tuple[str, str] | None = None,
+    jobs: int = 1,
+    *,
+    precision: str = "bf16",
+    file: Path | None = None,
+) -> Costs:
+    """Return what work costs on a GPU: as the calibration in `file` (None: the package's own) has it, or by its data sheet."""
+    by_sheet = costs_of(device, per_node, links, jobs)
+    properties = PLAYED[device].properties
+    assert properties is not None
+    machines = [m for m in read(file or default_file()) if m.machine.device == properties.name]
+    if not machines:
+        return by_sheet
+    curves = curves_of(machines[-1].combined(precision))
+    return MeasuredCosts(**vars(by_sheet), curves=curves, precision=precision)

@@ -18,11 +18,10 @@ from filelock import FileLock, Timeout
 from gptscale.common.errors import ConfigError, DataError, StorageError
 from gptscale.common.process.mock import is_mock
 from gptscale.common.settings.user_file import read_json
-from gptscale.foresight.time.work import Operation
 from gptscale.ops.build.cache import root
 from gptscale.results.record.files import replace_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LOCK_WAIT_S = 60.0
 # More than a hundred thousand measurements.
 FILE_BYTES_MAX = 2**25
@@ -39,6 +38,18 @@ class CalibratedMachine(NamedTuple):
     world: int
 
 
+class Operation(NamedTuple):
+    """One kind of work on one shape.
+
+    product: rows, inner size, columns. attention forward, attention backward: tokens, numbers of a token, heads, sequence. pass:
+    bytes read and written. copy: bytes over the bus. Of a collective or a message (send): bytes, ranks, and how many of them are
+    on a node.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+
+
 class TimedOperation(NamedTuple):
     """An operation and its median seconds. precision: of the products. spread: of the repeats, relative."""
 
@@ -50,23 +61,12 @@ class TimedOperation(NamedTuple):
     date: str = ""
 
 
-class MachineFact(NamedTuple):
-    """A figure that is no operation, such as the memory of a CUDA context."""
-
-    name: str
-    value: float
-    unit: str
-    spread: float = 0.0
-    date: str = ""
-
-
 @dataclass
 class MeasuredMachine:
     """Everything that was measured on one machine, oldest first."""
 
     machine: CalibratedMachine
     operations: list[TimedOperation] = field(default_factory=list)
-    facts: list[MachineFact] = field(default_factory=list)
 
     def combined(self, precision: str) -> dict[Operation, TimedOperation]:
         """Return each operation once: the mean of its measurements by their spread, which grows if they disagree."""
@@ -75,11 +75,6 @@ class MeasuredMachine:
             if timed.precision == precision:
                 groups.setdefault(timed.operation, []).append(timed)
         return {operation: _combined(group) for operation, group in groups.items()}
-
-    def fact(self, name: str) -> float | None:
-        """Return the mean of a figure, None if it was not measured."""
-        values = [fact.value for fact in self.facts if fact.name == name]
-        return sum(values) / len(values) if values else None
 
 
 def _combined(group: Sequence[TimedOperation]) -> TimedOperation:
@@ -93,7 +88,7 @@ def _combined(group: Sequence[TimedOperation]) -> TimedOperation:
 
 def default_file() -> Path:
     """Return where calibrations are kept unless another file is given."""
-    return root() / "calibration.json"
+    return root() / f"calibration-{FORMAT_VERSION}.json"
 
 
 def read(path: Path) -> list[MeasuredMachine]:
@@ -108,12 +103,9 @@ def read(path: Path) -> list[MeasuredMachine]:
     content = read_json(path, FILE_BYTES_MAX, refuse)
     try:
         version = content["format"]
-        if version > FORMAT_VERSION:
-            raise DataError(
-                f"the calibration has format {version}, this gptscale reads up to {FORMAT_VERSION}",
-                f"in {path}",
-                "update gptscale, or measure into another file with gptscale calibrate --out FILE",
-            )
+        if version != FORMAT_VERSION:
+            what = f"the calibration has format {version}, and this gptscale reads {FORMAT_VERSION}"
+            raise DataError(what, f"in {path}", anew)
         return [_machine(entry) for entry in content["machines"]]
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise refuse(f"{type(error).__name__}: {str(error)[:160]}") from error
@@ -135,7 +127,6 @@ def add(path: Path, measured: MeasuredMachine) -> list[MeasuredMachine]:
             if earlier is None:
                 machines.append(earlier := MeasuredMachine(measured.machine))
             earlier.operations += [timed._replace(date=timed.date or today) for timed in measured.operations]
-            earlier.facts += [fact._replace(date=fact.date or today) for fact in measured.facts]
             replace_file(path, _text(machines).encode())
     except Timeout:
         raise StorageError(
@@ -150,7 +141,7 @@ def _machine(entry: Any) -> MeasuredMachine:
     machine = CalibratedMachine(*(kind(entry[name]) for name, kind in _MACHINE.items()))
     operations = [
         TimedOperation(
-            Operation(str(o["kind"]), tuple(int(n) for n in o["shape"]), str(o["on"])),
+            Operation(str(o["kind"]), tuple(int(n) for n in o["shape"])),
             str(o["precision"]),
             _positive(o["seconds"]),
             _not_negative(o["spread"]),
@@ -159,11 +150,7 @@ def _machine(entry: Any) -> MeasuredMachine:
         )
         for o in entry["operations"]
     ]
-    facts = [
-        MachineFact(str(f["name"]), float(f["value"]), str(f["unit"]), _not_negative(f["spread"]), str(f["date"]))
-        for f in entry["facts"]
-    ]
-    return MeasuredMachine(machine, operations, facts)
+    return MeasuredMachine(machine, operations)
 
 
 _MACHINE: dict[str, Any] = {"device": str, "torch": str, "threads": int, "world": int}
@@ -192,5 +179,5 @@ def _text(machines: Iterable[MeasuredMachine]) -> str:
         operations = ({**t.operation._asdict(), **t._asdict()} for t in m.operations)
         cells = ({name: v for name, v in o.items() if name != "operation"} for o in operations)
         head = json.dumps(m.machine._asdict())[:-1]
-        parts.append(f'\n {head},\n  "facts": {lines(f._asdict() for f in m.facts)},\n  "operations": {lines(cells)}}}')
+        parts.append(f'\n {head},\n  "operations": {lines(cells)}}}')
     return f'{{"format": {FORMAT_VERSION}, "machines": [{",".join(parts)}\n]}}\n'

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.warm_parent import begin_warm_parent
-from gptscale.common.settings.checks import check_output_file, check_ranges, did_you_mean
+from gptscale.common.settings.checks import check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import Precision, RunConfig
 
@@ -32,7 +32,7 @@ class CalibrateOptions:
     model: str = "tiny"
     """Preset whose shapes are measured."""
     n_layer: int | None = None
-    """Overrides the preset's number of blocks, up to which the optimizer is timed."""
+    """Overrides the preset's number of blocks."""
     n_head: int | None = None
     """Overrides the preset's number of attention heads."""
     n_embd: int | None = None
@@ -47,31 +47,18 @@ class CalibrateOptions:
     """Numbers of tensor ranks, with commas between, whose parts of a block are measured."""
     precision: Precision = "fp32"
     """Of the products."""
-    recipes: str = "all"
-    """On CPUs, recipes whose layers are measured, with commas between: `all` that can run here, or `none`."""
     nproc: int | None = None
     """Ranks that are measured together. Default: one per GPU, or 2 on a CPU. Under torchrun it is the size of its world."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes CUDA when it is there."""
-    device_name: str = "here"
-    """Under which name of `gptscale plan --device` the figures are filed; `here` is this machine."""
-    link: str | None = None
-    """Under which name of a link the collectives are filed; default gloo, or nccl with CUDA."""
-    disk: Path = Path()
-    """Folder on the disk to measure, by temporary files. Name the disk that zero_infinity would use."""
     repeats: int = 9
     """Rounds, of which the median is kept."""
     out: Path | None = None
-    """File to add to; default calibration.json in the package's cache (XDG_CACHE_HOME)."""
+    """File to add to; default calibration-2.json in the package's cache (XDG_CACHE_HOME)."""
 
     def __post_init__(self) -> None:
-        from gptscale.foresight.time.data_sheets import DEVICES, LINKS
-
         check_ranges(self, {"repeats": (3, 1000), "nproc": (1, 1024)})
         check_output_file(self.out, "--out", "cannot be written")
-        for option, name, names in (("--device-name", self.device_name, DEVICES), ("--link", self.link, LINKS)):
-            if name is not None and name not in names:
-                raise ConfigError(f"unknown name {name!r}", f"in {option}", did_you_mean(name, names))
         self.config()
         self.tensor_ranks()
 
@@ -102,7 +89,7 @@ class CalibrateOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Measure on all ranks at once, add the figures to the file, and print them."""
-    about = "Measure what this machine can do: layers, optimizer, collectives, copies. gptscale plan --here uses it."
+    about = "Measure what this machine can do: products, attention, memory, collectives. gptscale plan and why use it."
     options = parse(CalibrateOptions, argv, prog="gptscale calibrate", about=about)
     begin_warm_parent(options.device, imports=["gptscale.launchers.run.start", "gptscale.foresight.calibrate.worker"])
     # After the options are parsed, because they import torch.
@@ -110,7 +97,6 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.common.process.ranks import launch
     from gptscale.common.process.world import World, runs_on_cuda, world_of
     from gptscale.foresight.calibrate import file, worker
-    from gptscale.foresight.time.data_sheets import sheet_of
 
     cuda, out = runs_on_cuda(options.device), options.out or file.default_file()
     launched = "WORLD_SIZE" in os.environ
@@ -120,13 +106,9 @@ def main(argv: Sequence[str]) -> int:
     file.read(out)
     task = worker.CalibrationTask(
         shapes=options.shapes(),
-        recipes=recipes_of(options, cuda, world.world_size),
         out=str(out.absolute()),
         tp=options.tensor_ranks(),
         device=options.device,
-        on=sheet_of(options.device_name, options.precision),
-        link=options.link or "",
-        disk=str(options.disk.absolute()),
         repeats=options.repeats,
     )
     if launched:
@@ -156,60 +138,19 @@ def nproc_of(options: CalibrateOptions, cuda: bool) -> int:
     return options.nproc or (torch.cuda.device_count() if cuda else 2)
 
 
-def recipes_of(options: CalibrateOptions, cuda: bool, world_size: int) -> list[str]:
-    """Return the recipes whose layers are measured. Those of other environments and with stages are not."""
-    from gptscale.launchers.run.preflight import why_not_here
-    from gptscale.recipes import RECIPES, get
-
-    if cuda and options.recipes not in ("all", "none"):
-        fix = "leave it out: on GPUs gptscale plan plays what a recipe adds to its layers"
-        raise ConfigError("recipes are measured on CPUs only", "in --recipes", fix)
-    if cuda or options.recipes == "none" or world_size == 1:
-        return []
-    without = {*WITHOUT_LAYERS, *(name for name, row in RECIPES.items() if row.environment or row.own_work)}
-    with_layers = [name for name, row in RECIPES.items() if row.axes and name not in without]
-    if options.recipes == "all":
-        heads = options.config().gpt().n_head
-        fits = [name for name in with_layers if get(name).axes != ("tp",) or heads % world_size == 0]
-        return [name for name in fits if why_not_here(name, cuda=cuda) is None]
-    names = [name.strip() for name in options.recipes.split(",")]
-    for name in names:
-        if name not in with_layers:
-            get(name)
-            raise ConfigError(
-                f"{name} has no layers of its own to measure", "in --recipes", "use " + " ".join(with_layers)
-            )
-    return names
-
-
-# Recipes whose layers are those of one device.
-WITHOUT_LAYERS = ("single", "pipeline")
-
-
 def show(path: Path) -> None:
     """Print what was measured last."""
     from gptscale.foresight.calibrate.file import read
-    from gptscale.foresight.calibrate.worker import busy
     from gptscale.results import render
 
     last = read(path)[-1]
-    columns = ("operation", "shape", "on", "ms", "spread")
+    columns = ("operation", "shape", "ms", "spread")
     rows = [
-        (
-            t.operation.kind,
-            " ".join(map(str, t.operation.shape)),
-            t.operation.on,
-            f"{t.seconds * 1e3:,.3f}",
-            f"{t.spread:.0%}",
-        )
+        (t.operation.kind, " ".join(map(str, t.operation.shape)), f"{t.seconds * 1e3:,.3f}", f"{t.spread:.0%}")
         for t in last.operations
     ]
     console = render.console(130, highlight=False)
     console.print(render.table(columns, rows))
     machine = last.machine
     console.print(f"{machine.device}, torch {machine.torch}, {machine.threads} threads, {machine.world} ranks at once")
-    for fact in last.facts:
-        console.print(f"{fact.name}: {fact.value:.3g} {fact.unit}")
-    if taken := busy(last.facts):
-        console.print(f"warning: others took {taken:.0%} of the processors meanwhile; measure again on a quiet machine")
     print(f"added to {path}")

@@ -259,7 +259,7 @@ def _objects(source: int, destination: int, number: int) -> Path:
 
 def _send(original: Any) -> Any:
     def send(tensor: Any, dst: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
-        _mark(f"to {_note_peer(dst, options.get('group_dst'), group)}")
+        mark(f"to {_note_peer(dst, options.get('group_dst'), group)}")
         return original(tensor, dst, group, *args, **options)
 
     return send
@@ -268,14 +268,14 @@ def _send(original: Any) -> Any:
 def _receive(original: Any) -> Any:
     def receive(tensor: Any, src: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
         if src is not None or options.get("group_src") is not None:
-            _mark(f"from {_global_rank(src, options.get('group_src'), group)}")
+            mark(f"from {_global_rank(src, options.get('group_src'), group)}")
         return original(tensor, src, group, *args, **options)
 
     return receive
 
 
-def _mark(name: str) -> None:
-    """Add to the list of the mock, if this process has it, whom the next message is for."""
+def mark(name: str) -> None:
+    """Add a mark to the list of the mock, if this process has it: whom the next message is for, or what the host does."""
     if hasattr(_mock, "mock_mark"):
         _mock.mock_mark(name.encode())
 

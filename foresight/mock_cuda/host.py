@@ -7,8 +7,9 @@ csrc/host.c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,10 @@ from gptscale.common.model.precision import DTYPES
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.process.world import World
 from gptscale.common.settings.run import Run
+from gptscale.foresight.mock_cuda.boot import mark
+
+# AdamW reads and writes its parameter, gradient and two moments in fp32, and writes a weight in 16 bits.
+STEP_BYTES = 30
 
 
 def leave_out() -> None:
@@ -46,8 +51,15 @@ def _on_a_device(update: Callable[..., None]) -> Callable[..., None]:
     def fused_adamw(parameters: list[torch.Tensor], *state: Any, **options: Any) -> None:
         if parameters[0].is_cuda:
             update(parameters, *state, **options)
+        else:
+            _mark_step(parameters)
 
     return fused_adamw
+
+
+def _mark_step(parameters: Iterable[torch.Tensor]) -> None:
+    """Add to the list of the mock how many bytes of the host's memory its optimizer would pass over."""
+    mark(f"host step {STEP_BYTES * sum(tensor.numel() for tensor in parameters)}")
 
 
 def _true(question: Callable[..., bool]) -> Callable[..., bool]:
@@ -72,7 +84,13 @@ class Nothing(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *arguments, **options: None
+        return self._left_out
+
+    def _left_out(self, *arguments: Any, **options: Any) -> None:
+        tensors = [value for value in arguments if isinstance(value, torch.Tensor)]
+        if tensors and not tensors[0].is_cuda:
+            # The parameters come first, behind them their gradients and state.
+            _mark_step(tensors[:1])
 
 
 class NoFiles:
@@ -83,16 +101,24 @@ class NoFiles:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("async_"):
-            return self._begin
+            return partial(self._begin, name)
         # The others, as sync_pread or free_cpu_locked_tensor, end at once and successfully.
-        return lambda *arguments: 1
+        return partial(self._do, name)
 
-    def _begin(self, *tensor_and_path: Any) -> int:
+    def _begin(self, name: str, tensor: torch.Tensor, *path: Any) -> int:
         self.pending += 1
+        mark(f"disk {'read' if name.endswith('read') else 'write'} {tensor.nbytes}")
         return 0
+
+    def _do(self, name: str, *arguments: Any) -> int:
+        if name.startswith("sync_"):
+            self._begin(name, *arguments)
+            self.wait()
+        return 1
 
     def wait(self) -> int:
         """Return how many requests have ended since the last wait, which is all."""
+        mark("disk wait 0")
         ended, self.pending = self.pending, 0
         return ended
 

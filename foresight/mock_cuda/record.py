@@ -157,8 +157,9 @@ def _attention_flops(name: str, query: Tensor, key: Tensor, arguments: Mapping[s
 
 
 def _precision(tensors: Sequence[Tensor]) -> str:
-    """Return the precision in which a device computes with these tensors: of the first that are floating-point numbers."""
-    dtype = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
+    """Return the precision in which a device multiplies these tensors: the lowest of them, whatever it sums in."""
+    dtypes = (tensor.dtype for tensor in tensors if tensor.is_floating_point())
+    dtype = min(dtypes, key=lambda kind: kind.itemsize, default=None)
     if dtype == torch.float32:
         products = torch.backends.cuda.matmul
         # Where a program has set the newer name, torch refuses to tell the older one.

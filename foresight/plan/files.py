@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gptscale.common.settings.plan_file import FORMAT_VERSION, hash_of, options_of
-from gptscale.foresight.calibrate.file import default_file
 from gptscale.foresight.plan.command_lines import words_of
 from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
@@ -50,14 +48,11 @@ def write_table(path: Path, shown: PlanTable) -> None:
     export(path, markdown(shown.cells, left=LEFT, notes=shown.notes).encode())
 
 
-def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str], calibration: Path | None) -> str:
+def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]) -> str:
     """Write the plan for `gptscale run --plan` and return its hash."""
-    file = calibration or default_file()
-    calibrated = plan.costs is not None and bool(plan.costs.measured)
     content = {
         "command": ["gptscale", "plan", *argv],
         "cluster": dataclasses.asdict(plan.cluster),
-        "calibration": hashlib.sha256(file.read_bytes()).hexdigest() if calibrated else "data sheet",
         "recommended": shown.recommended,
         "rows": [
             {
@@ -67,8 +62,8 @@ def write_plan(path: Path, shown: PlanTable, plan: WorkPlan, argv: Sequence[str]
                 "ranks": plan.cluster.ranks,
                 "words": words_of(row),
                 "options": options_of(row.candidate.run, row.candidate.config),
-                "predicted_step_time_s": None if row.timing.refused else row.timing.seconds,
-                "interval_s": None if row.timing.refused else row.timing.interval,
+                "predicted_step_time_s": row.timing.seconds,
+                "interval_s": [row.timing.low, row.timing.high],
                 "grade": row.timing.grade,
                 "predicted_peak_mem_gib": (row.simulated.allocated if row.simulated else row.places.on_device) / GIB,
                 "memory_by": "simulation" if row.simulated else "bound",

@@ -49,17 +49,13 @@ class PlanOptions:
     host_memory: float | None = None
     """GiB of each machine's own memory, for recipes that keep state there. By default it is not checked."""
     here: bool = False
-    """Plan for this machine's processor, by what `gptscale calibrate` measured on it."""
+    """Plan for this machine's processor: rows are trained for a few steps."""
     nproc: int | None = None
     """Number of processes with --here. By default one for each core, at most 8."""
     calibration: Path | None = None
-    """File of `gptscale calibrate`. By default the one that it writes."""
-    simulate: bool = True
-    """Simulate the best few rows to see whether they fit. With --no-simulate their memory is a bound."""
-    simulated: int = 3
-    """Rows to simulate until so many fit."""
-    rows: int = 12
-    """Rows of the table."""
+    """File of `gptscale calibrate`. By default the one that it writes. Without figures of the device, its data sheet counts."""
+    rows: int = 8
+    """Rows of the table: splits to try until so many fit."""
     explain: int | None = None
     """Say what a row's streams do when, and draw it with --png."""
     scaling: bool = False
@@ -77,12 +73,11 @@ class PlanOptions:
         OptionNeed("nproc", lambda o: o.here, "the devices are --nodes times --gpus-per-node", "add --here"),
         OptionNeed("jobs_on_links", lambda o: o.nodes > 1, "one node has no links to others", "add --nodes N"),
         OptionNeed(
-            "nodes,gpus_per_node,device,link,jobs_on_links,host_memory,simulate",
+            "nodes,gpus_per_node,device,link,jobs_on_links,host_memory,calibration,explain,scaling,png,html",
             lambda o: not o.here,
             "--here is this machine",
         ),
         OptionNeed("scaling", lambda o: o.png or o.html, "the picture has no file", "add --png FILE"),
-        OptionNeed("simulated", lambda o: o.simulate and not o.here, "nothing is simulated", ""),
     )
 
     def __post_init__(self) -> None:
@@ -92,16 +87,11 @@ class PlanOptions:
             "nodes": (1, 4096),
             "gpus_per_node": (1, 64),
             "nproc": (1, 64),
-            "rows": (1, 1000),
-            "explain": (1, 1000),
+            "rows": (1, 100),
+            "explain": (1, 100),
             "jobs_on_links": (1, 1000),
         }
-        check_ranges(self, {**counts, "simulated": (1, 20), "host_memory": (1, 1e6)})
-
-    def shape_words(self) -> str:
-        """Return the words that name the same model on another command line."""
-        named = {name: getattr(self, name) for name in ("model", "n_layer", "n_embd", "n_head", "seq_len")}
-        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in named.items() if value is not None)
+        check_ranges(self, {**counts, "host_memory": (1, 1e6)})
 
     def work(self, ranks: int) -> RunConfig:
         """Return the options of a run that do not split it."""

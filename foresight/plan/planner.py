@@ -1,75 +1,57 @@
-"""The planner: list what is valid, leave out what does not fit, predict the time of the rest, sort."""
+"""The planner: list what is valid, leave out by a bound what does not fit or is far slower, try the rest, and sort."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from gptscale.common.errors import ConfigError
+from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.calibrate.costs import cost_table
-from gptscale.foresight.calibrate.file import CalibratedMachine
-from gptscale.foresight.calibrate.steps import is_written
 from gptscale.foresight.plan.enumeration import Candidate, enumerate_runs
-from gptscale.foresight.plan.limits import without_each
+from gptscale.foresight.plan.estimate import estimated_seconds
 from gptscale.foresight.plan.question import Cluster, Resolve
-from gptscale.foresight.plan.rows import PlannedRow, StepTime, places_of
-from gptscale.foresight.plan.steps import estimated_work, n_items, steps_of
-from gptscale.foresight.time.calibration import DATA_SHEET, FAR, CostTable
-from gptscale.foresight.time.simulator import seconds_of
-from gptscale.foresight.time.split import Machines
-from gptscale.foresight.time.work import Operation, StepWork
+from gptscale.foresight.plan.rows import PlannedRow, Tried, places_of
+from gptscale.foresight.plan.trials import MEASURED
+from gptscale.foresight.price.cost import Costs
 from gptscale.recipes import RECIPES
 
-# With measurements of the device at hand, a time that is known less well than this is refused.
-REFUSED_ABOVE = 0.25
-# So many rows are played in all, and of each recipe and mesh. Steps of more items take long to play: very many micro-batches.
-PLAYED, PLAYED_OF_SPLIT, LONGEST = 200, 8, 8_000
 # A row with this share of the fastest row's speed is as good: no prediction of its grade can tell more.
 AS_GOOD, AS_GOOD_BY_DATA_SHEET = 0.98, 0.95
-Written = tuple[list[StepWork], int]
+# A row whose step lasts by the estimate so many times as long as the fastest one's that fits is not worth a trial.
+WORTH = 1.5
+# Trials for each row of the table, so that what does not fit after all does not take for ever.
+TRIES = 3
+Trial = Callable[[PlannedRow], Tried]
 
 
 @dataclass
 class WorkPlan:
-    """All rows that fit, the fastest first, and what does not.
+    """All rows that were tried and fit, the fastest first, and what was not tried.
 
-    nearest: the row that lacks least, if none fits. left_out: recipes that were not listed, with the reason.
+    also: of each row the recipes that split in the same way. nearest: the row that lacks least, if none fits. listed: how many
+    runs are valid. splits: of these, that may fit by the bound. left_out: recipes that were not listed, and trials that failed,
+    with the reason.
     """
 
     cluster: Cluster
     config: RunConfig
     rows: list[PlannedRow]
+    also: dict[tuple[str, int, int], list[str]]
     nearest: PlannedRow | None
     listed: int
+    splits: int
     left_out: dict[str, str]
-    costs: CostTable | None = field(default=None, repr=False)
-
-    @property
-    def best(self) -> list[PlannedRow]:
-        """Return the best row of each recipe and mesh: the fastest that fits for sure, or else that may fit."""
-        best: dict[tuple[str, int, int], PlannedRow] = {}
-        for row in (*(row for row in self.rows if row.surely_fits), *(row for row in self.rows if row.may_fit)):
-            best.setdefault(row.candidate.split, row)
-        return sorted(best.values(), key=lambda row: -row.tokens_per_s)
 
     @property
     def recommended(self) -> PlannedRow | None:
-        """Return the row to take: of those that fit for sure and are as good as the fastest, the simplest recipe.
-
-        If some were simulated, it is one of them.
-        """
-        rows = [row for row in self.best if row.surely_fits and not row.timing.refused]
-        rows = [row for row in rows if row.simulated is not None] or rows
-        if not rows:
+        """Return the row to take: of those that are as good as the fastest, the simplest recipe."""
+        if not self.rows:
             return None
-        fastest = max(row.tokens_per_s for row in rows)
-        share = AS_GOOD_BY_DATA_SHEET if rows[0].timing.grade == DATA_SHEET else AS_GOOD
-        as_good = [row for row in rows if row.tokens_per_s >= share * fastest]
+        share = AS_GOOD if self.rows[0].timing.grade == MEASURED else AS_GOOD_BY_DATA_SHEET
+        as_good = [row for row in self.rows if row.tokens_per_s >= share * self.rows[0].tokens_per_s]
         order = list(RECIPES)
         return min(as_good, key=lambda row: (order.index(row.candidate.run.recipe), -row.tokens_per_s))
 
@@ -79,98 +61,97 @@ def plan(
     cluster: Cluster,
     recipes: Sequence[str],
     resolve: Resolve,
+    trial: Trial,
     *,
-    file: Path | None = None,
-    machine: CalibratedMachine | None = None,
+    wanted: int,
+    at_once: int = 1,
     host_memory: int | None = None,
+    tell: Callable[[str], None] = lambda words: None,
 ) -> WorkPlan:
-    """Plan a piece of work on a cluster.
+    """Plan a piece of work on a cluster: try rows until `wanted` splits of them fit, `at_once` at the same time.
 
-    file, machine: the calibration, as cost_table has them. host_memory: bytes of a node, None where it is not known.
+    host_memory: bytes of a node, None where it is not known. tell: is told what is tried.
     """
     listed = enumerate_runs(config, cluster, recipes, resolve)
-    fitting, nearest, n_listed = [], None, 0
+    fitting, nearest, n_listed = list[PlannedRow](), None, 0
+    costs = None if cluster.is_cpu else cluster.costs(config.precision)
     for group in listed.groups:
         n_listed += len(group)
-        for row in _of_group(group, cluster, host_memory):
+        for row in _of_group(group, cluster, costs, host_memory):
             if row.may_fit:
                 fitting.append(row)
             elif nearest is None or row.margin > nearest.margin:
                 nearest = row
-    machines = cluster.machines(config.precision)
-
-    def costs_of(operations: Iterable[Operation]) -> CostTable:
-        return cost_table(operations, machines.device, machines.link, file, precision=config.precision, machine=machine)
-
-    if cluster.is_cpu and not costs_of(()).measured:
-        fix = f"gptscale calibrate --model {config.model} --nproc {cluster.ranks}"
-        raise ConfigError("this machine was not measured yet, so no time is known", "in --here", fix)
-    if cluster.is_cpu:
-        timeable = [row for row in fitting if is_written(row.candidate.run, row.candidate.config)]
-        chosen = [row for row in timeable if n_items(row.candidate) <= LONGEST]
-        for recipe in {row.candidate.run.recipe for row in fitting} - {row.candidate.run.recipe for row in timeable}:
-            listed.left_out[recipe] = "its step is not known on a processor"
-    else:
-        chosen = _worth_playing(fitting, machines, costs_of)
-    written = [steps_of(row.candidate, machines) for row in chosen]
-    costs = costs_of({operation for steps, _ in written for step in steps for operation in step.operations()})
-    timed = [dataclasses.replace(row, timing=time_of(steps, costs)) for row, steps in zip(chosen, written, strict=True)]
+    splits, also = _splits(fitting, list(recipes))
+    n_splits = len(splits)
+    rows, tries = list[PlannedRow](), 0
+    with ThreadPoolExecutor(at_once) as pool:
+        while splits and len(rows) < wanted and tries < TRIES * wanted:
+            longest = WORTH * min((row.estimate for row in rows), default=math.inf)
+            n = min(at_once, wanted - len(rows))
+            batch, splits = [forms for forms in splits[:n] if forms[0].estimate <= longest], splits[n:]
+            if not batch:
+                break
+            tell(f"{len(rows)} of {wanted} rows tried, now {', '.join(forms[0].name for forms in batch)}")
+            tries += len(batch)
+            for forms, tried in zip(batch, pool.map(lambda forms: _try(forms[0], trial), batch), strict=True):
+                if isinstance(tried, Tried):
+                    row = dataclasses.replace(forms[0], tried=tried)
+                    if row.may_fit:
+                        rows.append(row)
+                        continue
+                    nearest = row if nearest is None or row.margin > nearest.margin else nearest
+                    if forms[1:]:
+                        # The next form has its turn at once: its split was worth a trial.
+                        splits.insert(0, forms[1:])
+                else:
+                    listed.left_out[f"a trial of {forms[0].name}, {forms[0].detail}"] = tried
     order = {name: place for place, name in enumerate(recipes)}
     # Equally fast rows stand in the order of the table of recipes, the simplest first.
-    timed.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))
-    return WorkPlan(cluster, config, timed, None if timed else nearest, n_listed, listed.left_out, costs)
+    rows.sort(key=lambda row: (-round(row.tokens_per_s, 3), order[row.candidate.run.recipe], -row.margin))
+    return WorkPlan(cluster, config, rows, also, None if rows else nearest, n_listed, n_splits, listed.left_out)
 
 
-def _of_group(group: Iterable[Candidate], cluster: Cluster, host_memory: int | None) -> Iterator[PlannedRow]:
+def _try(row: PlannedRow, trial: Trial) -> Tried | str:
+    """Return what a trial tells, or why it failed."""
+    try:
+        return trial(row)
+    except GptscaleError as error:
+        return str(error)[:160]
+
+
+def _of_group(
+    group: Iterable[Candidate], cluster: Cluster, costs: Costs | None, host_memory: int | None
+) -> Iterator[PlannedRow]:
     """Yield the forms of a candidate, from the fastest on, until one fits for sure."""
     for candidate in group:
-        row = PlannedRow(candidate, cluster, places_of(candidate))
-        if host_memory is not None and row.places.host * cluster.per_node > host_memory:
+        places = places_of(candidate)
+        if host_memory is not None and places.host * cluster.per_node > host_memory:
             continue
+        estimate = 0.0 if costs is None else estimated_seconds(candidate, places, costs)
+        row = PlannedRow(candidate, cluster, places, estimate)
         yield row
         if row.surely_fits:
             return
 
 
-def _worth_playing(
-    rows: Sequence[PlannedRow], machines: Machines, costs_of: Callable[[Iterable[Operation]], CostTable]
-) -> list[PlannedRow]:
-    """Return the rows that compute least, a few of each recipe and mesh."""
-    works = [estimated_work(row.candidate, machines) for row in rows]
-    costs = costs_of({operation for of_ranks in works for work in of_ranks for operation in work})
-    estimates = [max(seconds_of(work, costs.seconds) for work in of_ranks) for of_ranks in works]
-    chosen, of_split = [], Counter[tuple[str, int, int]]()
-    for i in sorted(range(len(rows)), key=estimates.__getitem__):
-        row, split = rows[i], rows[i].candidate.split
-        if of_split[split] < PLAYED_OF_SPLIT and n_items(row.candidate) <= LONGEST:
-            of_split[split] += 1
-            chosen.append(row)
-    return chosen[:PLAYED]
-
-
-def time_of(written: Written, costs: CostTable) -> StepTime:
-    """Return the seconds of a step, or why they are refused."""
-    steps, more = written
-    predictions = [costs.predict(step) for step in steps]
-    last = predictions[-1]
-    if costs.measured and last.far:
-        return StepTime(refused=f"not calibrated: {last.far} is more than {FAR:.0f} times what was measured, or less")
-    if costs.measured and last.spread > REFUSED_ABOVE:
-        return StepTime(refused=f"not calibrated: {last.unknown} is known to {last.spread:.0%} only")
-    seconds = last.seconds + more * (last.seconds - predictions[0].seconds)
-    if not math.isfinite(seconds):
-        return StepTime(refused="no time")
-    return StepTime(seconds, last.spread, last.grade, played=last.timeline)
-
-
-def with_limits(row: PlannedRow, costs: CostTable) -> PlannedRow:
-    """Return the row with what bounds its step."""
-    machines = row.cluster.machines(row.candidate.run.config.precision)
-    if row.timing.refused:
-        return row
-    steps, more = steps_of(row.candidate, machines)
-    each = [without_each(step, costs.seconds, machines, costs.contention) for step in steps]
-    seconds_without = {cause: last + more * (last - each[0][cause]) for cause, last in each[-1].items()}
-    cause = min(seconds_without, key=seconds_without.__getitem__)
-    timing = dataclasses.replace(row.timing, bound_by=cause, gain=1 - seconds_without[cause] / row.timing.seconds)
-    return dataclasses.replace(row, timing=timing)
+def _splits(
+    fitting: Sequence[PlannedRow], order: Sequence[str]
+) -> tuple[list[list[PlannedRow]], dict[tuple[str, int, int], list[str]]]:
+    """Return the forms of each split, the best first, and the recipes that split in the same way."""
+    by_split: dict[tuple[str, int, int], list[PlannedRow]] = {}
+    # A larger micro-batch has larger products. So it comes first where the estimate does not tell.
+    for row in sorted(fitting, key=lambda row: (row.estimate, -row.candidate.run.batch.micro_batch_size)):
+        by_split.setdefault(row.candidate.split, []).append(row)
+    also: dict[tuple[str, int, int], list[str]] = {}
+    kinds: dict[object, tuple[str, int, int]] = {}
+    splits = []
+    for split, forms in sorted(by_split.items(), key=lambda item: (item[1][0].estimate, order.index(item[0][0]))):
+        first = forms[0]
+        kind = (f"{first.estimate:.6g}", first.places.on_device, first.detail, *split[1:])
+        if not first.cluster.is_cpu and kind in kinds:
+            also.setdefault(kinds[kind], []).append(split[0])
+        else:
+            kinds[kind] = split
+            splits.append(forms)
+    return splits, also

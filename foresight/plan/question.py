@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import PLAYED
@@ -11,31 +12,35 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.common.settings.run import Run
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.calibrate.costs import costs_for
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.mock_cuda.devices import DEVICES
-from gptscale.foresight.time.data_sheets import GLOO, HERE, INNER_LINKS, OUTER_LINKS, sheet_of
-from gptscale.foresight.time.split import Machines
+from gptscale.foresight.price.cost import Costs
+from gptscale.foresight.price.data_sheets import INNER_LINKS, OUTER_LINKS
 
 GIB = 2**30
+# The machine that this runs on.
+HERE = "here"
 # Makes a run of a recipe and its options, or raises ConfigError where they do not work out (launchers/run/preflight.py).
 Resolve = Callable[[str, RunConfig, RecipeConfig], Run]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Machines that are alike. device: a name of common/measure/gpus.csv, or HERE. link: as costs are filed under it.
+    """Machines that are alike. device: a name of common/measure/gpus.csv, or HERE. links: inside a node and between nodes.
 
     memory: bytes of a device, or of a rank on a CPU. assumed: what the user did not say. jobs: how many share the links between
-    nodes.
+    nodes. calibration: a file of `gptscale calibrate`, None for the package's own.
     """
 
     device: str
     nodes: int
     per_node: int
-    link: str
+    links: tuple[str, str]
     memory: int
     assumed: str = ""
     jobs: int = 1
+    calibration: Path | None = None
 
     @property
     def ranks(self) -> int:
@@ -47,9 +52,9 @@ class Cluster:
         """Return whether ranks are processes on this machine's processor."""
         return self.device == HERE
 
-    def machines(self, precision: str) -> Machines:
-        """Return the machines as costs are filed under them."""
-        return Machines(sheet_of(self.device, precision), self.per_node, self.link, self.jobs)
+    def costs(self, precision: str) -> Costs:
+        """Return what work costs on a GPU of them."""
+        return costs_for(self.device, self.per_node, self.links, self.jobs, precision=precision, file=self.calibration)
 
     def outside(self, communicators: int) -> int:
         """Return the bytes of a device that torch does not see, 0 on a CPU."""
@@ -60,7 +65,7 @@ class Cluster:
             return f"{self.ranks} rank{'s' if self.ranks > 1 else ''} on this CPU"
         nodes = f"{self.nodes} node{'s' if self.nodes > 1 else ''} of " if self.nodes > 1 else ""
         shared = f", links shared by {self.jobs} jobs" if self.jobs > 1 else ""
-        return f"{nodes}{self.per_node} x {self.device}, {self.link}{shared}"
+        return f"{nodes}{self.per_node} x {self.device}, {' '.join(self.links)}{shared}"
 
 
 def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Cluster:
@@ -72,7 +77,7 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
     if device not in DEVICES:
         near = next((name for name in DEVICES if name.startswith(device)), None)
         named = f"did you mean {near!r}?" if near else did_you_mean(device, DEVICES)
-        fix = f"{named} On a machine that is none of them: gptscale calibrate, then gptscale plan --here"
+        fix = f"{named} For this machine's processor: gptscale plan --here"
         raise ConfigError(f"unknown device {device!r}", "in --device", fix)
     inner, outer = PLAYED[device].links
     assumed = [*([inner] if per_node > 1 else []), *([outer] if nodes > 1 else [])]
@@ -94,9 +99,9 @@ def gpu_cluster(device: str, nodes: int, per_node: int, link: str | None) -> Clu
                 else "pcie4"
             )
             assumed, inner = [one for one in assumed if one != inner], own
-    return Cluster(device, nodes, per_node, f"{inner} {outer}", DEVICES[device].memory, " and ".join(assumed))
+    return Cluster(device, nodes, per_node, (inner, outer), DEVICES[device].memory, " and ".join(assumed))
 
 
 def cpu_cluster(nproc: int, memory: int) -> Cluster:
     """Return the ranks of this machine. memory: bytes for all of them."""
-    return Cluster(HERE, 1, nproc, GLOO, memory // nproc)
+    return Cluster(HERE, 1, nproc, ("", ""), memory // nproc)

@@ -9,7 +9,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.rows import PlannedRow
-from gptscale.foresight.time.data_sheets import sheet_of, sources_of
+from gptscale.foresight.plan.trials import CONTENDED, MEASURED
+from gptscale.foresight.price.data_sheets import sources_of
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gptscale: plan</title>
@@ -30,71 +31,48 @@ PAGE = """<!doctype html>
 LEFT = ("", "recipe and split", "micro-batches", "memory, GiB", "grade", "bound by")
 
 
-def cells(rows: Sequence[PlannedRow], also: Sequence[Sequence[str]], recommended: int) -> list[dict[str, str]]:
-    """Return a row of cells for each planned row, with a star at the recommended one.
-
-    also: recipes that take the same time as each.
-    """
-    numbers = [f"{i}{' *' if i == recommended else ''}" for i in range(1, len(rows) + 1)]
-    return [_cells(number, row, others) for number, row, others in zip(numbers, rows, also, strict=True)]
+def cells(plan: WorkPlan, rows: Sequence[PlannedRow]) -> list[dict[str, str]]:
+    """Return a row of cells for each planned row, with a star at the recommended one."""
+    return [
+        _cells(f"{i}{' *' if row is plan.recommended else ''}", row, plan.also.get(row.candidate.split, ()))
+        for i, row in enumerate(rows, start=1)
+    ]
 
 
 def _cells(number: str, row: PlannedRow, also: Sequence[str]) -> dict[str, str]:
     timing = row.timing
-    low, high = timing.interval
-    has_time = not timing.refused
     how = "" if row.simulated is not None else "~"
     return {
         "": number,
         "recipe and split": row.name + (f" (also {', '.join(also)})" if also else ""),
         "micro-batches": row.detail,
-        "tokens/s": f"{row.tokens_per_s:,.0f}" if has_time else "-",
-        "step ms": f"{1e3 * timing.seconds:,.0f} ({1e3 * low:,.0f}-{1e3 * high:,.0f})" if has_time else "-",
-        "MFU": "-" if row.mfu is None else f"{row.mfu:.0%}",
-        "margin GiB": f"{how}{row.margin / GIB:,.1f}" if row.may_fit else f"lacks {-row.margin / GIB:,.1f}",
+        "tokens/s": f"{row.tokens_per_s:,.0f}",
+        "step ms": f"{1e3 * timing.seconds:,.0f} ({1e3 * timing.low:,.0f}-{1e3 * timing.high:,.0f})",
+        "MFU": "-" if timing.mfu is None else f"{timing.mfu:.0%}",
+        "margin GiB": f"{how}{row.margin / GIB:,.1f}",
         "memory, GiB": row.memory_words(),
-        "bound by": f"{timing.bound_by} ({timing.gain:.0%})" if timing.bound_by else timing.refused,
-        "grade": timing.grade or "no time",
+        "bound by": timing.bound_by,
+        "grade": timing.grade,
     }
-
-
-def merged(rows: Sequence[PlannedRow]) -> tuple[list[PlannedRow], list[list[str]]]:
-    """Return rows without those of other recipes that take the same time in the same way, and the names of these recipes."""
-    shown: list[PlannedRow] = []
-    also: list[list[str]] = []
-    places: dict[tuple[object, ...], int] = {}
-    for row in rows:
-        run = row.candidate.run
-        key = (f"{row.timing.seconds:.9g}", run.tp_size, run.pp_size, row.detail, bool(row.timing.refused))
-        if key in places and shown[places[key]].candidate.run.recipe != run.recipe:
-            also[places[key]].append(run.recipe)
-            continue
-        places[key] = len(shown)
-        shown.append(row)
-        also.append([])
-    return shown, also
 
 
 def headline(plan: WorkPlan, command: str) -> list[str]:
     """Return the recommendation, and why it is not the next two."""
     best = plan.recommended
     assert best is not None
-    low, high = best.timing.interval
+    timing = best.timing
     lines = [
         f"recommended  {best.name}, micro-batches {best.detail}: {best.tokens_per_s:,.0f} tokens/s, "
-        f"step {best.timing.seconds:.3g} s ({low:.3g} to {high:.3g}, {best.timing.grade})",
+        f"step {timing.seconds:.3g} s ({timing.low:.3g} to {timing.high:.3g}, {timing.grade})",
         f"  {command}",
     ]
-    others = [
-        row for row in merged(plan.best)[0] if row.candidate.split != best.candidate.split and not row.timing.refused
-    ]
-    return lines + [f"  {_why_not(best, row)}" for row in others[:2]]
+    return lines + [f"  {_why_not(best, row)}" for row in [row for row in plan.rows if row is not best][:2]]
 
 
 def _why_not(best: PlannedRow, other: PlannedRow) -> str:
     """Return a sentence on why a row is not the recommended one."""
     slower = other.timing.seconds / best.timing.seconds - 1
-    limit = f", bound by {other.timing.bound_by}" if other.timing.bound_by not in ("", "compute") else ""
+    limit = f", bound by {other.timing.bound_by}" if other.timing.bound_by else ""
     margin = f"its margin is {other.margin / GIB:,.1f} GiB, not {best.margin / GIB:,.1f}"
     if slower < -0.005:
         return (
@@ -107,19 +85,20 @@ def _why_not(best: PlannedRow, other: PlannedRow) -> str:
 
 def notes(plan: WorkPlan) -> list[str]:
     """Return what a reader should know about the table."""
-    cluster = plan.cluster
-    lines = [
-        f"{plan.listed:,} valid runs; of those that fit, {len(plan.rows)} were played, and the best of each split is shown"
-    ]
+    cluster, how = plan.cluster, "run" if plan.cluster.is_cpu else "simulated"
+    lines = [f"{plan.listed:,} valid runs; {plan.splits} splits of them may fit by a bound"]
+    lines[0] += f", and the fastest of these by an estimate were {how} until {len(plan.rows)} fitted"
     if cluster.assumed:
         lines.append(f"assumed, because --link does not say otherwise: {cluster.assumed}")
-    if any(row.simulated is None for row in merged(plan.best)[0]):
+    if cluster.is_cpu:
+        lines.append("~ memory is a bound: what a rank holds, gathers and keeps, without all else")
+    if any(row.timing.grade == CONTENDED for row in plan.rows):
         lines.append(
-            "~ memory is a bound, not simulated: what a rank holds, gathers and keeps, without all else and what torch reserves"
+            "others used the processors meanwhile, so that the order means little: plan again on a quiet machine"
         )
-    if any(row.timing.grade.startswith("data sheet") for row in plan.rows):
-        lines.append("data sheet: no such device was measured, the times order splits and promise nothing")
-        lines += sources_of(sheet_of(cluster.device, plan.config.precision), cluster.link)
+    if any(row.timing.grade not in (MEASURED, CONTENDED) for row in plan.rows):
+        lines.append("data sheet: no such device was measured; the times order splits, for a host that keeps up")
+        lines += sources_of(cluster.device, cluster.links)
     lines += [f"left out: {name}: {why}" for name, why in plan.left_out.items()]
     return lines
 

@@ -2,56 +2,70 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gptscale.common.measure.devices import peak_tflops
-from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.foresight.memory.bound import Places, bound
 from gptscale.foresight.memory.report import RankMemory
-from gptscale.foresight.mock_cuda.devices import DEVICES
 from gptscale.foresight.plan.enumeration import Candidate
 from gptscale.foresight.plan.question import GIB, Cluster
-from gptscale.foresight.time.simulator import PlayedStep
+from gptscale.foresight.price.replay import Replayed
 from gptscale.recipes import get
 
 # Of 255 ranks that were simulated, the bound was at worst 12 % below what was allocated (docs/measurements/LOG.md, 2026-11-25).
 ALLOWANCE = 1.15
-# 90 % of a normal distribution lies within so many standard deviations.
-NINETY_PERCENT = 1.645
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """The predicted seconds of a step. spread: relative standard deviation. refused: why there are none.
+    """The seconds of a step, and between which they are expected.
 
-    bound_by: what makes the step shortest if it is taken away; gain: the share that it then is shorter.
+    grade: how they are known. bound_by: what takes the largest part of the step, with its share.
     """
 
-    seconds: float = math.inf
-    spread: float = 0.0
-    grade: str = ""
-    refused: str = ""
-    played: PlayedStep | None = field(default=None, repr=False, compare=False)
+    seconds: float
+    low: float
+    high: float
+    grade: str
     bound_by: str = ""
-    gain: float = 0.0
+    mfu: float | None = None
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Return the seconds between which 90 % of such steps are expected."""
-        width = math.exp(NINETY_PERCENT * self.spread)
-        return self.seconds / width, self.seconds * width
+
+@dataclass(frozen=True)
+class Tried:
+    """What a trial of a row told: the memory of its rank that needs most, and its time.
+
+    replayed: of each rank that was simulated, what its streams do when.
+    """
+
+    timing: StepTime
+    memory: RankMemory | None = None
+    replayed: Mapping[int, Replayed] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A candidate on a cluster. simulated: its memory under the mock of CUDA, if that was asked."""
+    """A candidate on a cluster.
+
+    places: the bound of its memory. estimate: seconds that its step lasts at least. tried: what a trial told, if there was one.
+    """
 
     candidate: Candidate
     cluster: Cluster
     places: Places
-    timing: StepTime = StepTime()
-    simulated: RankMemory | None = None
+    estimate: float
+    tried: Tried | None = None
+
+    @property
+    def simulated(self) -> RankMemory | None:
+        """Return its memory under the mock of CUDA, if it was simulated."""
+        return self.tried.memory if self.tried else None
+
+    @property
+    def timing(self) -> StepTime:
+        """Return the time of a row that was tried."""
+        assert self.tried is not None
+        return self.tried.timing
 
     @property
     def name(self) -> str:
@@ -97,7 +111,7 @@ class PlannedRow:
     @property
     def may_fit(self) -> bool:
         """Return whether it fits as far as is known."""
-        return self.margin >= 0 and (self.simulated is None or self.simulated.fits is not False)
+        return self.margin >= 0 and (self.simulated is None or not self.simulated.is_too_large)
 
     @property
     def surely_fits(self) -> bool:
@@ -108,18 +122,8 @@ class PlannedRow:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return the predicted tokens a second of all devices together, 0 without a time."""
+        """Return the tokens a second of all devices together."""
         return self.candidate.run.tokens_per_step / self.timing.seconds
-
-    @property
-    def mfu(self) -> float | None:
-        """Return the predicted share of the devices' peak rate, None on a CPU and without a time."""
-        run = self.candidate.run
-        if self.cluster.is_cpu or self.timing.refused:
-            return None
-        peak = peak_tflops(DEVICES[self.cluster.device].name, run.config.precision)
-        per_device = self.tokens_per_s * model_flops_per_token(run.gpt, run.seq_len) / self.cluster.ranks
-        return per_device / (peak * 1e12) if peak else None
 
     def memory_words(self, most: int = 3) -> str:
         """Return what fills the peak, the largest kinds with their GiB."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gptscale.common.measure.gpus import PLAYED, Gpu
+from gptscale.foresight.price.data_sheets import DISK, HOST_MEMORY, INNER_LINKS, OUTER_LINKS
 from gptscale.foresight.price.record import Work
-from gptscale.foresight.time.data_sheets import INNER_LINKS, OUTER_LINKS, LinkSheet
 
 # Tiles of a product's result that one multiprocessor computes at once, and the share of the largest tile's rate that each
 # reaches. A smaller one is taken where the larger ones leave multiprocessors idle.
@@ -47,13 +47,15 @@ REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.54, 0.36
 class Costs:
     """A device and its links.
 
-    per_node: devices of one machine. speed: by how much the device is faster than what programs usually reach, as one measured
-    step tells.
+    links: names of data_sheets.py, inside a node and between nodes. per_node: devices of one machine. jobs: how many share the
+    links between nodes. speed: by how much the device is faster than what programs usually reach, as one measured step tells.
     """
 
     gpu: Gpu
     reached: Reached
+    links: tuple[str, str]
     per_node: int = 8
+    jobs: int = 1
     speed: float = 1.0
 
     def seconds(self, work: Work) -> float:
@@ -64,6 +66,9 @@ class Costs:
             inside = work.name in ("device to device", "2d", "default")
             rate = self._memory() / 2 if inside else self.gpu.bus * self.reached.bus
             return KERNEL_S + (work.nbytes or 0) / rate
+        if work.kind in ("host", "disk"):
+            # The ranks of a machine share its memory and its disk.
+            return self.per_node * (work.nbytes or 0) / (HOST_MEMORY if work.kind == "host" else DISK[work.name])
         if work.kind == "set":
             return KERNEL_S + (work.nbytes or 0) / self._memory()
         nbytes = work.threads * THREAD_BYTES if work.nbytes is None else work.nbytes
@@ -107,7 +112,7 @@ class Costs:
     def _collective(self, work: Work) -> float:
         """Return the seconds of a ring: each rank sends its part of the tensor around, twice for an all-reduce."""
         ranks, nbytes = work.ranks, work.nbytes or 0.0
-        inside, outside = (link.rate for link in self._links())
+        inside, outside = INNER_LINKS[self.links[0]].rate, OUTER_LINKS[self.links[1]].rate / self.jobs
         own = min(ranks, work.on_node or self.per_node)
         if work.name in ("send", "receive"):
             near = work.peer is None or own == ranks
@@ -124,13 +129,9 @@ class Costs:
         shared = outside * self.reached.outside * own / self.per_node
         return START_S + (ranks // own - 1) * turns * HOP_S + max(sent / shared, sent / (inside * self.reached.inside))
 
-    def _links(self) -> tuple[LinkSheet, LinkSheet]:
-        inner, outer = self.gpu.links
-        return INNER_LINKS[inner], OUTER_LINKS[outer]
 
-
-def costs_of(name: str, per_node: int = 8) -> Costs:
-    """Return what work costs on a device of the table of GPUs, by its data sheet."""
+def costs_of(name: str, per_node: int = 8, links: tuple[str, str] | None = None, jobs: int = 1) -> Costs:
+    """Return what work costs on a device of the table of GPUs, by its data sheet. links: None for those that it usually has."""
     gpu = PLAYED[name]
     assert gpu.properties is not None
-    return Costs(gpu, REACHED[gpu.properties.capability[0]], per_node)
+    return Costs(gpu, REACHED[gpu.properties.capability[0]], links or gpu.links, per_node, jobs)

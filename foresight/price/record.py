@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from gptscale.foresight.mock_cuda.record import UNKNOWN
 # Work that takes time on a stream, and what orders it.
 TIMED = ("kernel", "product", "copy", "set", "collective", "graph")
 ORDERS = ("record", "wait", "sync")
+# What a host does itself is marked: with how many bytes of its memory, of files, or that it waits for these.
+HOST_WORK = re.compile(r"(host) step (\d+)|(disk) (read|write|wait) (\d+)")
+# Files are read and written in an order of their own.
+DISK_STREAM = -1
 ATTENTION = ("attention", "flash")
 
 
@@ -21,6 +26,7 @@ ATTENTION = ("attention", "flash")
 class Work:
     """Something on a stream.
 
+    kind: of TIMED or ORDERS; host: what the host computes; disk: a file that is read or written.
     at: when the host asked for it, as a share of the time in which it asks for the step. name: of the operation of torch that it
     belongs to, or its own. nbytes: that it reads and writes; of a copy those that are copied; of a collective those of the whole
     tensor; None where nobody knows. sizes: m, n, k and how many products. event: that is recorded or waited for. ranks, on_node:
@@ -65,6 +71,8 @@ def recorded_step(calls: Sequence[Call]) -> list[Work] | None:
             under_way.append([])
         elif call.kind == "operation" and under_way:
             _end(under_way.pop(), call, work)
+        elif call.kind == "mark" and (words := HOST_WORK.fullmatch(call.name)):
+            work.append(_host_work(words, (call.time_s - begin) / length))
         elif call.kind == "mark":
             peer = int(call.name.partition(" ")[2]) if call.name.startswith(("to ", "from ")) else peer
         elif call.kind in (*TIMED, *ORDERS):
@@ -87,6 +95,14 @@ def _work(call: Call, at: float, peer: int | None) -> Work:
         return Work(at, call.kind, call.stream, call.name, event=a)
     # A graph's first number is its own, and what it launches was not listed.
     return Work(at, call.kind, call.stream, call.name, threads=0 if call.kind == "graph" else a * b)
+
+
+def _host_work(words: re.Match[str], at: float) -> Work:
+    if words[1]:
+        return Work(at, "host", 0, "optimizer", nbytes=float(words[2]))
+    if words[4] == "wait":
+        return Work(at, "sync", DISK_STREAM, "stream")
+    return Work(at, "disk", DISK_STREAM, words[4], nbytes=float(words[5]))
 
 
 def _end(started: list[int], end: Call, work: list[Work]) -> None:

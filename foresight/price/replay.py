@@ -6,10 +6,15 @@ from collections import defaultdict, deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
+from gptscale.foresight.mock_cuda.watch import FORWARD as FORWARD_NAME
+from gptscale.foresight.mock_cuda.watch import PARTS
 from gptscale.foresight.price.cost import BESIDE, Costs
 from gptscale.foresight.price.record import Work
 
+FORWARD = PARTS.index(FORWARD_NAME)
 PRODUCTS, ATTENTION, KERNELS, COPIES, COLLECTIVES = "products", "attention", "other kernels", "copies", "collectives"
+HOST, DISK = "the host's optimizer", "the disk"
+KINDS = {"collective": COLLECTIVES, "product": PRODUCTS, "copy": COPIES, "host": HOST, "disk": DISK}
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,8 @@ class Span:
     @property
     def kind(self) -> str:
         """Return the kind of work, as the answer names it."""
-        if self.work.kind == "collective":
-            return COLLECTIVES
-        if self.work.kind == "product":
-            return PRODUCTS
-        if self.work.kind == "copy":
-            return COPIES
+        if self.work.kind in KINDS:
+            return KINDS[self.work.kind]
         return ATTENTION if self.work.is_attention else KERNELS
 
 
@@ -36,13 +37,55 @@ class Span:
 class Replayed:
     """One rank's step between two others, in seconds.
 
-    only_sends: in which the device communicates and does nothing else. idle: in which it does nothing.
+    begins: when it does. spans: its work, in the order in which it was asked for.
     """
 
     step_s: float
-    only_sends: float
-    idle: float
+    begins: float
     spans: list[Span]
+
+    @property
+    def only_sends(self) -> float:
+        """Return the seconds in which the device communicates and does nothing else."""
+        return sum(end - begin for begin, end in self.exposed())
+
+    @property
+    def idle(self) -> float:
+        """Return the seconds in which the device does nothing."""
+        return self.step_s - sum(end - begin for begin, end in self._covered(self.spans))
+
+    def exposed(self) -> list[tuple[float, float]]:
+        """Return from when to when the device communicates and does nothing else."""
+        computes = self._covered([span for span in self.spans if span.kind != COLLECTIVES])
+        gaps, at = list[tuple[float, float]](), self.begins
+        for begin, end in [*computes, (self.begins + self.step_s, self.begins + self.step_s)]:
+            gaps, at = [*gaps, (at, begin)] if begin > at else gaps, max(at, end)
+        sends = self._covered([span for span in self.spans if span.kind == COLLECTIVES])
+        both = ((max(a, c), min(b, d)) for a, b in gaps for c, d in sends if c < b and a < d)
+        return [(begin, end) for begin, end in both if end > begin]
+
+    def _covered(self, spans: Sequence[Span]) -> list[tuple[float, float]]:
+        """Return from when to when within the step at least one piece of work runs."""
+        last = self.begins + self.step_s
+        covered = list[tuple[float, float]]()
+        for begin, end in sorted((max(self.begins, s.begin), min(last, s.end)) for s in spans):
+            if end <= begin:
+                continue
+            if covered and begin <= covered[-1][1]:
+                covered[-1] = (covered[-1][0], max(covered[-1][1], end))
+            else:
+                covered.append((begin, end))
+        return covered
+
+    def forwards(self) -> list[float]:
+        """Return when the forward of each micro-batch begins."""
+        begins, before = list[float](), -1
+        for span in self.spans:
+            if span.kind in (PRODUCTS, ATTENTION):
+                if span.work.part == FORWARD and before != FORWARD:
+                    begins.append(span.begin)
+                before = span.work.part
+        return begins
 
     def busy(self) -> dict[str, float]:
         """Return the seconds of each kind of work, as if it ran alone."""
@@ -50,16 +93,6 @@ class Replayed:
         for span in self.spans:
             seconds[span.kind] += span.end - span.begin
         return dict(seconds)
-
-
-def _covered(spans: Sequence[Span], begin: float, end: float) -> float:
-    """Return the seconds between two times in which at least one piece of work runs."""
-    inside = sorted((max(begin, s.begin), min(end, s.end)) for s in spans if s.end > begin and s.begin < end)
-    covered, reach = 0.0, begin
-    for first, last in inside:
-        covered += max(0.0, last - max(first, reach))
-        reach = max(reach, last)
-    return covered
 
 
 def replay(ranks: Mapping[int, Sequence[Work]], costs: Costs, host_s: Mapping[int, float]) -> dict[int, Replayed]:
@@ -111,6 +144,9 @@ def _play(
             elif work.kind == "sync":
                 waits = {"stream": ready[stream], "event": events.get(work.event, 0.0)}
                 host = max(host, waits.get(work.name, max(ready.values(), default=0.0)))
+            elif work.kind == "host":
+                spans.append(Span(work, host, host + costs.seconds(work)))
+                host = spans[-1].end
             else:
                 begin = max(host, ready[stream])
                 seconds = costs.seconds(work)
@@ -132,10 +168,7 @@ def _play(
                 spans.append(Span(work, begin, ready[stream]))
         host += (1 - before) * host_s
         ends.append(max([host, *ready.values()]))
-    computing = [span for span in spans if span.kind != COLLECTIVES]
-    busy = _covered(spans, *ends)
-    length = ends[1] - ends[0]
-    return Replayed(length, busy - _covered(computing, *ends), length - busy, spans[one:])
+    return Replayed(ends[1] - ends[0], ends[0], spans[one:])
 
 
 def _sends_first(works: Sequence[Work]) -> list[Work]:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gptscale.foresight.mock_cuda.watch import FORWARD, PARTS
 from gptscale.foresight.price.cost import Costs
 from gptscale.foresight.price.record import Work
-from gptscale.foresight.price.replay import ATTENTION, COLLECTIVES, PRODUCTS, Replayed, replay
+from gptscale.foresight.price.replay import ATTENTION, COLLECTIVES, FORWARD, PRODUCTS, Replayed, replay
 
 # How far the times of data sheets were from measured ones: docs/measurements/step-times.md.
 SPREAD = 1.2
+# How costs are known.
+DATA_SHEET, CALIBRATED = "data sheet", "calibrated"
 NAMES_SHOWN = 4
 
 
@@ -36,13 +37,18 @@ class PricedStep:
     with_host_s: float
     guessed: dict[str, int]
     graphs: int
+    grade: str = DATA_SHEET
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Return the seconds of each kind of work, of what is communicated alone, and of waiting."""
+        parts = {kind: seconds for kind, seconds in self.busy.items() if kind != COLLECTIVES}
+        return parts | {"communication": self.only_sends, "waiting": self.idle}
 
     @property
     def bound(self) -> str:
         """Return what takes the largest part of the step."""
-        parts = {kind: seconds for kind, seconds in self.busy.items() if kind != COLLECTIVES}
-        parts |= {"communication": self.only_sends, "waiting": self.idle}
-        return max(parts, key=lambda kind: parts[kind])
+        return max(self.parts, key=lambda kind: self.parts[kind])
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures in JSON's types."""
@@ -54,16 +60,22 @@ def step_times(
 ) -> dict[int, PricedStep]:
     """Return the time of each rank that was recorded. Ranks that send to each other are replayed together."""
     steps, slower = (replay(recorded, costs, each) for each in (dict.fromkeys(recorded, 0.0), host_s))
-    return {rank: _told(step, slower[rank].step_s, costs) for rank, step in steps.items()}
+    return {rank: priced(step, slower[rank].step_s, costs) for rank, step in steps.items()}
 
 
-def _told(step: Replayed, with_host_s: float, costs: Costs) -> PricedStep:
-    computing = [span.work for span in step.spans if span.kind in (PRODUCTS, ATTENTION)]
+def main_precision(works: Sequence[Work]) -> str:
+    """Return the precision in which most is computed."""
     precisions = Counter[str]()
-    for work in computing:
+    for work in works:
         precisions[work.precision] += int(work.flops)
-    peak = costs.peak(precisions.most_common(1)[0][0] if precisions else "bf16")
-    forward = sum(work.flops for work in computing if PARTS[work.part] == FORWARD)
+    return max(precisions, key=lambda precision: precisions[precision], default="bf16")
+
+
+def priced(step: Replayed, with_host_s: float, costs: Costs) -> PricedStep:
+    """Return a replayed step in figures. with_host_s: how long it is with a host as slow as this machine's."""
+    computing = [span.work for span in step.spans if span.kind in (PRODUCTS, ATTENTION)]
+    peak = costs.peak(main_precision(computing))
+    forward = sum(work.flops for work in computing if work.part == FORWARD)
     every = sum(work.flops for work in computing)
     guessed = Counter(s.work.name for s in step.spans if s.work.nbytes is None and s.work.kind == "kernel")
     return PricedStep(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gptscale.foresight.calibrate.costs import MeasuredCosts, costs_for
 from gptscale.foresight.memory.report import GIB, RankMemory, draw, filled_by, merged
-from gptscale.foresight.price.cost import costs_of
-from gptscale.foresight.price.step_time import SPREAD, PricedStep, step_times
+from gptscale.foresight.price.step_time import CALIBRATED, DATA_SHEET, SPREAD, PricedStep, main_precision, step_times
 from gptscale.foresight.simulate.program import Simulation
 from gptscale.results.record.files import export
 from gptscale.results.render import console, picture_bytes, table
@@ -62,18 +63,22 @@ def print_verdict(memory: RankMemory, ranks_per_host: int) -> None:
 
 
 def times_of(simulations: Sequence[Simulation], device: str, per_node: int) -> dict[int, PricedStep]:
-    """Return the time of a step of each rank whose step was recorded to its end."""
-    costs = costs_of(device, per_node)
+    """Return the time of a step of each rank whose step was recorded to its end. per_node: devices that a machine has."""
     recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
     host_s = {s.facts["rank"]: s.host_s for s in simulations if s.recorded}
-    return step_times(recorded, costs, host_s)
+    precision = main_precision([work for works in recorded.values() for work in works])
+    per_node = min([per_node, *(s.facts["world_size"] for s in simulations)])
+    costs = costs_for(device, per_node, precision=precision)
+    grade = CALIBRATED if isinstance(costs, MeasuredCosts) else DATA_SHEET
+    times = step_times(recorded, costs, host_s)
+    return {rank: dataclasses.replace(time, grade=grade) for rank, time in times.items()}
 
 
 def print_times(times: Mapping[int, PricedStep]) -> None:
     """Print how long a step takes, and what fills it."""
     for rank, time in times.items():
         whose = f", rank {rank}" if len(times) > 1 else ""
-        between = f"{_s(time.step_s / SPREAD)} to {_s(time.step_s * SPREAD)}, from data sheets"
+        between = f"{_s(time.step_s / SPREAD)} to {_s(time.step_s * SPREAD)}, {time.grade}"
         shares = f"MFU {time.mfu:.0%}, with what is computed again {time.hfu:.0%}"
         print(
             f"time     {_s(time.step_s)} a step{whose} ({between}) if the host keeps up, bound by {time.bound}; {shares}"

@@ -53,7 +53,7 @@ def mock_variables(environment_name: str, device: str, devices: int) -> dict[str
     return environment(device_named(device), prepare_mock(environment_name), devices, version)
 
 
-def prepare_mock(environment: str) -> Path:
+def prepare_mock(environment: str = "") -> Path:
     """Compile the mock for the torch of an environment, unless that was done, and return its library."""
     return prepare(torch_folder_of(environment) / "lib")
 

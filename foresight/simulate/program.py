@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import tempfile
 import time
@@ -62,6 +63,9 @@ AFTER_IMPORT = {
     "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
     "deepspeed.runtime.engine": ("watch.watch_deepspeed",),
 }
+# What the starter of a program found, and all files that tell of a simulation.
+FOUND = "found.json"
+LEFT = (FOUND, "report.json", watch.RECIPE_FACTS, "sends_to", "events.bin", "calls.tsv")
 # What the interpreter may take to write its stacks.
 WRITE_S = 1.0
 # What a program may take of this machine's free memory, unless its task says more.
@@ -73,9 +77,10 @@ class ProgramTask:
     """A command, and the rank of which world on which device it is to be.
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
-    may take. no_weights, fake_batches: what stand_ins.py stands in for. ends: after its last step, instead of by itself. folder:
-    where it runs, None for the current one. inbox: a folder for the objects that ranks send to those simulated after them.
-    torch_folder: of its interpreter's torch, None to look for it.
+    may take. no_weights, fake_batches: what stand_ins.py stands in for. ends: after its last step, instead of by itself.
+    times_host: whether a recipe's own program goes on to time its host. folder: where it runs, None for the current one. keep: a
+    folder for what it leaves, for read_simulation. inbox: a folder for the objects that ranks send to those simulated after
+    them. torch_folder: of its interpreter's torch, None to look for it.
     """
 
     command: Sequence[str]
@@ -90,7 +95,9 @@ class ProgramTask:
     no_weights: bool = False
     fake_batches: bool = False
     ends: bool = True
+    times_host: bool = True
     folder: Path | None = None
+    keep: Path | None = None
     inbox: Path | None = None
     torch_folder: Path | None = None
 
@@ -169,14 +176,20 @@ def run_program(task: ProgramTask) -> Simulation:
         elif process.returncode and not task.ends:
             raise ProgramError("it failed after its last step", "see its last lines", last_lines(tail()))
         facts["lacking"] = lacking
+        if task.keep:
+            (folder / FOUND).write_text(json.dumps({"out_of_memory": facts["out_of_memory"], "lacking": lacking}))
+            for name in LEFT:
+                if (folder / name).exists():
+                    shutil.copy(folder / name, task.keep)
         return simulation
 
 
 def read_simulation(folder: Path) -> Simulation:
-    """Read what foresight/mock_cuda/watch.py has left in a folder."""
+    """Read what foresight/mock_cuda/watch.py has left in a folder, and what its starter found."""
     facts: dict[str, Any] = json.loads((folder / "report.json").read_text()) | {"out_of_memory": ""}
-    if (folder / watch.RECIPE_FACTS).exists():
-        facts |= json.loads((folder / watch.RECIPE_FACTS).read_text())
+    for name in (watch.RECIPE_FACTS, FOUND):
+        if (folder / name).exists():
+            facts |= json.loads((folder / name).read_text())
     peers = folder / "sends_to"
     facts["sends_to"] = [int(line) for line in peers.read_text().splitlines()] if peers.exists() else []
     log = np.fromfile(folder / "events.bin", dtype=np.int64) if facts["device"] else np.empty(0, dtype=np.int64)
@@ -204,6 +217,7 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     library = prepare(torch_folder / "lib")
     mock = devices.environment(task.device, library, visible, cuda_version(torch_folder))
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
+    what |= {"times_host": task.times_host}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
     what |= {"inbox": str(task.inbox or folder), "no_weights": task.no_weights, "fake_batches": task.fake_batches}
     what["after_import"] = AFTER_IMPORT

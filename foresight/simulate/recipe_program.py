@@ -68,11 +68,11 @@ def main(argv: list[str]) -> None:
             refuse(error.what, error.fix, error.where)
         share_cores()
         ready.run.config.out.mkdir(parents=True, exist_ok=True)
-        (folder / RECIPE_FACTS).write_text(json.dumps(_train(ready, task["steps"])))
+        (folder / RECIPE_FACTS).write_text(json.dumps(_train(ready, task["steps"], task["times_host"])))
 
 
-def _train(ready: ReadyRun, steps: int) -> dict[str, object]:
-    """Train, and return the state that the engine holds, in bytes, and the seconds that the host needs for a step."""
+def _train(ready: ReadyRun, steps: int, times_host: bool) -> dict[str, object]:
+    """Train, and return the bytes of state that the engine holds, and the host's seconds for a step, 0 if not timed."""
     run = ready.run
     with ExitStack() as stack:
         stack.enter_context(lone_group(run.world) if get(run.recipe).axes else nullcontext())
@@ -84,7 +84,10 @@ def _train(ready: ReadyRun, steps: int) -> dict[str, object]:
         data = stack.enter_context(Prefetcher(batches, run.world.device))
         train(engine, data, Unobserved(), lr_at=run.lr_at, start=0, steps=steps)
         state = engine.live_state()
-        return {"state": state and dataclasses.asdict(state), "host_s": _issue_time_s(engine, data, steps)}
+        return {
+            "state": state and dataclasses.asdict(state),
+            "host_s": _issue_time_s(engine, data, steps) if times_host else 0.0,
+        }
 
 
 def _issue_time_s(engine: Engine, data: Prefetcher, begin: int) -> float:

@@ -1,10 +1,18 @@
-"""A rank of a recipe under the mock of CUDA, simulated as anybody's program is."""
+"""A rank of a recipe under the mock of CUDA, simulated as anybody's program is, and kept for whoever asks again."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
-from gptscale.common.errors import GptscaleError
+from gptscale.common.errors import ConfigError, GptscaleError
 from gptscale.common.process import environments
 from gptscale.common.process.task import pass_on
 from gptscale.common.recipe_config import RecipeConfig
@@ -12,11 +20,14 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.simulate.interpreters import torch_folder_of
 from gptscale.foresight.simulate.processes import ProgramError
-from gptscale.foresight.simulate.program import ProgramTask, Simulation, run_program
+from gptscale.foresight.simulate.program import ProgramTask, Simulation, read_simulation, run_program
 from gptscale.launchers.run.options import option_words
+from gptscale.ops.build.cache import CacheFolderError, private, root
 from gptscale.recipes import get
 
 LIMIT_S = 900
+# Simulations that are kept. The oldest gives way.
+KEPT = 200
 # The first step makes the optimizer's state, and DDP orders its buckets anew after it. The second is as all that follow.
 STEPS = 2
 
@@ -30,29 +41,72 @@ def simulate(
     rank: int,
     world_size: int,
     ranks_per_node: int,
+    times_host: bool = True,
 ) -> Simulation:
     """Run `rank` of a world of `world_size` under the mock, and return what it needs.
 
-    device: a name of common/measure/gpus.csv. Raises ConfigError if the run is refused, and GptscaleError
-    if it fails under the mock.
+    device: a name of common/measure/gpus.csv. times_host: further steps say how long a host needs to ask for one. Raises
+    ConfigError if the run is refused, and GptscaleError if it fails under the mock.
     """
     environment = get(recipe).environment
     config = dataclasses.replace(config, device="cuda", tensorboard=False, run_name=None)
     words = ["-W", "ignore", "-Pm", "gptscale.foresight.simulate.recipe_program", recipe]
-    task = ProgramTask(
-        [environments.python(environment), *words, *option_words(recipe, config, recipe_config)],
-        world_size,
-        str(rank),
-        device_named(device),
-        ranks_per_node,
-        STEPS,
-        LIMIT_S,
-        ends=False,
-        torch_folder=torch_folder_of(environment),
-    )
+    with tempfile.TemporaryDirectory(prefix="gptscale-simulation-") as left:
+        task = ProgramTask(
+            [environments.python(environment), *words, *option_words(recipe, config, recipe_config)],
+            world_size,
+            str(rank),
+            device_named(device),
+            ranks_per_node,
+            STEPS,
+            LIMIT_S,
+            ends=False,
+            keep=Path(left),
+            times_host=times_host,
+            torch_folder=torch_folder_of(environment),
+        )
+        facts = {**vars(task), "keep": "", "host_limit": 0, "code": _code_hash()}
+        assert task.torch_folder is not None
+        facts["torch"] = (task.torch_folder / "version.py").read_text()
+        kept = _kept() / hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()
+        if kept.exists():
+            kept.touch()
+            return read_simulation(kept)
+        try:
+            simulation = run_program(task)
+        except ProgramError as error:
+            pass_on(error.tail)
+            what = f"{recipe} failed under the mock: {error.what}"
+            raise GptscaleError(what, "in gptscale simulate", "use another option, or see above") from None
+        _keep(Path(left), kept)
+        return simulation
+
+
+def _kept() -> Path:
     try:
-        return run_program(task)
-    except ProgramError as error:
-        pass_on(error.tail)
-        what = f"{recipe} failed under the mock: {error.what}"
-        raise GptscaleError(what, "in gptscale simulate", "use another option, or see above") from None
+        return private(root() / "simulations")
+    except CacheFolderError as error:
+        raise ConfigError(*error.args) from None
+
+
+@functools.cache
+def _code_hash() -> str:
+    """Return a hash of all our code, by which a simulation is as good as new."""
+    package = Path(__file__).parents[2]
+    files = sorted(path for path in package.glob("[a-z]*/**/*") if path.suffix in (".py", ".c", ".csv", ".h"))
+    rooms = ("common", "foresight", "launchers", "ops", "recipes")
+    own = (path for path in files if path.relative_to(package).parts[0] in rooms)
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in own)).hexdigest()
+
+
+def _keep(left: Path, kept: Path) -> None:
+    """Move what a simulation has left into its place, whole, and let the oldest go."""
+    part = Path(tempfile.mkdtemp(dir=kept.parent, prefix="part-"))
+    shutil.copytree(left, part, dirs_exist_ok=True)
+    with contextlib.suppress(OSError):
+        # Another process may have been as fast.
+        os.rename(part, kept)
+    shutil.rmtree(part, ignore_errors=True)
+    by_age = sorted(kept.parent.glob("[0-9a-f]*"), key=lambda folder: folder.stat().st_mtime)
+    for oldest in by_age[:-KEPT]:
+        shutil.rmtree(oldest, ignore_errors=True)

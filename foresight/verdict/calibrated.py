@@ -11,12 +11,9 @@ from pathlib import Path
 from gptscale.common.measure.exchanges import MESSAGE, TracedExchange
 from gptscale.common.measure.step_trace import PRODUCTS, RankTrace
 from gptscale.common.settings.run import Run
-from gptscale.foresight.calibrate.costs import cost_table
+from gptscale.foresight.calibrate.costs import at, curves_of, nearest
 from gptscale.foresight.calibrate.file import CalibratedMachine, default_file, read
-from gptscale.foresight.time.calibration import CostTable
-from gptscale.foresight.time.data_sheets import GLOO, HERE, NCCL
-from gptscale.foresight.time.operations import MessageShape, ProductShape
-from gptscale.foresight.time.work import COMPUTE, Operation, StepWork
+from gptscale.foresight.calibrate.parts import products_of
 from gptscale.foresight.verdict.replay import Replay
 
 # A calibrated time with a larger spread is not compared.
@@ -92,45 +89,25 @@ def calibrated_run(
     run: Run, traces: Sequence[RankTrace], machine: CalibratedMachine, file: Path | None = None
 ) -> CalibratedRun | None:
     """Return what the calibration in `file` (default: the package's own) expects, None if the machine was not measured."""
-    file = file or default_file()
-    if all(measured.machine != machine for measured in read(file)):
+    measured = nearest(read(file or default_file()), machine)
+    if measured is None or measured.machine != machine:
         return None
-    link = GLOO if run.world.device.type == "cpu" else NCCL
+    timed = measured.combined(run.config.precision)
+    known = {operation: time for operation, time in timed.items() if time.spread <= SPREAD_MAX}
     per_node = max(Counter(trace.host for trace in traces).values())
-    messages = {
-        kind: Operation(kind[0], MessageShape(kind[1], kind[2], min(kind[2], per_node), 1), link)
-        for trace in traces
-        for kind in map(kind_of, trace.exchanges)
-        if kind[0] in KINDS_OF_EXCHANGES.values() and kind[1]
-    }
-    products = products_of(run)
-    operations = {*products, *messages.values()}
-    costs = cost_table(operations, HERE, link, file, precision=run.config.precision, machine=machine)
-    exchanges_s = {
-        kind: s for kind, operation in messages.items() if (s := _seconds(costs, {operation: 1.0})) is not None
-    }
-    all_ranks_s = _seconds(costs, products)
-    return CalibratedRun(all_ranks_s / run.world.world_size if all_ranks_s else None, exchanges_s)
-
-
-def products_of(run: Run) -> dict[Operation, float]:
-    """Return how often all ranks together do each product in a step. A backward counts as two of the forward's."""
-    gpt, tp = run.gpt, run.tp_size
-    tokens, h = run.batch.micro_batch_size * run.seq_len, gpt.n_embd
+    curves = curves_of({operation: time for operation, time in known.items() if operation.kind != "product"})
+    exchanges_s = {}
+    for kind in {kind_of(exchange) for trace in traces for exchange in trace.exchanges}:
+        name, nbytes, ranks = kind
+        curve = curves.get((name, (ranks, min(ranks, per_node))))
+        if curve and nbytes:
+            exchanges_s[kind] = at(curve, nbytes)
+    # A backward counts as two of the forward's. Only what was measured in its own shape is compared.
+    tokens = run.batch.micro_batch_size * run.seq_len
     forwards = 2.0 if run.config.activation_checkpointing == "full" else 1.0
-    times = run.batch.dp_size * tp * run.batch.grad_accum_steps
-    shapes = [(h, 3 * h // tp), (h // tp, h), (h, 4 * h // tp), (4 * h // tp, h)]
-    products = {
-        Operation("product", ProductShape(tokens, inner, columns), HERE): times * run.gpt.n_layer * (forwards + 2)
-        for inner, columns in shapes
-    }
-    head = Operation("product", ProductShape(tokens, h, gpt.padded_vocab_size // tp), HERE)
-    return products | {head: products.get(head, 0.0) + times * 3.0}
-
-
-def _seconds(costs: CostTable, work: Mapping[Operation, float]) -> float | None:
-    """Return the seconds of a work, None if they are not known well."""
-    step = StepWork()
-    step.add("work", 0, COMPUTE, work)
-    prediction = costs.predict(step)
-    return prediction.seconds if prediction.spread <= SPREAD_MAX else None
+    products = products_of(run.gpt, tokens, run.tp_size)
+    products_s = None
+    if {operation for operation, _ in products} <= {*known}:
+        *blocks, head = (count * known[operation].seconds for operation, count in products)
+        products_s = ((forwards + 2) * sum(blocks) + 3.0 * head) * run.batch.grad_accum_steps / run.pp_size
+    return CalibratedRun(products_s, exchanges_s)

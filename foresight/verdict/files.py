@@ -69,7 +69,7 @@ def _verdict(content: dict[str, Any]) -> Verdict:
     causes = [Cause(str(c["name"]), _number(c["without_s"]), _number(c["share"])) for c in verdict.causes]  # type: ignore[index]
     ranks = [[(str(what), _number(a), _number(b)) for what, a, b in pieces] for pieces in verdict.ranks]
     shares = {visible(str(name)): _number(share) for name, share in verdict.shares.items()}
-    for value in (verdict.step_s, verdict.spread, verdict.traced_s, verdict.planned or 0.0, verdict.remedied_s or 0.0):
+    for value in (verdict.step_s, verdict.spread, verdict.traced_s, verdict.remedied_s or 0.0):
         _number(value)
     if verdict.bound_by not in WORDS or any(cause.name not in WORDS for cause in causes) or verdict.step_s <= 0:
         raise ValueError("a word that no verdict has")

@@ -1,10 +1,9 @@
-"""The verdict on a run that has ended, from its folder: what limits it, and what the plan foresees for the remedy."""
+"""The verdict on a run that has ended, from its folder: what limits it, and what to do."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,17 +12,14 @@ import torch
 from gptscale.common.errors import ConfigError, visible
 from gptscale.common.measure.evidence import RunEvidence
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
-from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run import Run
 from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.verdict.calibrated import calibrated_run
 from gptscale.foresight.verdict.evidence_file import read_evidence
 from gptscale.foresight.verdict.files import write_trace, write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge
-from gptscale.foresight.verdict.planned import planned_gain
-from gptscale.foresight.verdict.remedies import options_against
 from gptscale.foresight.verdict.verdict import Verdict
-from gptscale.launchers.run.options import option_words, parse_run
+from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
 from gptscale.results.record.run_folder import read_json
 from gptscale.results.record.set_cells import set_cells
@@ -33,7 +29,6 @@ class RecordedRun(NamedTuple):
     """A run of the GPT as its run.json has it. device: its name."""
 
     run: Run
-    config: RecipeConfig
     device: str
     torch_version: str
 
@@ -62,7 +57,7 @@ def judge_run(folder: Path) -> Verdict:
 
 
 def verdict_on(evidence: RunEvidence, recorded: RecordedRun | None = None) -> Verdict:
-    """Return the verdict on the evidence of a run. recorded: the run, which a calibration and the plan may know."""
+    """Return the verdict on the evidence of a run. recorded: the run, whose machine a calibration may know."""
     ranks, facts = evidence.ranks, evidence.facts
     traces = [rank.trace for rank in ranks]
     machine = recorded.machine(facts.threads) if recorded else None
@@ -75,14 +70,7 @@ def verdict_on(evidence: RunEvidence, recorded: RecordedRun | None = None) -> Ve
         {part: statistics.fmean(rank.fixed[part] for rank in ranks) for part in ranks[0].fixed},
         calibrated_run(recorded.run, traces, machine) if recorded and machine else None,
     )
-    verdict = judge(traces, facts, figures)
-    words, planned = options_against(verdict.bound_by, facts), None
-    if recorded and machine and words:
-        run, config, *_ = recorded
-        other = parse_run(run.recipe, [*option_words(run.recipe, run.config, config), *words])
-        per_node = max(Counter(trace.host for trace in traces).values())
-        planned = planned_gain(run, config, other, machine, per_node)
-    return dataclasses.replace(verdict, planned=planned, notes=list(evidence.notes))
+    return dataclasses.replace(judge(traces, facts, figures), notes=list(evidence.notes))
 
 
 def recorded_run(folder: Path, evidence: RunEvidence) -> RecordedRun:
@@ -98,4 +86,4 @@ def recorded_run(folder: Path, evidence: RunEvidence) -> RecordedRun:
     config, recipe_config = parse_run(recipe, words)
     world = World(0, 0, world_size, device, DEFAULT_TIMEOUT_S[device.type])
     run = resolve(recipe, config, recipe_config, world)
-    return RecordedRun(run, recipe_config, identity["device"], identity["torch_version"])
+    return RecordedRun(run, identity["device"], identity["torch_version"])

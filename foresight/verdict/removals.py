@@ -1,4 +1,4 @@
-"""What a cause costs each operation of traced steps: factors that a replay plays without it."""
+"""What a cause costs each piece of traced steps: factors that a replay plays without it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import statistics
 from collections.abc import Mapping
 
 from gptscale.common.measure.step_trace import COMPUTING, TRANSFER
-from gptscale.foresight.time.work import Operation
-from gptscale.foresight.verdict.replay import Factor, Replay
+from gptscale.foresight.verdict.player import Factor, TracedPiece
+from gptscale.foresight.verdict.replay import Replay
 
 
 def without(*kinds: str) -> Factor:
-    """Return the factors that remove all operations of some kinds."""
-    return lambda operation: 0.0 if operation.kind in kinds else 1.0
+    """Return the factors that remove all pieces of some kinds."""
+    return lambda piece: 0.0 if piece.kind in kinds else 1.0
 
 
 def with_less_host(host: Mapping[str, float], removed: float = 1.0) -> Factor:
     """Return the factors that remove a part of the host's work, whose share of each computing part is `host`."""
 
-    def factor(operation: Operation) -> float:
-        if operation.kind == "host":
+    def factor(piece: TracedPiece) -> float:
+        if piece.kind == "host":
             return 1.0 - removed
-        return 1.0 - removed * host.get(operation.kind, 0.0) if operation.kind in COMPUTING else 1.0
+        return 1.0 - removed * host.get(piece.kind, 0.0) if piece.kind in COMPUTING else 1.0
 
     return factor
 
@@ -32,9 +32,9 @@ def with_one_micro_batch(replay: Replay, fixed: Mapping[str, float], n: int) -> 
     fixed: the share of each computing part, and of transfers, that does not shrink with a micro-batch. It is left once.
     """
 
-    def factor(operation: Operation) -> float:
-        merged = 0 <= replay.traced[operation].micro_batch < n - 1
-        return 1.0 - fixed.get(operation.kind, 0.0) if merged else 1.0
+    def factor(piece: TracedPiece) -> float:
+        merged = 0 <= piece.micro_batch < n - 1
+        return 1.0 - fixed.get(piece.kind, 0.0) if merged else 1.0
 
     return factor
 
@@ -47,11 +47,11 @@ def with_processors(replay: Replay, shares: Mapping[int, float] | None = None) -
     most = dict.fromkeys(range(replay.n_ranks), 1.0) if shares is None else dict(shares)
     means = {rank: min(1.0, replay.processor_share(rank) / share) for rank, share in most.items()}
 
-    def factor(operation: Operation) -> float:
-        if operation.kind == TRANSFER:
-            return min((means[rank] for rank in replay.traced[operation].ranks if rank in means), default=1.0)
-        share = most.get(int(operation.on))
-        return min(1.0, replay.traced[operation].processor / share) if share else 1.0
+    def factor(piece: TracedPiece) -> float:
+        if piece.kind == TRANSFER:
+            return min((means[rank] for rank in piece.ranks if rank in means), default=1.0)
+        share = most.get(piece.rank)
+        return min(1.0, piece.processor / share) if share else 1.0
 
     return factor
 
@@ -70,10 +70,10 @@ def with_rank_as_others(replay: Replay, rank: int, ratio_min: float) -> Factor:
         return processor
     usual = {kind: statistics.median(seconds.get(kind, 0.0) for seconds in others_s) for kind in own}
 
-    def factor(operation: Operation) -> float:
+    def factor(piece: TracedPiece) -> float:
         as_others = 1.0
-        if operation.on == str(rank) and own.get(operation.kind, 0.0) > 0:
-            as_others = min(1.0, usual[operation.kind] / own[operation.kind])
-        return processor(operation) * as_others
+        if piece.rank == rank and own.get(piece.kind, 0.0) > 0:
+            as_others = min(1.0, usual[piece.kind] / own[piece.kind])
+        return processor(piece) * as_others
 
     return factor

@@ -5,30 +5,13 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from gptscale.common.measure.step_trace import COMPUTING, TRANSFER, RankTrace
 from gptscale.common.process.progress import StepMark
-from gptscale.foresight.time.simulator import PlayedStep, play
-from gptscale.foresight.time.work import COMPUTE, Item, Operation, StepWork
+from gptscale.foresight.verdict.player import COMPUTE, Factor, TracedPiece, play
 from gptscale.foresight.verdict.waits import SAME_S, Wait, aligned, find_waits, shift_of
-
-# How many times as long an operation lasts.
-Factor = Callable[[Operation], float]
-
-
-class TracedWork(NamedTuple):
-    """What is known of an operation of the traced steps.
-
-    processor: the share of its seconds in which its thread had a processor. micro_batch: that of its mark. ranks: of a transfer,
-    those that take part.
-    """
-
-    seconds: float
-    micro_batch: int = -1
-    processor: float = 1.0
-    ranks: frozenset[int] = frozenset()
 
 
 class Replay:
@@ -47,7 +30,7 @@ class Replay:
         self.traces, self.n_steps, self.n_ranks = traces, len(traces[0].ends), len(traces)
         self.segments = [aligned(trace, traces[0]) for trace in traces]
         self.waits = {(wait.rank, wait.begin): wait for wait in find_waits(traces, self.segments)}
-        self.step, self.traced = StepWork(), dict[Operation, TracedWork]()
+        self.pieces = list[TracedPiece]()
         self._ends = [[s.end for s in segments] for segments in self.segments]
         # Transfers that were under way before the wait for them come behind all segments.
         hidden = [wait for wait in self.waits.values() if wait.hidden_s]
@@ -58,28 +41,22 @@ class Replay:
                 if s.waits:
                     wait = self.waits[rank, s.begin]
                     needs = [places[id(wait)]] if wait.hidden_s else self._needs(wait)
-                    work = TracedWork(wait.transfer_s, s.micro_batch, ranks=frozenset(wait.begun))
-                    self._add(TRANSFER, rank, COMPUTE, work, needs)
+                    facts: dict[str, Any] = {"micro_batch": s.micro_batch, "ranks": frozenset(wait.begun)}
+                    self.pieces.append(TracedPiece(TRANSFER, rank, COMPUTE, wait.transfer_s, tuple(needs), **facts))
                 elif s.part == "data" and data_wait_s:
-                    self._add("data", rank, COMPUTE, TracedWork(data_wait_s[rank] * self.n_steps / n_data))
+                    self.pieces.append(TracedPiece("data", rank, COMPUTE, data_wait_s[rank] * self.n_steps / n_data))
                 else:
-                    self._add(s.part, rank, COMPUTE, _own_work(s, threads))
+                    self.pieces.append(_own_work(s, rank, threads))
         for i, wait in enumerate(hidden):
-            work = TracedWork(wait.hidden_s, ranks=frozenset(wait.begun))
-            self._add(TRANSFER, wait.rank, f"{TRANSFER} {i}", work, self._needs(wait))
-        self.base = self.play(lambda operation: 1.0)
+            needs, ranks = self._needs(wait), frozenset(wait.begun)
+            stream = f"{TRANSFER} {i}"
+            self.pieces.append(TracedPiece(TRANSFER, wait.rank, stream, wait.hidden_s, tuple(needs), ranks=ranks))
+        self.seconds = play(self.pieces, lambda piece: 1.0)
         first = traces[0]
         self._last = (
             first.ends[-2] if self.n_steps > 1 else first.began,
             max(t.ends[-1] + shift_of(t, first) for t in traces),
         )
-
-    def _add(self, kind: str, rank: int, stream: str, work: TracedWork, needs: Sequence[int] = ()) -> None:
-        place = len(self.step.items)
-        operation = Operation(kind, (place,), str(rank))
-        self.traced[operation] = work
-        self.step.works.append({operation: 1.0})
-        self.step.items.append(Item(kind, rank, stream, place, tuple(needs)))
 
     def _needs(self, wait: Wait) -> list[int]:
         """Return the places of what the ranks of an exchange do just before they begin it."""
@@ -90,16 +67,10 @@ class Replay:
                 needs.append(sum(map(len, self.segments[:rank])) + place)
         return needs
 
-    def play(self, factor: Factor, *, ranks_wait: bool = True) -> PlayedStep:
-        """Play all traced steps, with the seconds of each operation times a factor. ranks_wait: whether for each other."""
-        step = self.step
-        if not ranks_wait:
-            step = StepWork([item._replace(needs=()) for item in step.items], step.works)
-        return play(step, lambda operation: self.traced[operation].seconds * factor(operation))
-
-    def step_s(self, factor: Factor = lambda operation: 1.0, *, ranks_wait: bool = True) -> float:
-        """Return the mean seconds of a step that is played in this way."""
-        return self.play(factor, ranks_wait=ranks_wait).seconds / self.n_steps
+    def step_s(self, factor: Factor = lambda piece: 1.0, *, ranks_wait: bool = True) -> float:
+        """Return the mean seconds of a step whose pieces last so many times as long. ranks_wait: whether for each other."""
+        pieces = self.pieces if ranks_wait else [piece._replace(needs=()) for piece in self.pieces]
+        return play(pieces, factor) / self.n_steps
 
     def processors_s(self) -> float:
         """Return the seconds that the processors of the busiest machine need for what its ranks compute in a step.
@@ -131,18 +102,18 @@ class Replay:
             of_ranks.append([piece for piece in inside if piece[2] > piece[1]])
         return of_ranks
 
-    def own_s(self, rank: int, factor: Factor = lambda operation: 1.0) -> dict[str, float]:
+    def own_s(self, rank: int, factor: Factor = lambda piece: 1.0) -> dict[str, float]:
         """Return the seconds of each kind that a rank was at work in the steps, and what its host did besides."""
         seconds: dict[str, float] = defaultdict(float)
-        for operation, work in self.traced.items():
-            if operation.on == str(rank) and operation.kind not in (TRANSFER, "data"):
-                seconds[operation.kind] += work.seconds * factor(operation)
+        for piece in self.pieces:
+            if piece.rank == rank and piece.kind not in (TRANSFER, "data"):
+                seconds[piece.kind] += piece.seconds * factor(piece)
         return seconds
 
     def processor_share(self, rank: int) -> float:
         """Return the share of a rank's computation in which it had a processor."""
-        own = [work for o, work in self.traced.items() if o.on == str(rank) and o.kind in COMPUTING]
-        return sum(w.seconds * w.processor for w in own) / max(sum(w.seconds for w in own), SAME_S)
+        own = [piece for piece in self.pieces if piece.rank == rank and piece.kind in COMPUTING]
+        return sum(piece.seconds * piece.processor for piece in own) / max(sum(piece.seconds for piece in own), SAME_S)
 
     def most_own_work(self) -> tuple[int, float]:
         """Return the rank with the most work of its own, and that divided by the median of the others'."""
@@ -152,7 +123,7 @@ class Replay:
         return rank, own[rank] / max(statistics.median(others), SAME_S) if others else 1.0
 
 
-def _own_work(mark: StepMark, threads: bool) -> TracedWork:
+def _own_work(mark: StepMark, rank: int, threads: bool) -> TracedPiece:
     seconds = mark.end - mark.begin
     share = min(1.0, mark.processor_s / seconds) if threads and mark.part in COMPUTING else 1.0
-    return TracedWork(seconds, mark.micro_batch, share)
+    return TracedPiece(mark.part, rank, COMPUTE, seconds, micro_batch=mark.micro_batch, processor=share)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from gptscale.common.measure.step_trace import COMPUTING, ELEMENTWISE, KINDS, TRANSFER, RankTrace, host_shares_of
-from gptscale.foresight.time.work import COMPUTE
+from gptscale.foresight.verdict.player import COMPUTE
 from gptscale.foresight.verdict.replay import Replay
 
 # Uses of a rank's time beside the kinds of computation.
@@ -37,7 +37,7 @@ def waiting(shares: Mapping[str, float]) -> float:
 def waiting_for(replay: Replay, late: int) -> float:
     """Return the mean share of time in which the other ranks wait for one that is late."""
     total = sum(max(0.0, w.arrival - w.begin) for w in replay.waits.values() if w.rank != late)
-    return min(1.0, total / (replay.base.seconds * max(1, replay.n_ranks - 1)))
+    return min(1.0, total / (replay.seconds * max(1, replay.n_ranks - 1)))
 
 
 def _shares_of_rank(
@@ -45,15 +45,13 @@ def _shares_of_rank(
 ) -> dict[str, float]:
     shares = dict.fromkeys((*SHARES, *KINDS), 0.0)
     seconds: defaultdict[str, float] = defaultdict(float)
-    for item, work in zip(replay.step.items, replay.step.works, strict=True):
-        (operation,) = work
+    for piece in replay.pieces:
         # Transfers that were hidden cost no time.
-        if item.rank == rank and item.stream == COMPUTE:
-            traced = replay.traced[operation]
-            seconds[operation.kind] += traced.seconds * traced.processor
-            shares[NO_PROCESSOR] += traced.seconds * (1 - traced.processor) / replay.base.seconds
+        if piece.rank == rank and piece.stream == COMPUTE:
+            seconds[piece.kind] += piece.seconds * piece.processor
+            shares[NO_PROCESSOR] += piece.seconds * (1 - piece.processor) / replay.seconds
     for kind, s in seconds.items():
-        part = s / replay.base.seconds
+        part = s / replay.seconds
         if kind not in COMPUTING:
             shares[kind if kind in shares else "host"] += part
             continue

@@ -25,7 +25,7 @@ class Verdict:
     bound_by: one of WORDS. step_s: the median of the timed steps. spread: half the range from their p10 to their p90, divided by
     the median. traced_s: the mean traced step. shares: of the slowest rank's time in the traced steps, with the sum 1. causes:
     all that could be sized, the largest gain first. remedied_s: the step with the remedy, where that removes a part of the
-    cause. planned: by how much faster the plan foresees the run with the remedy, if it knows this machine. differs: what of the
+    cause. differs: what of the
     machine is slower than its calibration. ranks: what each did in the last step by marks, as (what, begin, end). notes: what
     else was seen, a sentence each.
     """
@@ -40,7 +40,6 @@ class Verdict:
     taken: float | None = None
     remedy: str = ""
     remedied_s: float | None = None
-    planned: float | None = None
     differs: str = ""
     ranks: list[list[tuple[str, float, float]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -62,8 +61,7 @@ class Verdict:
 
     def line(self) -> str:
         """Return the verdict in one line."""
-        planned = f": planned {self.planned:+.0%}" if self.planned is not None else ""
-        rest = [words for words in (f"{self.remedy}{planned}" if self.remedy else "", self.differs) if words]
+        rest = [words for words in (self.remedy, self.differs) if words]
         if self.cause is None:
             computing = sum(self.shares.get(kind, 0.0) for kind in KINDS)
             words = {COMPUTE_BOUND: f"{computing:.0%} of the time is computation", NO_CAUSE: "no cause alone costs 5 %"}

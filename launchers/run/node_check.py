@@ -21,6 +21,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from gptscale.common.measure.speed import timed
 from gptscale.common.process.begin import begin_process
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.results.record.facts import node_facts
@@ -44,16 +45,10 @@ def interface_to(address: str) -> str:
     )
 
 
-def best_s(work: Callable[[], object], times: int = 3) -> float:
-    """Return the seconds of the fastest of some calls."""
-    seconds = []
-    for _ in range(times + 1):
-        began = time.perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])
+def best_s(work: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of three calls, after one that warms up."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return min([timed(work, 1, device) for _ in range(4)][1:])
 
 
 def product_tflops(device: torch.device) -> float:

@@ -43,6 +43,12 @@ if TYPE_CHECKING:
 
 PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lightning-fabric colossalai".split()
 
+# Columns that are named after the options, and after the batch arithmetic, that fill them.
+OF_CONFIG = (
+    "model precision tp_size pp_size steps attention activation_checkpointing compile optimizer optimizer_state seed"
+).split()
+OF_BATCH = "dp_size micro_batch_size grad_accum_steps global_batch_size".split()
+
 
 def new_run_id(recipe: str) -> str:
     """Return a name for a run that was given none: recipe, UTC time, and four random digits against twins."""
@@ -118,32 +124,19 @@ class RunRecord:
             "run_id": self.run_id,
             "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "recipe": run.recipe,
+            **{name: getattr(config, name) for name in OF_CONFIG},
+            **{name: getattr(run.batch, name) for name in OF_BATCH},
             "engine": engine,
             "engine_version": importlib.metadata.version(engine),
-            "model": config.model,
             "n_params": run.gpt.n_params,
             "seq_len": run.seq_len,
             "vocab_size": run.gpt.vocab_size,
-            "precision": config.precision,
             "world_size": world.world_size,
-            "dp_size": run.batch.dp_size,
-            "tp_size": config.tp_size,
-            "pp_size": config.pp_size,
-            "micro_batch_size": run.batch.micro_batch_size,
-            "grad_accum_steps": run.batch.grad_accum_steps,
-            "global_batch_size": run.batch.global_batch_size,
-            "steps": config.steps,
             "warmup_steps": config.timing_warmup_steps,
             "tokens_total": config.steps * run.tokens_per_step,
-            "attention": config.attention,
-            "activation_checkpointing": config.activation_checkpointing,
-            "compile": config.compile,
-            "optimizer": config.optimizer,
             "lr": config.peak_lr,
-            "optimizer_state": config.optimizer_state,
             "offload": self.ready.recipe_config.offload,
             "data": self.ready.data,
-            "seed": config.seed,
             "device": device,
             "device_peak_tflops": peak_tflops(device, config.precision),
             "host": host_name(),

@@ -78,16 +78,6 @@ def test_a_goal_that_is_missed_is_named(change, missed, benches, tmp_path, capsy
     assert [line.split()[0] for line in lines] == [missed]
 
 
-def test_without_folders_only_the_operators_are_checked(benches):
-    assert start(check.main, []) == 0
-    assert [words[0] for words in benches["asked"]] == ["benchmarks.ops"]
-
-
-def test_the_steps_ratios_count(benches, tmp_path):
-    benches["model"] = 1
-    assert start(check.main, ["--no-operators", "--floors", str(tmp_path)]) == 1
-
-
 def test_a_bench_that_fails_is_one_line(benches, capsys):
     benches["status"] = 2
     assert start(check.main, []) == 2

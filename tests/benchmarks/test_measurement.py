@@ -1,11 +1,9 @@
 """What all benches share: a CSV that grows row by row, circumstances, and cells without a figure."""
 
-import math
-
 import pandas as pd
 import pytest
 
-from benchmarks.measurement import circumstances, collect, or_dash, print_written
+from benchmarks.measurement import circumstances, collect
 from gptscale.common.settings.gpt_config import PRESETS
 
 
@@ -24,12 +22,6 @@ def test_a_bench_that_is_cut_short_leaves_the_rows_that_it_has(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["b.csv"]
 
 
-def test_without_a_file_the_rows_are_a_frame_alone():
-    frame = collect(iter([{"a": 1}, {"b": 2}]), None, device="cpu")
-    assert frame.fillna(0).to_numpy().tolist() == [[1, 0, "cpu"], [0, 2, "cpu"]]
-    assert collect([], None, device="cpu").empty
-
-
 def test_circumstances_are_the_shape_the_work_and_the_machine():
     gpt = PRESETS["1.6b"]
     facts = circumstances(gpt, batch_size=3, dtype="bf16", threads=2, device="a CPU", command="gptscale bench x")
@@ -39,13 +31,3 @@ def test_circumstances_are_the_shape_the_work_and_the_machine():
     assert "data" not in facts
     with_data = circumstances(gpt, batch_size=3, dtype="bf16", threads=2, device="", command="", data="text")
     assert with_data["data"] == "text"
-
-
-@pytest.mark.parametrize(("value", "cell"), [(1234.5, "1,234.5"), (0.0, "0.0"), (None, "-"), (math.nan, "-")])
-def test_a_missing_figure_is_a_dash(value, cell):
-    assert or_dash(value, ",.1f") == cell
-
-
-def test_only_files_that_were_asked_for_are_named(tmp_path, capsys):
-    print_written(None, tmp_path / "b.csv")
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'b.csv'}\n"

@@ -92,19 +92,6 @@ def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
     assert experiments == ["strategies", "precision", "fused", "minigrad", "batch"]
 
 
-def test_the_gpu_script_takes_images_and_the_gpus_that_there_are(tmp_path):
-    """NCCL is compared with Gloo only where two ranks have a GPU each."""
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text('#!/bin/sh\n[ "$1" = --list-gpus ] && printf "GPU 0: H100\\nGPU 1: H100\\n"\n')
-    smi.chmod(0o755)
-    words = ("--list", "--images", "MNIST/raw", tmp_path / "out")
-    listed = shell(GPU_SH, *words, PATH=f"{tmp_path}:{os.environ['PATH']}").stdout.splitlines()
-    vision = [line for line in listed if " lenet " in line]
-    assert len(vision) == 6
-    assert all("--data MNIST/raw " in line for line in vision)
-    assert [line.split()[2] for line in vision if "--nproc 2 " in line] == ["strategies", "batch", "backend"]
-
-
 def test_the_gpu_script_carries_on(tmp_path):
     """A stage that failed is tried again, one that succeeded is not, and what has no time is named.
 

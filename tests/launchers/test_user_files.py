@@ -7,8 +7,6 @@ import time
 
 import pytest
 
-from benchmarks.foresight.tables.table import read_table
-from benchmarks.foresight.times.__main__ import measured_before
 from benchmarks.model.floors import read_floors
 from gptscale.common.engines.zero.options import merged
 from gptscale.common.errors import GptscaleError
@@ -31,9 +29,7 @@ READERS = {
     "a calibration": calibration.read,
     "a plan": read_row,
     "--plan on the command line": lambda path: with_plan(["ddp", "--plan", str(path)]),
-    "a table of measured runs": read_table,
     "--floors": lambda path: read_floors(path, ["gptscale"]),
-    "--csv of the accuracy of times": measured_before,
     "a lenet.csv": read_summary,
     "--rows": lambda path: read_rows(str(path), "bars"),
     "a summary": lambda path: load([path]),
@@ -102,18 +98,18 @@ def test_a_file_without_an_end(reader, tmp_path):
 )
 def test_json_that_is_no_setting(reader, number, reason, tmp_path):
     path = tmp_path / "file"
-    path.write_text(f'{{"format": 1, "machines": [{number}], "rows": [], "sha256": "", "recommended": 1}}')
+    path.write_text(f'{{"format": 2, "machines": [{number}], "rows": [], "sha256": "", "recommended": 1}}')
     assert reason in refused(READERS[reader], path)
 
 
 def test_a_calibration_with_a_spread_that_is_none(tmp_path):
     path = tmp_path / "file"
-    machine = {"device": "cpu", "torch": "2", "threads": 1, "world": 1, "facts": [], "operations": []}
-    fact = {"name": "a", "value": 1.0, "unit": "s", "spread": 0.1, "date": ""}
-    path.write_text(json.dumps({"format": 1, "machines": [machine | {"facts": [fact]}]}))
-    assert calibration.read(path)[0].facts[0].spread == 0.1
-    for changed in ({"spread": -1}, {"value": "x"}, {"spread": None}, {"spread": [1]}):
-        path.write_text(json.dumps({"format": 1, "machines": [machine | {"facts": [fact | changed]}]}))
+    machine = {"device": "cpu", "torch": "2", "threads": 1, "world": 1}
+    timed = {"kind": "pass", "shape": [8], "precision": "fp32", "seconds": 1.0, "spread": 0.1, "repeats": 3, "date": ""}
+    path.write_text(json.dumps({"format": 2, "machines": [machine | {"operations": [timed]}]}))
+    assert calibration.read(path)[0].operations[0].spread == 0.1
+    for changed in ({"spread": -1}, {"seconds": "x"}, {"spread": None}, {"spread": [1]}):
+        path.write_text(json.dumps({"format": 2, "machines": [machine | {"operations": [timed | changed]}]}))
         assert "this is no calibration" in refused(calibration.read, path)
 
 

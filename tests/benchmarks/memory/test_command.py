@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.memory import trial as memory_trial
-from benchmarks.memory.__main__ import MemoryLadderOptions, main, search, ways_of
-from benchmarks.memory.search import GIB, WayToFit, largest_batch, limits, resident
+from benchmarks.memory.__main__ import MemoryLadderOptions, main, ways_of
+from benchmarks.memory.search import GIB, WayToFit, largest_batch, resident
 from benchmarks.memory.trial import COLUMNS, Job, run_try
 from gptscale.common.measure.devices import device_name
 from gptscale.launchers.cli import start
@@ -132,15 +132,6 @@ def test_a_batch_that_would_endanger_the_machine_is_not_tried(runs, capsys):
     largest = largest_batch(lambda batch: resident(JOB.need(batch), "single") <= 0.8 * GIB)
     assert runs["tried"] == [("tiny single/full/fp32", largest)]
     assert f"nothing beyond {largest} was tried" in capsys.readouterr().out
-
-
-def test_the_search_looks_at_the_clock_before_each_try(runs, tmp_path):
-    limit = limits("cpu", 1.0, None, None, tmp_path)
-    job_search = JOB.search(limit, [])
-    times = iter([0.0, 0.0, 61.0])
-    search([job_search], limit, 1.0, lambda: None, lambda: next(times))
-    assert len(runs["tried"]) == 1
-    assert job_search.why == "not finished: time was up"
 
 
 def test_ways_are_words_and_what_is_left_out_means_all():

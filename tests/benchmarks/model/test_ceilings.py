@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from benchmarks.model import ceilings as model_ceilings
-from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.common.settings.gpt_config import GPTConfig
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=301)
 
@@ -25,17 +24,3 @@ def test_products_are_the_operations_of_a_step():
             torch.testing.assert_close(
                 result.t() if p.how == "grad-weight" else result, calls["mm"](), rtol=1e-4, atol=1e-4
             )
-
-
-def test_floors_of_the_contractual_shape():
-    """Against docs/measurements/bench_model.md: 790 TFLOP/s and 4.3 TB/s make 11.8 us of products per token."""
-    gpt, rows = PRESETS["1.6b"], 33 * 1024
-    product_s = {f"{p.name} {p.how}": {"mm": p.flops / 790e12} for p in model_ceilings.products(gpt, rows)}
-    least = model_ceilings.floors(gpt, rows, {"products": product_s, "copy_bytes_per_s": 4.3e12}, torch.bfloat16)
-    us = {part: seconds / rows * 1e6 for part, seconds in least.items()}
-    assert us["matrix products"] == pytest.approx(11.82, abs=0.01)
-    assert us["attention"] == pytest.approx(0.60, abs=0.01)
-    assert us["elementwise"] == pytest.approx(1.29, abs=0.01)
-    assert us["loss"] == pytest.approx(0.047, abs=0.001)
-    assert us["optimizer"] == pytest.approx(0.343, abs=0.001)
-    assert tuple(us) == model_ceilings.PARTS

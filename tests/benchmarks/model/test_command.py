@@ -205,10 +205,3 @@ def test_refused_before_anything_runs(case, capsys, tmp_path, monkeypatch):
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_floors_of_what_is_not_measured(tmp_path, capsys):
-    (tmp_path / "f.csv").write_text("name,floor\nover_handout,1.4\n")
-    words = ["--contenders", "single,minimal", "--floors", str(tmp_path / "f.csv")]
-    assert start(main, [*SHAPE, *words]) == 2
-    assert "no ratio 'over_handout' is measured" in capsys.readouterr().err

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from benchmarks.model import contenders as model_contenders
-from benchmarks.model import options as model_options
-from benchmarks.model.options import ContenderResult, ModelBenchOptions, check_losses, comparable, resolve
+from benchmarks.model.options import ContenderResult, check_losses, comparable
 from gptscale.common.errors import GptscaleError
-from gptscale.common.settings.gpt_config import PRESETS
 
 
 def test_fp8_alone_is_not_comparable_yet():
@@ -37,31 +33,3 @@ def test_fp8_may_be_further_apart_and_is_no_measure():
     with pytest.raises(GptscaleError, match=r"loss 4\.040000 in single_fp8 and .*: more than 0\.03 apart"):
         check_losses([fp8, a], 3e-3)
     check_losses([], 3e-3)
-
-
-def test_defaults_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    bench = resolve(ModelBenchOptions())
-    assert bench.gpt == PRESETS["1.6b"]
-    assert (bench.batch_size, bench.precision, bench.device) == (33, "bf16", "cuda")
-    assert bench.steps * bench.rounds >= 50
-    assert set(ModelBenchOptions().names(bench)) == {
-        *model_options.OF_THIS_PACKAGE,
-        *model_options.ON_CUDA,
-        *model_options.OTHERS,
-    }
-    assert set(model_contenders.CONTENDERS) == {
-        *model_options.OF_THIS_PACKAGE,
-        *model_options.ON_CUDA,
-        *model_options.OTHERS,
-    }
-    in_fp32 = resolve(ModelBenchOptions(dtype="fp32"))
-    assert "single_fp8" not in ModelBenchOptions().names(in_fp32)
-    with pytest.raises(GptscaleError, match="single_fp8: compared with bf16, not fp32, in --contenders"):
-        resolve(ModelBenchOptions(dtype="fp32", contenders="single,single_fp8"))
-    with pytest.raises(GptscaleError, match="single_fp8 alone has nothing to be compared with"):
-        resolve(ModelBenchOptions(contenders="single_fp8"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
-    with pytest.raises(Exception, match="bf16 needs Ampere"):
-        resolve(ModelBenchOptions())

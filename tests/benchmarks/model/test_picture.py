@@ -6,15 +6,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.model.options import OF_THIS_PACKAGE, ContenderResult
-from benchmarks.model.picture import draw, draw_contenders, draw_scaling, draw_waterfall
+from benchmarks.model.picture import draw, draw_scaling
 from benchmarks.model.scale import ScalingLine
-from gptscale.results.render import subplots
-
-
-@pytest.fixture
-def axis():
-    _, ((axis,),) = subplots(1, 1, (4, 3))
-    return axis
 
 
 def report_of(parts=(), floors=(), speeds=()):
@@ -34,28 +27,6 @@ def report_of(parts=(), floors=(), speeds=()):
         floors=lambda: dict(floors),
         circumstances=dict.fromkeys(sizes, 1),
     )
-
-
-def test_contenders_are_bars_from_the_top_with_the_spread_of_their_steps(axis):
-    draw_contenders(axis, report_of(speeds=[(OF_THIS_PACKAGE[0], 4000.0), ("minimal", 2000.0)]))
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["minimal", OF_THIS_PACKAGE[0]]
-    assert [bar.get_width() for bar in axis.patches] == [2000.0, 4000.0]
-    assert axis.patches[0].get_facecolor() != axis.patches[1].get_facecolor()
-    # p10 to p90 of the seconds are p90 to p10 of the tokens/s.
-    assert axis.lines[1].get_xdata() == pytest.approx([100 / 125 * 4000, 100 / 80 * 4000])
-    # 100 tokens in 10 ms, were there nothing but the products.
-    assert list(axis.lines[-1].get_xdata()) == [10_000.0, 10_000.0]
-
-
-def test_parts_follow_one_another_and_end_where_the_sum_does(axis):
-    measured = {"matrix products": 6.0, "optimizer": 3.0, "gaps": 1.0}
-    # The optimizer was faster than its floor, as measurement allows.
-    draw_waterfall(axis, report_of(measured, {"matrix products": 4.0, "optimizer": 3.5, "gaps": 0.0}))
-    bars = [(bar.get_x(), bar.get_width()) for bar in axis.patches]
-    floors, above = bars[0::2], bars[1::2]
-    assert [begin for begin, _ in floors] == [0.0, 6.0, 9.0, 0.0]
-    assert [width for _, width in floors] == [4.0, 3.0, 0.0, 7.5]
-    assert [begin + width for begin, width in above] == [6.0, 9.0, 10.0, 10.0]
 
 
 @pytest.mark.parametrize("parts", [{}, {"gaps": 2.0}])

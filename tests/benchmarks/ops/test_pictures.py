@@ -1,9 +1,8 @@
 """The pictures of `python -m benchmarks.ops`: which are drawn, and where their points and roofs lie."""
 
 import pandas as pd
-import pytest
 
-from benchmarks.ops.pictures import by_case, draw, over_size, roofline
+from benchmarks.ops.pictures import draw, roofline
 
 COMMON = {"dtype": "fp32", "threads": 1, "copy_gb_per_s": 20.0, "matmul_gflop_per_s": 100.0}
 
@@ -32,26 +31,6 @@ def test_flops_stand_over_operations_per_byte_under_the_roof():
         "PyTorch, both": [[2.0, 24.0]],
         "ours, both": [[2.0, 12.0]],
     }
-
-
-def test_a_panel_per_direction_with_ours_solid_and_pytorchs_dotted():
-    rows = [gelu("tanh forward", 1, 10, 9), gelu("tanh forward", 4, 12, 8), gelu("tanh backward", 1, 7, 6)]
-    forward, backward = over_size(pd.DataFrame(rows)).axes
-    assert (forward.get_title(), backward.get_title()) == ("forward, fp32, 1 thread(s)", "backward, fp32, 1 thread(s)")
-    lines = {(line.get_label(), line.get_linestyle()): list(line.get_ydata()) for line in forward.lines}
-    assert lines["copy", "-"] == [20.0, 20.0]
-    assert lines["gelu tanh", "-"] == [10, 12]
-    assert [ys for (_, style), ys in lines.items() if style == ":"] == [[9, 8]]
-    assert list(backward.lines[1].get_ydata()) == [7]
-
-
-def test_each_case_has_a_line_of_its_own():
-    rows = [{**gelu("2x2 forward", 1, 10, 9), "operator": "max_pool2d"}, gelu("3x3 forward", 1, 5, 4)]
-    (axis,) = by_case(pd.DataFrame(rows)).axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["2x2 forward", "3x3 forward"]
-    ours = axis.collections[-1].get_offsets()
-    assert ours[:, 0].tolist() == [10, 5]
-    assert ours[:, 1].tolist() == pytest.approx([0.2, 1.2])
 
 
 def test_only_operators_that_were_measured_have_a_picture(tmp_path):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptscale.common.measure.devices import device_name, peak_tflops, supports_bf16
+from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.measure.flops import (
     handout_flops_per_token,
     handout_n_params,
@@ -90,12 +90,6 @@ def test_cpu_has_a_name_and_no_peak():
     name = device_name(torch.device("cpu"))
     assert name.startswith("cpu")
     assert peak_tflops(name, "bf16") is None
-
-
-def test_bf16_needs_ampere():
-    assert supports_bf16((8, 0))
-    assert supports_bf16((9, 0))
-    assert not supports_bf16((7, 5))
 
 
 def measured(step_times_s, waits_s=None, **changes):

@@ -13,9 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.measure.devices import peak_tflops, supports_fp8
+from gptscale.common.measure.devices import supports_fp8
 from gptscale.common.measure.flops import model_flops_per_token
-from gptscale.common.measure.gpus import GPUS
 from gptscale.common.measure.speed import speed
 from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.compilation import apply_compile
@@ -307,14 +306,6 @@ def test_a_run_on_a_cpu_computes_the_rest_in_bf16_and_says_it_emulates():
     (line,) = emulation("fp8", CPU)
     assert line in planned("fp8").describe()
     assert "no time of this run says anything of fp8" in line
-
-
-def test_peaks_are_twice_those_of_bf16():
-    peaks = [gpu.tflops for gpu in GPUS if "fp8" in gpu.tflops]
-    assert len(peaks) == 13
-    assert all(1.99 < rates["fp8"] / rates["bf16"] < 2.03 for rates in peaks)
-    assert peak_tflops("NVIDIA H200", "fp8") == 1979.0
-    assert peak_tflops("NVIDIA A100-SXM4-80GB", "fp8") is None
 
 
 BIG = PRESETS["1.6b"]

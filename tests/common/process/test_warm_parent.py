@@ -24,7 +24,7 @@ def program(folder, code, *words):
 
 def own_parent():
     """Return a warm parent for one test, forked from the one of all tests, which spares it the import of torch."""
-    return warm_parent_of(Program(""), os.environ).with_imports(())
+    return warm_parent_of("", (), os.environ).with_imports(())
 
 
 def outcome(folder, code, *words, timeout=400, **variables):

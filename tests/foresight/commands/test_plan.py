@@ -1,25 +1,22 @@
-"""`gptscale plan` as it is typed."""
+"""`gptscale plan` as it is typed, with trials that are told instead of simulated."""
 
 import json
 import re
 
 import pytest
+from told_trials import tried
 
 from gptscale.common.errors import ConfigError
 from gptscale.foresight.commands.plan import main
+from gptscale.foresight.plan import planning
 from gptscale.launchers.commands.run import main as run
 
-SMALL = [
-    "--no-simulate",
-    "--model",
-    "gpt2",
-    "--gpus-per-node",
-    "2",
-    "--global-batch-size",
-    "16",
-    "--recipes",
-    "ddp,fsdp,pipeline",
-]
+SMALL = "--model gpt2 --gpus-per-node 2 --global-batch-size 16 --recipes ddp,fsdp,zero1".split()
+
+
+@pytest.fixture(autouse=True)
+def _no_simulation(monkeypatch):
+    monkeypatch.setattr(planning, "simulated", tried)
 
 
 def test_a_plan_recommends_a_command_and_leaves_its_files(tmp_path, capsys):
@@ -30,17 +27,17 @@ def test_a_plan_recommends_a_command_and_leaves_its_files(tmp_path, capsys):
     assert "gptscale run ddp --nproc 2 --model gpt2 --global-batch-size 16" in out
     assert out.count("  Not ") == 2
     assert "data sheet: no such device was measured" in out
-    # Each moment of a stream is a letter: forward, head and backward, and reductions from the first backward on.
-    streams = {line.split()[2]: line.split()[4] for line in out.splitlines() if line.startswith("  rank 0 ")}
-    assert re.fullmatch(r"F+H+B+[BO:.]*", streams["compute"])
-    assert re.fullmatch(r"\.+[~:.]+", streams["reduce"])
-    assert len(streams["compute"]) == len(streams["reduce"]) == 80
+    # Each moment of a stream is a letter.
+    streams = {line.split()[2]: line.split()[-1] for line in out.splitlines() if line.startswith("  rank 0 ")}
+    assert re.fullmatch(r"P+[:.]*", streams["stream"])
+    assert re.fullmatch(r"[~:.]+", streams["link"])
+    assert len(streams["stream"]) == len(streams["link"]) == 80
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert " * | ddp dp2 |" in (tmp_path / "plan.md").read_text()
     assert "data:image/png;base64," in (tmp_path / "plan.html").read_text()
     content = json.loads((tmp_path / "plan.json").read_text())
-    assert content["calibration"] == "data sheet"
-    assert {row["recipe"] for row in content["rows"]} == {"ddp", "fsdp", "pipeline"}
+    assert {row["memory_by"] for row in content["rows"]} == {"simulation"}
+    assert {row["recipe"] for row in content["rows"]} == {"ddp", "fsdp", "zero1"}
 
 
 def test_a_saved_row_starts_a_run_and_contradictions_are_refused(tmp_path, capsys):
@@ -67,7 +64,7 @@ def test_more_devices_are_drawn(tmp_path):
     ("words", "message"),
     [
         (["--device", "h100"], "unknown device 'h100', in --device, did you mean 'h100-80'"),
-        (["--device", "tpu"], "gptscale calibrate, then gptscale plan --here"),
+        (["--device", "tpu"], "For this machine's processor: gptscale plan --here"),
         (["--link", "ib-4000"], "unknown link 'ib-4000', in --link, did you mean"),
         (["--nodes", "0"], "nodes 0 is out of range"),
         (["--model", "gpt5"], "unknown model 'gpt5'"),
@@ -81,9 +78,9 @@ def test_more_devices_are_drawn(tmp_path):
         (["--here", "--host-memory", "9"], "--here is this machine"),
         (["--nproc", "4"], "the devices are --nodes times"),
         (["--scaling"], "the picture has no file"),
-        (["--here", "--calibration", "none.json", "--model", "tiny"], "this machine was not measured"),
+        (["--here", "--calibration", "none.json"], "--here is this machine"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(words, message):
     with pytest.raises(ConfigError, match=message):
-        main(["--no-simulate", *words])
+        main(words)

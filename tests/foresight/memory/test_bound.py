@@ -16,7 +16,6 @@ from gptscale.common.process import environments
 from gptscale.common.process.world import World
 from gptscale.foresight.memory.bound import BLOCK, HOLDERS, LOGITS_BYTES, SMALL, bound
 from gptscale.foresight.plan.rows import ALLOWANCE
-from gptscale.foresight.plan.steps import EXCHANGES
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
 from gptscale.recipes import RECIPES, get
@@ -78,7 +77,7 @@ def test_what_a_block_keeps_is_what_autograd_saves():
 
 
 def test_names_and_constants_are_those_of_other_modules():
-    assert set(HOLDERS) == set(EXCHANGES) == {row.memory for row in RECIPES.values()}
+    assert set(HOLDERS) == {row.memory for row in RECIPES.values()}
     assert (SMALL, BLOCK, LOGITS_BYTES) == (compact_adamw.SMALL, blockwise.BLOCK, loss.LOGITS_BYTES)
 
 

@@ -11,7 +11,6 @@ from gptscale.common.engines.rank_shapes import state_formula
 from gptscale.launchers.run.options import parse_run
 from gptscale.recipes import RECIPES, get
 
-HERE = [name for name, row in RECIPES.items() if not row.needs_cuda and not row.environment]
 N = 842_624
 H, L = 128, 4
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gptscale.foresight.memory.constants import CONTEXT, NCCL, NCCL_MORE, outside_of_torch
-from gptscale.foresight.memory.report import RankMemory, draw, filled_by, merged
+from gptscale.foresight.memory.report import RankMemory, filled_by, merged
 from gptscale.foresight.memory.timeline import Allocations, Timeline
 
 GIB = 2**30
@@ -75,15 +75,3 @@ def test_its_json_has_bytes_that_add_up_to_the_peak(timeline):
     assert facts["needed_bytes"] == facts["peak_reserved_bytes"] + sum(facts["outside_of_torch_bytes"].values())
     assert facts["fragmentation"] == pytest.approx(1 / 12)
     assert (facts["peak_part"], facts["fits"], facts["grade"]) == ("forward", None, "simulated")
-
-
-def test_ranks_are_drawn_beside_each_other_with_their_peaks(timeline):
-    ranks = [RankMemory(number, timeline, 10 * GIB, 12 * GIB, 20 * GIB) for number in (0, 7)]
-    figure = draw(ranks, "two ranks")
-    left, right = figure.axes
-    assert left.get_title() == "rank 0: peak 10.00 GiB"
-    assert right.get_title() == "rank 7: peak 10.00 GiB"
-    tops = [max(path.vertices[:, 1].max() for path in areas.get_paths()) for areas in left.collections]
-    assert max(tops) == pytest.approx(10.0)
-    # The lines are what torch reserves, and the device, of which it takes more than 40 %.
-    assert [line.get_ydata()[0] for line in left.lines] == [12.0, 20.0]

@@ -1,7 +1,8 @@
-"""How a plan's candidates are checked: by the launcher's own preflight."""
+"""Plans whose trials are told instead of simulated: what is checked is what they list, try, leave out and recommend."""
 
 import pytest
 import torch
+from told_trials import tried
 
 from gptscale.common.process.world import World
 from gptscale.common.settings.run_config import RunConfig
@@ -31,12 +32,14 @@ def resolver():
 
 
 @pytest.fixture
-def planned(tmp_path):
-    """Return a function that plans, from data sheets alone: no calibration file is there."""
+def planned():
+    """Return a function that plans, with trials as `trial` tells them."""
 
-    def planned(model, recipes, nodes=1, per_node=8, device="h100-80", batch=64, link=None, **more):
+    def planned(
+        model, recipes, nodes=1, per_node=8, device="h100-80", batch=64, link=None, trial=tried, rows=20, **more
+    ):
         cluster = gpu_cluster(device, nodes, per_node, link)
         config = RunConfig(model=model, global_batch_size=batch, precision="bf16", device="cuda", **more)
-        return plan(config, cluster, recipes.split(","), _resolver(cluster.ranks), file=tmp_path / "none.json")
+        return plan(config, cluster, recipes.split(","), _resolver(cluster.ranks), trial, wanted=rows)
 
     return planned

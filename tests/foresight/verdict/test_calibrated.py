@@ -7,12 +7,10 @@ import torch
 from made_traces import Part, trace
 
 from gptscale.common.process.world import world_of
-from gptscale.foresight.calibrate.file import MeasuredMachine, TimedOperation, add
-from gptscale.foresight.calibrate.machine import this_machine
-from gptscale.foresight.time.data_sheets import GLOO
-from gptscale.foresight.time.operations import MessageShape
-from gptscale.foresight.time.work import Operation
-from gptscale.foresight.verdict.calibrated import CalibratedRun, calibrated_run, kind_of, products_of
+from gptscale.foresight.calibrate.file import MeasuredMachine, Operation, TimedOperation, add
+from gptscale.foresight.calibrate.parts import products_of
+from gptscale.foresight.calibrate.worker import this_machine
+from gptscale.foresight.verdict.calibrated import CalibratedRun, calibrated_run, kind_of
 from gptscale.foresight.verdict.replay import Replay
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
@@ -33,8 +31,9 @@ def traced(nbytes, wait_s):
 
 
 def calibrate(file, run, product_s, spread=0.02, reduce_s=0.01):
-    reduced = Operation("all-reduce", MessageShape(LARGE, 2, 2, 1), GLOO)
-    seconds = {**dict.fromkeys(products_of(run), product_s), reduced: reduce_s}
+    reduced = Operation("all-reduce", (LARGE, 2, 2))
+    tokens = run.batch.micro_batch_size * run.seq_len
+    seconds = {**{operation: product_s for operation, _ in products_of(run.gpt, tokens, 1)}, reduced: reduce_s}
     timed = [TimedOperation(operation, "fp32", s, spread, 7) for operation, s in seconds.items()]
     add(file, MeasuredMachine(MACHINE, timed))
 
@@ -52,13 +51,10 @@ def processors(share):
     return [share] * 2
 
 
-def test_products_of_a_step_are_those_of_all_layers_and_passes():
-    run = run_of("--global-batch-size", "8", "--grad-accum-steps", "2", "--n-layer", "3")
-    products = products_of(run)
-    macs = sum(n * o.shape[0] * o.shape[1] * o.shape[2] for o, n in products.items())
-    h, tokens = run.gpt.n_embd, run.tokens_per_step
-    # Twice the parameters of the matrices a token forward, and twice that backward, counted in multiplications.
-    assert macs == 3 * tokens * (3 * 12 * h * h + h * run.gpt.padded_vocab_size)
+def test_products_of_a_forward_are_those_of_all_layers():
+    gpt = run_of("--n-layer", "3").gpt
+    macs = sum(n * o.shape[0] * o.shape[1] * o.shape[2] for o, n in products_of(gpt, 64, 1))
+    assert macs == 64 * (3 * 12 * gpt.n_embd**2 + gpt.n_embd * gpt.padded_vocab_size)
 
 
 def test_an_unmeasured_machine_expects_nothing(tmp_path):
@@ -68,7 +64,10 @@ def test_an_unmeasured_machine_expects_nothing(tmp_path):
 def test_products_that_take_longer_than_calibrated(tmp_path):
     traces = traced(LARGE, 0.01)
     expected = calibrated(tmp_path, traces)
-    assert expected.products_s == pytest.approx(1e-4 * sum(products_of(run_of()).values()) / 2)
+    run = run_of()
+    # Forward once and backward twice, of all micro-batches of a rank.
+    n = 3 * (4 * run.gpt.n_layer + 1) * run.batch.grad_accum_steps
+    assert expected.products_s == pytest.approx(1e-4 * n)
     # The made-up traces count 0.7 of a backward of 0.1 s as products.
     assert expected.times_slower(traces, processors(1.0)) == pytest.approx(0.07 / expected.products_s)
     assert expected.times_slower(traces, processors(0.01)) == 1.0

@@ -3,7 +3,7 @@
 import pytest
 
 from gptscale.common.errors import ConfigError
-from gptscale.launchers.run.allocation import Allocation, split_sbatch
+from gptscale.launchers.run.allocation import split_sbatch
 
 
 def test_options_with_and_without_a_value():
@@ -24,9 +24,3 @@ def test_options_with_and_without_a_value():
 def test_a_value_that_is_missing_or_would_be_another_line_of_the_script(words, message):
     with pytest.raises(ConfigError, match=message):
         split_sbatch(words)
-
-
-def test_no_more_nodes_can_be_the_fewest_than_there_are():
-    Allocation(nodes=4, min_nodes=2)
-    with pytest.raises(ConfigError, match="min_nodes 5 is out of range"):
-        Allocation(nodes=4, min_nodes=5)

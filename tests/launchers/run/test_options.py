@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.launchers.commands.run import LaunchOptions
 from gptscale.launchers.run.options import option_words, parse_launch, parse_run
@@ -26,20 +25,6 @@ def test_recipe_options_stand_beside_the_runs_and_the_launchers():
         "fsdp", ["--prefetch", "3", "--nproc", "4", "--lr", "0.1", "--dry-run"], LaunchOptions
     )
     assert (recipe.prefetch, launch.nproc, launch.dry_run, run.lr) == (3, 4, True, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("words", "resume"),
-    [(["--resume"], "newest"), (["--resume", "a/b"], "a/b"), (["--resume", "--steps", "3"], "newest")],
-)
-def test_bare_resume(words, resume):
-    assert parse_run("ddp", ["--run-name", "r", *words])[0].resume == resume
-
-
-def test_a_preset_is_the_default_and_fixed():
-    assert parse_run("fsdp_offload", [])[1].cpu_offload
-    with pytest.raises(ConfigError, match="fixes cpu_offload"):
-        parse_run("fsdp_offload", ["--no-cpu-offload"])
 
 
 @pytest.mark.slow

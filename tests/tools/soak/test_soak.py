@@ -19,8 +19,8 @@ from gptscale.common.state import Shard
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.start import nproc_of
 from gptscale.recipes import RECIPES
-from tools.soak import damage, report
-from tools.soak.broken_run import FINISHED, Outcome, unbroken_run
+from tools.soak import damage
+from tools.soak.broken_run import FINISHED, unbroken_run
 from tools.soak.contract import broken_promises, bytes_of, torn_lines
 from tools.soak.faults import FAULTS
 from tools.soak.lost_bits import bits, cells
@@ -143,26 +143,6 @@ def test_options_are_drawn_by_the_seed_and_those_refused_are_left_out(tmp_path):
     assert set().union(*drawn["ddp"]) == set(VARIED)
     # DeepSpeed's optimizer has moments of its own, and leaves out no step.
     assert set().union(*drawn["zero2"]) == set(VARIED) - {"optimizer_state", "on_spike"}
-
-
-def test_the_table_counts_faults_and_each_run_once():
-    outcomes = [
-        Outcome("ddp", "ddp-0", "save_async", "SIGTERM", "step +3", 75, 1.0, lost_bits=3),
-        Outcome("ddp", "ddp-0", "save_async", "kill a rank", "save", 0, 2.0, ["status 0, not 7"], lost_bits=3),
-        Outcome("ddp", "ddp-0", "save_async", FINISHED, "", 0, 1.0, lost_bits=3),
-        Outcome("fsdp", "fsdp-0", "", "SIGTERM", "eval", 75, 1.0),
-    ]
-    assert list(report.rows(outcomes)) == [
-        ("ddp", "SIGTERM", "1", "1", "75 (1)", "3", "1.0"),
-        ("ddp", "kill a rank", "1", "0", "0 (1)", "3", "2.0"),
-        ("fsdp", "SIGTERM", "1", "1", "75 (1)", "0", "1.0"),
-        ("all", "SIGTERM", "2", "2", "75 (2)", "3", "2.0"),
-        ("all", "kill a rank", "1", "0", "0 (1)", "3", "2.0"),
-        ("all", "all", "3", "2", "0 (1), 75 (2)", "3", "4.0"),
-    ]
-    assert not report.as_promised(outcomes)
-    assert report.as_promised(outcomes[3:])
-    assert "WRONG: status 0, not 7" in report.line(outcomes[1])
 
 
 def test_a_folder_that_exists_is_refused(tmp_path):

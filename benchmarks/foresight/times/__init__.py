@@ -1,1 +1,0 @@
-"""Compare predicted step times with measured ones."""

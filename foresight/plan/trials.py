@@ -1,0 +1,111 @@
+"""A row of a plan, tried: under the mock of CUDA with its step priced, or on this machine's processor for a few steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gptscale.common.errors import GptscaleError
+from gptscale.common.measure.limits import TAKEN_MAX
+from gptscale.common.process.task import reason
+from gptscale.foresight.calibrate.costs import MeasuredCosts
+from gptscale.foresight.plan.command_lines import words_of
+from gptscale.foresight.plan.rows import PlannedRow, StepTime, Tried
+from gptscale.foresight.price.replay import Replayed, replay
+from gptscale.foresight.price.step_time import CALIBRATED, DATA_SHEET, SPREAD, priced
+from gptscale.foresight.simulate.simulation import simulate
+
+# Micro-batches that are recorded without stages. Each one more lasts as long as the middle one of these.
+RECORDED = 3
+MEASURED, CONTENDED = "measured here", "measured here, contended"
+# Steps that are timed on a processor, behind those that warm up.
+WARM_UP, TIMED, LIMIT_S = 3, 5, 900
+
+
+def simulated(row: PlannedRow) -> Tried:
+    """Simulate the kinds of ranks of a row, and replay them together. Raises GptscaleError if one fails."""
+    run, cluster = row.candidate.run, row.cluster
+    n = run.batch.grad_accum_steps
+    written = min(n, RECORDED) if run.pp_size == 1 else n
+    batch: dict[str, Any] = {
+        "micro_batch_size": run.batch.micro_batch_size,
+        "grad_accum_steps": written,
+        "global_batch_size": None,
+    }
+    config = dataclasses.replace(run.config, data="synthetic", **batch)
+    simulations = [
+        simulate(
+            run.recipe,
+            config,
+            row.candidate.config,
+            device=cluster.device,
+            rank=rank,
+            world_size=cluster.ranks,
+            ranks_per_node=cluster.per_node,
+            times_host=False,
+        )
+        for rank in run.mesh.ranks("pp")
+    ]
+    memory = max((s.memory() for s in simulations), key=lambda memory: (memory.fits is False, memory.needed))
+    recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
+    if not recorded:
+        return Tried(StepTime(float("inf"), 0.0, float("inf"), "no step was made"), memory)
+    costs = cluster.costs(run.config.precision)
+    replayed = replay(recorded, costs, dict.fromkeys(recorded, 0.0))
+    # Stages wait for each other, so that all have the same length but for the last messages.
+    slowest = max(replayed.values(), key=lambda step: step.step_s)
+    seconds = slowest.step_s + (n - written) * middle_s(slowest)
+    time = priced(slowest, slowest.step_s, costs)
+    share = time.parts[time.bound] / slowest.step_s
+    return Tried(
+        StepTime(
+            seconds,
+            seconds / SPREAD,
+            seconds * SPREAD,
+            CALIBRATED if isinstance(costs, MeasuredCosts) else DATA_SHEET,
+            f"{time.bound} ({share:.0%})",
+            time.mfu * slowest.step_s * n / written / seconds,
+        ),
+        memory,
+        replayed,
+    )
+
+
+def middle_s(step: Replayed) -> float:
+    """Return the seconds of the middle one of three micro-batches: from the begin of its forward to that of the next."""
+    begins = step.forwards()
+    return begins[2] - begins[1] if len(begins) == RECORDED else step.step_s / max(1, len(begins))
+
+
+def measured(row: PlannedRow) -> Tried:
+    """Train with a row for a few steps on this machine's processor. Raises GptscaleError if the run fails."""
+    import pandas as pd
+
+    run = row.candidate.run
+    with tempfile.TemporaryDirectory(prefix="gptscale-plan-") as out:
+        words = [
+            "--nproc",
+            str(row.cluster.ranks),
+            *words_of(row),
+            "--data",
+            "synthetic",
+            "--steps",
+            str(WARM_UP + TIMED),
+        ]
+        words += ["--timing-warmup-steps", str(WARM_UP), "--out", out, "--run-name", "trial", "--no-tensorboard"]
+        command = [sys.executable, "-m", "gptscale.launchers.cli", "run", run.recipe, *words]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise GptscaleError(f"no {WARM_UP + TIMED} steps in {LIMIT_S} s", "in plan", "plan for less work") from None
+        if ended.returncode:
+            raise GptscaleError(reason(ended.stderr)[:160], "in its trial", "see gptscale run")
+        times_s = pd.read_csv(Path(out, "runs", "trial", "steps.csv")).step_time_s[WARM_UP:]
+        taken = float(pd.read_csv(Path(out, "summary.csv")).taken_fraction[0])
+    grade = CONTENDED if taken > TAKEN_MAX else MEASURED
+    return Tried(StepTime(statistics.median(times_s), min(times_s), max(times_s), grade))

@@ -36,7 +36,7 @@ BUGS = {
     "fsdp1": "late-clear same-batch padding rate accumulation",
     "accelerate": f"{EVERYWHERE} accumulation",
     "fabric": EVERYWHERE,
-    "zero2": "same-batch padding not-held rate sum",
+    "zero2": "same-batch padding not-held sum",
     "zero3": "same-batch padding sum",
     "tensor": "half-zero late-clear not-held rate zero",
     "pipeline": "tied not-held",

@@ -234,6 +234,9 @@ class Rider:
 
     def note(self, kind: str, tensor: Any, value: Any, step: int, place: str = "") -> None:
         """Note a value that belongs to a weight: itself, its gradient or a moment. place: names a weight of no model."""
+        # FSDP 1 leaves an empty parameter where another rank has all of it.
+        if not parts.local(tensor).numel():
+            return
         if id(tensor) not in self.parts:
             with torch.no_grad():
                 self._learn(tensor, parts.part_of(place, tensor), None)

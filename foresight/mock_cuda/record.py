@@ -31,6 +31,9 @@ UNKNOWN = 2**63
 PLAIN = Tensor.__torch_dispatch__
 
 _recorder: OperationRecorder | None = None
+# The modes of this program that are not its own, the lowest first.
+modes: list[_python_dispatch.TorchDispatchMode] = []
+_paused = threading.local()
 
 
 class OperationRecorder(_python_dispatch.TorchDispatchMode):
@@ -42,21 +45,21 @@ class OperationRecorder(_python_dispatch.TorchDispatchMode):
         super().__init__()
         mock.mock_operation.argtypes = [ctypes.c_char_p, *4 * [ctypes.c_uint64]]
         self.tell, self._part = mock.mock_operation, part
-        self.paused = threading.local()
 
     def begin(self) -> bool:
         """Record from now on, unless the program has a mode of its own, which would not find itself on top when it ends."""
         global _recorder
-        if vars(torch._C)["_len_torch_dispatch_stack"]():
+        if vars(torch._C)["_len_torch_dispatch_stack"]() > len(modes):
             return False
         _recorder = self
-        vars(_python_dispatch)["_push_mode"](self)
+        push(self)
         return True
 
     def end(self) -> None:
         """Record no longer."""
         global _recorder
         _recorder = None
+        modes.remove(self)
         vars(_python_dispatch)["_pop_mode"]()
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
@@ -77,6 +80,13 @@ class OperationRecorder(_python_dispatch.TorchDispatchMode):
             name, flops, nbytes, ranks = _facts(func, args, kwargs or {}, result)
         self.tell(name.encode(), flops, nbytes, ranks, self._part())
         return result
+
+
+def push(mode: Any) -> Any:
+    """Let a mode see all operations from now on, and return it."""
+    modes.append(mode)
+    vars(_python_dispatch)["_push_mode"](mode)
+    return mode
 
 
 def _facts(func: Any, args: Any, options: Mapping[str, Any], result: Any) -> tuple[str, int, int, int]:
@@ -207,21 +217,19 @@ def _around(run: Callable[..., Any], name_of: Callable[[Any], str]) -> Callable[
 
 
 def pause_for_guards(module: Any) -> None:
-    """Leave the mode while torch.compile looks up its compiled code, which was made without it and would not match."""
+    """Leave our modes while torch.compile looks up its compiled code, which was made without them and would not match."""
     depth, at = (vars(torch._C)[f"_{name}"] for name in ("len_torch_dispatch_stack", "get_dispatch_stack_at"))
-    push, pop = (vars(_python_dispatch)[f"_{name}_mode"] for name in ("push", "pop"))
+    enter, leave = (vars(_python_dispatch)[f"_{name}_mode"] for name in ("push", "pop"))
 
     def following(original: Callable[..., Any]) -> Callable[..., Any]:
         def set_eval_frame(callback: Any) -> Any:
             # It calls no function of Python while torch.compile looks on: that would be compiled.
-            recorder = _recorder
-            if recorder is not None and callback and depth() and at(depth() - 1) is recorder:
-                recorder.paused.here = True
-                pop()
+            paused = _paused.__dict__.setdefault("modes", [])
+            while callback and depth() and at(depth() - 1) in modes:
+                paused.append(leave())
             prior = original(callback)
-            if recorder is not None and not callback and getattr(recorder.paused, "here", False):
-                recorder.paused.here = False
-                push(recorder)
+            while paused and not callback:
+                enter(paused.pop())
             return prior
 
         module.skip_code(set_eval_frame.__code__)
@@ -233,9 +241,23 @@ def pause_for_guards(module: Any) -> None:
 
 
 def watch_inductor(module: Any) -> None:
-    """Tell of the kernels that torch.compile has made."""
+    """Tell of the kernels that torch.compile has made, each in the first of its forms: all of them take as long here."""
     kind = module.CachingAutotuner
     kind.run = _around(kind.run, lambda kernel: str(getattr(kernel.fn, "__name__", "triton")))
+    begin = kind.__init__
+
+    def begin_with_one(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self.configs = self.configs[:1]
+
+    kind.__init__ = begin_with_one
+
+
+def choose_first(module: Any) -> None:
+    """Let torch.compile take the first of several kernels, without compiling all of them for a race."""
+    kind = module.AlgorithmSelectorCache
+    choose = kind.__call__
+    kind.__call__ = lambda self, name, choices, *args, **options: choose(self, name, choices[:1], *args, **options)
 
 
 def watch_triton(module: Any) -> None:

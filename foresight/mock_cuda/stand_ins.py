@@ -111,6 +111,8 @@ def write_nothing(module: Any) -> None:
     for owner, name in (
         (module, "save"),
         (module, "save_file"),
+        # torch.compile prints every tensor of its graph for it, which takes minutes.
+        (module, "save_graph_repro"),
         (getattr(module, "Trainer", None), "_save_checkpoint"),
     ):
         if hasattr(owner, name):

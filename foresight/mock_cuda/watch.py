@@ -34,8 +34,8 @@ TASK = "GPTSCALE_SIMULATED_PROGRAM"
 RECIPE_FACTS = "recipe.json"
 # NCCL's watchdog lets go of the tensors of finished collectives ten times a second. A step on a GPU is longer than that.
 WATCHDOG_S = 0.25
-# It lies beside this file, whose name differs in a program.
-record = importlib.import_module(f"{__name__.removesuffix('watch')}record")
+# They lie beside this file, whose name differs in a program.
+record, experts = (importlib.import_module(f"{__name__.removesuffix('watch')}{name}") for name in ("record", "experts"))
 # More than three steps make: 48 layers allocate some 3,000 blocks for each micro-batch.
 ENTRIES_MAX = 10_000_000
 
@@ -288,6 +288,7 @@ class ProgramWatch:
         self.mock = ctypes.CDLL(None)
         self.recorder = record.OperationRecorder(self.mock, lambda: self.owners.part)
         self.recording = False
+        self.experts = record.push(experts.BalancedExperts()) if task["balanced_experts"] else None
         self.host_s: list[float] = []
         self._step_began = (0.0, 0.0)
         self.mock.mock_list.argtypes = self.mock.mock_mark.argtypes = [ctypes.c_char_p]
@@ -413,6 +414,7 @@ class ProgramWatch:
             "events": events,
             "step_host_s": self.host_s,
             "recorded": self.last_step,
+            "experts": self.experts and self.experts.dealt,
             "owners": {name: getattr(owners, name) for name in ("places", "labels", "marks", "steps")},
         }
         written = self.folder / f"report.{os.getpid()}"

@@ -119,7 +119,7 @@ def environment(task: ProveTask, folder: Path) -> dict[str, str]:
 def _try(task: ProveTask, folder: Path) -> tuple[Recording, ProgramError | None]:
     environ = environment(task, folder)
     began, first = time.monotonic(), None
-    with running(task.command, environ, folder) as (process, tail):
+    with running(task.command, environ, folder) as (process, tail, _):
         while not all_done(folder):
             status = process.poll()
             if first is None and any(folder.glob("done.*")):

@@ -62,6 +62,8 @@ class ProgramOptions:
     """Weights need not be there: models of transformers come from their configuration, other files that are missing are empty."""
     fake_batches: bool = False
     """A DataLoader yields its first batch again and again."""
+    balanced_experts: bool = False
+    """Routers give each expert as many tokens as any other. By default all values are zeros, and so are the routes."""
     host_values: bool = False
     """Let large tensors of the host keep their values, and take their memory. By default they share a few pages."""
     png: Path | None = None
@@ -109,6 +111,7 @@ class ProgramOptions:
             share_host_memory=not self.host_values,
             no_weights=self.no_weights,
             fake_batches=self.fake_batches,
+            balanced_experts=self.balanced_experts,
             folder=folder,
             inbox=inbox,
         )
@@ -208,6 +211,10 @@ def _print(facts: dict[str, Any], memory: RankMemory) -> None:
     print("note     every value was zero: losses, norms and times of the program mean nothing")
     if facts["ended_by"] == "its last step":
         print("note     an evaluation or a save that comes later was not reached: it may need more")
+    for experts, times in (facts["experts"] or {}).items():
+        print(f"note     tokens were dealt to {experts} experts in turn, {times} times in all")
+    if facts["experts"] == {}:
+        print("note     --balanced-experts found no router: no topk, sort or maximum over 2 to 1,024 scores")
     if facts["lacking"]:
         print(f"note     the mock lacks {', '.join(facts['lacking'])}, which the program went on without")
     if facts["refused_bytes"] and not memory.out_of_memory:

@@ -11,14 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from gptscale.common.errors import GptscaleError
 
-TAIL_BYTES, TAIL_LINES = 1 << 16, 20
+TAIL_BYTES, TAIL_LINES, LINE_MAX = 1 << 16, 20, 1000
 # What a program may take to leave by itself, once its report is there.
-GRACE_S, LOOK_S = 10.0, 0.2
+GRACE_S, LOOK_S = 10.0, 0.5
 # Nothing is downloaded, uploaded or asked of a machine that is not there.
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
@@ -50,8 +52,8 @@ def own_environment(path: Path) -> dict[str, str]:
 @contextmanager
 def running(
     command: Sequence[str], environ: Mapping[str, str], folder: Path, cwd: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str]]]:
-    """Start a program, keep the end of what it prints, and leave nothing of it running.
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], set[psutil.Process]]]:
+    """Start a program, keep the end of what it prints, and leave nothing of it running, nor of the family that is put there.
 
     folder: named in its environment, by which its processes are known. cwd: where it runs, None for the current one.
     """
@@ -64,7 +66,7 @@ def running(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    kept = bytearray()
+    kept, family = bytearray(), set[psutil.Process]()
 
     def keep() -> None:
         assert process.stdout is not None
@@ -75,8 +77,11 @@ def running(
     reader = threading.Thread(target=keep, daemon=True)
     reader.start()
     try:
-        yield process, lambda: kept.decode(errors="replace")
+        yield process, lambda: kept.decode(errors="replace"), family
     finally:
+        # Those with an environment of their own have no folder in it.
+        for child in filter(psutil.Process.is_running, family):
+            _kill(child.pid)
         while left := [*_processes_of(folder)]:
             for pid in left:
                 _kill(pid)
@@ -96,27 +101,21 @@ def _processes_of(folder: Path) -> Iterator[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
-def resident(folder: Path) -> int:
-    """Return the bytes of memory that a program's processes have for themselves."""
-    sizes = 0
-    for pid in _processes_of(folder):
-        try:
-            own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
-        except OSError:
-            continue
-        sizes += 1024 * int(own[1]) if own else 0
-    return sizes
+def resident(each: psutil.Process) -> int:
+    """Return the bytes of memory that a process has for itself."""
+    with suppress(OSError):
+        own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{each.pid}/status").read_text())
+        return 1024 * int(own[1]) if own else 0
+    return 0
 
 
 def last_lines(text: str) -> str:
     """Return the last lines of what a program has printed."""
-    return "\n".join(text.strip().splitlines()[-TAIL_LINES:])
+    return "\n".join(line[:LINE_MAX] for line in text.strip().splitlines()[-TAIL_LINES:])
 
 
 def print_error(error: ProgramError) -> int:

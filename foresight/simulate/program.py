@@ -1,8 +1,8 @@
 """Anybody's program as one rank of a world that is not there, in its own interpreter and environment, and what it needed.
 
-The program gets the mock of CUDA by LD_PRELOAD, and four files on its path: on_path.py, as sitecustomize.py, boot.py, watch.py
-and stand_ins.py. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever
-it has started.
+The program gets the mock of CUDA by LD_PRELOAD, and files on its path: on_path.py, as sitecustomize.py, boot.py, watch.py and
+what these use. They answer for its peers, end it after some steps and leave a report. Nothing of it is left running, whatever it
+has started.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,8 @@ AFTER_IMPORT = {
     "transformers.modeling_utils": ("stand_ins.build_from_config",),
     "torch._dynamo.eval_frame": ("record.pause_for_guards",),
     "torch._inductor.runtime.triton_heuristics": ("record.watch_inductor",),
+    "torch._dynamo.repro.after_aot": ("stand_ins.write_nothing",),
+    "torch._inductor.select_algorithm": ("record.choose_first",),
     "triton.runtime.jit": ("record.watch_triton",),
     "transformers.trainer": ("stand_ins.write_nothing",),
     "accelerate.commands.launch": ("boot.launch_accelerate",),
@@ -77,7 +81,7 @@ class ProgramTask:
     """A command, and the rank of which world on which device it is to be.
 
     world: None for what its launcher says, or one. rank: a number or "last". host_limit: bytes of this machine's memory that it
-    may take. no_weights, fake_batches: what stand_ins.py stands in for. ends: after its last step, instead of by itself.
+    may take. no_weights, fake_batches, balanced_experts: see ProgramOptions. ends: after its last step, instead of by itself.
     times_host: whether a recipe's own program goes on to time its host. folder: where it runs, None for the current one. keep: a
     folder for what it leaves, for read_simulation. inbox: a folder for the objects that ranks send to those simulated after
     them. torch_folder: of its interpreter's torch, None to look for it.
@@ -94,6 +98,7 @@ class ProgramTask:
     share_host_memory: bool = True
     no_weights: bool = False
     fake_batches: bool = False
+    balanced_experts: bool = False
     ends: bool = True
     times_host: bool = True
     folder: Path | None = None
@@ -156,8 +161,8 @@ def run_program(task: ProgramTask) -> Simulation:
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
         environ = _environment(task, torch_folder, folder)
-        with running(task.command, environ, folder, task.folder) as (process, tail):
-            ended_by_us = _wait(process, task, folder)
+        with running(task.command, environ, folder, task.folder) as (process, tail, family):
+            ended_by_us = _wait(process, task, folder, family)
         if (folder / "refused.json").exists():
             raise ConfigError(*json.loads((folder / "refused.json").read_text()))
         if not (folder / "report.json").exists():
@@ -207,7 +212,8 @@ def _refusal(facts: Mapping[str, Any]) -> str:
 
 def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
     path, here = folder / "path", Path(boot.__file__).parent
-    put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in ("boot", "record", "stand_ins", "watch")])
+    names = ("boot", "experts", "record", "stand_ins", "watch")
+    put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in names])
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
     (path / "nvidia-smi").chmod(0o755)
@@ -219,7 +225,8 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     what = {"folder": str(folder), "steps": task.steps, "world": task.world, "rank": task.rank, "ends": task.ends}
     what |= {"times_host": task.times_host}
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
-    what |= {"inbox": str(task.inbox or folder), "no_weights": task.no_weights, "fake_batches": task.fake_batches}
+    what |= {"inbox": str(task.inbox or folder)}
+    what |= {name: getattr(task, name) for name in ("no_weights", "fake_batches", "balanced_experts")}
     what["after_import"] = AFTER_IMPORT
     behind = {"PATH": str(path), **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")}}
     environ = (
@@ -235,17 +242,22 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     return environ | {boot.TASK: json.dumps(what)}
 
 
-def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path) -> str:
-    """Wait for a program's end or report, and return what was exceeded: "time", "host" or nothing."""
+def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, family: set[psutil.Process]) -> str:
+    """Wait for a program's end or report, note its family, and return what was exceeded: "time", "host" or nothing."""
+    first = psutil.Process(process.pid)
+    family.add(first)
     deadline = time.monotonic() + task.limit_s
     while process.poll() is None:
         if task.ends and (folder / "report.json").exists():
             deadline = min(deadline, time.monotonic() + GRACE_S)
         if time.monotonic() > deadline + WRITE_S:
             return "time"
-        if resident(folder) > task.host_limit:
+        with suppress(psutil.NoSuchProcess):
+            family |= {*first.children(recursive=True)}
+        if sum(map(resident, filter(psutil.Process.is_running, family))) > task.host_limit:
             return "host"
-        time.sleep(LOOK_S)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
     return ""
 
 
@@ -265,7 +277,9 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
         raise ProgramError("it did not read PYTHONPATH", "start Python without -I, -E and -S", tail)
     status = process.returncode
     what = f"it ended with exit status {status} before a step" if status else "it ended before a step"
-    if status:
+    if status < 0:
+        what = f"it was ended by {signal.Signals(-status).name}"
+    elif status:
         what += f" ({reason(tail)[:200]})"
     raise ProgramError(what, "see its last lines", tail)
 

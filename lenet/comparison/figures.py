@@ -38,13 +38,9 @@ def bars(panel: Any, groups: Mapping[str, list[Any]], columns: Sequence[Column],
 
 
 def curves(
-    panel: Any,
-    runs: Mapping[str, Sequence[pd.DataFrame]],
-    column: str,
-    title: str,
-    factor: float = 1.0,
+    panel: Any, runs: Mapping[str, Sequence[pd.DataFrame]], column: str, title: str, factor: float = 1.0,
     reports: Sequence[Mapping[str, Any]] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Draw a column of epochs.csv over the epochs: thin lines for the runs of a variant, a thick one for their median.
 
     reports: runs of reports, whose `losses` are drawn in grey, as far as there are epochs here.

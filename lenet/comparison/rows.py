@@ -14,16 +14,13 @@ import pandas as pd
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_file import read_table
-from gptscale.lenet.comparison.windows import WINDOW_COLUMNS, window_losses
-from gptscale.lenet.run.columns import (
-    EPOCH_COLUMNS,
-    FILE_BYTES_MAX,
-    SUMMARY_COLUMNS,
-    TIME_COLUMNS,
-    WARMUP_STEPS,
-    read_summary,
-)
+from gptscale.lenet.comparison.reports import RUNS
+from gptscale.lenet.comparison.tables import Lines
+from gptscale.lenet.run.columns import EPOCH_COLUMNS, FILE_BYTES_MAX, LENET, TIME_COLUMNS, WARMUP_STEPS, read_summary
 
+# Report A gave mean losses of each 200 batches (docs/lenet/README.md).
+BATCHES = 200
+WINDOW_COLUMNS = "epoch window loss".split()
 # These tell whose epoch, or whose times, a row is.
 RUN_COLUMNS = ["run_id", "variant", "seed"]
 DETAILS = {"epochs": EPOCH_COLUMNS, "times": TIME_COLUMNS, "windows": WINDOW_COLUMNS}
@@ -42,7 +39,7 @@ def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
     """Return the rows of `runs` with what their folders in `out` have of them."""
     details = []
     for kind, columns in DETAILS.items():
-        frames = [pd.DataFrame(columns=[*RUN_COLUMNS, *columns])]
+        frames = [_none_of(kind)]
         for row in runs[RUN_COLUMNS].to_dict("records"):
             # Report A alone gives losses of windows.
             if kind == "windows" and not str(row["variant"]).startswith("report_a"):
@@ -56,7 +53,7 @@ def rows_of_runs(out: Path, runs: pd.DataFrame) -> MeasuredRows:
 
 def write_rows(csv: Path, rows: MeasuredRows) -> list[Path]:
     """Write the files and return their paths."""
-    rows.runs.to_csv(csv, index=False, columns=SUMMARY_COLUMNS)
+    rows.runs.to_csv(csv, index=False, columns=LENET.names)
     written = [csv]
     for kind, frame in zip(DETAILS, rows[1:], strict=True):
         if not frame.empty:
@@ -70,8 +67,7 @@ def read_rows(files: str, study: str) -> MeasuredRows:
 
     Raises ConfigError for a file without rows of `study`.
     """
-    runs = []
-    details = {kind: [pd.DataFrame(columns=[*RUN_COLUMNS, *columns])] for kind, columns in DETAILS.items()}
+    runs, details = [], {kind: [_none_of(kind)] for kind in DETAILS}
     for file in map(Path, files.split(",")):
         frame = read_summary(file)
         if frame.empty or not (frame.study == study).all():
@@ -79,10 +75,9 @@ def read_rows(files: str, study: str) -> MeasuredRows:
         runs.append(frame)
         for kind, frames in details.items():
             if beside(file, kind).is_file():
-                details_of_file = _read_details(beside(file, kind))
+                of_file = _read_details(beside(file, kind))
                 # The first files of windows have the seed alone.
-                known = [column for column in RUN_COLUMNS if column in details_of_file]
-                frames.append(details_of_file.merge(frame[RUN_COLUMNS], on=known))
+                frames.append(of_file.merge(frame[RUN_COLUMNS], on=[name for name in RUN_COLUMNS if name in of_file]))
     every = pd.concat(runs, ignore_index=True).drop_duplicates("run_id")
     return MeasuredRows(every, *(_joined(frames) for frames in details.values()))
 
@@ -111,6 +106,31 @@ def by_variant(details: pd.DataFrame, variants: Sequence[str]) -> dict[str, list
     return {variant: of_variant for variant, of_variant in runs.items() if of_variant}
 
 
+def window_losses(steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean loss of each 200 batches of a run, by epoch, as its `steps` have it.
+
+    The last batches of an epoch, fewer than 200, are in no mean, as in report A.
+    """
+    window = steps.groupby("epoch").cumcount() // BATCHES
+    means = steps.groupby(["epoch", window.rename("window")]).loss.agg(["mean", "size"])
+    return means.loc[means["size"] == BATCHES, "mean"].rename("loss").reset_index()
+
+
+def losses_by_window(windows: pd.DataFrame, variants: Sequence[str]) -> list[Lines]:
+    """Return a table for each variant that has them: an epoch per line, the median over runs, and that of report A."""
+    tables = []
+    for variant in variants:
+        rows = windows[windows.variant == variant]
+        medians = rows.pivot_table(index="epoch", columns="window", values="loss", aggfunc="median")
+        lines = []
+        for (epoch, losses), report in zip(medians.iterrows(), RUNS["adam"]["losses"], strict=False):
+            line = {f"epoch of {variant}": str(epoch)}
+            line |= {f"to batch {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(losses)}
+            lines.append(line | {f"report A: {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})
+        tables.append(lines)
+    return [lines for lines in tables if lines]
+
+
 def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
     """Return the rows of one kind that a run's folder has, or None if it has none."""
     file = folder / ("epochs.csv" if kind == "epochs" else "steps.csv")
@@ -123,6 +143,10 @@ def _detail(folder: Path, kind: str) -> pd.DataFrame | None:
         return window_losses(rows)
     ms = 1e3 * (rows.load_s + rows.update_s)[WARMUP_STEPS:]
     return pd.DataFrame([ms.quantile([0.1, 0.5, 0.9]).tolist()], columns=TIME_COLUMNS)
+
+
+def _none_of(kind: str) -> pd.DataFrame:
+    return pd.DataFrame(columns=[*RUN_COLUMNS, *DETAILS[kind]])
 
 
 def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gptscale.results import render
@@ -16,6 +17,9 @@ from gptscale.results import render
 if TYPE_CHECKING:
     import pandas as pd
 
+Lines = list[dict[str, str]]
+# The epochs of each run of each variant.
+Curves = Mapping[str, Sequence["pd.DataFrame"]]
 # Width of a printed table where output is no terminal.
 LOG_COLUMNS = 150
 
@@ -56,7 +60,7 @@ PEAK_MEMORY = Column("peak GiB", first_of("peak_mem_allocated_gib", "peak_rss_gi
 BUSY = Column("busy %", first_of("gpu_util_percent", "cpu_util_percent"), ".0f")
 
 
-def table(groups: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> list[dict[str, str]]:
+def table(groups: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> Lines:
     """Return a line of formatted cells for each variant: medians over the repeats, with the spread where a column has it."""
     lines = []
     for variant, rows in groups.items():
@@ -71,7 +75,7 @@ def table(groups: Mapping[str, Sequence[Any]], columns: Sequence[Column]) -> lis
     return lines
 
 
-def with_references(lines: Sequence[dict[str, str]], references: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+def with_references(lines: Lines, references: Lines) -> Lines:
     """Return the lines, and below them those of `references`, with "-" for every figure that they do not give."""
     return [*lines, *(dict.fromkeys(lines[0], "-") | reference for reference in references)]
 
@@ -82,7 +86,7 @@ def class_medians(rows: Sequence[Any]) -> dict[int, float]:
     return {label: statistics.median(map(float, cells)) for label, cells in enumerate(columns) if "-" not in cells}
 
 
-def class_table(groups: Mapping[str, list[Any]], reports: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, str]]:
+def class_table(groups: Mapping[str, list[Any]], reports: Sequence[Mapping[str, Any]] = ()) -> Lines:
     """Return a line for each variant with the accuracy of each class in percent, medians over the repeats.
 
     reports: runs of reports with their `name` and accuracies `by_class` in percent, which get lines below.
@@ -97,9 +101,7 @@ def class_table(groups: Mapping[str, list[Any]], reports: Sequence[Mapping[str, 
     ]
 
 
-def loss_table(
-    curves: Mapping[str, Sequence[pd.DataFrame]], reports: Sequence[Mapping[str, Any]] = ()
-) -> list[dict[str, str]]:
+def loss_table(curves: Curves, reports: Sequence[Mapping[str, Any]] = ()) -> Lines:
     """Return a line for each variant with the training loss of each epoch, medians over the repeats.
 
     reports: runs of reports with their `name` and `losses` of each epoch, which get lines below.
@@ -117,20 +119,16 @@ def loss_table(
     ]
 
 
-def accuracy_table(curves: Mapping[str, Sequence[pd.DataFrame]], n_epochs: int = 4) -> list[dict[str, str]]:
+def accuracy_table(curves: Curves, n_epochs: int = 4) -> Lines:
     """Return a line for each variant with the test accuracy at `n_epochs` epochs, evenly apart, medians with their spread."""
     longest = max((int(run.epoch.max()) for runs in curves.values() for run in runs), default=0)
     shown = sorted({round(longest * (i + 1) / n_epochs) for i in range(n_epochs)} - {0})
-    columns = [Column(f"accuracy % after epoch {n}", _after_epoch(n), ".2f", spread=True) for n in shown]
-    return table(curves, columns)
 
-
-def _after_epoch(epoch: int) -> Callable[[Any], float | None]:
-    def value(epochs: Any) -> float | None:
+    def after(epoch: int, epochs: Any) -> float | None:
         accuracies = epochs[epochs.epoch == epoch].test_accuracy.dropna()
         return None if accuracies.empty else 100 * float(accuracies.iloc[0])
 
-    return value
+    return table(curves, [Column(f"accuracy % after epoch {n}", partial(after, n), ".2f", spread=True) for n in shown])
 
 
 def overlaps(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -149,6 +147,13 @@ def not_significant(groups: Mapping[str, list[Any]], column: Column) -> list[str
     names = [name for name, repeats in values.items() if len(repeats) > 1]
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if overlaps(values[a], values[b])]
     return [f"{column.title}: {a} and {b} do not differ significantly, their spreads overlap" for a, b in pairs]
+
+
+def as_fast_as_the_first(groups: Mapping[str, list[Any]], column: Column) -> list[str]:
+    """Return a sentence for each other variant whose spread of `column` overlaps with that of the first."""
+    first, *others = groups
+    pairs = ({first: groups[first], other: groups[other]} for other in others)
+    return [sentence for pair in pairs for sentence in not_significant(pair, column)]
 
 
 def show(lines: Sequence[dict[str, str]]) -> None:

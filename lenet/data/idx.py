@@ -44,11 +44,9 @@ def read_pair(images: Path, labels: Path) -> tuple[NDArray[np.uint8], NDArray[np
     """Return the images and labels of two files, or raise DataError if their counts differ."""
     image_array, label_array = read_images(images), read_labels(labels)
     if len(image_array) != len(label_array):
-        raise DataError(
-            f"{len(image_array)} images but {len(label_array)} labels",
-            f"in {images} and {labels.name}",
-            "take both files from the same release of the data",
-        )
+        what = f"{len(image_array)} images but {len(label_array)} labels"
+        fix = "take both files from the same release of the data"
+        raise DataError(what, f"in {images} and {labels.name}", fix)
     return image_array, label_array
 
 
@@ -70,7 +68,7 @@ def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
     if not path.is_file():
         fault = "is no file" if path.exists() else "does not exist"
         raise DataError(f"{path.name} {fault}", f"in {path.parent}", "check --data")
-    packed = _starts_as_gzip(path)
+    packed = _first_bytes(path, 2) == b"\x1f\x8b"
     header_bytes = 4 * (1 + (magic & 0xFF))
     # The header says how long the file must be, before any of the rest is unpacked.
     header = _unpacked(path, header_bytes) if packed else _first_bytes(path, header_bytes)
@@ -84,9 +82,8 @@ def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
     expected, sizes = header_bytes + math.prod(shape), " x ".join(map(str, shape))
     if packed:
         if expected > UNPACKED_BYTES_MAX:
-            raise DataError(
-                f"{sizes} {what} are more than {UNPACKED_BYTES_MAX} bytes", f"in {path}", "unpack it: gunzip"
-            )
+            fault = f"{sizes} {what} are more than {UNPACKED_BYTES_MAX} bytes"
+            raise DataError(fault, f"in {path}", "unpack it: gunzip")
         content: NDArray[np.uint8] = np.frombuffer(_unpacked(path, expected + 1, expected), np.uint8)
         content.flags.writeable = False
         size = f"more than {expected}" if len(content) > expected else f"{len(content)}"
@@ -95,10 +92,6 @@ def _read(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
     if len(content) != expected:
         raise DataError(f"{size} bytes, expected {expected} for {sizes} {what}", f"in {path}", "get the file again")
     return content[header_bytes:].reshape(shape)
-
-
-def _starts_as_gzip(path: Path) -> bool:
-    return _first_bytes(path, 2) == b"\x1f\x8b"
 
 
 def _first_bytes(path: Path, count: int) -> bytes:
@@ -124,8 +117,6 @@ def _unpacked(path: Path, count: int, expected: int | None = None) -> bytearray:
             except zlib.error:
                 fault = "is damaged"
     if fault:
-        length = "" if expected is None else f", expected {expected}"
-        raise DataError(
-            f"the gzip stream {fault} after {len(content)} bytes{length}", f"in {path}", "get the file again"
-        )
+        fault += f" after {len(content)} bytes" + ("" if expected is None else f", expected {expected}")
+        raise DataError(f"the gzip stream {fault}", f"in {path}", "get the file again")
     return content

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,14 +68,6 @@ class BatchOrder:
         return slice(begin, begin + self.share)
 
 
-class Loader(Protocol):
-    """What the training loop asks of a loader."""
-
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's (images, labels), on the device, of the steps from `first_step` to the end of 0-based `epoch`."""
-        ...
-
-
 class Normalise:
     """The step from uint8 images to the floating-point tensor that a model takes.
 
@@ -101,7 +93,10 @@ class FastLoader:
         self.images, self.labels = part.images.to(normalise.device), part.labels.to(normalise.device)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches as `Loader.epoch` says, preparing several of them at once."""
+        """Yield this rank's (images, labels), on the device, of the steps from `first_step` to the end of 0-based `epoch`.
+
+        Several batches are prepared at once.
+        """
         batch_order, device = self.batch_order, self.normalise.device
         order = torch.from_numpy(batch_order.order(epoch)).to(device)
         draws = None if self.ranges is None else draw(batch_order.n_images, batch_order.seed, epoch, device)
@@ -113,9 +108,8 @@ class FastLoader:
             images, labels = self.images[chosen], self.labels[chosen]
             if self.ranges is not None and draws is not None:
                 images = augment(images, self.ranges, draws[places])
-            yield from zip(
-                self.normalise(images).split(batch_order.share), labels.split(batch_order.share), strict=True
-            )
+            parts = (part.split(batch_order.share) for part in (self.normalise(images), labels))
+            yield from zip(*parts, strict=True)
 
 
 class _PilDataset(Dataset[tuple[Tensor, int]]):
@@ -169,7 +163,7 @@ class PilLoader:
         )
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches as `Loader.epoch` says.
+        """Yield batches as FastLoader does.
 
         Without worker processes this changes the state of torch's global generator. A model with dropout must seed it itself.
         """
@@ -188,9 +182,8 @@ def pil_transform(augmentation: str, side: int) -> Any:
     try:
         from torchvision import transforms
     except ImportError:
-        raise ConfigError(
-            "torchvision is not installed", "in --loader dataloader", "pip install 'gptscale[lenet]', or --loader fast"
-        ) from None
+        fix = "pip install 'gptscale[lenet]', or --loader fast"
+        raise ConfigError("torchvision is not installed", "in --loader dataloader", fix) from None
     crop = [transforms.RandomCrop(side, padding=side // 8), transforms.RandomHorizontalFlip()]
     steps = {
         "none": [],
@@ -203,8 +196,5 @@ def pil_transform(augmentation: str, side: int) -> Any:
 
 
 def rank_part(n: int, rank: int, world_size: int) -> slice:
-    """Return the contiguous part of n test images that a rank evaluates.
-
-    The parts of all ranks together hold each image once.
-    """
+    """Return the contiguous part of n test images that a rank evaluates. All parts together hold each image once."""
     return slice(n * rank // world_size, n * (rank + 1) // world_size)

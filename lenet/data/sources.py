@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch import Tensor
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.checks import did_you_mean
 from gptscale.lenet.data import idx
-from gptscale.lenet.data.digits import read_digits
 
 NAMED = ("digits", "mnist", "cifar10")
 IMAGE_ENDS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -28,6 +28,9 @@ IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 CIFAR10_CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 # A picture is decoded whole before it is made small. A few bytes can claim to be many more than these, which take 0.5 GiB.
 IMAGE_PIXELS_MAX = 2**26
+# In scikit-learn's folder. A row has the 64 pixels of a digit and its label. Importing scikit-learn would import scipy's
+# statistics too, and take as long as a fifth of a short run.
+DIGITS_FILE = "datasets/data/digits.csv.gz"
 # Every fourth of the embedded digits is held out for tests.
 HELD_OUT_EVERY = 4
 
@@ -66,6 +69,10 @@ class VisionData:
         return int(self.train.images.shape[2])
 
 
+# What the readers below return: a name for people, the two parts, and the classes.
+Read = tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]
+
+
 def open_data(data: str, *, root: Path, image_size: int | None = None, download: bool = False) -> VisionData:
     """Open the data set that `data` names: one of NAMED, a folder of idx files, or a folder of images.
 
@@ -81,42 +88,51 @@ def open_data(data: str, *, root: Path, image_size: int | None = None, download:
         else:
             name, train, test, classes = _folder(Path(data), image_size or 32)
     except OSError as error:
-        raise DataError(
-            f"{data} cannot be read ({error})", "in --data", "check the files, and whose they are"
-        ) from None
+        fix = "check the files, and whose they are"
+        raise DataError(f"{data} cannot be read ({error})", "in --data", fix) from None
     train, test = (_resized(part, image_size) for part in (train, test))
     for part, what in ((train, "train"), (test, "test")):
         if len(part) == 0:
             raise DataError(f"no {what} images", f"in {data}", "give a data set with both parts")
-        if int(part.labels.max()) >= len(classes):
-            raise DataError(
-                f"label {int(part.labels.max())} in the {what} part, expected 0 to {len(classes) - 1}",
-                f"in {data}",
-                "give labels of the same classes",
-            )
+        if (highest := int(part.labels.max())) >= len(classes):
+            fault = f"label {highest} in the {what} part, expected 0 to {len(classes) - 1}"
+            raise DataError(fault, f"in {data}", "give labels of the same classes")
     return VisionData(name, train, test, classes, _fingerprint(train, test))
 
 
-def _digits(side: int) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
+def _digits(side: int) -> Read:
     """Return scikit-learn's digits, upsampled bilinearly, with every fourth image held out.
 
     These are 1,797 digits written by 43 people, as 8x8 counts of 0 to 16 (Alpaydin & Kaynak 1998, UCI). The digits of one writer
     lie near each other, so this is a split of images, not of writers.
     """
-    counts, targets = read_digits()
-    images = torch.from_numpy(counts).float().mul_(255 / 16)[:, None]
+    counts, labels = map(torch.from_numpy, read_digits())
+    images = counts.float().mul_(255 / 16)[:, None]
     larger = F.interpolate(images, (side, side), mode="bilinear", align_corners=False).round().to(torch.uint8)
-    labels = torch.from_numpy(targets)
     held_out = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     name = f"scikit-learn's handwritten digits (8x8, upsampled to {side}x{side})"
-    train, test = (
-        LabelledImages(larger[~held_out], labels[~held_out]),
-        LabelledImages(larger[held_out], labels[held_out]),
-    )
+    train, test = (LabelledImages(larger[chosen], labels[chosen]) for chosen in (~held_out, held_out))
     return name, train, test, tuple("0123456789")
 
 
-def _torchvision(data: str, root: Path, download: bool) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
+def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images (1797, 8, 8), as counts of 0 to 16, and their labels (1797,), as sklearn's load_digits does.
+
+    Raises ConfigError if scikit-learn is not installed, and OSError if its file cannot be read.
+    """
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        what, fix = (
+            "scikit-learn, which brings the digits, is not installed",
+            "pip install 'gptscale[lenet]', or name other data",
+        )
+        raise ConfigError(what, "in --data digits", fix)
+    file = Path(spec.submodule_search_locations[0]) / DIGITS_FILE
+    table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+
+
+def _torchvision(data: str, root: Path, download: bool) -> Read:
     """Return torchvision's MNIST or CIFAR-10 under `root`.
 
     Files of MNIST that are already there are read by this package's own reader.
@@ -126,9 +142,8 @@ def _torchvision(data: str, root: Path, download: bool) -> tuple[str, LabelledIm
     try:
         from torchvision import datasets
     except ImportError:
-        raise ConfigError(
-            "torchvision is not installed", f"in --data {data}", "pip install 'gptscale[lenet]', or name a folder"
-        ) from None
+        fix = "pip install 'gptscale[lenet]', or name a folder"
+        raise ConfigError("torchvision is not installed", f"in --data {data}", fix) from None
     if download:
         # torchvision draws its own progress bar after this line.
         print(f"downloading {data} to {root}", file=sys.stderr, flush=True)
@@ -146,12 +161,11 @@ def _torchvision(data: str, root: Path, download: bool) -> tuple[str, LabelledIm
         pixels = torch.as_tensor(part.data)
         images = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2).contiguous()
         parts.append(LabelledImages(images, torch.as_tensor(part.targets).long()))
-    if data == "mnist":
-        return "MNIST", parts[0], parts[1], tuple("0123456789")
-    return "CIFAR-10", parts[0], parts[1], CIFAR10_CLASSES
+    name, classes = ("MNIST", tuple("0123456789")) if data == "mnist" else ("CIFAR-10", CIFAR10_CLASSES)
+    return name, parts[0], parts[1], classes
 
 
-def _folder(folder: Path, side: int) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
+def _folder(folder: Path, side: int) -> Read:
     if not folder.is_dir():
         fix = f"give {', '.join(NAMED)} or a folder; {did_you_mean(str(folder), NAMED)}"
         raise DataError(f"{folder} is no folder", "in --data", fix)
@@ -159,11 +173,8 @@ def _folder(folder: Path, side: int) -> tuple[str, LabelledImages, LabelledImage
         return _idx_folder(folder)
     classes = tuple(sorted(p.name for p in (folder / "train").glob("*") if p.is_dir()))
     if not classes:
-        raise DataError(
-            f"{folder} holds neither idx files nor train/CLASS/ folders",
-            "in --data",
-            "give train/CLASS/* and test/CLASS/*",
-        )
+        what = f"{folder} holds neither idx files nor train/CLASS/ folders"
+        raise DataError(what, "in --data", "give train/CLASS/* and test/CLASS/*")
     others = sorted(p.name for p in (folder / "test").glob("*") if p.is_dir() and p.name not in classes)
     if others:
         raise DataError(f"test has classes that train has not: {others[:5]}", f"in {folder}", "use the same classes")
@@ -171,21 +182,18 @@ def _folder(folder: Path, side: int) -> tuple[str, LabelledImages, LabelledImage
     return f"images of {folder.name}", train, test, classes
 
 
-def _idx_folder(folder: Path) -> tuple[str, LabelledImages, LabelledImages, tuple[str, ...]]:
+def _idx_folder(folder: Path) -> Read:
     parts = []
     for images_name, labels_name in idx.FILES.values():
-        images, labels = idx.read_pair(idx.find(folder, images_name), idx.find(folder, labels_name))
-        parts.append(LabelledImages(_copied(images)[:, None], _copied(labels).long()))
+        read = idx.read_pair(idx.find(folder, images_name), idx.find(folder, labels_name))
+        # A copy in memory, because every epoch reads the images in another order.
+        images, labels = (torch.from_numpy(np.array(mapped)) for mapped in read)
+        parts.append(LabelledImages(images[:, None], labels.long()))
     if parts[0].images.shape[2:] != parts[1].images.shape[2:]:
         sizes = " and ".join("x".join(map(str, p.images.shape[2:])) for p in parts)
         raise DataError(f"train and test images differ in size: {sizes}", f"in {folder}", "take files of one release")
     n_classes = max(10, *(int(p.labels.max()) + 1 if len(p) else 0 for p in parts))
     return "MNIST" if n_classes == 10 else "idx files", parts[0], parts[1], tuple(map(str, range(n_classes)))
-
-
-def _copied(mapped: NDArray[np.uint8]) -> Tensor:
-    # A copy in memory, because every epoch reads the images in another order.
-    return torch.from_numpy(np.array(mapped))
 
 
 def _images(folder: Path, classes: tuple[str, ...], side: int) -> LabelledImages:
@@ -227,14 +235,14 @@ def _image(path: Path, side: int) -> NDArray[np.uint8]:
 def _resized(part: LabelledImages, side: int | None) -> LabelledImages:
     """Return the images resampled to `side` pixels, or unchanged if they have that size already or no size is asked for."""
     height, width = part.images.shape[2:]
-    if (side is None and height == width) or (height, width) == (side, side):
+    side = side or height
+    if (height, width) == (side, side):
         return part
-    new_size = (side or height, side or height)
     resampled = [
-        F.interpolate(piece.float(), new_size, mode="bilinear", antialias=True).round().clamp_(0, 255).to(torch.uint8)
+        F.interpolate(piece.float(), (side, side), mode="bilinear", antialias=True).round().clamp_(0, 255)
         for piece in part.images.split(4096)
     ]
-    return LabelledImages(torch.cat(resampled), part.labels)
+    return LabelledImages(torch.cat(resampled).to(torch.uint8), part.labels)
 
 
 def _fingerprint(*parts: LabelledImages) -> str:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 
-from gptscale.lenet.minigrad.tensor import Array, Op, Tensor, is_recording
+from gptscale.lenet.minigrad.tensor import Array, Op, Tensor
 from gptscale.ops.conv import conv_bias_relu_backward, conv_bias_relu_forward
 from gptscale.ops.max_pool import max_pool2d_backward, max_pool2d_with_offsets
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The positions of a square window of `size` x `size` pixels on an image of (height, width), for Unfold and Fold."""
+    """The positions of a square window of `size` x `size` pixels on an image of (height, width), for Unfold and Fold.
+
+    rows, columns: the number of positions from top to bottom, and from left to right.
+    """
 
     height: int
     width: int
@@ -33,12 +37,10 @@ class Windows:
 
     @property
     def rows(self) -> int:
-        """The number of positions of the window from top to bottom."""
         return (self.height + 2 * self.padding - self.size) // self.stride + 1
 
     @property
     def columns(self) -> int:
-        """The number of positions from left to right."""
         return (self.width + 2 * self.padding - self.size) // self.stride + 1
 
     def pixels(self) -> Iterator[tuple[int, slice, slice]]:
@@ -72,14 +74,11 @@ class Unfold(Op):
         return (Fold(self.windows)(out_grad),)
 
 
-class Fold(Op):
+class Fold(Unfold):
     """col2im, which adds the windows up at their positions on the image.
 
     It is linear and the transpose of Unfold, so each of the two is the gradient of the other.
     """
-
-    def __init__(self, windows: Windows) -> None:
-        self.windows = windows
 
     def compute(self, columns: Array) -> Array:
         w = self.windows
@@ -120,17 +119,11 @@ class ConvBiasReLU(Op):
         return conv_bias_relu_forward(x, weight, bias, stride=self.stride, padding=self.padding)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_to_be_recorded(self)
+        self.refuse_to_be_recorded()
         x, weight, bias = node.inputs
-        arrays = conv_bias_relu_backward(
-            out_grad.array,
-            node.array,
-            x.array,
-            weight.array,
-            stride=self.stride,
-            padding=self.padding,
-            needs=(x.needs_grad, weight.needs_grad, bias.needs_grad),
-        )
+        how: dict[str, Any] = {"stride": self.stride, "padding": self.padding}
+        how["needs"] = (x.needs_grad, weight.needs_grad, bias.needs_grad)
+        arrays = conv_bias_relu_backward(out_grad.array, node.array, x.array, weight.array, **how)
         return tuple(None if array is None else Tensor(array) for array in arrays)
 
 
@@ -148,21 +141,6 @@ class MaxPooling(Op):
         return y
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
-        _refuse_to_be_recorded(self)
-        array = max_pool2d_backward(
-            out_grad.array,
-            self.offsets,
-            node.inputs[0].shape,
-            self.size,
-            stride=self.stride,
-            padding=self.padding,
-            implementation=self.backward,
-        )
-        return (Tensor(array),)
-
-
-def _refuse_to_be_recorded(op: Op) -> None:
-    """Raise NotImplementedError while recording, because a second derivative would silently lack this operation."""
-    if is_recording():
-        name = type(op).__name__
-        raise NotImplementedError(f"{name} has no second derivative: its gradient is a kernel's, use conv2d and relu")
+        self.refuse_to_be_recorded()
+        how: dict[str, Any] = {"stride": self.stride, "padding": self.padding, "implementation": self.backward}
+        return (Tensor(max_pool2d_backward(out_grad.array, self.offsets, node.inputs[0].shape, self.size, **how)),)

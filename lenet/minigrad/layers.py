@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal
 
@@ -25,11 +26,8 @@ class Parameter(Tensor):
 class Module:
     """Something with parameters that maps a tensor to a tensor."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def __call__(self, x: Tensor) -> Tensor:
-        return self.forward(x)
+        raise NotImplementedError
 
     def parameters(self) -> list[Parameter]:
         """Return every parameter of this module and the modules in it, once each, in the order of the attributes."""
@@ -58,11 +56,8 @@ def find_parameters(root: object) -> list[Parameter]:
             parameters.append(item)
         elif isinstance(item, Module):
             visit(vars(item))
-        elif isinstance(item, dict):
-            for value in item.values():
-                visit(value)
-        elif isinstance(item, (list, tuple)):
-            for value in item:
+        elif isinstance(item, (dict, list, tuple)):
+            for value in item.values() if isinstance(item, dict) else item:
                 visit(value)
 
     visit(root)
@@ -81,7 +76,7 @@ class Linear(Module):
         self.weight = initial((inputs, outputs), inputs, random)
         self.bias = Parameter(torch.zeros(outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias
 
 
@@ -90,20 +85,14 @@ class ConvReLU(Module):
 
     def __init__(
         self,
-        in_channels: int,
-        out_channels: int,
-        size: int,
-        random: torch.Generator,
-        *,
-        stride: int = 1,
-        padding: int = 0,
+        in_channels: int, out_channels: int, size: int, random: torch.Generator, *, stride: int = 1, padding: int = 0,
         convolution: Convolution = "kernel",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.weight = initial((out_channels, in_channels, size, size), in_channels * size**2, random)
         self.bias = Parameter(torch.zeros(out_channels))
         self.stride, self.padding, self.convolution = stride, padding, convolution
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self.convolution == "im2col":
             return conv2d(x, self.weight, self.bias, stride=self.stride, padding=self.padding).relu()
         return ConvBiasReLU(stride=self.stride, padding=self.padding)(x, self.weight, self.bias)
@@ -115,21 +104,21 @@ class MaxPool(Module):
     def __init__(self, size: int, *, backward: str = "auto") -> None:
         self.size, self.backward = size, backward
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return MaxPooling(self.size, backward=self.backward)(x)
 
 
 class ReLULayer(Module):
     """ReLU as a layer."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return x.relu()
 
 
 class Flatten(Module):
     """A reshape from (batch, ...) to (batch, product of the other sizes)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], -1)
 
 
@@ -139,7 +128,7 @@ class Sequential(Module):
     def __init__(self, *layers: Module) -> None:
         self.layers = layers
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x)
         return x
@@ -171,48 +160,29 @@ def softmax_cross_entropy(logits: Tensor, labels: Array) -> Tensor:
     return of_sample.mean()
 
 
-def pure_linear(random: torch.Generator) -> Module:
-    """Build two linear layers with 100 hidden units: 79,510 parameters."""
-    return Sequential(Flatten(), Linear(28 * 28, 100, random), ReLULayer(), Linear(100, 10, random))
-
-
-def simple_conv(random: torch.Generator, *, convolution: Convolution = "kernel") -> Module:
-    """Build one convolution, with a single filter of 5 x 5, and two linear layers: 79,536 parameters."""
-    return Sequential(
-        # 28 x 28
-        ConvReLU(1, 1, 5, random, padding=2, convolution=convolution),
-        Flatten(),
-        Linear(28 * 28, 100, random),
-        ReLULayer(),
-        Linear(100, 10, random),
-    )
-
-
-def lenet(random: torch.Generator, *, convolution: Convolution = "kernel", pool_backward: str = "auto") -> Module:
-    """Build LeNet-5 (LeCun et al. 1998) with max pooling and ReLU, as is usual today: 61,706 parameters."""
-    return Sequential(
-        # 28 x 28
-        ConvReLU(1, 6, 5, random, padding=2, convolution=convolution),
-        # 14 x 14
-        MaxPool(2, backward=pool_backward),
-        # 10 x 10
-        ConvReLU(6, 16, 5, random, convolution=convolution),
-        # 5 x 5
-        MaxPool(2, backward=pool_backward),
-        Flatten(),
-        Linear(16 * 5 * 5, 120, random),
-        ReLULayer(),
-        Linear(120, 84, random),
-        ReLULayer(),
-        Linear(84, 10, random),
-    )
-
-
 def build(name: str, *, seed: int = 0, convolution: Convolution = "kernel", pool_backward: str = "auto") -> Module:
-    """Build the model of that name, with weights that depend on the seed alone."""
+    """Build a model for images of 28 x 28 pixels, with weights that depend on the seed alone.
+
+    pure_linear: two linear layers, 79,510 parameters. simple_conv: one filter of 5 x 5 before them, 79,536 parameters. LeNet:
+    LeNet-5 (LeCun et al. 1998) with max pooling and ReLU, as is usual today, 61,706 parameters.
+    """
     random = torch.Generator().manual_seed(seed)
+
+    def conv(inputs: int, outputs: int, padding: int = 0) -> Module:
+        return ConvReLU(inputs, outputs, 5, random, padding=padding, convolution=convolution)
+
+    def pool() -> Module:
+        return MaxPool(2, backward=pool_backward)
+
+    def head(*sizes: int) -> list[Module]:
+        layers: list[Module] = [Flatten()]
+        for inputs, outputs in itertools.pairwise(sizes):
+            layers += [Linear(inputs, outputs, random), ReLULayer()]
+        return layers[:-1]
+
     if name == "pure_linear":
-        return pure_linear(random)
+        return Sequential(*head(28 * 28, 100, 10))
     if name == "simple_conv":
-        return simple_conv(random, convolution=convolution)
-    return lenet(random, convolution=convolution, pool_backward=pool_backward)
+        return Sequential(conv(1, 1, padding=2), *head(28 * 28, 100, 10))
+    # The sides are 28, 14, 10 and 5 pixels.
+    return Sequential(conv(1, 6, padding=2), pool(), conv(6, 16), pool(), *head(16 * 5 * 5, 120, 84, 10))

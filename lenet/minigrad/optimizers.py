@@ -1,7 +1,4 @@
-"""Optimizers, which change each parameter by its gradient.
-
-They get a list of parameters and know nothing of the model.
-"""
+"""Optimizers, which change each parameter by its gradient, and know nothing of the model."""
 
 from __future__ import annotations
 
@@ -13,10 +10,7 @@ from gptscale.lenet.minigrad.tensor import Array
 
 
 class Optimizer:
-    """The base class, which goes through the parameters.
-
-    `lr` may be changed between steps.
-    """
+    """The base class, which goes through the parameters. `lr` may be changed between steps."""
 
     def __init__(self, parameters: Sequence[Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
@@ -54,10 +48,9 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam: `w -= lr m / (sqrt(v) + eps)`.
+    """Adam: `w -= lr m / (sqrt(v) + eps)` (Kingma and Ba 2015, arXiv 1412.6980, algorithm 1).
 
-    m and v are running means of g and g^2, both corrected for their start at zero (Kingma and Ba 2015, arXiv 1412.6980,
-    algorithm 1).
+    m and v are running means of g and g^2, both corrected for their start at zero.
     """
 
     def __init__(

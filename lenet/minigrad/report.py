@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
+from gptscale.lenet.comparison.tables import Lines
 from gptscale.lenet.minigrad.training import StepTimes
 from gptscale.results.render import DPI, subplots
 
-Lines = list[dict[str, str]]
 REPORT_COLUMNS = ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
 # The report's seconds per step, with a pooling backward of Python loops and with one in CUDA.
 REPORT_LOOP = StepTimes(0.005984, 0.13259, 0.29507, 0.44229)
@@ -53,22 +53,14 @@ def epoch_lines(measured: pd.DataFrame, reported: pd.DataFrame | None) -> Lines:
     return lines
 
 
-TIMED = {
-    "forward": "forward_s",
-    "pool 2 backward": "pool_2_backward_s",
-    "pool 1 backward": "pool_1_backward_s",
-    "backward, all": "backward_s",
-}
-
-
 def times_lines(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> Lines:
     """Return the milliseconds of one step by a loop and by a kernel, with the report's figures beside them."""
     titles = (f"{loop_name} ms", f"{kernel_name} ms", "ratio", "their loop ms", "their CUDA ms", "their ratio")
+    parts = ("forward", "pool 2 backward", "pool 1 backward", "backward, all")
     lines = []
-    for what, field in TIMED.items():
+    for what, *seconds in zip(parts, loop, kernel, REPORT_LOOP, REPORT_KERNEL, strict=True):
         cells = []
-        for slow, fast in ((loop, kernel), (REPORT_LOOP, REPORT_KERNEL)):
-            slow_s, fast_s = getattr(slow, field), getattr(fast, field)
+        for slow_s, fast_s in (seconds[:2], seconds[2:]):
             cells += [f"{1e3 * slow_s:,.3f}", f"{1e3 * fast_s:,.3f}", f"{slow_s / fast_s:,.1f}x"]
         lines.append({"one step of LeNet": what} | dict(zip(titles, cells, strict=True)))
     return lines

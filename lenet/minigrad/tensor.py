@@ -25,11 +25,6 @@ def recording(on: bool) -> Iterator[None]:
         _recording = before
 
 
-def is_recording() -> bool:
-    """Return whether new tensors remember the operation they came from."""
-    return _recording
-
-
 class Op:
     """One call of an operation: how its value is computed, and how a gradient goes back through it.
 
@@ -46,6 +41,14 @@ class Op:
         can be recorded for a second derivative. None stands for a derivative that is not needed.
         """
         raise NotImplementedError
+
+    def refuse_to_be_recorded(self) -> None:
+        """Raise NotImplementedError while recording, because a second derivative would silently lack this operation."""
+        if _recording:
+            name = type(self).__name__
+            raise NotImplementedError(
+                f"{name} has no second derivative: its gradient is a kernel's, use conv2d and relu"
+            )
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         array = self.compute(*(tensor.array for tensor in inputs))
@@ -139,8 +142,7 @@ class Tensor:
 class Add(Op):
     """`a + b`, whose derivatives are both 1."""
 
-    def compute(self, a: Array, b: Array) -> Array:
-        return a + b
+    compute = staticmethod(torch.add)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor, Tensor]:
         return out_grad, out_grad
@@ -149,8 +151,7 @@ class Add(Op):
 class Multiply(Op):
     """`a * b`, element by element, where each factor is the derivative by the other."""
 
-    def compute(self, a: Array, b: Array) -> Array:
-        return a * b
+    compute = staticmethod(torch.mul)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor | None, ...]:
         a, b = node.inputs
@@ -167,15 +168,13 @@ class Power(Op):
         return a**self.exponent
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
-        (a,) = node.inputs
-        return (out_grad * a ** (self.exponent - 1) * self.exponent,)
+        return (out_grad * node.inputs[0] ** (self.exponent - 1) * self.exponent,)
 
 
 class Exp(Op):
     """`e^a`, which is its own derivative, so that the gradient uses the output."""
 
-    def compute(self, a: Array) -> Array:
-        return a.exp()
+    compute = staticmethod(torch.exp)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
         return (out_grad * node,)
@@ -184,18 +183,14 @@ class Exp(Op):
 class Log(Op):
     """The natural logarithm, with the derivative `1 / a`."""
 
-    def compute(self, a: Array) -> Array:
-        return a.log()
+    compute = staticmethod(torch.log)
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor]:
         return (out_grad / node.inputs[0],)
 
 
 class ReLU(Op):
-    """`max(a, 0)`, which passes the gradient where the output is positive.
-
-    At 0 the derivative is taken as 0.
-    """
+    """`max(a, 0)`, which passes the gradient where the output is positive. At 0 the derivative is taken as 0."""
 
     def compute(self, a: Array) -> Array:
         return a.clamp(min=0)
@@ -214,10 +209,8 @@ class MatMul(Op):
 
     def gradient(self, out_grad: Tensor, node: Tensor) -> tuple[Tensor | None, ...]:
         a, b = node.inputs
-        return (
-            sum_to(out_grad @ b.T, a.shape) if a.needs_grad else None,
-            sum_to(a.T @ out_grad, b.shape) if b.needs_grad else None,
-        )
+        by_a = sum_to(out_grad @ b.T, a.shape) if a.needs_grad else None
+        return by_a, sum_to(a.T @ out_grad, b.shape) if b.needs_grad else None
 
 
 class Transpose(Op):
@@ -243,11 +236,8 @@ class Reshape(Op):
         return (out_grad.reshape(*node.inputs[0].shape),)
 
 
-class BroadcastTo(Op):
+class BroadcastTo(Reshape):
     """Elements repeated along new axes and axes of length 1, where the gradient is the sum over the copies."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
 
     def compute(self, a: Array) -> Array:
         return a.expand(self.shape)
@@ -256,14 +246,8 @@ class BroadcastTo(Op):
         return (sum_to(out_grad, node.inputs[0].shape),)
 
 
-class SumTo(Op):
-    """The sum over axes that `shape` lacks in front or has with length 1.
-
-    The gradient is copied to every summand.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+class SumTo(Reshape):
+    """The sum over axes that `shape` lacks in front or has with length 1. The gradient is copied to every summand."""
 
     def compute(self, a: Array) -> Array:
         return a.sum_to_size(self.shape)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,23 +27,12 @@ EVALUATION_BATCH_SIZE = 1000
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Images (n, channels, height, width) with values from 0 to 1, and their integer labels (n,)."""
-
-    images: Array
-    labels: Array
-
-    @classmethod
-    def of(cls, part: LabelledImages, n: int | None = None) -> Samples:
-        """Return the first `n` images, or all."""
-        return cls(part.images[:n].float() / 255, part.labels[:n])
+class Samples(LabelledImages):
+    """Images with values from 0 to 1, and their labels."""
 
     def to(self, device: torch.device) -> Samples:
         """Return a copy on the device."""
         return Samples(self.images.to(device), self.labels.to(device))
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -70,9 +60,11 @@ def open_digits(data: str, root: Path = Path(), train_samples: int | None = None
     n = len(data_set.train)
     if train_samples is not None and train_samples > n:
         raise ConfigError(f"{train_samples} of {n} images", "in --train-samples", f"use 1 to {n}")
-    train, test = Samples.of(data_set.train, train_samples), Samples.of(data_set.test)
-    has_all_images = (len(train), len(test)) == (60_000, 10_000)
-    return Digits(data_set.name, train, test, is_whole_mnist=has_all_images and data_set.name == "MNIST")
+    train, test = (
+        Samples(part.images[:most].float() / 255, part.labels[:most])
+        for part, most in ((data_set.train, train_samples), (data_set.test, None))
+    )
+    return Digits(data_set.name, train, test, (data_set.name, len(train), len(test)) == ("MNIST", 60_000, 10_000))
 
 
 @dataclass(frozen=True)
@@ -137,8 +129,7 @@ def evaluate(model: Module, samples: Samples) -> tuple[float, float]:
     return loss / len(samples), wrong / len(samples)
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """Seconds of one step of LeNet, as medians over steps.
 
     pool_2_backward_s: the gradient of the second pooling layer, which backward reaches first. backward_s: all of backward.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +43,13 @@ def activation(gelu: str | None, default: str = "relu") -> Activation:
     sets compute the same functions.
     """
     name = default if gelu is None else f"gelu-{gelu}"
-    for prefix, implementation in (("custom-", "auto"), ("python-", "python")):
-        if gelu is not None and gelu.startswith(prefix):
-            return Activation(name, _operator(gelu.removeprefix(prefix), implementation))
+    by, _, variant = (gelu or "").partition("-")
+    if variant:
+        # Imported here because it may compile an operator. Only a model that asks for it should wait for that.
+        from gptscale.ops import gelu as operator
+
+        implementation = "auto" if by == "custom" else by
+        return Activation(name, lambda x: operator.gelu(x, variant, implementation))  # type: ignore[arg-type]
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "relu": F.relu,
         "scaled-tanh": scaled_tanh,
@@ -55,10 +58,3 @@ def activation(gelu: str | None, default: str = "relu") -> Activation:
         "gelu-sigmoid": gelu_sigmoid,
     }
     return Activation(name, functions[name])
-
-
-def _operator(variant: Any, implementation: str) -> Callable[[Tensor], Tensor]:
-    # Imported here because it may compile an operator. Only a model that asks for it should wait for that.
-    from gptscale.ops.gelu import gelu
-
-    return lambda x: gelu(x, variant, implementation)

@@ -40,30 +40,21 @@ class SyncedBatchNorm2d(nn.BatchNorm2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise `input` (batch, channels, height, width) and return a tensor of the same shape."""
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
-            plain: Tensor = super().forward(input)
-            return plain
+            return super().forward(input)
         # Under autocast the input may be bf16, which is too coarse to sum in.
         x = input.float()
         n = x.numel() // x.shape[1] * dist.get_world_size()
         mean = _SumOverRanks.apply(x.sum((0, 2, 3))) / n
         centred = x - mean.view(1, -1, 1, 1)
         variance = _SumOverRanks.apply(centred.square().sum((0, 2, 3))) / n
-        self._update_running_statistics(mean.detach(), variance.detach() * (n / (n - 1)))
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+            self.running_mean.lerp_(mean, self.momentum)  # type: ignore[union-attr, arg-type, call-overload]
+            self.running_var.lerp_(variance * (n / (n - 1)), self.momentum)  # type: ignore[union-attr, arg-type, call-overload]
         scale = self.weight * torch.rsqrt(variance + self.eps)
         result: Tensor = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
         return result.to(input.dtype)
-
-    @torch.no_grad()
-    def _update_running_statistics(self, mean: Tensor, unbiased_variance: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        assert self.momentum is not None
-        self.num_batches_tracked.add_(1)
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(unbiased_variance, self.momentum)
 
 
 def synced(model: nn.Module) -> nn.Module:
@@ -72,8 +63,7 @@ def synced(model: nn.Module) -> nn.Module:
     On CUDA this is torch's SyncBatchNorm, elsewhere SyncedBatchNorm2d.
     """
     if any(p.is_cuda for p in model.parameters()):
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return converted
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-any-return]
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.BatchNorm2d:

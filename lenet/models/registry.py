@@ -1,6 +1,6 @@
 """The vision models by name, and the small ones themselves: LeNet-5, the reports' networks, and repeated convolutions.
 
-vgg.py and resnet.py hold the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
+deep.py holds the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
 images (batch, channels, side, side), with a side of 28 or 32 (resnet18: also 16), and returns logits (batch, n_classes).
 docs/lenet/README.md says which reports are meant.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from gptscale.lenet.models import check_model, check_side
 from gptscale.lenet.models.activations import Activation, activation
-from gptscale.lenet.models.resnet import resnet18
-from gptscale.lenet.models.vgg import vgg
+from gptscale.lenet.models.deep import CONVOLUTIONS, resnet18, vgg
 from gptscale.ops.conv import conv_bias_relu
 from gptscale.ops.max_pool import max_pool2d
 
@@ -38,11 +38,9 @@ def activated(convolution: nn.Module, act: Activation, x: Tensor, *, fused: bool
     if fused and act.name == "relu":
         assert isinstance(convolution, nn.Conv2d)
         assert convolution.bias is not None
-        return conv_bias_relu(
-            x, convolution.weight, convolution.bias, convolution.stride, tuple(map(int, convolution.padding))
-        )
-    result: Tensor = act(convolution(x))
-    return result
+        padding = tuple(map(int, convolution.padding))
+        return conv_bias_relu(x, convolution.weight, convolution.bias, convolution.stride, padding)
+    return act(convolution(x))  # type: ignore[no-any-return]
 
 
 class CustomMaxPool2d(nn.MaxPool2d):
@@ -83,8 +81,7 @@ class LeNet5(nn.Module):
                 x = self.act(self.pool(convolution(x)))
             else:
                 x = self.pool(activated(convolution, self.act, x, fused=self.fused))
-        result: Tensor = self.head(x.flatten(1))
-        return result
+        return self.head(x.flatten(1))  # type: ignore[no-any-return]
 
 
 class Subsampling(nn.Module):
@@ -96,8 +93,7 @@ class Subsampling(nn.Module):
         self.pool = nn.AvgPool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.pool(x) * self.coefficient.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
-        return result
+        return self.pool(x) * self.coefficient.view(-1, 1, 1) + self.bias.view(-1, 1, 1)  # type: ignore[no-any-return]
 
 
 # The maps of S2 (of six) that each of the 16 maps of C3 is connected to: LeCun et al. 1998, table I.
@@ -118,8 +114,7 @@ class PartialConv2d(nn.Conv2d):
         self.register_buffer("sees", mask, persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        result: Tensor = self._conv_forward(input, self.weight * self.sees, self.bias)
-        return result
+        return self._conv_forward(input, self.weight * self.sees, self.bias)  # type: ignore[no-any-return]
 
 
 class ClassicLeNet5(nn.Module):
@@ -142,8 +137,7 @@ class ClassicLeNet5(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.layers(x)
-        return result
+        return self.layers(x)  # type: ignore[no-any-return]
 
 
 def pure_linear(shape: ImageShape, gelu: str | None) -> nn.Module:
@@ -201,12 +195,7 @@ class Convolutions(nn.Module):
         x = self.pool(activated(self.first, self.act, x, fused=self.fused))
         for i in range(self.depth - 1):
             x = activated(self.rest[i % len(self.rest)], self.act, x, fused=self.fused)
-        result: Tensor = self.head(self.pool(x).flatten(1))
-        return result
-
-
-def _convolutions(depth: int, shared: bool) -> Callable[[ImageShape, str | None], nn.Module]:
-    return lambda shape, gelu: Convolutions(shape, gelu, depth=depth, shared=shared)
+        return self.head(self.pool(x).flatten(1))  # type: ignore[no-any-return]
 
 
 def _vgg(depth: int, narrower: int = 1) -> Callable[[ImageShape, str | None], nn.Module]:
@@ -219,14 +208,12 @@ MODELS: dict[str, Callable[[ImageShape, str | None], nn.Module]] = {
     "pure_linear": pure_linear,
     "simple_conv": simple_conv,
     "cnn": cnn,
-    "conv2_shared": _convolutions(2, True),
-    "conv2_independent": _convolutions(2, False),
-    "conv10_shared": _convolutions(10, True),
-    "conv10_independent": _convolutions(10, False),
-    "vgg11": _vgg(11),
-    "vgg13": _vgg(13),
-    "vgg16": _vgg(16),
-    "vgg19": _vgg(19),
+    **{
+        f"conv{depth}_{kind}": partial(Convolutions, depth=depth, shared=kind == "shared")
+        for depth in (2, 10)
+        for kind in ("shared", "independent")
+    },
+    **{f"vgg{depth}": _vgg(depth) for depth in CONVOLUTIONS},
     "vgg19_quarter": _vgg(19, narrower=4),
     "resnet18": lambda shape, gelu: resnet18(shape.channels, shape.n_classes, gelu),
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges, check_run_name
@@ -140,9 +141,17 @@ class VisionConfig:
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         TORCHVISION_NEED,
         OptionNeed(
-            "operators", lambda c: c.has_its_operators, "{model} has none of our operators", "use --model lenet"
+            "operators",
+            lambda c: c.operators == "torch" or c.model not in WITHOUT_CUSTOM_OPERATORS,
+            "{model} has none of our operators",
+            "use --model lenet",
         ),
-        OptionNeed("batch_norm", lambda c: c.has_its_batch_norm, "{model} has no batch norm", "use --model cnn"),
+        OptionNeed(
+            "batch_norm",
+            lambda c: c.batch_norm == "local" or c.model in WITH_BATCH_NORM,
+            "{model} has no batch norm",
+            "use --model cnn",
+        ),
         OptionNeed("momentum", lambda c: c.optimizer == "sgd", "{optimizer} takes no momentum", "use --optimizer sgd"),
         OptionNeed("keep_checkpoints", lambda c: c.save_every, "the run saves no checkpoint", "add --save-every 1"),
     )
@@ -184,20 +193,11 @@ class VisionConfig:
             why = "bf16 has fp32's range" if self.precision == "bf16" else "nothing underflows"
             fix = "leave it out, or use --precision fp16"
             raise ConfigError(f"a loss scale is pointless with {self.precision}: {why}", "in --loss-scale", fix)
-        if self.loss_scale not in ("dynamic", "none") and not _is_loss_scale(self.loss_scale):
-            what = f"loss_scale {self.loss_scale!r} is neither a word nor a number in range"
-            fix = f"use dynamic, none, or a number of 1 to {MAX_LOSS_SCALE:.0f}"
-            raise ConfigError(what, "in --loss-scale", fix)
-
-    @property
-    def has_its_operators(self) -> bool:
-        """Whether the model has a place for the operators that are asked for."""
-        return self.operators == "torch" or self.model not in WITHOUT_CUSTOM_OPERATORS
-
-    @property
-    def has_its_batch_norm(self) -> bool:
-        """Whether the model has batch norm of the kind that is asked for."""
-        return self.batch_norm == "local" or self.model in WITH_BATCH_NORM
+        with suppress(ValueError):
+            if self.loss_scale in ("dynamic", "none") or 1 <= float(self.loss_scale) <= MAX_LOSS_SCALE:
+                return
+        what = f"loss_scale {self.loss_scale!r} is neither a word nor a number in range"
+        raise ConfigError(what, "in --loss-scale", f"use dynamic, none, or a number of 1 to {MAX_LOSS_SCALE:.0f}")
 
     @property
     def resolved_loss_scale(self) -> str | None:
@@ -205,26 +205,6 @@ class VisionConfig:
         if self.precision != "fp16":
             return None
         return self.loss_scale or ("dynamic" if self.amp else "none")
-
-
-def _is_loss_scale(text: str) -> bool:
-    try:
-        return 1 <= float(text) <= MAX_LOSS_SCALE
-    except ValueError:
-        return False
-
-
-# Options that decide what is computed. Runs that agree in them and in their data differ in nothing but their seed.
-WORK = (
-    "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
-    "label_smoothing precision amp channels_last"
-).split()
-
-
-def work_of(config: VisionConfig, fingerprint: str) -> dict[str, Any]:
-    """Return the options that decide what is computed, with the data's fingerprint in place of its name."""
-    resolved = {"loss_scale": config.resolved_loss_scale, "seed": config.seed, "data_fingerprint": fingerprint}
-    return {name: getattr(config, name) for name in WORK} | resolved
 
 
 def imports_of(config: VisionConfig) -> tuple[str, ...]:

@@ -35,7 +35,8 @@ def weight_dtype(config: VisionConfig) -> torch.dtype:
 class Score:
     """The result of an evaluation.
 
-    loss: mean cross entropy, in nats. correct, total: numbers of images of each class.
+    loss: mean cross entropy, in nats. correct, total: numbers of images of each class. class_accuracy: fractions, None for a
+    class without test images.
     """
 
     loss: float
@@ -48,7 +49,6 @@ class Score:
 
     @property
     def class_accuracy(self) -> list[float | None]:
-        """The accuracy of each class as a fraction, None for a class without test images."""
         return [c / t if t else None for c, t in zip(self.correct, self.total, strict=True)]
 
 
@@ -63,9 +63,8 @@ class VisionEngine(Engine):
         self.config, self.world, self.n_classes = config, world, shape.n_classes
         self.data_rank, self.data_size = world.rank, world.world_size
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
-        model = build_model(
-            config.model, shape, gelu=config.gelu, custom=config.operators == "custom", seed=config.seed
-        )
+        custom = config.operators == "custom"
+        model = build_model(config.model, shape, gelu=config.gelu, custom=custom, seed=config.seed)
         layout = torch.channels_last if config.channels_last else torch.contiguous_format
         self.module = model.to(world.device, weight_dtype(config), memory_format=layout)  # type: ignore[call-overload]
         if config.batch_norm == "sync" and world.world_size > 1:
@@ -86,7 +85,6 @@ class VisionEngine(Engine):
         return torch.autocast(self.world.device.type, DTYPES[self.config.precision])  # type: ignore[return-value]
 
     def train_step(self, batch: Batch, lr: float) -> StepResult:
-        """Take one optimizer step."""
         self.set_rate(lr)
         loss = self.loss(batch)
         self.backward(tell_backward(self.scaler.scale(loss)))
@@ -113,7 +111,6 @@ class VisionEngine(Engine):
         return F.cross_entropy(logits.float(), batch.targets, label_smoothing=self.config.label_smoothing)
 
     def eval_loss(self, batch: Batch) -> Tensor:
-        """Return the mean loss over the batches of all ranks, without gradients."""
         return torch.tensor(self.evaluate([(batch.inputs, batch.targets)]).loss)
 
     def set_rate(self, lr: float) -> None:
@@ -170,7 +167,6 @@ class VisionEngine(Engine):
         return {k: float(v) for k, v in self.scaler.state_dict().items()} if self.scaler.is_enabled() else {}
 
     def load_counters(self, counters: dict[str, float]) -> None:
-        """Restore what `counters` returned."""
         if self.scaler.is_enabled():
             integers = {"growth_interval", "_growth_tracker"}
             self.scaler.load_state_dict({k: int(v) if k in integers else v for k, v in counters.items()})

@@ -11,7 +11,7 @@ from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import rank_part
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.lenet.run.recorder import VisionRecorder
+from gptscale.lenet.run.record import VisionRecorder
 
 EVAL_BATCH_SIZE = 1000
 

@@ -40,10 +40,7 @@ class HalfSGD(torch.optim.SGD):
 
 
 def make_optimizer(config: VisionConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return torch's optimizer with its state allocated.
-
-    A checkpoint can then be loaded into the state in place before the first step.
-    """
+    """Return torch's optimizer with its state allocated, into which a checkpoint can be loaded before the first step."""
     parameters = list(model.parameters())
     common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "sgd":
@@ -57,10 +54,9 @@ def make_optimizer(config: VisionConfig, model: nn.Module) -> torch.optim.Optimi
     adam_class = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     optimizer = adam_class(parameters, fused=True, **common)
     for p in parameters:
-        state = optimizer.state[p]
-        state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
+        optimizer.state[p]["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            optimizer.state[p][key] = torch.zeros_like(p, memory_format=torch.preserve_format)
     return optimizer
 
 

@@ -14,19 +14,23 @@ from gptscale.common.checkpoint.reader import Reader, newest_readable
 from gptscale.common.errors import CheckpointError, ConfigError
 from gptscale.common.measure.devices import supports_bf16
 from gptscale.common.model.precision import check_gpu_precision
-from gptscale.common.process.world import World, world_of
-from gptscale.common.settings.run import workload_hash
-from gptscale.lenet.data.loader import BatchOrder, FastLoader, Loader, Normalise, PilLoader, pil_transform
+from gptscale.common.process.world import World
+from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise, PilLoader, pil_transform
 from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models import SIDES, SMALL_SIDES
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.columns import LENET
-from gptscale.lenet.run.config import VisionConfig, work_of
+from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import weight_dtype
 from gptscale.lenet.run.schedule import rate
 from gptscale.lenet.run.strategy import backend_of, check_strategy
 from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
 
+# Options that decide what is computed. Runs that agree in them and in their data differ in nothing but their seed.
+WORK = (
+    "model operators gelu batch_norm augment loader epochs batch_size optimizer lr lr_schedule weight_decay momentum "
+    "label_smoothing precision amp channels_last"
+).split()
 # Options that must be the same in a run and in its continuation.
 FIXED = (
     "model operators gelu batch_norm augment loader batch_size optimizer precision amp loss_scale seed data_fingerprint"
@@ -45,8 +49,8 @@ class VisionPlan:
     resume: Path | None
 
     @property
-    def run(self) -> VisionPlan:
-        """The run itself: core asks a checked run of the GPT for it."""
+    def run(self) -> Any:
+        """The plan itself, which has what core asks of a checked run of the GPT, and of its `run`."""
         return self
 
     @property
@@ -65,11 +69,10 @@ class VisionPlan:
 
     @property
     def work(self) -> dict[str, Any]:
-        return work_of(self.config, self.data.fingerprint)
-
-    @property
-    def workload_hash(self) -> str:
-        return workload_hash(self.work)
+        """The options that decide what is computed, with the data's fingerprint in place of its name."""
+        resolved = {"loss_scale": self.config.resolved_loss_scale, "seed": self.config.seed}
+        options = {name: getattr(self.config, name) for name in WORK}
+        return options | resolved | {"data_fingerprint": self.data.fingerprint}
 
     def ends_epoch(self, step: int) -> bool:
         """Return whether 1-based `step` is the last of an epoch, or of the run."""
@@ -85,31 +88,26 @@ class VisionPlan:
         Its epochs and learning rates may differ.
         """
         saved, here = reader.manifest["workload"], self.work
-        if different := [
-            f"{key} {saved.get(key)} there, {here[key]} here" for key in FIXED if saved.get(key) != here[key]
-        ]:
-            what = "the saved run differs: " + "; ".join(different)
+        if different := [f"{k} {saved.get(k)} there, {here[k]} here" for k in FIXED if saved.get(k) != here[k]]:
+            what = f"the saved run differs: {'; '.join(different)}"
             raise CheckpointError(what, f"in {reader.path}", "use its options")
 
     def check_same_work(self, reader: Reader) -> None:
         """Do as `check_same_model`, and raise ConfigError if all steps of this run are saved already."""
         self.check_same_model(reader)
         if reader.step >= self.steps:
-            fix = f"train more than {reader.step} steps"
-            raise ConfigError(f"step {reader.step} is saved already", "in --epochs", fix)
+            what = f"step {reader.step} is saved already"
+            raise ConfigError(what, "in --epochs", f"train more than {reader.step} steps")
 
     def normalise(self) -> Normalise:
         """Return the function that makes the model's input of uint8 images."""
         layout = "channels_last" if self.config.channels_last else "channels_first"
         return Normalise(self.world.device, weight_dtype(self.config), layout)
 
-    def loader(self) -> Loader:
+    def loader(self) -> FastLoader | PilLoader:
         """Return the loader of this rank's training batches."""
-        if self.config.loader == "fast":
-            return FastLoader(self.data.train, self.batch_order, self.normalise(), self.config.augment)
-        return PilLoader(
-            self.data.train, self.batch_order, self.normalise(), self.config.augment, self.config.num_workers
-        )
+        given = self.data.train, self.batch_order, self.normalise(), self.config.augment
+        return FastLoader(*given) if self.config.loader == "fast" else PilLoader(*given, self.config.num_workers)
 
 
 def make_plan(config: VisionConfig, world: World) -> VisionPlan:
@@ -151,21 +149,14 @@ def check_shared_memory(
     needed, place = 3 * config.num_workers * ranks * batch_bytes, Path(folder)
     free = shutil.disk_usage(place).free if place.is_dir() else 0
     if free < needed:
-        raise ConfigError(
-            f"{folder} has {free:,} bytes free, {needed:,} are needed by {ranks * config.num_workers} data workers",
-            "in --num-workers",
-            "use --num-workers 0, or give the container more (--shm-size=1g)",
-        )
+        what = f"{folder} has {free:,} bytes free, {needed:,} are needed by {ranks * config.num_workers} data workers"
+        fix = "use --num-workers 0, or give the container more (--shm-size=1g)"
+        raise ConfigError(what, "in --num-workers", fix)
 
 
 def world_from_environment(config: VisionConfig) -> World:
     """Return the world of a vision run in this process, from what the launcher set in the environment."""
     return World.from_environment(config.device, config.dist_timeout_s)
-
-
-def local_world(config: VisionConfig, nproc: int) -> World:
-    """Return the world that `nproc` local processes will be, or raise ConfigError if there are too few GPUs."""
-    return world_of(config.device, config.dist_timeout_s, nproc)
 
 
 def check_vision_precision(config: VisionConfig, device: torch.device) -> None:

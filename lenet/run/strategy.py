@@ -54,16 +54,10 @@ def check_strategy(config: VisionConfig, world: World) -> None:
     if config.strategy == "fabric" and find_spec("lightning_fabric") is None:
         fix = "pip install 'gptscale[lightning-fabric]'"
         raise ConfigError("Lightning Fabric is not installed", "in --strategy fabric", fix)
-    if config.strategy in BY_TRAINER:
-        check_trainer(config)
-
-
-def check_trainer(config: VisionConfig) -> None:
-    """Raise ConfigError for a run that Lightning's Trainer cannot do here."""
     place = f"in --strategy {config.strategy}"
-    if find_spec("pytorch_lightning") is None:
+    if config.strategy in BY_TRAINER and find_spec("pytorch_lightning") is None:
         raise ConfigError("Lightning's Trainer is not installed", place, "pip install 'gptscale[lightning-trainer]'")
-    if config.precision == "fp16":
+    if config.strategy in BY_TRAINER and config.precision == "fp16":
         raise ConfigError("the Trainer would not know of fp16's loss scale", place, "use --strategy ddp, or bf16")
 
 

@@ -24,27 +24,21 @@ from gptscale.common.process.world import agree_any
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import VisionBatches
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.lenet.run.recorder import VisionRecorder
+from gptscale.lenet.run.record import VisionRecorder
 from gptscale.lenet.run.strategy import local_machine
 
 
 def train_by_trainer(
-    plan: VisionPlan,
-    engine: VisionEngine,
-    data: VisionBatches,
-    recorder: VisionRecorder,
-    *,
-    lr_at: Callable[[int], float],
-    start: int,
-    steps: int,
-    evaluate: Callable[[int], None],
-    save: Callable[[int, bool], None],
-    stop_requested: Callable[[], bool],
-) -> int:
-    """Do what `common.train.train` does, by the Trainer."""
+    plan: VisionPlan, engine: VisionEngine, data: VisionBatches, recorder: VisionRecorder, *, start: int, steps: int,
+    **after_step: Callable[..., Any],
+) -> int:  # fmt: skip
+    """Do what `common.train.train` does, by the Trainer.
+
+    after_step: its `lr_at`, `evaluate`, `save` and `stop_requested`.
+    """
     bare = plan.config.strategy == "trainer_bare"
     module = VisionModule(plan, engine, data, recorder, start, logs=not bare)
-    module.evaluate, module.save, module.stop_requested = evaluate, save, stop_requested
+    vars(module).update(after_step)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     trainer = pytorch_lightning.Trainer(
         **local_machine(plan.world),
@@ -86,23 +80,18 @@ class EpochBatches:
 class VisionModule(pytorch_lightning.LightningModule):
     """A vision model as Lightning wants it: its loss, its optimizer, its batches, and what happens after steps.
 
-    evaluate, save, stop_requested: as in `common.train.train`. logs: whether Lightning's logger and bar get each loss.
+    lr_at, evaluate, save, stop_requested: as in `common.train.train`. logs: whether Lightning's logger and bar get each loss.
     """
 
+    lr_at: Callable[[int], float]
     evaluate: Callable[[int], None]
     save: Callable[[int, bool], None]
     stop_requested: Callable[[], bool]
 
     def __init__(
         self,
-        plan: VisionPlan,
-        engine: VisionEngine,
-        data: VisionBatches,
-        recorder: VisionRecorder,
-        start: int,
-        *,
-        logs: bool,
-    ) -> None:
+        plan: VisionPlan, engine: VisionEngine, data: VisionBatches, recorder: VisionRecorder, start: int, *, logs: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.network = engine.module
         self.plan, self.engine, self.data, self.recorder, self.logs = plan, engine, data, recorder, logs
@@ -110,11 +99,9 @@ class VisionModule(pytorch_lightning.LightningModule):
         self.signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def configure_optimizers(self) -> Optimizer:
-        """Return the run's optimizer."""
         return self.engine.optimizer
 
     def train_dataloader(self) -> EpochBatches:
-        """Return the batches of the next epoch."""
         return EpochBatches(self.data, self.recorder, self.step)
 
     def on_train_start(self) -> None:
@@ -123,15 +110,12 @@ class VisionModule(pytorch_lightning.LightningModule):
             signal.signal(number, handler)
 
     def on_train_epoch_start(self) -> None:
-        """Start the clock of an epoch."""
         self.recorder.begin_epoch()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set the rate of the step."""
-        self.engine.set_rate(self.plan.lr_at(self.step))
+        self.engine.set_rate(self.lr_at(self.step))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss, of which Lightning computes backward."""
         loss = self.engine.loss(batch)
         if self.logs:
             self.log("train_loss", loss, prog_bar=True)
@@ -139,7 +123,7 @@ class VisionModule(pytorch_lightning.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Do after the step what our loop does, and stop where it would."""
-        lr, result = self.plan.lr_at(self.step), self.engine.result(outputs["loss"])
+        lr, result = self.lr_at(self.step), self.engine.result(outputs["loss"])
         self.step += 1
         synchronised = self.recorder.step(self.step, lr, result)
         with self.recorder.paused():

@@ -10,27 +10,32 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from gptscale.common.checkpoint.manifest import damaged
 from gptscale.common.checkpoint.reader import Reader
+from gptscale.common.checkpoint.space import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
+from gptscale.common.engine import Batch
 from gptscale.common.errors import GptscaleError, PeerError
+from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
+from gptscale.common.measure.speed import synchronize
+from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, share_cores
 from gptscale.common.process.ending import StopRequest
+from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, process_group
 from gptscale.common.settings.checks import words_to_compare
 from gptscale.common.settings.command_line import bare_resume, parse
+from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train as train_steps
-from gptscale.launchers.run.checkpoints import resume
+from gptscale.launchers.run.checkpoints import Saver, resume
 from gptscale.launchers.run.worker import train_and_record
-from gptscale.lenet.run.checkpoints import VisionSaver, check_space, earlier_progress
 from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.evidence import vision_evidence
 from gptscale.lenet.run.loop import EpochEnd, VisionBatches
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.run.record import VisionRecord
-from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
+from gptscale.lenet.run.record import EarlierProgress, VisionRecord, VisionRecorder
 from gptscale.lenet.run.strategy import backend_of
 from gptscale.results.record.facts import version
 
@@ -87,36 +92,80 @@ def loop_of(plan: VisionPlan) -> Callable[..., int]:
 
 def _train(record: VisionRecord, stop: StopRequest) -> int:
     """Build the engine, resume, train and test, and return the exit status: not 0 if the run was asked to stop early."""
-    plan, folder = record.plan, record.folder
+    plan, folder, past = record.plan, record.folder, EarlierProgress()
     engine = VisionEngine(plan.config, plan.shape, plan.world)
     record.n_params = sum(p.numel() for p in engine.module.parameters())
     if plan.world.is_main:
         check_space(plan, engine, folder)
-    past = EarlierProgress()
 
     def restore(reader: Reader) -> None:
         nonlocal past
-        past = earlier_progress(reader)
+        try:
+            past = EarlierProgress(**reader.manifest["past"])
+        except (KeyError, TypeError) as error:
+            raise damaged(reader.path, "manifest.json", f"has no valid 'past' ({error})") from None
 
-    start = resume(cast(Any, plan), engine, folder / "checkpoints", restore)
+    start = resume(plan.run, engine, folder / "checkpoints", restore)
     recorder = VisionRecorder(plan, folder, start_step=start, past=past, began=record.began, quiet=record.quiet)
     record.recorder = recorder
-    after_step = {
-        "evaluate": EpochEnd(plan, engine, recorder),
-        "save": VisionSaver(plan, engine, recorder, folder / "checkpoints"),
-        "stop_requested": stop,
-    }
     with recorder:
         with record.sampler:
             last = loop_of(plan)(
-                engine, VisionBatches(plan), recorder, lr_at=plan.lr_at, start=start, steps=plan.steps, **after_step
-            )
+                engine, VisionBatches(plan), recorder, lr_at=plan.lr_at, start=start, steps=plan.steps,
+                evaluate=EpochEnd(plan, engine, recorder), stop_requested=stop,
+                save=VisionSaver(plan, engine, recorder, folder / "checkpoints"),
+            )  # fmt: skip
         status = stop.exit_status if last < plan.steps else 0
         record.steps_are_over(engine, status)
     # A study asks for figures alone, and the evidence is of steps of our loop.
     if not (status or record.quiet or plan.config.strategy in BY_TRAINER):
-        record.evidence = vision_evidence(plan, engine, recorder)
+        record.evidence = _evidence(plan, engine, recorder)
     return status
+
+
+class VisionSaver(Saver):
+    """Saves a checkpoint every `save_every` epochs, at the end, and when the run is asked to stop."""
+
+    def __init__(self, plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder, folder: Path) -> None:
+        super().__init__(plan.run, engine, folder, recorder.sync, SpikeWatch())
+        self.every, self.past = plan.config.save_every * plan.batch_order.steps_per_epoch, recorder.past
+
+    def facts(self, step: int) -> dict[str, Any]:
+        return {"past": dataclasses.asdict(self.past)}
+
+
+def check_space(plan: VisionPlan, engine: VisionEngine, folder: Path) -> None:
+    """Raise StorageError if the checkpoints and logs of a run cannot fit on the disk of its `folder`."""
+    config, epochs = plan.config, -(-plan.steps // plan.batch_order.steps_per_epoch)
+    check_free(
+        folder,
+        saves=-(-epochs // config.save_every) if config.save_every else 0,
+        keep=config.keep_checkpoints,
+        checkpoint_bytes=sum(shard.tensor.nbytes for shard in engine.state()),
+        log_bytes=OTHER_BYTES + plan.steps * (ROW_BYTES + EVENT_BYTES * config.tensorboard),
+    )
+
+
+def _evidence(plan: VisionPlan, engine: VisionEngine, recorder: VisionRecorder) -> RankEvidence | None:
+    """Take a few steps more at a rate of 0, and return what they show, or None for a run that gets no verdict.
+
+    Everything is tested and saved before, and their state is thrown away.
+    """
+    if not plan.config.verdict or recorder.n_steps < VERDICT_STEPS_MIN:
+        return None
+    data, device = VisionBatches(plan), plan.world.device
+
+    def step(i: int, part: int = 1) -> None:
+        progress.at("data")
+        batch = data.get(plan.planned_steps + i)
+        n = max(1, len(batch.targets) // part)
+        loss = engine.train_step(Batch(batch.step, batch.inputs[:n], batch.targets[:n]), 0.0).loss
+        progress.at("record")
+        loss.item()
+        synchronize(device)
+
+    short_step = partial(step, part=SHORT) if device.type == "cpu" else None
+    return evidence_of(plan.world.rank, step, device, recorder.data_waits_s, short_step=short_step)
 
 
 def worker(argv: Sequence[str]) -> int:
@@ -125,7 +174,7 @@ def worker(argv: Sequence[str]) -> int:
     Anything that is wrong before the run starts is one line, which rank 0 prints if all ranks find it.
     """
     try:
-        config = parse_vision(argv)
+        config = parse(VisionConfig, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
         world = world_from_environment(config)
         share_cores()
         return train(config, world).exit_status
@@ -133,11 +182,6 @@ def worker(argv: Sequence[str]) -> int:
         refuse(error)
         # The same status for every mistake, since no run began and no file was created.
         return error.exit_status if isinstance(error, PeerError) else 2
-
-
-def parse_vision(argv: Sequence[str]) -> VisionConfig:
-    """Return the options of a run from a command line, or raise ConfigError for anything that is not one of them."""
-    return parse(VisionConfig, bare_resume(argv), prog="gptscale lenet train", about="Train a vision model.")
 
 
 if __name__ == "__main__":

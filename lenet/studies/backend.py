@@ -10,9 +10,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from gptscale.common.settings.checks import check_range, parse_whole_numbers
 from gptscale.lenet.comparison.tables import (
     ACCURACY,
     AVERAGE_MEMORY,
@@ -22,14 +21,13 @@ from gptscale.lenet.comparison.tables import (
     of,
     values_of,
 )
-from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, StudyResult, draw_bars
+from gptscale.lenet.studies.study import PerRankOptions, Study, StudyResult, draw_bars
 
 
 @dataclass(frozen=True)
-class BackendOptions(StudyOptions):
+class BackendOptions(PerRankOptions):
     """The same runs by each backend. Report D: the CNN on cifar10, 15 epochs, 2 GPUs, one run each."""
 
     per_rank: str = "32,128"
@@ -39,19 +37,8 @@ class BackendOptions(StudyOptions):
     repeats: int = 5
     """Turns of the whole grid, each with a seed of its own. Of two equal rows with 3 repeats each, one pair in ten has spreads
     that do not overlap; with 5, one in 126."""
-    model: str = "cnn"
-    """As in gptscale lenet train."""
-    augment: Augmentation = "jitter"
-    """As in gptscale lenet train."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self.nproc, 2, 1024, "nproc")
-
-    @property
-    def batches(self) -> list[int]:
-        """The images per rank."""
-        return parse_whole_numbers(self.per_rank, "--per-rank", "use for example 32,128")
+    LEAST_NPROC: ClassVar[int] = 2
 
 
 def contenders(on_cuda: bool) -> dict[str, str]:
@@ -96,9 +83,9 @@ def verdict(groups: dict[str, list[Any]], column: Column) -> list[str]:
 def notes(result: StudyResult[BackendOptions]) -> list[str]:
     """Return what memory means here, and a verdict for each pair of backends."""
     sentences = [result.memory_note()]
-    variants = list(result.groups)
-    for pair in zip(variants[::2], variants[1::2], strict=True):
-        sentences += verdict({variant: result.groups[variant] for variant in pair}, COLUMNS[0])
+    groups = list(result.groups.items())
+    for pair in zip(groups[::2], groups[1::2], strict=True):
+        sentences += verdict(dict(pair), COLUMNS[0])
     return sentences
 
 

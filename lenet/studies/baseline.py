@@ -41,7 +41,6 @@ class BaselineOptions(GridOptions):
 
     @property
     def seed_numbers(self) -> Sequence[int]:
-        """The seeds."""
         return parse_whole_numbers(self.seeds, "--seeds", "use for example 1,2,3", least=0)
 
     @property
@@ -52,15 +51,9 @@ class BaselineOptions(GridOptions):
         return "digits" if self.data == "digits" else "onecycle"
 
 
-def cells(options: BaselineOptions) -> list[Cell]:
-    """Return the cell of the preset."""
-    name = options.resolved_preset
-    return [Cell(name, {"model": "lenet", "gelu": options.gelu, **preset(name)})]
-
-
 def tables_below(result: StudyResult[BaselineOptions]) -> list[Lines]:
     """Return accuracy and loss by epoch, losses of each 200 batches as report A has them, and accuracy by class."""
-    from gptscale.lenet.comparison.windows import losses_by_window
+    from gptscale.lenet.comparison.rows import losses_by_window
 
     losses = loss_table(result.curves, LOSSES_BY_EPOCH)
     windows = losses_by_window(result.measured.windows, list(result.groups))
@@ -85,7 +78,7 @@ STUDY = Study(
     name="baseline",
     about="LeNet-5 beside the reports' figures.",
     options=BaselineOptions,
-    cells=cells,
+    cells=lambda options: [Cell(options.resolved_preset, {"gelu": options.gelu, **preset(options.resolved_preset)})],
     columns=(
         Column("epochs", of("epochs"), ".0f"),
         Column("batch", of("batch_size"), ".0f"),

@@ -10,52 +10,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gptscale.common.settings.checks import check_range, parse_whole_numbers
-from gptscale.lenet.comparison.tables import (
-    ACCURACY,
-    AVERAGE_MEMORY,
-    PEAK_MEMORY,
-    Column,
-    accuracy_table,
-    not_significant,
-    of,
-)
-from gptscale.lenet.data import Augmentation
+from gptscale.lenet.comparison import tables
+from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, not_significant, of
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, draw_curves_and_bars
+from gptscale.lenet.studies.study import PerRankOptions, Study, draw_curves_and_bars
 
 # Images per step on one GPU in report D.
 SINGLE_GPU_BATCH = 32
 
 
 @dataclass(frozen=True)
-class BatchOptions(StudyOptions):
+class BatchOptions(PerRankOptions):
     """The CNN with AdamW and OneCycle, with more and more images per rank. Report D: cifar10, 15 epochs, 2 GPUs."""
 
-    per_rank: str = "16,32,64,128"
-    """Images per step of one process, with commas between; the global batch is that times --nproc."""
     nproc: int = 2
     """Processes; beside them one process runs with 32 images, and with the global batch of 32 a rank."""
-    model: str = "cnn"
-    """As in gptscale lenet train."""
-    augment: Augmentation = "jitter"
-    """As in gptscale lenet train."""
     lr: float = 1e-3
     """Peak rate, the same for every batch as in report D."""
     lr_schedule: Schedule = "onecycle"
     """As in gptscale lenet train."""
     weight_decay: float = 0.05
     """Of AdamW."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(self.nproc, 1, 1024, "nproc")
-
-    @property
-    def batches(self) -> list[int]:
-        """The images per rank."""
-        return parse_whole_numbers(self.per_rank, "--per-rank", "use for example 16,32,64,128")
 
 
 def grid(options: BatchOptions) -> list[Cell]:
@@ -84,6 +60,6 @@ STUDY = Study(
     columns=COLUMNS,
     notes=lambda result: [result.memory_note(), *result.failures(), *not_significant(result.groups, ACCURACY)],
     title=lambda result: result.title("processes x images per step of each"),
-    more_tables=lambda result: [accuracy_table(result.curves)],
+    more_tables=lambda result: [tables.accuracy_table(result.curves)],
     draw=partial(draw_curves_and_bars, [[COLUMNS[1]], [PEAK_MEMORY], [ACCURACY]]),
 )

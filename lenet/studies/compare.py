@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, visible
 from gptscale.lenet.comparison.figures import bars
 from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, of, overlaps, show, table, values_of
-from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
+from gptscale.lenet.run.columns import CONFIGURATION, LENET, WORK, read_summary
 from gptscale.results.comparison.run_files import DamagedFileError, run_file
 from gptscale.results.render import DPI, markdown, subplots
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Runs whose cells differ here did other work. Other seeds are repeats.
-WORK = "model n_params data n_train n_test image_size batch_size epochs steps".split()
-# Runs of the same work that differ here are compared with each other.
-CONFIGURATION = (
-    "operators gelu batch_norm augment loader num_workers strategy backend precision amp loss_scale channels_last world_size "
-    "optimizer lr lr_schedule weight_decay label_smoothing device threads torch_version"
-).split()
 SPEED = Column("images/s", of("images_per_s"), ",.0f", spread=True)
 COLUMNS = (
     ACCURACY,
@@ -39,12 +31,11 @@ COLUMNS = (
 EPOCHS_BYTES_MAX = 2**24
 
 
-@dataclass
-class VisionComparison:
+class VisionComparison(NamedTuple):
     """Repeats of the same work by their name, best accuracy first, and notes on all other rows."""
 
     ranked: dict[str, list[Any]]
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def load(paths: Sequence[Path]) -> pd.DataFrame:
@@ -53,7 +44,7 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
 
     frames = []
     for path in paths:
-        file = path / SUMMARY_NAME if path.is_dir() else path
+        file = path / LENET.file if path.is_dir() else path
         frames.append(read_summary(file).assign(folder=str(file.parent)))
     rows = pd.concat(frames, ignore_index=True)
     if rows.empty:
@@ -64,11 +55,13 @@ def load(paths: Sequence[Path]) -> pd.DataFrame:
 def compare(rows: pd.DataFrame) -> VisionComparison:
     """Group the repeats of the work that most runs did. Of equals the newest is taken."""
     ended = rows[rows.status == "ok"]
-    comparison = VisionComparison({})
-    for row in rows[rows.status != "ok"].itertuples():
-        comparison.notes.append(visible(f"{row.run_id}: {row.status}, {row.error}")[:200])
+    failed = rows[rows.status != "ok"].itertuples()
+    notes, ranked = (
+        [visible(f"{row.run_id}: {row.status}, {row.error}")[:200] for row in failed],
+        dict[str, list[Any]](),
+    )
     if ended.empty:
-        return comparison
+        return VisionComparison(ranked, notes)
     works = ended.groupby(WORK, dropna=False).agg(runs=("run_id", "size"), newest=("timestamp", "max"))
     work = works.sort_values(["runs", "newest"]).index[-1]
     groups = []
@@ -77,13 +70,11 @@ def compare(rows: pd.DataFrame) -> VisionComparison:
             groups = [group for _, group in members.groupby(CONFIGURATION, dropna=False, sort=False)]
         else:
             differing = [f"{name} {a} (ranked: {b})" for name, a, b in zip(WORK, cells, work, strict=True) if a != b]
-            comparison.notes.append(visible(f"other work, not ranked (runs: {len(members)}): {', '.join(differing)}"))
+            notes.append(visible(f"other work, not ranked (runs: {len(members)}): {', '.join(differing)}"))
     groups.sort(key=lambda group: -group.test_accuracy.median())
     for name, group in zip(_names(groups), groups, strict=True):
-        comparison.ranked[name] = [row for _, row in group.iterrows()]
-    for column in (ACCURACY, SPEED):
-        comparison.notes += _ties(comparison.ranked, column)
-    return comparison
+        ranked[name] = [row for _, row in group.iterrows()]
+    return VisionComparison(ranked, notes + _ties(ranked, ACCURACY) + _ties(ranked, SPEED))
 
 
 def _names(groups: Sequence[pd.DataFrame]) -> list[str]:
@@ -110,16 +101,15 @@ def draw(comparison: VisionComparison, path: Path) -> None:
     first = next(iter(groups.values()))[0]
     title = f"{first.model} on {first.data}: {first.n_train:,} images, {first.epochs} epochs, batch {first.batch_size}"
     figure, axes = subplots(2, 2, (13, 3.4 + max(3.4, 0.45 * len(groups))), title.replace("$", r"\$"))
-    for panel, column, what in (
-        (axes[0, 0], "train_loss", "training loss"),
-        (axes[0, 1], "test_accuracy", "test accuracy"),
+    for panel, column, what in zip(
+        axes[0], ("train_loss", "test_accuracy"), ("training loss", "test accuracy"), strict=True
     ):
         for i, (name, rows) in enumerate(groups.items()):
             for k, row in enumerate(rows):
                 epochs = read_epochs(row.folder, row.run_id)
                 if epochs is not None:
-                    label = "_" if k else name
-                    panel.plot(epochs.epoch, epochs[column], color=f"C{i % 10}", linewidth=1.2, label=label)
+                    style = {"color": f"C{i % 10}", "linewidth": 1.2, "label": "_" if k else name}
+                    panel.plot(epochs.epoch, epochs[column], **style)
         panel.set(title=what, xlabel="epoch")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.grid(alpha=0.3)

@@ -7,10 +7,12 @@ their times can be compared. docs/lenet/README.md says what report D is.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
@@ -18,11 +20,13 @@ from gptscale.common.settings.command_line import parse
 from gptscale.lenet.comparison.reports import ROWS
 from gptscale.lenet.comparison.tables import with_references
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.studies.study import StudyOptions, finish
+from gptscale.lenet.studies.study import Lines, StudyOptions, finish
 from gptscale.results.render import DPI, subplots
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from gptscale.lenet.run.preflight import VisionPlan
 
 NETS = ("conv2_shared", "conv2_independent", "conv10_shared", "conv10_independent")
 
@@ -43,6 +47,25 @@ class FusedOptions(StudyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         parse_names(self.nets, NETS, "net", "--nets", f"use {', '.join(NETS)}")
+
+
+@dataclass(frozen=True)
+class NetVariant:
+    """One way to compute a net: on which kind of device, by the fused operator or not, with cuDNN or not."""
+
+    name: str
+    device: str
+    fused: bool = False
+    cudnn: bool = True
+
+
+def variants(device: str) -> list[NetVariant]:
+    """Return two variants on the CPU, and with a GPU also the other three of report D."""
+    on_cpu = [NetVariant("CPU", "cpu"), NetVariant("CPU, fused", "cpu", fused=True)]
+    if device != "cuda":
+        return on_cpu
+    cudnn_off = NetVariant("cuDNN off", device, cudnn=False)
+    return [NetVariant("cuDNN", device), NetVariant("fused", device, fused=True), cudnn_off, *on_cpu]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -69,34 +92,74 @@ def measured(options: FusedOptions) -> pd.DataFrame:
 
     from gptscale.common.measure.devices import device_name
     from gptscale.lenet.run.preflight import make_plan, world_from_environment
-    from gptscale.lenet.studies.fused_nets import train, variants
     from gptscale.ops import registry as library
 
     share_cores()
     keep_freed_memory()
-    config = VisionConfig(
-        data=options.data, data_dir=options.data_dir, download=options.download, epochs=options.epochs,
-        max_steps=options.max_steps, batch_size=options.batch_size, lr=options.lr, device=options.device, augment="none",
-        channels_last=False,
-    )  # fmt: skip
+    names = "data data_dir download epochs max_steps batch_size lr device".split()
+    config = VisionConfig(augment="none", channels_last=False, **{name: getattr(options, name) for name in names})
     world = world_from_environment(config)
     plan = make_plan(config, world)
     library.ready()
     rows = []
     for turn in range(options.repeats):
         for net in options.nets.split(","):
-            for variant in variants(world.device):
+            for variant in variants(world.device.type):
                 print(f"round {turn + 1} of {options.repeats}: {net}, {variant.name}", flush=True)
                 seed = options.first_seed + turn
-                run = replace(plan, config=replace(config, seed=seed), world=replace(world, device=variant.device))
-                rows.append({"net": net, "way": variant.name, "seed": seed} | vars(train(net, variant, run)))
+                device = world.device if variant.device == "cuda" else torch.device("cpu")
+                run = replace(plan, config=replace(config, model=net, seed=seed), world=replace(world, device=device))
+                rows.append({"net": net, "way": variant.name, "seed": seed} | train(variant, run))
     return pd.DataFrame(rows).assign(
         data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps, lr=options.lr,
         device=device_name(world.device), threads=torch.get_num_threads(), torch_version=torch.__version__,
     )  # fmt: skip
 
 
-def table(frame: pd.DataFrame) -> list[dict[str, str]]:
+def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
+    """Train the net of the plan, and return the seconds of all steps, the first and last loss, and the test accuracy.
+
+    Forward and backward each end by waiting for the device, so that their sum is no step time.
+    """
+    import torch
+
+    from gptscale.common.measure.speed import synchronize
+    from gptscale.lenet.models.registry import Convolutions
+    from gptscale.lenet.run.engine import VisionEngine
+    from gptscale.lenet.run.loop import TestSet, VisionBatches
+
+    engine, data, times = VisionEngine(plan.config, plan.shape, plan.world), VisionBatches(plan), dict[str, float]()
+    assert isinstance(engine.module, Convolutions)
+    engine.module.fused = variant.fused
+    # As torch has it unless it is told: the engine switches TF32 off.
+    torch.backends.cudnn.allow_tf32 = True
+
+    def timed(name: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def work_timed(argument: Any) -> Any:
+            synchronize(plan.world.device)
+            began = time.perf_counter()
+            result = work(argument)
+            synchronize(plan.world.device)
+            times[name] = times.get(name, 0.0) + time.perf_counter() - began
+            return result
+
+        return work_timed
+
+    engine.loss, engine.backward = timed("forward_s", engine.loss), timed("backward_s", engine.backward)  # type: ignore[assignment, method-assign]
+    with cudnn(variant):
+        losses = [engine.train_step(data.get(step), plan.config.lr).loss for step in range(plan.steps)]
+        accuracy = engine.evaluate(TestSet(plan).batches()).accuracy
+    return times | {"loss_first": losses[0].item(), "loss_last": losses[-1].item(), "accuracy": accuracy}
+
+
+def cudnn(variant: NetVariant) -> AbstractContextManager[None]:
+    """Return a context in which cuDNN is off for a variant without it."""
+    import torch
+
+    return nullcontext() if variant.cudnn else torch.backends.cudnn.flags(enabled=False)  # type: ignore[no-any-return]
+
+
+def table(frame: pd.DataFrame) -> Lines:
     """Return the lines of the table, then those of report D.
 
     Seconds are medians over the repeats with the lowest and the highest. Ratios are to the plain variant in the same round.

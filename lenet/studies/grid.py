@@ -38,13 +38,9 @@ class Cell:
 
 
 def run_grid(
-    cells: Sequence[Cell],
-    base: VisionConfig,
-    seeds: Sequence[int],
-    places: Sequence[Mapping[str, str]] = ({},),
-    *,
+    cells: Sequence[Cell], base: VisionConfig, seeds: Sequence[int], places: Sequence[Mapping[str, str]] = ({},), *,
     download: bool = False,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Run every cell with each seed, in turn, and return their rows of lenet.csv in that order.
 
     All cells are checked before the first run, so that a ConfigError is raised before anything has run.
@@ -53,7 +49,7 @@ def run_grid(
     """
     # Before the first import of torch, which the warm parent and its runs then share.
     begin_warm_parent(base.device, RUN_IMPORTS)
-    from gptscale.lenet.run.columns import SUMMARY_NAME, read_summary
+    from gptscale.lenet.run.columns import LENET, read_summary
 
     configs = [dataclasses.replace(base, variant=cell.variant, **cell.options) for cell in cells]
     check(cells, configs, download)
@@ -69,18 +65,18 @@ def run_grid(
         finally:
             free.put(place)
 
-    runs = []
-    for turn, seed in enumerate(seeds):
-        for cell, config in zip(cells, configs, strict=True):
-            name = f"{base.study}-{uuid.uuid4().hex[:12]}"
-            runs.append((turn, cell, dataclasses.replace(config, seed=seed, run_name=name)))
+    runs = [
+        (turn, cell, dataclasses.replace(config, seed=seed, run_name=f"{base.study}-{uuid.uuid4().hex[:12]}"))
+        for turn, seed in enumerate(seeds)
+        for cell, config in zip(cells, configs, strict=True)
+    ]
     if len(places) == 1:
         for one in runs:
             run(*one)
     else:
         run_at_once(run, runs, len(places))
     names = [config.run_name for *_, config in runs]
-    return read_summary(base.out / SUMMARY_NAME).set_index("run_id").loc[names].reset_index()
+    return read_summary(base.out / LENET.file).set_index("run_id").loc[names].reset_index()
 
 
 def run_at_once(run: Callable[..., None], runs: Sequence[tuple[Any, ...]], n: int) -> None:
@@ -95,11 +91,13 @@ def run_at_once(run: Callable[..., None], runs: Sequence[tuple[Any, ...]], n: in
 
 def check(cells: Sequence[Cell], configs: Sequence[VisionConfig], download: bool) -> None:
     """Raise ConfigError for the first cell that cannot run, after fetching the data if that is asked for."""
-    from gptscale.lenet.run.preflight import local_world, make_plan
+    from gptscale.common.process.world import world_of
+    from gptscale.lenet.run.preflight import make_plan
 
     for i, (cell, config) in enumerate(zip(cells, configs, strict=True)):
+        world = world_of(config.device, config.dist_timeout_s, cell.nproc)
         # Once, here, and not in each run.
-        make_plan(dataclasses.replace(config, download=download and i == 0), local_world(config, cell.nproc))
+        make_plan(dataclasses.replace(config, download=download and i == 0), world)
 
 
 def run_cell(config: VisionConfig, cell: Cell, place: Mapping[str, str]) -> None:

@@ -6,7 +6,6 @@ pytorch.org/memory_viz.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,12 +97,11 @@ def main(argv: Sequence[str]) -> int:
         made = events[events.change_bytes != 0]
         made["time_s step phase op storage change_bytes category live_bytes".split()].to_csv(options.csv, index=False)
     peak = peak_of(step)
-    lines = with_references(table(step), reference_rows(options))
-    notes = [heading, f"the peak is in {peak.phase}, at {peak.op}"]
+    # The report's figure, of lenet, counts CUDA's context and the allocator's reserve too.
+    lines = with_references(table(step), ROWS["memory"] if options.model == "lenet" else [])
+    notes, of_step = [heading, f"the peak is in {peak.phase}, at {peak.op}"], f"{heading}, step {options.steps}"
     written = [path for path in (options.csv, options.snapshot) if path]
-    finish(
-        "memory", options, [lines], notes, lambda path: draw(step, f"{heading}, step {options.steps}", path), written
-    )
+    finish("memory", options, [lines], notes, lambda path: draw(step, of_step, path), written)
     return 0
 
 
@@ -111,26 +109,21 @@ def title(plan: VisionPlan) -> str:
     """Return the title of the table and the picture: what is trained, and on which device."""
     from gptscale.common.measure.devices import device_name
 
-    config = plan.config
+    config, device = plan.config, device_name(plan.world.device)
     precision = config.precision if config.amp else f"{config.precision} without autocast"
-    return (
-        f"{config.model} on {plan.data.name}, batch {config.batch_size}, {precision}, {config.optimizer}, "
-        f"{device_name(plan.world.device)}"
-    )
+    return f"{config.model} on {plan.data.name}, batch {config.batch_size}, {precision}, {config.optimizer}, {device}"
 
 
 def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
     """Build the model, load the images and take `steps` training steps, all of it under `account`."""
     from torch.autograd.graph import saved_tensors_hooks
 
-    from gptscale.common.engine import Batch
-    from gptscale.lenet.data.loader import FastLoader
     from gptscale.lenet.run.engine import VisionEngine
+    from gptscale.lenet.run.loop import VisionBatches
 
     with account:
-        engine = VisionEngine(plan.config, plan.shape, plan.world)
-        loader = FastLoader(plan.data.train, plan.batch_order, plan.normalise(), plan.config.augment)
-        account.hold((loader.images, loader.labels), "inputs")
+        engine, batches = VisionEngine(plan.config, plan.shape, plan.world), VisionBatches(plan)
+        account.hold((batches.loader.images, batches.loader.labels), "inputs")  # type: ignore[union-attr]
         account.hold(engine.module.parameters(), "weights")
         for state in engine.optimizer.state.values():
             account.hold(state.values(), "optimizer state")
@@ -145,11 +138,11 @@ def take_steps(plan: VisionPlan, steps: int, account: StorageAccount) -> None:
 
         engine.backward = backward
         account.begin("loading", 1)
-        batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
-        for step, (images, labels) in enumerate(itertools.islice(batches, steps)):
+        for step in range(steps):
+            batch = batches.get(step)
             account.begin("forward")
             with saved_tensors_hooks(account.saved, lambda tensor: tensor):
-                engine.train_step(Batch(step, images, labels), plan.config.lr)
+                engine.train_step(batch, plan.config.lr)
             account.begin("loading", step + 2)
 
 
@@ -179,6 +172,10 @@ def table(step: pd.DataFrame) -> Lines:
 
     step: the rows of one step of an account's timeline. On CUDA the allocator's own count stands below.
     """
+
+    def mib(n_bytes: float) -> str:
+        return f"{n_bytes / MIB:,.2f}"
+
     ends = step.groupby("phase", sort=False).tail(1)
     at = {f"after {row.phase}": row for _, row in ends.iterrows()} | {"peak": peak_of(step)}
     names = [*zip(CATEGORIES, CATEGORIES, strict=True), ("all", "live_bytes")]
@@ -187,16 +184,6 @@ def table(step: pd.DataFrame) -> Lines:
         counted = {f"after {row.phase}": mib(row.allocated_bytes) for _, row in ends.iterrows()}
         rows.append({"MiB": "CUDA's allocator"} | counted | {"peak": mib(ends.peak_allocated_bytes.iloc[-1])})
     return rows
-
-
-def reference_rows(options: VisionMemoryOptions) -> Lines:
-    """Return a report's figure for the same model, which counts CUDA's context and the allocator's reserve too."""
-    return ROWS["memory"] if options.model == "lenet" else []
-
-
-def mib(n_bytes: float) -> str:
-    """Format a number of bytes in MiB."""
-    return f"{n_bytes / MIB:,.2f}"
 
 
 def draw(step: pd.DataFrame, heading: str, path: Path) -> None:

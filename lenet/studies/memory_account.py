@@ -25,7 +25,7 @@ class Event(NamedTuple):
     """An allocation (change_bytes above 0), a release, or the begin or the end of a phase (0 bytes, and no storage).
 
     time_s: seconds since the account began, for an allocation until its operator began. op: the operator, empty for a release.
-    allocated_bytes and peak_allocated_bytes: the count of CUDA's allocator at a phase's end, and its highest in this step.
+    storage: its number. allocated_bytes, peak_allocated_bytes: CUDA's own count at a phase's end, and its highest in this step.
     """
 
     time_s: float
@@ -54,8 +54,7 @@ class StorageAccount(TorchDispatchMode):
         self.categories: list[str] = []
         self._nbytes: list[int] = []
         self._phase_of_allocation: list[str] = []
-        self._step, self._phase = 0, "setup"
-        self._began, self._operator_began_s = time.perf_counter(), 0.0
+        self._step, self._phase, self._began, self._operator_began_s = 0, "setup", time.perf_counter(), 0.0
         # By address of the StorageImpl.
         self._watched: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_ranges
@@ -71,10 +72,9 @@ class MinigradOptions(StudyFiles):
             raise ConfigError(f"momentum {self.momentum} is out of range", "in --momentum", "use 0.0 to 0.99")
         if self.momentum and self.optimizer == "adam":
             raise ConfigError("adam takes no momentum", "in --momentum", "add --optimizer sgd, or leave it out")
-        if self.model in ("pure_linear", "simple_conv"):
-            for name, is_asked in (("pool-backward", self.pool_backward != "auto"), ("timed-steps", self.timed_steps)):
-                if is_asked:
-                    raise ConfigError(f"{self.model} has no pooling", f"in --{name}", "add --model LeNet")
+        asked = {"pool-backward": self.pool_backward != "auto", "timed-steps": self.timed_steps}
+        for name in (name for name in asked if asked[name] and self.model in ("pure_linear", "simple_conv")):
+            raise ConfigError(f"{self.model} has no pooling", f"in --{name}", "add --model LeNet")
         if self.model == "pure_linear" and self.convolution != "kernel":
             raise ConfigError("pure_linear has no convolution", "in --convolution", "add --model simple_conv")
 
@@ -137,10 +137,9 @@ def main(argv: Sequence[str]) -> int:
     pages, written = [report.last_lines(runs, reported)], [options.csv] if options.csv else []
     if "LeNet" in options.names and options.timed_steps != 0:
         pages += timed_operations(options, digits)
-        written += [options.csv.with_name(f"{options.csv.stem}-ops.csv")] if options.csv else []
-    finish(
-        "minigrad", options, pages, [], lambda path: report.draw(path, runs, reported, title(options, digits)), written
-    )
+        written += [_operations_csv(options.csv)] if options.csv else []
+    heading = title(options, digits)
+    finish("minigrad", options, pages, [], lambda path: report.draw(path, runs, reported, heading), written)
     return 0
 
 
@@ -155,18 +154,13 @@ def trained(name: ModelName, options: MinigradOptions, digits: Digits, rows: lis
     from gptscale.lenet.minigrad.training import train
 
     model = built(name, options, options.pool_backward)
-    parameters = model.parameters()
-    optimizer = (
-        Adam(parameters, options.peak_lr)
-        if options.optimizer == "adam"
-        else SGD(parameters, options.peak_lr, momentum=options.momentum)
-    )
+    parameters, lr = model.parameters(), options.peak_lr
+    by_adam = options.optimizer == "adam"
+    optimizer = Adam(parameters, lr) if by_adam else SGD(parameters, lr, momentum=options.momentum)
     print(f"\n{name}: {sum(p.array.numel() for p in parameters):,} parameters, {title(options, digits)}")
-    data = digits.train.to(options.place), digits.test.to(options.place)
-    first = len(rows)
-    for epoch in train(
-        model, optimizer, *data, epochs=options.epochs, batch_size=options.batch_size, seed=options.seed
-    ):
+    learned, held_out, first = digits.train.to(options.place), digits.test.to(options.place), len(rows)
+    shared: dict[str, Any] = {name: getattr(options, name) for name in ("epochs", "batch_size", "seed")}
+    for epoch in train(model, optimizer, learned, held_out, **shared):
         print(
             f"epoch {epoch.epoch} of {options.epochs}: test loss {epoch.test_loss:.4f}, test error {epoch.test_err:.2%}, "
             f"{epoch.epoch_time_s:.2f} s",
@@ -194,19 +188,13 @@ def facts(name: str, options: MinigradOptions, digits: Digits) -> dict[str, obje
     from gptscale.common.measure.devices import device_name
 
     return {
-        "optimizer": options.optimizer,
-        "lr": options.peak_lr,
-        "momentum": options.momentum,
-        "batch_size": options.batch_size,
-        "seed": options.seed,
+        "optimizer": options.optimizer, "lr": options.peak_lr, "momentum": options.momentum,
+        "batch_size": options.batch_size, "seed": options.seed,
         "convolution": options.convolution if name != "pure_linear" else "",
         "pool_backward": options.pool_backward if name == "LeNet" else "",
-        "data": digits.name,
-        "train_samples": len(digits.train),
-        "device": device_name(options.place),
-        "threads": torch.get_num_threads(),
-        "torch_version": torch.__version__,
-    }
+        "data": digits.name, "train_samples": len(digits.train), "device": device_name(options.place),
+        "threads": torch.get_num_threads(), "torch_version": torch.__version__,
+    }  # fmt: skip
 
 
 def title(options: MinigradOptions, digits: Digits) -> str:
@@ -228,13 +216,18 @@ def timed_operations(options: MinigradOptions, digits: Digits) -> list[Lines]:
 
     kernel = options.pooling("auto") if options.pool_backward in LOOPS else options.pool_backward
     steps = DEFAULT_TIMED_STEPS if options.timed_steps is None else options.timed_steps
-    batch = digits.train.to(options.place)
-    images, labels = batch.images[: options.batch_size], batch.labels[: options.batch_size]
-    print(f"\ntiming {steps} steps of {len(labels)} images", flush=True)
-    times = {name: time_steps(built("LeNet", options, name), images, labels, steps) for name in (*LOOPS, kernel)}
+    batch, n = digits.train.to(options.place), min(options.batch_size, len(digits.train))
+    print(f"\ntiming {steps} steps of {n} images", flush=True)
+    names = (*LOOPS, kernel)
+    times = {
+        name: time_steps(built("LeNet", options, name), batch.images[:n], batch.labels[:n], steps) for name in names
+    }
     if options.csv is not None:
-        of_all = facts("LeNet", options, digits) | {"batch_size": len(labels), "steps": steps}
-        rows = [dataclasses.asdict(step) | of_all | {"pool_backward": name} for name, step in times.items()]
-        path = options.csv.with_name(f"{options.csv.stem}-ops.csv")
-        pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g")
+        of_all = facts("LeNet", options, digits) | {"batch_size": n, "steps": steps}
+        rows = [step._asdict() | of_all | {"pool_backward": name} for name, step in times.items()]
+        pd.DataFrame(rows).to_csv(_operations_csv(options.csv), index=False, float_format="%.6g")
     return [report.times_lines(times[loop], times[kernel], loop, kernel) for loop in LOOPS]
+
+
+def _operations_csv(csv: Path) -> Path:
+    return csv.with_name(f"{csv.stem}-ops.csv")

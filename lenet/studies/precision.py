@@ -10,27 +10,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gptscale.common.errors import ConfigError, NumericError
 from gptscale.common.settings.checks import parse_names, parse_whole_numbers
 from gptscale.common.settings.needs import OptionNeed
-from gptscale.lenet.comparison.tables import (
-    ACCURACY,
-    AVERAGE_MEMORY,
-    PEAK_MEMORY,
-    Column,
-    accuracy_table,
-    not_significant,
-    of,
-)
+from gptscale.lenet.comparison import tables
+from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, of
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw_curves_and_bars
-
-if TYPE_CHECKING:
-    import torch
 
 MODES: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
@@ -73,13 +63,13 @@ class PrecisionOptions(StudyOptions):
 
     NEEDS: ClassVar[tuple[OptionNeed, ...]] = (
         *StudyOptions.NEEDS,
-        OptionNeed("loss_scale", lambda c: c.has_fixed_scale, "{modes} has no fixed scale", "use --modes fp16-fixed"),
+        OptionNeed(
+            "loss_scale",
+            lambda c: c.modes == "auto" or "fp16-fixed" in c.modes.split(","),
+            "{modes} has no fixed scale",
+            "use --modes fp16-fixed",
+        ),
     )
-
-    @property
-    def has_fixed_scale(self) -> bool:
-        """Whether fp16-fixed is among the modes."""
-        return self.modes == "auto" or "fp16-fixed" in self.modes.split(",")
 
     @property
     def places(self) -> Sequence[Mapping[str, str]]:
@@ -113,37 +103,25 @@ def choose(options: PrecisionOptions) -> tuple[list[str], dict[str, str]]:
     """
     if options.modes != "auto":
         return list(dict.fromkeys(parse_names(options.modes, MODES, "mode", "--modes"))), {}
-    from gptscale.lenet.run.preflight import world_from_environment
+    from gptscale.lenet.run.preflight import check_vision_precision, world_from_environment
 
-    device = world_from_environment(VisionConfig(device=options.device)).device
-    left_out = {mode: why for mode in MODES if (why := why_not(options.run_options(mode), device))}
+    device, left_out = world_from_environment(VisionConfig(device=options.device)).device, dict[str, str]()
+    for mode in MODES:
+        config = VisionConfig(**options.run_options(mode))
+        try:
+            check_vision_precision(config, device)
+        except ConfigError as error:
+            left_out[mode] = error.what.removeprefix(f"{config.precision} ")
     return [mode for mode in MODES if mode not in left_out], left_out
 
 
-def why_not(run_options: dict[str, Any], device: torch.device) -> str | None:
-    """Return why a device cannot compute a mode, or None if it can."""
-    from gptscale.lenet.run.preflight import check_vision_precision
-
-    config = VisionConfig(**run_options)
-    try:
-        check_vision_precision(config, device)
-    except ConfigError as error:
-        return error.what.removeprefix(f"{config.precision} ")
-    return None
-
-
-def grid(options: PrecisionOptions, modes: Sequence[str]) -> list[Cell]:
-    """Return a cell for each mode, of which a loss that overflows is a result too."""
-    shared: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "augment": options.augment}
-    return [Cell(mode, shared | options.run_options(mode), accepts=(NumericError.exit_status,)) for mode in modes]
-
-
 def cells(options: PrecisionOptions) -> list[Cell]:
-    """Return the cells of the grid on this machine, and print a note for the modes that are left out."""
+    """Return a cell for each mode, of which a loss that overflows is a result too, and print the modes that are left out."""
     modes, left_out = choose(options)
     for why in dict.fromkeys(left_out.values()):
         print(f"note: not run: {', '.join(mode for mode in left_out if left_out[mode] == why)}: {why}", flush=True)
-    return grid(options, modes)
+    shared: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "augment": options.augment}
+    return [Cell(mode, shared | options.run_options(mode), accepts=(NumericError.exit_status,)) for mode in modes]
 
 
 def not_run(result: StudyResult[PrecisionOptions]) -> Lines:
@@ -154,16 +132,8 @@ def not_run(result: StudyResult[PrecisionOptions]) -> Lines:
 
 def notes(result: StudyResult[PrecisionOptions]) -> list[str]:
     """Return what report C ran, what memory means here, the runs that failed, and the modes as fast as the first one."""
-    sentences = [
-        "report C: VGG-19 on CIFAR-10, 200 epochs, batch 256, SGD 0.01",
-        result.memory_note(),
-        *result.failures(),
-    ]
-    groups = result.groups
-    first, *others = groups
-    for mode in others:
-        sentences += not_significant({first: groups[first], mode: groups[mode]}, COLUMNS[0])
-    return sentences
+    about = "report C: VGG-19 on CIFAR-10, 200 epochs, batch 256, SGD 0.01"
+    return [about, result.memory_note(), *result.failures(), *tables.as_fast_as_the_first(result.groups, COLUMNS[0])]
 
 
 COLUMNS = (
@@ -184,7 +154,7 @@ STUDY = Study(
     not_run=not_run,
     notes=notes,
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
-    more_tables=lambda result: [accuracy_table(result.curves)],
+    more_tables=lambda result: [tables.accuracy_table(result.curves)],
     draw=partial(draw_curves_and_bars, [[PEAK_MEMORY, AVERAGE_MEMORY], COLUMNS[:1]]),
     places=lambda options: options.places,
 )

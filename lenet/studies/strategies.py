@@ -16,7 +16,8 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
 from gptscale.lenet.comparison import figures
 from gptscale.lenet.comparison.reports import RUNS
-from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, class_table, loss_table, not_significant, of
+from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, as_fast_as_the_first, class_table, loss_table, of
+from gptscale.lenet.run.config import BY_TRAINER
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult
 from gptscale.results.render import DPI
@@ -63,11 +64,9 @@ class StrategiesOptions(StudyOptions):
             raise ConfigError(f"{self.num_workers!r} is no number", "in --num-workers", "use for example 2")
         numbers = {int(word[-1]) for word in words}
         if len(numbers) > 1:
-            raise ConfigError(
-                f"unequal worker processes ({self.num_workers}) would be compared, not strategies",
-                "in --num-workers",
-                "give all the same number; `gptscale lenet workers` tells what workers alone buy",
-            )
+            what = f"unequal worker processes ({self.num_workers}) would be compared, not strategies"
+            fix = "give all the same number; `gptscale lenet workers` tells what workers alone buy"
+            raise ConfigError(what, "in --num-workers", fix)
         return numbers.pop()
 
 
@@ -78,9 +77,7 @@ def why_not(name: str) -> str | None:
         import torch
 
         return None if torch.cuda.device_count() > 1 else "it needs two or more GPUs"
-    module = {"fabric": "lightning_fabric", "trainer": "pytorch_lightning", "trainer_bare": "pytorch_lightning"}.get(
-        name
-    )
+    module = "lightning_fabric" if name == "fabric" else "pytorch_lightning" if name in BY_TRAINER else None
     return f"{module} is not installed" if module and find_spec(module) is None else None
 
 
@@ -97,8 +94,7 @@ def grid(options: StrategiesOptions) -> list[Cell]:
 
 def tables_below(result: StudyResult[StrategiesOptions]) -> list[Lines]:
     """Return what each strategy adds to a step, loss by epoch, and accuracy by class."""
-    losses, classes = loss_table(result.curves, REPORTS), class_table(result.groups, REPORTS)
-    return [lines for lines in (step_table(result), losses, classes) if lines]
+    return [step_table(result), loss_table(result.curves, REPORTS), class_table(result.groups, REPORTS)]
 
 
 def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
@@ -113,11 +109,8 @@ def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
         rows = times[times.variant == variant].set_index("seed")
         if rows.empty:
             continue
-        line = {
-            "run": variant,
-            "median step, ms": _spread(rows.median_ms),
-            "9 of 10 steps below, ms": _spread(rows.p90_ms),
-        }
+        line = {"run": variant, "median step, ms": _spread(rows.median_ms)}
+        line["9 of 10 steps below, ms"] = _spread(rows.p90_ms)
         added = (rows.median_ms - plain).dropna()
         line["added to a plain step, ms"] = "-" if variant == "single x1" or added.empty else _spread(added, " to ")
         lines.append(line)
@@ -144,10 +137,7 @@ def draw(result: StudyResult[StrategiesOptions], title: str, path: Path) -> None
 
 def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
     """Return the strategies as fast as the first one, and why others were left out."""
-    first, *others = result.groups
-    sentences = []
-    for variant in others:
-        sentences += not_significant({name: result.groups[name] for name in (first, variant)}, TRAINING)
+    sentences = as_fast_as_the_first(result.groups, TRAINING)
     if not result.options.rows:
         left_out = [name for name in NAMES if name not in result.options.names]
         sentences += [f"{name} was not run: {why}" for name in left_out if (why := why_not(name))]

@@ -12,12 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
-from gptscale.common.settings.checks import check_output_file, check_ranges, refuse_changed
+from gptscale.common.settings.checks import (
+    check_output_file,
+    check_range,
+    check_ranges,
+    parse_whole_numbers,
+    refuse_changed,
+)
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.comparison import figures, tables
 from gptscale.lenet.comparison.reports import ROWS
-from gptscale.lenet.comparison.tables import Column
+from gptscale.lenet.comparison.tables import Column, Lines
+from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid
 from gptscale.results import render
@@ -100,12 +107,34 @@ class StudyOptions(GridOptions):
 
     @property
     def seed_numbers(self) -> Sequence[int]:
-        """The seed of each turn of the grid."""
         return range(self.first_seed, self.first_seed + self.repeats)
 
     def base(self, study: str) -> VisionConfig:
-        """Return what all runs of the study share."""
         return dataclasses.replace(super().base(study), epochs=self.epochs, max_steps=self.max_steps)
+
+
+@dataclass(frozen=True)
+class PerRankOptions(StudyOptions):
+    """Options of a study of the images per rank, with the CNN as in report D."""
+
+    per_rank: str = "16,32,64,128"
+    """Images per step of one process, with commas between; the global batch is that times --nproc."""
+    nproc: int = 2
+    """Processes that share each batch."""
+    model: str = "cnn"
+    """As in gptscale lenet train."""
+    augment: Augmentation = "jitter"
+    """As in gptscale lenet train."""
+
+    LEAST_NPROC: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self.nproc, self.LEAST_NPROC, 1024, "nproc")
+
+    @property
+    def batches(self) -> list[int]:
+        return parse_whole_numbers(self.per_rank, "--per-rank", f"use for example {type(self).per_rank}")
 
 
 OptionsT = TypeVar("OptionsT", bound=GridOptions)
@@ -113,14 +142,13 @@ OptionsT = TypeVar("OptionsT", bound=GridOptions)
 
 @dataclass(frozen=True)
 class StudyResult(Generic[OptionsT]):
-    """What a study measured, in the order of its grid."""
+    """What a study measured, in the order of its grid. rows: those of lenet.csv."""
 
     options: OptionsT
     measured: MeasuredRows
 
     @property
     def rows(self) -> pd.DataFrame:
-        """The rows of lenet.csv."""
         return self.measured.runs
 
     @cached_property
@@ -153,9 +181,6 @@ class StudyResult(Generic[OptionsT]):
         return "memory is the resident set of a rank's process, Python and torch included: there is no GPU"
 
 
-Lines = list[dict[str, str]]
-
-
 @dataclass(frozen=True)
 class Study(Generic[OptionsT]):
     """One study: the runs that it compares, and its tables, notes and figure.
@@ -178,12 +203,16 @@ class Study(Generic[OptionsT]):
 
 
 def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
-    """Run the grid of a study, print its tables, write its files, and return the exit status."""
-    options = parse(study.options, argv, prog=f"gptscale lenet {study.name}", about=study.about)
-    # pandas, not before the options are read
-    from gptscale.lenet.comparison.rows import write_rows
+    """Run the grid of a study or read --rows, print its tables, write its files, and return the exit status."""
+    options, runs = parse(study.options, argv, prog=f"gptscale lenet {study.name}", about=study.about), None
+    if not options.rows:
+        base, places = options.base(study.name), study.places(options)
+        runs = run_grid(study.cells(options), base, options.seed_numbers, places, download=options.download)
+    # pandas, not before the options are read and the warm parent has begun
+    from gptscale.lenet.comparison.rows import read_rows, rows_of_runs, write_rows
 
-    result = StudyResult(options, measured(study, options))
+    rows = read_rows(options.rows, study.name) if runs is None else rows_of_runs(options.out, runs)
+    result = StudyResult(options, rows)
     references = [*study.not_run(result), *ROWS[study.name]]
     lines = tables.with_references(tables.table(result.groups, study.columns), references)
     title = study.title(result)
@@ -193,42 +222,26 @@ def run_study(study: Study[OptionsT], argv: Sequence[str]) -> int:
     return 0
 
 
-def measured(study: Study[OptionsT], options: OptionsT) -> MeasuredRows:
-    """Return the rows of a study, from its grid or from the files that --rows names."""
-    if options.rows:
-        from gptscale.lenet.comparison.rows import read_rows
-
-        return read_rows(options.rows, study.name)
-    base = options.base(study.name)
-    runs = run_grid(study.cells(options), base, options.seed_numbers, study.places(options), download=options.download)
-    from gptscale.lenet.comparison.rows import rows_of_runs
-
-    return rows_of_runs(options.out, runs)
-
-
 def finish(
-    study: str,
-    options: StudyFiles,
-    every: Sequence[Lines],
-    notes: Sequence[str],
-    draw: Callable[[Path], None],
+    study: str, options: StudyFiles, every: Sequence[Lines], notes: Sequence[str], draw: Callable[[Path], None],
     written: Sequence[Path] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Print the tables and the notes, write the Markdown and the figure, and name all files that are written."""
     for lines in every:
         tables.show(lines)
     for note in notes:
         print(f"note: {note}")
     if options.md:
-        pages = [render.markdown(lines, left=list(lines[0])[:1]) for lines in every[:-1]]
-        pages.append(render.markdown(every[-1], left=list(every[-1][0])[:1], notes=notes))
+        pages = [
+            render.markdown(lines, left=list(lines[0])[:1], notes=notes if lines is every[-1] else ())
+            for lines in every
+        ]
         options.md.write_text("\n".join(pages))
     picture = options.png or options.out / f"{study}.png"
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw(picture)
-    for path in (*written, options.md, picture):
-        if path:
-            print(f"wrote {path}")
+    for path in filter(None, (*written, options.md, picture)):
+        print(f"wrote {path}")
 
 
 def draw_bars(columns: Sequence[Column], result: StudyResult[Any], title: str, path: Path) -> None:

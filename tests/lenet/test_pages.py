@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.studies.compare import CONFIGURATION, WORK
+from gptscale.lenet.run.columns import CONFIGURATION, WORK
 
 ROOT = Path(__file__).parents[2]
 # Page, command, the files of its rows in results/measured, and the beginnings of the tables that the page shows.

@@ -66,7 +66,7 @@ def run(recipe, *words):
 
 
 def simulate(folder, *words):
-    task = {"folder": folder, "steps": 2, "share": True, "ends": False, "inbox": folder}
+    task = {"folder": folder, "steps": 2, "share": True, "ends": False, "inbox": folder, "balanced_experts": False}
     os.environ[boot.TASK] = json.dumps(task)
     boot.begin(torch)
     watch.begin(torch)

@@ -134,11 +134,13 @@ def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
         ("import time\ntime.sleep(99)", ["--time-limit", "2"], "it made no 3 steps in 2 s"),
         ("kept = bytearray(10**9)\nimport time\ntime.sleep(99)", ["--host-limit", "0.5"], "it took more than 0.5 GiB"),
         (
-            "import os\nif os.fork(): os._exit(0)\nos.setsid()\nos.execvp('sleep', ['sleep', '98765'])",
+            "import os, subprocess, time\nsubprocess.Popen(['sleep', '98765'], env={}, start_new_session=True)\ntime.sleep(2)\n"
+            "if os.fork(): os._exit(0)\nos.setsid()\nos.execvp('sleep', ['sleep', '98765'])",
             [],
             "before a step",
         ),
         ("print('word ' * 10**6)\nimport os\nos._exit(3)", [], "exit status 3 before a step"),
+        ("import os\nos.kill(os.getpid(), 11)", [], "it was ended by SIGSEGV"),
         (STEP.replace('"cuda"', '"cpu"') + "for _ in range(3): step()", [], "it made its steps without a GPU"),
         (STEP + "torch.linalg.svd(model.weight)", [], "it calls cusolver"),
         (
@@ -176,8 +178,9 @@ def test_the_end_cannot_be_caught_and_the_sitecustomize_of_the_user_runs(simulat
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'mine'")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "own"))
     loop = "assert mine == 'mine'\nwhile True:\n    try:\n        step()\n    except BaseException:\n        pass\n"
-    status, (rank,), _ = simulate(sys.executable, script(STEP + loop))
+    status, (rank,), printed = simulate(sys.executable, script(STEP + loop), options=["--balanced-experts"])
     assert (status, rank["steps"]) == (0, 3)
+    assert "--balanced-experts found no router" in printed.out
 
 
 WITHOUT_WEIGHTS = """
@@ -208,6 +211,42 @@ def test_weights_and_batches_need_not_be_there(simulate, script):
     status, _, printed = simulate(sys.executable, script(WITHOUT_WEIGHTS), options=["--fake-batches"])
     assert status == 2
     assert "no file named" in printed.err
+
+
+EXPERTS = """
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+class Experts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Linear(64, 8)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(64, 128) for _ in range(8))
+    def forward(self, x):
+        weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
+        assert torch.bincount(chosen.flatten(), minlength=8).tolist() == 8 * [64]
+        out = x.repeat(1, 2)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            out[token] += weights[token, place, None] * expert(x[chosen.eq(number).any(-1)])
+        return out
+sizes = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+mixtral = MixtralForCausalLM(MixtralConfig(num_key_value_heads=2, experts_implementation="eager", **sizes)).cuda()
+by_hand, ids = Experts().cuda(), torch.ones(2, 128, dtype=torch.long, device="cuda")
+rows, product = [], torch.nn.functional.linear
+torch.nn.functional.linear = lambda x, w, *b: (len(w) == 128 and rows.append(len(x))) or product(x, w, *b)
+optimizer = torch.optim.SGD([*mixtral.parameters(), *by_hand.parameters()], lr=0.1)
+for _ in range(3):
+    rows.clear()
+    (mixtral(ids, labels=ids).loss + by_hand(torch.ones(256, 64, device="cuda")).sum()).backward()
+    assert rows == 16 * [64], rows
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_each_expert_gets_as_many_tokens_as_any_other(simulate, script):
+    status, _, printed = simulate(sys.executable, script(EXPERTS), options=["--balanced-experts"])
+    assert (status, "tokens were dealt to 8 experts in turn, 6 times in all" in printed.out) == (0, True), printed.err
 
 
 @pytest.mark.slow

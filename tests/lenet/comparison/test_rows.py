@@ -9,7 +9,7 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.lenet.comparison.rows import beside, by_variant, read_rows, rows_of_runs, write_rows
-from gptscale.lenet.run.columns import EPOCH_COLUMNS, SUMMARY_COLUMNS, read_summary
+from gptscale.lenet.run.columns import EPOCH_COLUMNS, LENET, read_summary
 
 NUMBERS = {"n_params": 1, "seed": 1, "test_accuracy": 0.5, "batch_size": 64}
 
@@ -17,8 +17,7 @@ NUMBERS = {"n_params": 1, "seed": 1, "test_accuracy": 0.5, "batch_size": 64}
 def folder_of_runs(out: Path, names: dict[str, str], study: str = "batch") -> pd.DataFrame:
     """Write a lenet.csv and the epochs of runs, whose variants are given by name."""
     rows = [
-        dict.fromkeys(SUMMARY_COLUMNS, "") | NUMBERS | {"run_id": n, "variant": v, "study": study}
-        for n, v in names.items()
+        dict.fromkeys(LENET.names, "") | NUMBERS | {"run_id": n, "variant": v, "study": study} for n, v in names.items()
     ]
     (out / "runs").mkdir(parents=True)
     pd.DataFrame(rows).to_csv(out / "lenet.csv", index=False)

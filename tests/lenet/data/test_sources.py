@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 
 from gptscale.common.errors import ConfigError, DataError
-from gptscale.lenet.data import digits
-from gptscale.lenet.data.digits import read_digits
-from gptscale.lenet.data.sources import open_data
+from gptscale.lenet.data import sources
+from gptscale.lenet.data.sources import open_data, read_digits
 
 
 def test_digits_say_what_they_are_and_hold_a_quarter_out(tmp_path: Path) -> None:
@@ -102,6 +101,6 @@ def test_bad_folders(tmp_path: Path) -> None:
 
 
 def test_without_scikit_learn_the_pip_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'gptscale\[lenet\]'"):
         open_data("digits", root=tmp_path)

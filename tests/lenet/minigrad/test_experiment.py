@@ -210,36 +210,6 @@ def test_the_default_data_needs_no_download(tmp_path: Path, monkeypatch: pytest.
     assert pd.read_csv("rows.csv").test_err.iloc[-1] < 0.08
 
 
-REFUSED = {
-    "unknown model": ("--model lenet", "--model"),
-    "no epochs": ("--epochs 0", "epochs 0 is out of range, in --epochs, use 1 to 10000"),
-    "no images in a batch": ("--batch-size 0", "in --batch-size"),
-    "lr is no number": ("--lr nan", "lr nan is out of range"),
-    "lr of 0": ("--lr 0", "lr 0.0 is out of range"),
-    "momentum for adam": ("--momentum 0.9", "add --optimizer sgd"),
-    "too much momentum": ("--optimizer sgd --momentum 1", "momentum 1.0 is out of range"),
-    "pooling of a model without": ("--model simple_conv --pool-backward loop", "simple_conv has no pooling"),
-    "times of a model without": ("--model pure_linear --timed-steps 3", "pure_linear has no pooling, in --timed-steps"),
-    "convolution of a model without": ("--model pure_linear --convolution im2col", "pure_linear has no convolution"),
-    "no such pooling": ("--pool-backward fast", "--pool-backward"),
-    "triton on a CPU": (
-        "--pool-backward triton --device cpu",
-        "triton needs tensors on a CUDA device, not on cpu, in --pool-backward",
-    ),
-    "no such folder": ("--data nowhere", "nowhere is no folder, in --data"),
-    "a folder without MNIST": ("--data .", "holds neither idx files nor train/CLASS/ folders"),
-    "another end": ("--png curves.txt", "curves.txt does not end as a picture does, in --png"),
-    "nowhere to write": ("--csv no/rows.csv", "is in a folder that does not exist, in --csv"),
-    "a typing mistake": ("--poolbackward loop", "did you mean '--pool-backward'"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str, refused: Callable[[list[str]], str]) -> None:
-    words, part = REFUSED[name]
-    assert part in refused(["lenet", "minigrad", *words.split()])
-
-
 def test_more_images_than_there_are(small_mnist: Path, refused: Callable[[list[str]], str]) -> None:
     words = ["lenet", "minigrad", "--data", str(small_mnist), "--train-samples", "401"]
     assert "401 of 400 images, in --train-samples, use 1 to 400" in refused(words)

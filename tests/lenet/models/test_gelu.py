@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 import torch
-import torch.nn.functional as F
+from vision_runs import loss_and_gradient
 
 from gptscale.common.engine import Batch
 from gptscale.lenet.data.loader import BatchOrder, FastLoader, Normalise
@@ -50,22 +50,13 @@ def last_epoch_loss(gelu: str, seed: int) -> float:
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_at_equal_weights_loss_and_gradients_are_equal(model: str, formula: str) -> None:
     """Losses near 2.3 must agree to 1e-6, and gradients as vectors to 1e-5 of their length."""
-    found = []
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(8, 1, 28, 28, generator=generator)
-    labels = torch.randint(0, 10, (8,), generator=generator)
-    for gelu in (formula, f"custom-{formula}", f"python-{formula}"):
-        net = build_model(model, ImageShape(1, 28, 10), gelu=gelu, seed=4)
-        for module in net.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        loss = F.cross_entropy(net(images), labels)
-        loss.backward()
-        found.append((loss.item(), torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])))
-    loss_a, grad_a = found[0]
-    for loss_b, grad_b in found[1:]:
-        assert abs(loss_a - loss_b) < 1e-6
-        assert float((grad_a - grad_b).norm() / grad_a.norm()) < (1e-4 if model == "vgg11" else 1e-5)
+    (loss, gradient), *others = (
+        loss_and_gradient(build_model(model, ImageShape(1, 28, 10), gelu=gelu, seed=4), 1, 28)
+        for gelu in (formula, f"custom-{formula}", f"python-{formula}")
+    )
+    for of_ours, by_ours in others:
+        assert abs(of_ours - loss) < 1e-6
+        assert float((by_ours - gradient).norm() / gradient.norm()) < (1e-4 if model == "vgg11" else 1e-5)
 
 
 @pytest.mark.slow

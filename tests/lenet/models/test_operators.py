@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from vision_runs import loss_and_gradient
 
 from gptscale.launchers.cli import main
 from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, ImageShape, LeNet5, build_model
@@ -18,18 +18,10 @@ from gptscale.lenet.models.registry import Convolutions, CustomMaxPool2d, ImageS
 @pytest.mark.parametrize("model", ["lenet", "simple_conv", "cnn", "conv2_shared", "conv10_independent", "vgg11"])
 def test_the_same_function(model: str, side: int) -> None:
     """Losses must agree to 1e-6, and gradients as vectors to 1e-5 of their length."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(8, 3, side, side, generator=generator)
-    labels = torch.randint(0, 10, (8,), generator=generator)
     found = []
     for custom in (False, True):
         net = build_model(model, ImageShape(3, side, 10), custom=custom, seed=4).train()
-        for module in net.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        loss = F.cross_entropy(net(images), labels)
-        loss.backward()
-        found.append((loss.item(), torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])))
+        found.append(loss_and_gradient(net, 3, side))
         pools = {type(m) for m in net.modules() if isinstance(m, nn.MaxPool2d)}
         assert pools == {CustomMaxPool2d if custom else nn.MaxPool2d}
         assert all(m.fused is custom for m in net.modules() if isinstance(m, (LeNet5, Convolutions)))

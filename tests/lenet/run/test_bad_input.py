@@ -18,6 +18,7 @@ from gptscale.lenet.run.config import RUN_IMPORTS
 
 Refused = Callable[[list[str]], str]
 TRAIN = ["lenet", "train", "--device", "cpu"]
+MINIGRAD, MEMORY = ["lenet", "minigrad"], ["lenet", "memory", "--device", "cpu"]
 CASES = {
     "unknown word": (["lenet", "trian"], "unknown command 'trian', after lenet, did you mean 'train'?"),
     "unknown option": ([*TRAIN, "--epcohs", "1"], "unknown option '--epcohs', on the command line, did you mean '--epochs'?"),
@@ -65,6 +66,35 @@ CASES = {
     "single of two": ([*TRAIN, "--nproc", "2", "--strategy", "single"], "single is one process, not 2, in --strategy"),
     "numbers of workers": (["lenet", "workers", "--workers", "some"], "'some' is no list of numbers, in --workers"),
     "repeats": (["lenet", "workers", "--repeats", "0"], "repeats 0 is out of range"),
+    "net": (["lenet", "fused", "--nets", "conv3"], "unknown net 'conv3', in --nets"),
+    "steps of memory": ([*MEMORY, "--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 1000"),
+    "snapshot on a CPU": ([*MEMORY, "--snapshot", "s.pickle"], "the allocator's history is CUDA's, in --snapshot"),
+    "picture of memory": ([*MEMORY, "--png", "no/where.png"], "is in a folder that does not exist, in --png"),
+    "model of memory": ([*MEMORY, "--model", "resnet81"], "did you mean 'resnet18'?"),
+    "batch of memory": ([*MEMORY, "--batch-size", "5000"], "expected at least one batch of 5000"),
+    "memory without autocast": ([*MEMORY, "--no-amp"], "fp32 has no autocast to leave out"),
+    "model of minigrad": ([*MINIGRAD, "--model", "lenet"], "--model"),
+    "epochs of minigrad": ([*MINIGRAD, "--epochs", "0"], "epochs 0 is out of range, in --epochs, use 1 to 10000"),
+    "batch of minigrad": ([*MINIGRAD, "--batch-size", "0"], "in --batch-size"),
+    "lr is no number": ([*MINIGRAD, "--lr", "nan"], "lr nan is out of range"),
+    "lr of 0": ([*MINIGRAD, "--lr", "0"], "lr 0.0 is out of range"),
+    "momentum for adam": ([*MINIGRAD, "--momentum", "0.9"], "add --optimizer sgd"),
+    "too much momentum": ([*MINIGRAD, *"--optimizer sgd --momentum 1".split()], "momentum 1.0 is out of range"),
+    "no pooling": ([*MINIGRAD, *"--model simple_conv --pool-backward loop".split()], "simple_conv has no pooling"),
+    "no pooling to time": (
+        [*MINIGRAD, *"--model pure_linear --timed-steps 3".split()], "pure_linear has no pooling, in --timed-steps",
+    ),
+    "no convolution": ([*MINIGRAD, *"--model pure_linear --convolution im2col".split()], "pure_linear has no convolution"),
+    "no such pooling": ([*MINIGRAD, "--pool-backward", "fast"], "--pool-backward"),
+    "triton on a CPU": (
+        [*MINIGRAD, *"--pool-backward triton --device cpu".split()],
+        "triton needs tensors on a CUDA device, not on cpu, in --pool-backward",
+    ),
+    "no such folder": ([*MINIGRAD, "--data", "nowhere"], "nowhere is no folder, in --data"),
+    "a folder without MNIST": ([*MINIGRAD, "--data", "."], "holds neither idx files nor train/CLASS/ folders"),
+    "another end": ([*MINIGRAD, "--png", "curves.txt"], "curves.txt does not end as a picture does, in --png"),
+    "nowhere to write": ([*MINIGRAD, "--csv", "no/rows.csv"], "is in a folder that does not exist, in --csv"),
+    "a typing mistake": ([*MINIGRAD, "--poolbackward", "loop"], "did you mean '--pool-backward'"),
     "resume without a name": ([*TRAIN, "--resume"], "add --run-name NAME or give --resume PATH"),
 }  # fmt: skip
 

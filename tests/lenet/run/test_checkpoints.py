@@ -10,9 +10,9 @@ import pytest
 
 from gptscale.common.errors import StorageError
 from gptscale.launchers.run import checkpoints
-from gptscale.lenet.run.checkpoints import VisionSaver, check_space
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.recorder import EarlierProgress
+from gptscale.lenet.run.record import EarlierProgress
+from gptscale.lenet.run.worker import VisionSaver, check_space
 
 
 @pytest.fixture
@@ -28,8 +28,9 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def saver(done: list[Any], save_every: int) -> VisionSaver:
     """Return the saver of a run of ten epochs of four steps, whose recorder says when it is told to put its rows on disk."""
     config, order = VisionConfig(save_every=save_every, keep_checkpoints=3), SimpleNamespace(steps_per_epoch=4)
-    run = SimpleNamespace(config=config, world=SimpleNamespace(world_size=1), recipe="lenet")
-    plan: Any = SimpleNamespace(run=run, **vars(run), work={}, batch_order=order)
+    world = SimpleNamespace(world_size=1)
+    plan: Any = SimpleNamespace(config=config, world=world, recipe="lenet", work={}, batch_order=order)
+    plan.run = plan
     past = EarlierProgress(epoch_loss_sum=1.5, skipped_steps=2)
     recorder: Any = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
     engine: Any = SimpleNamespace()

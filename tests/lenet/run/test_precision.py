@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,19 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from vision_runs import asked_to_stop, assert_same_end, harmed, run, table
 
 from gptscale.common.checkpoint.reader import Reader, step_folders
-from gptscale.common.engine import Batch, StepResult
+from gptscale.common.engine import Batch
+from gptscale.common.errors import ConfigError
 from gptscale.common.measure import devices
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run import engine as engine_module
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.optimizer import HalfSGD
-from gptscale.lenet.run.preflight import world_from_environment
-from gptscale.lenet.run.worker import RunOutcome, train
-from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose, why_not
+from gptscale.lenet.run.preflight import check_vision_precision, world_from_environment
+from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose
 
 LENET = ["--model", "lenet", "--batch-size", "32"]
 
@@ -62,9 +62,10 @@ def test_what_a_machine_cannot_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs a GPU of Ampere" in missing["tf32"]
     assert choose(PrecisionOptions(device="cpu", modes="fp16-pure,fp32")) == (["fp16-pure", "fp32"], {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    run_options = PrecisionOptions().run_options
-    assert why_not(run_options("fp16-pure"), torch.device("cuda")) is None
-    assert "needs Ampere" in str(why_not(run_options("bf16-pure"), torch.device("cuda")))
+    fp16, bf16 = (VisionConfig(**PrecisionOptions().run_options(mode)) for mode in ("fp16-pure", "bf16-pure"))
+    check_vision_precision(fp16, torch.device("cuda"))
+    with pytest.raises(ConfigError, match="bf16 needs Ampere"):
+        check_vision_precision(bf16, torch.device("cuda"))
 
 
 def engine(**options: Any) -> VisionEngine:
@@ -122,11 +123,6 @@ def test_sgd_of_half_weights_is_torchs_without_fusion(dtype: torch.dtype, scale:
     assert torch.allclose(ours, plain, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
-def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
-    config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
-    return train(config, world_from_environment(config), quiet=True)
-
-
 def test_a_run_stopped_while_it_skips_continues_bit_identically(
     tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,39 +135,25 @@ def test_a_run_stopped_while_it_skips_continues_bit_identically(
     options = {"data": str(idx_folder), "epochs": 4, "batch_size": 16, "save_every": 1, "log_every": 1}
     options |= {"precision": "fp16"}
     whole = run(tmp_path, "whole", **options)
-    original = VisionEngine.train_step
-
-    def asked(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
-        if batch.step == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, batch, lr)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(VisionEngine, "train_step", asked)
+    with asked_to_stop(2):
         assert run(tmp_path, "stopped", **options).row["skipped_steps"] == 3
     resumed = run(tmp_path, "stopped", resume="auto", **options)
-    steps = [pd.read_csv(o.folder / "steps.csv", float_precision="round_trip") for o in (whole, resumed)]
+    steps = [table(o) for o in (whole, resumed)]
     assert steps[0].skipped.tolist()[:4] == [1, 1, 1, 1]
     assert steps[0].skipped.tolist()[-1] == 0
     for column in ("loss", "skipped"):
         assert steps[0][column].equals(steps[1][column])
     assert whole.row["skipped_steps"] == resumed.row["skipped_steps"] == steps[0].skipped.sum()
-    readers = [Reader(step_folders(o.folder / "checkpoints")[0]).verify() for o in (whole, resumed)]
-    assert all(torch.equal(*(reader.read(name) for reader in readers)) for name in readers[0].names())
+    assert_same_end(whole.folder, resumed.folder)
+    readers = [Reader(step_folders(o.folder / "checkpoints")[0]) for o in (whole, resumed)]
     assert readers[0].manifest["counters"] == readers[1].manifest["counters"]
 
 
 def test_a_loss_that_overflows_is_a_result(
-    study: Callable[..., pd.DataFrame], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    study: Callable[..., pd.DataFrame], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is in the rows and in a note, but in no median."""
-    original = VisionEngine.train_step
-
-    def harmed(self: VisionEngine, batch: Batch, lr: float) -> StepResult:
-        harm = float("inf") if batch.step == 2 and self.config.seed == 2 else 1.0
-        return original(self, batch._replace(inputs=batch.inputs * harm), lr)
-
-    monkeypatch.setattr(VisionEngine, "train_step", harmed)
-    rows = study("precision", *LENET, "--modes", "fp32", "--repeats", "2", ends=("ok", "failed"))
+    with harmed(2, seed=2):
+        rows = study("precision", *LENET, "--modes", "fp32", "--repeats", "2", ends=("ok", "failed"))
     assert rows.status.tolist() == ["ok", "failed"]
     assert "note: fp32, seed 2: failed, loss nan, at step 3" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from gptscale.common.process.world import World
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import VisionPlan
-from gptscale.lenet.run.recorder import EarlierProgress, VisionRecorder
+from gptscale.lenet.run.record import EarlierProgress, VisionRecorder
 
 
 class Clock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +10,18 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import torch
 import torch.distributed as dist
+import vision_runs
+from vision_runs import asked_to_stop, harmed, table
 from worlds import ok
 
-from gptscale.common.engine import Batch
 from gptscale.common.errors import ConfigError
 from gptscale.lenet.run.config import VisionConfig, option_words
-from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import world_from_environment
 from gptscale.lenet.run.strategy import check_strategy
-from gptscale.lenet.run.worker import RunOutcome, train
+from gptscale.lenet.run.worker import RunOutcome
 
-# Everything that has a state: dropout, batch norm, augmentation and Adam.
-LONG = {"model": "cnn", "epochs": 3, "batch_size": 16, "save_every": 1, "lr_schedule": "onecycle", "log_every": 1}
+LONG = vision_runs.LONG | {"log_every": 1}
 
 
 @pytest.fixture
@@ -47,12 +44,7 @@ def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
         # The store of a world that has ended keeps its port until this process ends.
         with socket.create_server(("127.0.0.1", 0)) as free:
             os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
-    return train(config, world_from_environment(config), quiet=True)
-
-
-def table(outcome: RunOutcome, name: str) -> pd.DataFrame:
-    return pd.read_csv(outcome.folder / name, float_precision="round_trip")
+    return vision_runs.run(tmp_path, name, **options)
 
 
 @pytest.mark.parametrize("strategy", ["trainer_bare", "trainer"])
@@ -76,20 +68,10 @@ def test_the_trainer_computes_what_our_loop_does(tmp_path: Path, idx_folder: Pat
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_trainer_stopped_within_an_epoch_continues_as_if_it_had_not(
-    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_stopped_within_an_epoch_continues_as_if_it_had_not(tmp_path: Path, idx_folder: Path) -> None:
     options = {**LONG, "data": str(idx_folder), "strategy": "trainer_bare"}
     whole = run(tmp_path, "whole", **options)
-    original = VisionEngine.loss
-
-    def asked(self: VisionEngine, batch: Batch) -> torch.Tensor:
-        if batch.step == 8:
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(VisionEngine, "loss", asked)
+    with asked_to_stop(8):
         stopped = run(tmp_path, "stopped", **options)
     assert (stopped.exit_status, stopped.row["status"]) == (75, "interrupted")
     assert table(stopped, "steps.csv").step.tolist() == list(range(1, 10))
@@ -110,13 +92,9 @@ def test_weights_in_bf16_are_trained_too(tmp_path: Path, idx_folder: Path) -> No
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_loss_that_is_not_finite_ends_the_run_by_its_name(
-    tmp_path: Path, idx_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = VisionEngine.loss
-    harmed = lambda self, batch: original(self, batch._replace(inputs=batch.inputs / 0))  # noqa: E731
-    monkeypatch.setattr(VisionEngine, "loss", harmed)
-    ended = run(tmp_path, "r", data=str(idx_folder), strategy="trainer_bare", **LONG)
+def test_a_loss_that_is_not_finite_ends_the_run_by_its_name(tmp_path: Path, idx_folder: Path) -> None:
+    with harmed(0):
+        ended = run(tmp_path, "r", data=str(idx_folder), strategy="trainer_bare", **LONG)
     assert ended.row["status"] == "failed"
     assert "loss nan, at step 1" in ended.row["error"]
 

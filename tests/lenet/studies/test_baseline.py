@@ -9,8 +9,8 @@ import pytest
 
 from gptscale.launchers.cli import main
 from gptscale.lenet.comparison.reports import ROWS, RUNS
-from gptscale.lenet.comparison.windows import losses_by_window, window_losses
-from gptscale.lenet.run.columns import SUMMARY_COLUMNS
+from gptscale.lenet.comparison.rows import losses_by_window, window_losses
+from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.presets import PRESETS
 
@@ -28,7 +28,7 @@ def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path) -> None:
     words = [word for name, file in files.items() for word in (f"--{name}", str(file))]
     assert main(["lenet", "baseline", "--seeds", "1", "--out", str(tmp_path / "out"), "--device", "cpu", *words]) == 0
     rows = pd.read_csv(files["csv"])
-    assert list(rows) == SUMMARY_COLUMNS
+    assert list(rows) == LENET.names
     assert rows.test_accuracy[0] >= 0.985
     assert (rows.study[0], rows.variant[0], rows.n_test[0]) == ("baseline", "digits", 449)
     assert "scikit-learn's handwritten digits" in rows.data[0]

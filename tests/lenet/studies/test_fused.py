@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.studies.fused_nets import cudnn, variants
+from gptscale.lenet.studies.fused import cudnn, variants
 
 pytest.importorskip("sklearn")
 
@@ -37,15 +37,9 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_ways_of_a_gpu() -> None:
     """Report D's four variants, and the fused one on the CPU."""
-    found = variants(torch.device("cuda"))
+    found = variants("cuda")
     assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused"]
     before = torch.backends.cudnn.enabled
     with cudnn(found[2]):
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled == before
-
-
-def test_unknown_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lenet", "fused", "--nets", "conv3", "--out", str(tmp_path / "out")]) == 2
-    assert "unknown net 'conv3', in --nets" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

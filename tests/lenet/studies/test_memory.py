@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,21 +184,6 @@ def test_the_allocators_history_is_written_and_switched_off(tmp_path: Path, monk
     with pytest.raises(RuntimeError, match="out of memory"), allocator_history(tmp_path / "s.pickle"):
         raise RuntimeError("out of memory")
     assert calls[-1] == {"enabled": None}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--steps", "0"], "steps 0 is out of range, in --steps, use 1 to 1000"),
-        (["--snapshot", "s.pickle"], "the allocator's history is CUDA's, in --snapshot"),
-        (["--png", "no/where.png"], "is in a folder that does not exist, in --png"),
-        (["--model", "resnet81"], "did you mean 'resnet18'?"),
-        (["--batch-size", "5000"], "expected at least one batch of 5000"),
-        (["--no-amp"], "fp32 has no autocast to leave out"),
-    ],
-)
-def test_refused(words: list[str], message: str, refused: Callable[[list[str]], str]) -> None:
-    assert message in refused(["lenet", "memory", "--device", "cpu", *words])
 
 
 class ComparedAccount(StorageAccount):

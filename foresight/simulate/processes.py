@@ -53,9 +53,10 @@ def own_environment(path: Path) -> dict[str, str]:
 def running(
     command: Sequence[str], environ: Mapping[str, str], folder: Path, cwd: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], set[psutil.Process]]]:
-    """Start a program, keep the end of what it prints, and leave nothing of it running, nor of the family that is put there.
+    """Start a program, keep the end of what it prints, and leave nothing of it running, nor of its family.
 
-    folder: named in its environment, by which its processes are known. cwd: where it runs, None for the current one.
+    folder: named in its environment, by which its processes are known. cwd: where it runs, None for the current one. The caller puts the
+    processes that it sees into the family.
     """
     process = subprocess.Popen(
         [*command],

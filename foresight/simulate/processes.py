@@ -55,8 +55,8 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], set[psutil.Process]]]:
     """Start a program, keep the end of what it prints, and leave nothing of it running, nor of its family.
 
-    folder: named in its environment, by which its processes are known. cwd: where it runs, None for the current one. The caller puts the
-    processes that it sees into the family.
+    folder: named in its environment, by which its processes are known. cwd: where it runs, None for the current one.
+    The caller puts the processes that it sees into the family.
     """
     process = subprocess.Popen(
         [*command],

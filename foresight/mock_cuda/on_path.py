@@ -1,7 +1,7 @@
-"""The start of a simulated program: this file is on its path as sitecustomize.py, which Python reads before all else.
+"""The start of a program of others, simulated or proved: Python reads this file, as sitecustomize.py, before all else.
 
-It runs the sitecustomize of the user, if there is one. When the program has imported a module of its table, it gives that to
-boot.py, watch.py or stand_ins.py, which lie beside it. It imports nothing that the program might not have.
+It runs the sitecustomize of the user, if there is one. When the program has imported a module of its task's table, it gives that
+to the files of ours that lie beside it. It imports nothing that the program might not have.
 """
 
 from __future__ import annotations
@@ -17,23 +17,10 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-# The functions that are called as soon as the program has imported a module.
-AFTER_IMPORT = {
-    "torch": ("boot.begin", "watch.begin", "stand_ins.begin"),
-    "torch.distributed.launcher.api": ("boot.launch_torchrun",),
-    "torch.distributed.checkpoint.state_dict_saver": ("stand_ins.write_nothing",),
-    "safetensors.torch": ("stand_ins.write_nothing", "stand_ins.load_nothing"),
-    "transformers.modeling_utils": ("stand_ins.build_from_config",),
-    "torch._dynamo.eval_frame": ("record.pause_for_guards",),
-    "torch._inductor.runtime.triton_heuristics": ("record.watch_inductor",),
-    "torch._dynamo.repro.after_aot": ("stand_ins.write_nothing",),
-    "torch._inductor.select_algorithm": ("record.choose_first",),
-    "triton.runtime.jit": ("record.watch_triton",),
-    "transformers.trainer": ("stand_ins.write_nothing",),
-    "accelerate.commands.launch": ("boot.launch_accelerate",),
-    "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
-    "deepspeed.runtime.engine": ("watch.watch_deepspeed",),
-}
+# The task of a program, as JSON, which its starter writes.
+TASK = "GPTSCALE_SIMULATED_PROGRAM"
+# The functions that are called as soon as the program has imported a module. Its starter's task says them.
+AFTER_IMPORT: dict[str, list[str]] = {}
 
 
 def no_network(event: str, arguments: tuple[Any, ...]) -> None:
@@ -41,14 +28,14 @@ def no_network(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "socket.connect" and isinstance(arguments[1], tuple):
         host = str(arguments[1][0])
         if not host.startswith("127.") and host not in ("::1", "localhost", ""):
-            raise ConnectionRefusedError(f"a simulated program has no network, and asks for {host}")
+            raise ConnectionRefusedError(f"a program under gptscale has no network, and asks for {host}")
 
 
 class ImportWatch(MetaPathFinder):
     """It finds a module as Python would, and calls the functions of its table after the module has run."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        functions = AFTER_IMPORT.pop(name, ())
+        functions = AFTER_IMPORT.pop(name, [])
         if not functions:
             return None
         spec = importlib.util.find_spec(name)
@@ -69,10 +56,11 @@ class ImportWatch(MetaPathFinder):
 def start() -> None:
     """Begin to watch this interpreter, and run the sitecustomize of the user."""
     here = os.path.dirname(os.path.abspath(__file__))
-    task = json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])
+    task = json.loads(os.environ[TASK])
     if os.path.isdir(task["folder"]):
         stacks = open(os.path.join(task["folder"], f"stacks.{os.getpid()}"), "w")  # noqa: SIM115
         faulthandler.dump_traceback_later(max(0.01, task["deadline"] - time.time()), file=stacks)
+    AFTER_IMPORT.update(task["after_import"])
     sys.addaudithook(no_network)
     sys.meta_path.insert(0, ImportWatch())
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]

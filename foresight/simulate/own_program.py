@@ -21,7 +21,8 @@ from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.mock_cuda.watch import GRADIENT, PARAMETER, STATE
 from gptscale.foresight.simulate.answer import as_json, print_memory, print_times, print_verdict, save_picture, times_of
 from gptscale.foresight.simulate.fit import most_that_fits, place_of
-from gptscale.foresight.simulate.program import ProgramError, ProgramTask, Simulation, print_error, run_program
+from gptscale.foresight.simulate.processes import ProgramError, print_error
+from gptscale.foresight.simulate.program import ProgramTask, Simulation, run_program
 from gptscale.results.record.files import export
 from gptscale.results.render import console
 

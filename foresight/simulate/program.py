@@ -13,12 +13,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gptscale.common.errors import ConfigError, GptscaleError
+from gptscale.common.errors import ConfigError
 from gptscale.common.process.task import reason
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.memory.report import RankMemory
@@ -36,23 +34,46 @@ from gptscale.foresight.mock_cuda.build import COMPILED, prepare
 from gptscale.foresight.mock_cuda.calls import read_calls
 from gptscale.foresight.price.record import Work, recorded_step, summary
 from gptscale.foresight.simulate.interpreters import cuda_version, interpreter_of, torch_of
+from gptscale.foresight.simulate.processes import (
+    GRACE_S,
+    LOOK_S,
+    TAIL_LINES,
+    ProgramError,
+    last_lines,
+    own_environment,
+    put_on_path,
+    resident,
+    running,
+)
 
 # A call that torch knows of, and one that a library looks up by its name.
 LACKS = re.compile(r"(?:the program called (?=\w+, which the mock lacks)|undefined symbol: )(\w+)")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-TAIL_BYTES, TAIL_LINES, LINE_MAX = 1 << 16, 20, 1000
+# The functions that are called as soon as a program has imported a module.
+AFTER_IMPORT = {
+    "torch": ("boot.begin", "watch.begin", "stand_ins.begin"),
+    "torch.distributed.launcher.api": ("boot.launch_torchrun",),
+    "torch.distributed.checkpoint.state_dict_saver": ("stand_ins.write_nothing",),
+    "safetensors.torch": ("stand_ins.write_nothing", "stand_ins.load_nothing"),
+    "transformers.modeling_utils": ("stand_ins.build_from_config",),
+    "torch._dynamo.eval_frame": ("record.pause_for_guards",),
+    "torch._inductor.runtime.triton_heuristics": ("record.watch_inductor",),
+    "torch._dynamo.repro.after_aot": ("stand_ins.write_nothing",),
+    "torch._inductor.select_algorithm": ("record.choose_first",),
+    "triton.runtime.jit": ("record.watch_triton",),
+    "transformers.trainer": ("stand_ins.write_nothing",),
+    "accelerate.commands.launch": ("boot.launch_accelerate",),
+    "deepspeed.launcher.runner": ("boot.launch_deepspeed",),
+    "deepspeed.runtime.engine": ("watch.watch_deepspeed",),
+}
 # What the starter of a program found, and all files that tell of a simulation.
 FOUND = "found.json"
 LEFT = (FOUND, "report.json", watch.RECIPE_FACTS, "sends_to", "events.bin", "calls.tsv")
-# What a program may take to leave by itself, once its report is there.
-GRACE_S, LOOK_S = 10.0, 0.5
 # What the interpreter may take to write its stacks.
 WRITE_S = 1.0
 # What a program may take of this machine's free memory, unless its task says more.
 FREE_SHARE = 0.75
-# Nothing is downloaded, uploaded or asked of a machine that is not there.
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
 
 @dataclass(frozen=True)
@@ -131,16 +152,6 @@ class Simulation:
         )
 
 
-class ProgramError(GptscaleError):
-    """A program that cannot be simulated. tail: its own last lines, or where it waited."""
-
-    exit_status = 2
-
-    def __init__(self, what: str, fix: str, tail: str = "") -> None:
-        super().__init__(what, "in the program", fix)
-        self.tail = tail
-
-
 def run_program(task: ProgramTask) -> Simulation:
     """Run a program under the mock until it has stepped often enough, and return what it needed.
 
@@ -150,7 +161,7 @@ def run_program(task: ProgramTask) -> Simulation:
     with tempfile.TemporaryDirectory(prefix="gptscale-program-") as name:
         folder = Path(name)
         environ = _environment(task, torch_folder, folder)
-        with _running(task, environ, folder) as (process, tail, family):
+        with running(task.command, environ, folder, task.folder) as (process, tail, family):
             ended_by_us = _wait(process, task, folder, family)
         if (folder / "refused.json").exists():
             raise ConfigError(*json.loads((folder / "refused.json").read_text()))
@@ -200,12 +211,9 @@ def _refusal(facts: Mapping[str, Any]) -> str:
 
 
 def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[str, str]:
-    path = folder / "path"
-    path.mkdir()
-    here = Path(boot.__file__).parent
-    shutil.copy(here / "on_path.py", path / "sitecustomize.py")
-    for name in ("boot", "experts", "record", "stand_ins", "watch"):
-        shutil.copy(here / f"{name}.py", path / f"gptscale_{name}.py")
+    path, here = folder / "path", Path(boot.__file__).parent
+    names = ("boot", "experts", "record", "stand_ins", "watch")
+    put_on_path(path, here / "on_path.py", [here / f"{name}.py" for name in names])
     # Programs print what it says into their logs.
     (path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{devices.PREFIX}{task.device.name}'\n")
     (path / "nvidia-smi").chmod(0o755)
@@ -219,80 +227,19 @@ def _environment(task: ProgramTask, torch_folder: Path, folder: Path) -> dict[st
     what |= {"deadline": time.time() + task.limit_s, "share": task.share_host_memory}
     what |= {"inbox": str(task.inbox or folder)}
     what |= {name: getattr(task, name) for name in ("no_weights", "fake_batches", "balanced_experts")}
-    environ = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    behind = {
-        "PYTHONPATH": str(path),
-        "PATH": str(path),
-        **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")},
-    }
-    environ |= mock | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
+    what["after_import"] = AFTER_IMPORT
+    behind = {"PATH": str(path), **{key: mock[key] for key in ("LD_LIBRARY_PATH", "LIBRARY_PATH")}}
+    environ = (
+        own_environment(path)
+        | mock
+        | {key: ":".join(filter(None, (value, os.environ.get(key)))) for key, value in behind.items()}
+    )
     compiled = library.parents[1] / COMPILED
     environ |= {f"{name}_CACHE_DIR": str(compiled / name.lower()) for name in ("TORCHINDUCTOR", "TRITON")}
     if task.world:
         rank = task.world - 1 if task.rank == "last" else int(task.rank)
         environ |= boot.environment_of(rank, task.world, task.gpus_per_node) | boot.TORCHRUN
-    return environ | OFFLINE | {boot.TASK: json.dumps(what)}
-
-
-@contextmanager
-def _running(
-    task: ProgramTask, environ: Mapping[str, str], folder: Path
-) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], str], set[psutil.Process]]]:
-    """Start a program, keep the end of what it prints, and leave nothing of it running, nor of the family that is put there."""
-    process = subprocess.Popen(
-        [*task.command],
-        cwd=task.folder,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    kept, family = bytearray(), set[psutil.Process]()
-
-    def keep() -> None:
-        assert process.stdout is not None
-        while chunk := os.read(process.stdout.fileno(), 1 << 16):
-            kept.extend(chunk)
-            del kept[:-TAIL_BYTES]
-
-    reader = threading.Thread(target=keep, daemon=True)
-    reader.start()
-    try:
-        yield process, lambda: kept.decode(errors="replace"), family
-    finally:
-        # Those with an environment of their own have no folder in it.
-        for child in filter(psutil.Process.is_running, family):
-            _kill(child.pid)
-        while left := [*_processes_of(folder)]:
-            for pid in left:
-                _kill(pid)
-            time.sleep(0.02)
-        process.wait()
-        reader.join(GRACE_S)
-
-
-def _processes_of(folder: Path) -> Iterator[int]:
-    """Yield the processes that a program has started, wherever they went: all have its folder in their environment."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and os.fsencode(folder) in (entry / "environ").read_bytes():
-                yield int(entry.name)
-        except OSError:
-            continue
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _resident(each: psutil.Process) -> int:
-    """Return the bytes of memory that a process has for itself."""
-    with suppress(OSError):
-        own = re.search(r"RssAnon:\s*(\d+)", Path(f"/proc/{each.pid}/status").read_text())
-        return 1024 * int(own[1]) if own else 0
-    return 0
+    return environ | {boot.TASK: json.dumps(what)}
 
 
 def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, family: set[psutil.Process]) -> str:
@@ -307,7 +254,7 @@ def _wait(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, fam
             return "time"
         with suppress(psutil.NoSuchProcess):
             family |= {*first.children(recursive=True)}
-        if sum(map(_resident, filter(psutil.Process.is_running, family))) > task.host_limit:
+        if sum(map(resident, filter(psutil.Process.is_running, family))) > task.host_limit:
             return "host"
         with suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_S)
@@ -339,16 +286,3 @@ def _explain(process: subprocess.Popen[bytes], task: ProgramTask, folder: Path, 
 
 def _lacking(output: str) -> list[str]:
     return list(dict.fromkeys(LACKS.findall(output)))
-
-
-def last_lines(text: str) -> str:
-    """Return the last lines of what a program has printed."""
-    return "\n".join(line[:LINE_MAX] for line in text.strip().splitlines()[-TAIL_LINES:])
-
-
-def print_error(error: ProgramError) -> int:
-    """Print a program's error in one line, its own last lines beneath it, and return the exit status."""
-    print(f"gptscale: error: {error}", file=sys.stderr)
-    if error.tail:
-        print(error.tail, file=sys.stderr, flush=True)
-    return error.exit_status

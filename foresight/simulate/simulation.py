@@ -19,7 +19,8 @@ from gptscale.common.recipe_config import RecipeConfig
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.simulate.interpreters import torch_folder_of
-from gptscale.foresight.simulate.program import ProgramError, ProgramTask, Simulation, read_simulation, run_program
+from gptscale.foresight.simulate.processes import ProgramError
+from gptscale.foresight.simulate.program import ProgramTask, Simulation, read_simulation, run_program
 from gptscale.launchers.run.options import option_words
 from gptscale.ops.build.cache import CacheFolderError, private, root
 from gptscale.recipes import get

@@ -254,7 +254,7 @@ def test_no_other_machine_is_reached(simulate, script):
     text = "import torch, urllib.request\nurllib.request.urlopen('http://192.0.2.1/weights', timeout=5)"
     status, _, printed = simulate(sys.executable, script(text))
     assert status == 2
-    assert "a simulated program has no network, and asks for 192.0.2.1" in printed.err
+    assert "a program under gptscale has no network, and asks for 192.0.2.1" in printed.err
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Does a split program compute what one process computes, tensor by tensor?"""

@@ -1,0 +1,93 @@
+"""The CPU in the place of CUDA, for a program that names it: tensors, models and process groups come to the CPU and gloo.
+
+A program of somebody else reads a copy of this file (foresight/mock_cuda/on_path.py) in an environment without gptscale. So it
+imports torch alone. It does nothing unless its starter asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+NOTHING = (
+    "set_device synchronize empty_cache reset_peak_memory_stats manual_seed manual_seed_all is_current_stream_capturing"
+)
+NO_BYTES = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved current_device"
+
+
+def on_cpu(value: Any) -> Any:
+    """Return the CPU for a device of CUDA, and any other value as it is."""
+    return "cpu" if isinstance(value, str | torch.device) and str(value).split(":")[0] == "cuda" else value
+
+
+class CpuForCuda(TorchFunctionMode):
+    """It turns each device of CUDA that a function of torch gets into the CPU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
+            return args[0]
+        # A bare number is a device of CUDA in `tensor.to(rank)`.
+        args = ["cpu" if name == "to" and type(value) is int else on_cpu(value) for value in args]
+        kwargs = {
+            key: "cpu" if key == "device" and type(value) is int else on_cpu(value)
+            for key, value in (kwargs or {}).items()
+        }
+        return function(*args, **kwargs)
+
+
+def begin(torch_module: Any) -> None:
+    """Put the CPU in the place of CUDA in this program, which has just imported torch."""
+    if not json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])["without_cuda"]:
+        return
+    CpuForCuda().__enter__()
+    cuda: Any = torch.cuda
+    cuda.is_available = cuda.is_bf16_supported = lambda *args, **options: True
+    cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    for name in (*NOTHING.split(), *NO_BYTES.split()):
+        setattr(cuda, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
+    module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
+    _change(module, "cuda", lambda run, own, *args, **options: own)
+    _change(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
+    _change(
+        ddp,
+        "__init__",
+        lambda run, own, model, *args, **options: run(own, model, **_without(options, "device_ids", "output_device")),
+    )
+    _change(
+        torch.autocast,
+        "__init__",
+        lambda run, own, device, *args, **options: run(own, on_cpu(device), *args, **options),
+    )
+    for owner, name in (("", "init_process_group"), (".device_mesh", "init_device_mesh")):
+        _change(import_module(f"torch.distributed{owner}"), name, _with_gloo)
+
+
+def _with_gloo(run: Any, kind: Any = None, *args: Any, **options: Any) -> Any:
+    """Call a function whose first argument names a backend or a kind of device."""
+    options = _without(options, "device_id", "backend")
+    return run("gloo" if run.__name__ == "init_process_group" else on_cpu(kind), *args, **_named(options))
+
+
+def _device(value: Any) -> Any:
+    return "cpu" if type(value) is int else on_cpu(value)
+
+
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: on_cpu(value) for key, value in options.items()}
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in names}
+
+
+def _change(owner: Any, name: str, around: Any) -> None:
+    """Put `around` in the place of a function, which gets it as its first argument."""
+    run = getattr(owner, name)
+    setattr(owner, name, wraps(run)(lambda *args, **options: around(run, *args, **options)))

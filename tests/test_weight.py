@@ -1,8 +1,9 @@
 """The weight of the house: how many of our lines a rank loads, and how many each part of the house has.
 
-A limit falls. Whoever adds lines above it takes others out. On 2026-11-25 three limits rose, and the house owes that: 1,090 lines
-of foresight for programs of others under `simulate` and the time of their steps (closed forms of memory went for it; hand-written
-steps of the planner are to go), 120 of the core for a comparison's LaTeX, SVG and PDF, 240 of the tests for both.
+A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 foresight, the vision lab, the package and the tests fell by
+2,300 lines in all, with the planner's hand-written steps, and the core rose by 330: a second family of models took 480, an import of
+others' runs 290. The core owes 450 since it stood at 23,720. What a family's modules weigh is not counted for a rank or for the
+options of a run: they are imported by the name in the family's row.
 """
 
 import ast
@@ -14,11 +15,11 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 23_840),
-    "foresight": (("foresight",), 10_330),
+    "core": (CORE, 24_170),
+    "foresight": (("foresight",), 9_560),
     "lenet": (("lenet",), 6_340),
-    "the package": ((*CORE, *LABS), 41_000),
-    "the tests": (("tests",), 28_280),
+    "the package": ((*CORE, *LABS), 40_060),
+    "the tests": (("tests",), 27_430),
 }
 LOADED = {
     "a rank": (["launchers/run/worker.py"], 10_210),

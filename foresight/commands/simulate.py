@@ -24,8 +24,8 @@ from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
+from gptscale.foresight.simulate.remedies import TRIES, remedies
 from gptscale.launchers.run.options import parse_launch, take_recipe
-from gptscale.launchers.run.remedies import TRIES, remedies
 from gptscale.recipes import get, names_with
 from gptscale.results.record.files import export
 from gptscale.results.render import console

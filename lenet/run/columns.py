@@ -1,4 +1,4 @@
-"""The columns of lenet.csv, each a row of columns.csv, those of steps.csv and epochs.csv, and reading the rows of lenet.csv."""
+"""The columns of lenet.csv, one row of columns.csv for each, and reading the rows of lenet.csv."""
 
 from __future__ import annotations
 

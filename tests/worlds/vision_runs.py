@@ -1,4 +1,4 @@
-"""Vision runs in this process, what they leave, engines that are asked to stop or harmed at a step, and what a net computes."""
+"""Vision runs in this process, what they leave, and engines that are asked to stop or harmed at a step."""
 
 from __future__ import annotations
 

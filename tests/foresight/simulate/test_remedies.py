@@ -1,8 +1,8 @@
 """Remedies against too little memory: the cheapest first, none that changes nothing, and the global batch stays."""
 
 from gptscale.common.settings.run_config import RunConfig
+from gptscale.foresight.simulate.remedies import remedies
 from gptscale.launchers.run.options import default_recipe_config
-from gptscale.launchers.run.remedies import remedies
 
 
 def words(recipe, nproc, **options):

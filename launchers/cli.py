@@ -37,7 +37,7 @@ COMMANDS = {
     "prove": "RECIPE, or --reference 'python A' --candidate 'torchrun B': is a split program right, tensor by tensor?",
     "simulate": "RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
     "plan": "--model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
-    "calibrate": "[--model tiny --nproc 2]: measure what this machine can do, for plan --here.",
+    "calibrate": "[--model tiny --nproc 2]: measure what this machine can do, for why and plan.",
     "doctor": "[--json]: what is installed, what can run here, and why not the rest.",
     "prepare": "[--recipes A,B]: compile what recipes need, once, before any run.",
     "tokenize": "INPUT... --out FILE.bin: text into memory-mapped tokens.",

@@ -117,7 +117,7 @@ def _work_of(out: Path, run: str) -> tuple[str, dict[str, Any]]:
     start = read_run_json(str(folder.parents[1]), folder.name)
     if start.workload is None:
         what = start.damage or f"{folder} has no run.json"
-        raise ConfigError(what, "in --same-work", "name a run of gptscale in --out, or its folder")
+        raise ConfigError(what, "in --same-work", "name a run of ours that lies in --out, or its folder")
     identity = read_json(folder / "run.json").get("identity", {})
     return start.workload_hash, {name: identity[name] for name in WORK if name in identity}
 

@@ -66,7 +66,8 @@ def run(recipe, *words):
 
 
 def simulate(folder, *words):
-    task = {"folder": folder, "steps": 2, "share": True, "ends": False, "inbox": folder, "balanced_experts": False}
+    task = {"folder": folder, "steps": 2, "share": True, "ends": False, "inbox": folder}
+    task |= {"balanced_experts": False, "times_host": False}
     os.environ[boot.TASK] = json.dumps(task)
     boot.begin(torch)
     watch.begin(torch)

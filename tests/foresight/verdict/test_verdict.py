@@ -11,6 +11,7 @@ from made_traces import HEALTHY, Part, trace
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.evidence import EVIDENCE, RANKS_MAX, RankEvidence, RunEvidence, RunFacts, judged_ranks
 from gptscale.common.measure.limits import TAKEN_MAX
+from gptscale.common.settings.command_line import parse
 from gptscale.foresight.commands import why
 from gptscale.foresight.verdict import of_run
 from gptscale.foresight.verdict.evidence_file import read_evidence
@@ -36,7 +37,7 @@ from gptscale.foresight.verdict.remedies import (
 from gptscale.foresight.verdict.verdict import Cause
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.verdict import tell_verdict
-from gptscale.lenet.run.worker import parse_vision
+from gptscale.lenet.run.config import VisionConfig
 
 FACTS = RunFacts("ddp", grad_accum_steps=4, micro_batch_size=2)
 Parts = list[Part]
@@ -182,7 +183,7 @@ def test_every_remedy_is_made_of_options_that_exist(recipe):
 def test_every_remedy_of_a_vision_run_is_made_of_options_that_exist():
     for facts in (RunFacts(""), RunFacts("", slow_loader=True, micro_batch_size=8)):
         for word in WORDS:
-            parse_vision(["--loader", "dataloader", *options_against(word, facts)])
+            parse(VisionConfig, ["--loader", "dataloader", *options_against(word, facts)], prog="lenet run", about="")
 
 
 def test_why_explains_a_verdict(tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
-from gptscale.foresight.simulate import interpreters, program
+from gptscale.foresight.simulate import interpreters, processes, program
 from gptscale.launchers.cli import main
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -160,7 +160,7 @@ def test_a_program_that_makes_no_steps_is_told_so_and_leaves_nothing(text, optio
     assert (status, figures) == (2, None)
     assert message in printed.err
     assert printed.err.startswith("gptscale: error: ")
-    assert len(printed.err) < 2 * program.TAIL_BYTES
+    assert len(printed.err) < 2 * processes.TAIL_BYTES
     left = subprocess.run(["pgrep", "-f", "sleep 98765"], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 

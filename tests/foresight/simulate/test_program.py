@@ -10,7 +10,7 @@ import pytest
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
-from gptscale.foresight.simulate import interpreters, processes, program
+from gptscale.foresight.simulate import interpreters, processes
 from gptscale.launchers.cli import main
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -60,7 +60,7 @@ def test_a_familys_row_names_its_presets(name):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_transformers_classes_have_equal_logits_and_gradients_both_ways(ids, variant, random_model, tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", minversion="5", reason="the layouts are those of transformers 5")
     model, ids = random_model(VARIANTS[variant]), ids.repeat(1, 3)
     to_hf(model).save_pretrained(tmp_path)
     hf = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -79,7 +79,7 @@ def test_transformers_classes_have_equal_logits_and_gradients_both_ways(ids, var
 
 
 def test_from_hf_refuses_what_it_would_get_wrong():
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", minversion="5", reason="the layouts are those of transformers 5")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.LlamaConfig(**sizes, vocab_size=64, attention_bias=True)
     with pytest.raises(ValueError, match="biases True"):

@@ -54,7 +54,7 @@ class CalibrateOptions:
     repeats: int = 9
     """Rounds, of which the median is kept."""
     out: Path | None = None
-    """File to add to; default calibration-2.json in the package's cache (XDG_CACHE_HOME)."""
+    """File to add to. Default: calibration-2.json in the package's cache (XDG_CACHE_HOME)."""
 
     def __post_init__(self) -> None:
         check_ranges(self, {"repeats": (3, 1000), "nproc": (1, 1024)})

@@ -59,7 +59,7 @@ def simulated(row: PlannedRow) -> Tried:
     replayed = replay(recorded, costs, dict.fromkeys(recorded, 0.0))
     # Stages wait for each other, so that all have the same length but for the last messages.
     slowest = max(replayed.values(), key=lambda step: step.step_s)
-    seconds = slowest.step_s + (n - written) * middle_s(slowest)
+    seconds = slowest.step_s + ((n - written) * middle_s(slowest) if n > written else 0.0)
     time = priced(slowest, slowest.step_s, costs)
     share = time.parts[time.bound] / slowest.step_s
     return Tried(
@@ -77,9 +77,15 @@ def simulated(row: PlannedRow) -> Tried:
 
 
 def middle_s(step: Replayed) -> float:
-    """Return the seconds of the middle one of three micro-batches: from the begin of its forward to that of the next."""
+    """Return the seconds of the middle one of three micro-batches: from the begin of its forward to that of the next.
+
+    Raises GptscaleError where the recorded step does not show three forwards.
+    """
     begins = step.forwards()
-    return begins[2] - begins[1] if len(begins) == RECORDED else step.step_s / max(1, len(begins))
+    if len(begins) != RECORDED:
+        what = f"the recorded step shows {len(begins)} forwards, not those of {RECORDED} micro-batches"
+        raise GptscaleError(what, "in plan", "name a batch with fewer micro-batches")
+    return begins[2] - begins[1]
 
 
 def measured(row: PlannedRow) -> Tried:

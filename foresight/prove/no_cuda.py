@@ -53,20 +53,20 @@ def begin(torch_module: Any) -> None:
     for name in (*NOTHING.split(), *NO_BYTES.split()):
         setattr(cuda, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
-    _change(module, "cuda", lambda run, own, *args, **options: own)
-    _change(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
-    _change(
+    wrap(module, "cuda", lambda run, own, *args, **options: own)
+    wrap(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
+    wrap(
         ddp,
         "__init__",
         lambda run, own, model, *args, **options: run(own, model, **_without(options, "device_ids", "output_device")),
     )
-    _change(
+    wrap(
         torch.autocast,
         "__init__",
         lambda run, own, device, *args, **options: run(own, on_cpu(device), *args, **options),
     )
     for owner, name in (("", "init_process_group"), (".device_mesh", "init_device_mesh")):
-        _change(import_module(f"torch.distributed{owner}"), name, _with_gloo)
+        wrap(import_module(f"torch.distributed{owner}"), name, _with_gloo)
 
 
 def _with_gloo(run: Any, kind: Any = None, *args: Any, **options: Any) -> Any:
@@ -87,7 +87,7 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in names}
 
 
-def _change(owner: Any, name: str, around: Any) -> None:
-    """Put `around` in the place of a function, which gets it as its first argument."""
+def wrap(owner: Any, name: str, around: Any) -> None:
+    """Let `around` be called instead of a function, with that function as its first argument."""
     run = getattr(owner, name)
     setattr(owner, name, wraps(run)(lambda *args, **options: around(run, *args, **options)))

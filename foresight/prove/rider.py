@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +30,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 TASK = "GPTSCALE_SIMULATED_PROGRAM"
 # It lies beside this file, whose name differs in a program.
 parts = importlib.import_module(f"{__name__.removesuffix('rider')}parts")
+wrap = importlib.import_module(f"{__name__.removesuffix('rider')}no_cuda").wrap
 # How long a rank waits for the others to say which samples they read.
 PEERS_S = 20.0
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -441,12 +441,6 @@ def refuse(what: str, fix: str) -> NoReturn:
         json.dumps([what, "in the program", fix])
     )
     os._exit(2)
-
-
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Put `around` in the place of a function, which gets it as its first argument."""
-    run = getattr(owner, name)
-    setattr(owner, name, wraps(run)(lambda *args, **options: around(run, *args, **options)))
 
 
 _rider: Rider

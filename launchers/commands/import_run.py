@@ -41,7 +41,7 @@ class ImportOptions:
     out: Path = Path("results")
     """Results folder that gets the row, and the steps in runs/NAME."""
     run_name: str | None = None
-    """NAME; default the kind and the name of the file."""
+    """Name of the imported run. Default: the kind and the name of the file."""
     map: str = ""
     """Names of figures there, step=NAME,loss=NAME and so on, where they are not the usual ones."""
     facts: str = ""
@@ -49,7 +49,7 @@ class ImportOptions:
     same_work: str | None = None
     """A run of gptscale that did the same work, by its name in --out or by its folder: model, data, batches, options."""
     first_step: int | None = None
-    """The number that it gives to its first training step; default 1, and 0 for Lightning."""
+    """The number of its first training step. Default: 1, and 0 for Lightning."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -47,7 +47,8 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
         return costs.seconds(Work(0.0, "collective", 0, name, nbytes=nbytes, ranks=dp, on_node=on_node))
 
     once = 0.0
-    if dp > 1 and (get(run.recipe).memory in GATHERS or getattr(config, "stage", 0) == 3 or _cuts(config)):
+    cut = getattr(config, "data_parallel", getattr(config, "strategy", "")) in ("fsdp", "fully_shard")
+    if dp > 1 and (cut or get(run.recipe).memory in GATHERS or getattr(config, "stage", 0) == 3):
         gathers = 2 if getattr(config, "reshard_after_forward", True) else 1
         each = max(each, gathers * exchange("all-gather", size * held) + exchange("reduce-scatter", 4 * held))
     elif dp > 1:
@@ -61,7 +62,3 @@ def estimated_seconds(candidate: Candidate, places: Places, costs: Costs) -> flo
     stages = getattr(config, "stages_per_rank", 0) or getattr(config, "chunks", 0) or 1
     bubble = (pp - 1) / stages / (3 if getattr(config, "schedule", "") in SPLIT_BACKWARD else 1)
     return (n + bubble) * each + once
-
-
-def _cuts(config: object) -> bool:
-    return getattr(config, "data_parallel", getattr(config, "strategy", "")) in ("fsdp", "fully_shard")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gptscale.foresight.prove.causes import CAUSES, finding
-from gptscale.foresight.prove.compare import Proof
+from gptscale.foresight.prove.compare import LATER, Proof
 from gptscale.results.render import console, table
 
 
@@ -47,7 +47,8 @@ def show(answer: dict[str, Any]) -> None:
         print(f"also     {first['unlike'] - 1} of {first['of'] - 1} other weights" if first["name"] else "")
         print(f"where    {first['line']}" if first["line"] else "")
     rows = [(kind, f"{deviation:.1e}") for kind, deviation in answer["worst"].items()]
-    title = f"worst relative deviation (right: {answer['tolerance']:g})"
+    later = f", {LATER * answer['tolerance']:g} for gradients from step 2 on" if answer["steps"] > 1 else ""
+    title = f"worst relative deviation (right: {answer['tolerance']:g}{later})"
     console(100).print(table(("what", title), rows, left=("what",)))
     for note in answer["notes"]:
         print(f"note     {note}")

@@ -146,7 +146,8 @@ def test_a_program_that_cannot_be_compared_is_refused_in_a_line(tmp_path, capfd,
 @pytest.mark.slow
 def test_a_recipe_is_compared_with_one_process(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    assert main(["prove", "ddp", "--model", "tiny", "--n-layer", "2", "--seq-len", "32"]) == 0
+    # With this length a gradient of mere rounding becomes a whole step of Adam, and the next gradients are 2.3e-5 apart.
+    assert main(["prove", "ddp", "--model", "tiny", "--n-layer", "2", "--seq-len", "64"]) == 0
     assert "right    2 ranks compute what one process computes, in 3 steps" in capfd.readouterr().out
     assert not list(tmp_path.iterdir())
 

@@ -437,9 +437,8 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def refuse(what: str, fix: str) -> NoReturn:
     """End this process with a line for the starter."""
-    (Path(json.loads(os.environ[TASK])["folder"]) / "refused.json").write_text(
-        json.dumps([what, "in the program", fix])
-    )
+    folder = json.loads(os.environ[TASK])["folder"]
+    Path(folder, "refused.json").write_text(json.dumps([what, "in the program", fix]))
     os._exit(2)
 
 
@@ -464,6 +463,8 @@ def watch_fsdp(module: Any) -> None:
 
 def watch_deepspeed(module: Any) -> None:
     """Count the steps of DeepSpeed's engine, whose optimizer steps several times in each."""
+    # Only inference uses it, it compiles for a minute, and a compile that is ended leaves a lock on which all later ones wait.
+    module.deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
 
     def take_model_step(run: Callable[..., Any], engine: Any, *args: Any, **options: Any) -> None:
         _rider.engine = engine

@@ -95,6 +95,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(FitOptions, argv, prog="gptscale fit", about=ABOUT)
     # After the options are parsed, because they import torch.
     from gptscale.foresight.fit import answer, trials
+    from gptscale.foresight.fit.splits import splits
     from gptscale.foresight.fit.subject import subject_of
     from gptscale.foresight.fit.write import program
     from gptscale.foresight.plan.question import gpu_cluster
@@ -102,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.results.render import console
 
     cluster = gpu_cluster(options.device_kind, options.nodes, options.gpus // options.nodes, options.link)
+    trials.names_of(options, splits(options.gpus, cluster.per_node))
     with tempfile.TemporaryDirectory(prefix="gptscale-fit-") as name, console(stderr=True).status("building") as status:
         folder = Path(name)
         subject = subject_of(options.model, options.batch, options.loss, options.seq_len, folder)

@@ -120,5 +120,6 @@ def _text(config: str, model: str, fields: dict[str, Any], full: Any, seq_len: i
     else:
         most = getattr(full, "max_position_embeddings", None) or getattr(full, "n_positions", None) or 1024
         samples = IDS.format(vocabulary=full.vocab_size, length=min(seq_len or 1024, most))
-    lines = "".join(f"    {as_python(name)}: {as_python(value)},\n" for name, value in sorted(fields.items()))
-    return TEXT.format(config=config, model=model, fields=f"{{\n{lines}}}", samples=samples)
+    return TEXT.format(
+        config=config, model=model, fields=as_python(dict(sorted(fields.items())), indent=0), samples=samples
+    )

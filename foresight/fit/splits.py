@@ -13,6 +13,11 @@ SHARED = {
     "constants": "",
     "begin": "dist.init_process_group()",
     "adamw": "torch.optim.AdamW",
+    "definitions": "",
+    "groups": (
+        'groups: list[Any] = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
+        'groups += [{"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]'
+    ),
     "after": "return model, optimizer",
     "sync": "",
     "backward": "(loss / count).backward()",
@@ -45,12 +50,13 @@ DTYPE = 'dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32\n'
 BLOCK_CLASS = "next(type(m) for m in model.modules() if type(m).__name__ == BLOCK)"
 FSDP_SPLIT = f"""\
 {DTYPE}block_class = {BLOCK_CLASS}
-mesh, config = init_device_mesh(DEVICE.type, {{mesh}}), FSDPConfig({{config}})
-shard(model, block_class, config, mesh, dtype)"""
+config = FSDPConfig({{config}})
+shard(model, block_class, config, init_device_mesh(DEVICE.type, {{mesh}}), dtype)"""
 ACCELERATE = {
     "before": "model.to(DEVICE)",
     "after": (
-        f"{DTYPE}block_class, config = {BLOCK_CLASS}, AccelerateFSDPConfig({{config}})\n"
+        f"{DTYPE}block_class = {BLOCK_CLASS}\n"
+        "config = AccelerateFSDPConfig({config})\n"
         '_, model, prepared = shard(model, optimizer, config, block_class, dtype, cpu=DEVICE.type == "cpu")\n'
         "return model, prepared.optimizer"
     ),
@@ -73,13 +79,50 @@ ZERO = {
 ZERO["step"] = f"model.step()\n{ZERO['step']}"
 
 
+# Weights of the two meshes, and those that are whole everywhere, are neither clipped nor updated in one call.
+TENSOR = {
+    "DATA_RANKS": "(WORLD // TP)",
+    "DATA_RANK": "RANK // TP",
+    "before": (
+        'mesh = init_device_mesh(DEVICE.type, (WORLD // TP, TP), mesh_dim_names=("data", "tensor"))\n'
+        'shard(model, {name: STYLES[style] for name, style in PLAN.items()}, mesh["tensor"]).to(DEVICE)'
+    ),
+    "step": (
+        "norms = [full(torch.linalg.vector_norm(p.grad)) for p in model.parameters() if p.grad is not None]\n"
+        "norm = torch.linalg.vector_norm(torch.stack(norms))\n"
+        "torch.nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)\n"
+        "optimizer.step()\n"
+        "optimizer.zero_grad()"
+    ),
+    "groups": (
+        "groups: list[Any] = []\n"
+        "for own in {getattr(p, 'device_mesh', None) for p in model.parameters()}:\n"
+        "    of_mesh = [p for p in model.parameters() if getattr(p, 'device_mesh', None) == own]\n"
+        '    groups += [{"params": [p for p in of_mesh if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
+        '    groups += [{"params": [p for p in of_mesh if p.dim() < 2], "weight_decay": 0.0}]'
+    ),
+    "gradient": "full(p.grad)",
+    "definitions": (
+        "EMBEDDING = RowwiseParallel(input_layouts=Replicate())\n"
+        'STYLES = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel(), "embedding_rowwise": EMBEDDING}\n'
+        'STYLES["colwise_gather_output"] = ColwiseParallel(output_layouts=Replicate())\n\n\n'
+        "def full(tensor: torch.Tensor) -> torch.Tensor:\n"
+        '    """Return all of a tensor, of which this process may hold a part."""\n'
+        "    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor\n\n"
+    ),
+}
+TENSOR["groups"] = TENSOR["groups"].replace("'device_mesh'", '"device_mesh"')
+DATA = f'{DTYPE}shard_data(model, {BLOCK_CLASS}, mesh["data"], dtype)'
+
+
 @dataclass(frozen=True)
 class Split:
     """A way to split a model over devices, and what is its own in a program.
 
     title: what the program does. recipe: the module whose `shard` stands in it. config: the values of its dataclass, by field.
     needs: what a model must have for it: "blocks". own: text for the places of the template. autocast: whether products are cast
-    in the loop, and not by the engine. zero: DeepSpeed's stage and where its state is, None for others.
+    in the loop, and not by the engine. zero: DeepSpeed's stage and where its state is, None for others. tensor: ranks that share
+    each matrix. least: ranks of the smallest world that does all of it.
     """
 
     title: str
@@ -89,6 +132,8 @@ class Split:
     needs: tuple[str, ...] = ()
     autocast: bool = False
     zero: tuple[int, str] | None = None
+    tensor: int = 1
+    least: int = 2
 
 
 def splits(gpus: int, per_node: int) -> dict[str, Split]:
@@ -119,6 +164,18 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
             if stage > 1 or where == "none":
                 title = f"by DeepSpeed with {what} cut over all devices{of_host}"
                 found[f"zero{stage}{' offload' * (where == 'cpu')}"] = Split(title, ZERO, "zero", zero=(stage, where))
+    for tensor in (n for n in (2, 4, 8) if n <= per_node and gpus % n == 0):
+        what = f"with each matrix cut over {tensor} devices"
+        if tensor == gpus:
+            own = TENSOR | {"constants": "TP = WORLD"}
+            found["tensor"] = Split(what, own, "tensor_parallel", needs=("plan",), autocast=True, tensor=tensor)
+        else:
+            own = TENSOR | {"constants": f"TP = min({tensor}, max(2, WORLD // 2))", "check_ranks": "4"}
+            own["before"] += f"\n{DATA}"
+            title = f"{what}, and its state over the other ranks"
+            found[f"tensor {tensor} x fsdp"] = Split(
+                title, own, "tensor_parallel", needs=("plan", "blocks"), tensor=tensor, least=4
+            )
     title = "by Accelerate with its state cut over all devices"
     found["accelerate"] = Split(title, ACCELERATE, "accelerate_fsdp", {"reshard_after_forward": True}, ("blocks",))
     return found

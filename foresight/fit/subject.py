@@ -24,6 +24,8 @@ from gptscale.common.settings.families import MODELS
 LIMIT_S = 300
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
+# Ways in which a module is cut over tensor ranks.
+STYLES = {"colwise", "rowwise", "embedding_rowwise", "colwise_gather_output"}
 BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_batch_size) + number"]
 
 
@@ -35,7 +37,8 @@ class Subject:
     text of a small model for proofs, which small_words describes. title: the model, in a few words. sources: a hash of the files
     that it is made of. batch_words: the words for `batch`, which may take the number of the micro-batch, too. kind: of a batch,
     "dict", "list" or "tensor". loss_words: the loss by `outputs` and `inputs`. block: the class that is repeated, "" for none.
-    is_shallow: whether two blocks of each list are a model, too. n_params, largest_weight: elements.
+    is_shallow: whether two blocks of each list are a model, too. n_params, largest_weight: elements. plan: how tensor ranks cut
+    modules, by the words of transformers, empty for none.
     """
 
     imports: tuple[str, ...]
@@ -51,6 +54,7 @@ class Subject:
     is_shallow: bool
     n_params: int
     largest_weight: int
+    plan: Mapping[str, str]
 
 
 def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: Path) -> Subject:
@@ -163,7 +167,11 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
     if not sizes:
         raise ConfigError(f"{name}() has no weights", f"in {where}", "let it return a model that learns")
     words = BATCH_WORDS[: 1 + (len(inspect.signature(deal).parameters) > 1)]
-    inputs = deal(*[SAMPLES, 0][: len(words)])
+    try:
+        inputs = deal(*[SAMPLES, 0][: len(words)])
+    except Exception as error:
+        fix = "let it take a number of samples"
+        raise ConfigError(f"the batch fails ({type(error).__name__}: {error})"[:300], "in --batch", fix) from None
     kinds = {"tensor": torch.Tensor, "dict": Mapping, "list": list | tuple}
     kind = next((kind for kind, of_kind in kinds.items() if isinstance(inputs, of_kind)), "")
     if not kind:
@@ -178,7 +186,11 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
     except Exception:
         # Its first two blocks are no model.
         is_shallow = False
-        loss_words = _loss_words(two_blocks(tried, ""), inputs, kind, judge)
+        try:
+            loss_words = _loss_words(two_blocks(tried, ""), inputs, kind, judge)
+        except Exception as error:
+            what = f"the model does not take the batch ({type(error).__name__}: {error})"[:300]
+            raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU") from None
     lines = "\n".join(
         f"from {from_module} import {', '.join(sorted(names))}" for from_module, names in sorted(imports.items())
     )
@@ -192,7 +204,7 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         lines,
         f"from gptscale.foresight.fit.twin import two_blocks\n{lines}\n\nwhole_build = build\n\n\ndef build():\n    return {cut}",
         f"two {block} of each list" if is_shallow else "the whole model",
-        where,
+        Path(where).name,
         hashlib.sha256(b"".join(path.read_bytes() for path in own)).hexdigest(),
         ", ".join(words),
         kind,
@@ -201,7 +213,20 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         is_shallow,
         sum(sizes),
         max(sizes),
+        _plan_of(whole),
     )
+
+
+def _plan_of(model: Any) -> dict[str, str]:
+    """Return how a model says that tensor ranks cut it (tp_plan), empty if it does not, or in a way that is not written."""
+    plan = dict(getattr(model, "tp_plan", None) or {})
+    embeddings = [getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")]
+    if all(embeddings) and embeddings[0].weight is embeddings[1].weight:
+        # A matrix with two uses stays whole.
+        plan = {
+            name: style for name, style in plan.items() if style not in ("embedding_rowwise", "colwise_gather_output")
+        }
+    return plan if {*plan.values()} <= STYLES else {}
 
 
 def _is_in(path: Path, folder: Path) -> bool:

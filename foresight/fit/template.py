@@ -5,8 +5,9 @@ PROGRAM = '''\
 """$title.
 
     $launch
+    $check_launch
 
---check compares every gradient with that of one process, on a CPU. Written by `gptscale fit`, which it does not need.
+Written by `gptscale fit`, which it does not need.
 """
 
 $imports
@@ -16,6 +17,7 @@ $model
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
 $constants
+$definitions
 
 
 $shard
@@ -40,9 +42,8 @@ def whole(o: argparse.Namespace) -> torch.nn.Module:
 def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     $before
-    groups: list[Any] = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": o.weight_decay}]
-    groups += [{"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
-    optimizer = $adamw([group for group in groups if group["params"]], lr=o.lr, betas=(0.9, 0.95))
+    $groups
+    optimizer = $adamw([group for group in groups if group["params"]], lr=o.lr, betas=(0.9, 0.95), fused=True)
     $after
 
 
@@ -74,8 +75,8 @@ def train(o: argparse.Namespace) -> None:
         loss = gradients(model, o, step)
         $step
         for log in logs:
-            figures = (step + 1, f"{loss:.7g}", f"{norm:.7g}", f"{rate:.5g}", f"{time.perf_counter() - began:.4f}")
-            print(*figures, sep=",", file=log, flush=True)
+            seconds = time.perf_counter() - began
+            print(f"{step + 1},{loss:.7g},{norm:.7g},{rate:.5g},{seconds:.4f}", file=log, flush=True)
         if o.save and ((step + 1) % o.save_every == 0 or step + 1 == o.steps):
             $save
             if RANK == 0:
@@ -93,8 +94,7 @@ if __name__ == "__main__":
     defaults |= {"lr": 3e-4, "warmup": 100, "weight_decay": 0.1, "clip": 1.0, "seed": 0, "save": "", "save_every": 100, "csv": ""}
     for name, value in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default: {value!r}")
-    if (o := parser.parse_args()).global_batch_size % (o.micro_batch_size * DATA_RANKS):
-        parser.error(f"a global batch of {o.global_batch_size} is no multiple of {DATA_RANKS} x {o.micro_batch_size}")
+    o = parser.parse_args()
     $start
 '''
 CHECK = '''\
@@ -116,6 +116,8 @@ if o.check and WORLD == 1:
     os.environ |= {"CUDA_VISIBLE_DEVICES": ""$check_env}
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "$check_ranks"]
     os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+if o.global_batch_size % (o.micro_batch_size * DATA_RANKS):
+    parser.error(f"a global batch of {o.global_batch_size} is no multiple of {DATA_RANKS} x {o.micro_batch_size}")
 if DEVICE.type == "cuda":
     torch.cuda.set_device(DEVICE)
 $begin

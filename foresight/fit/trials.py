@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 # Steps, samples and micro-batch of a proof, and what it may take.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
 SIMULATED_STEPS, SIMULATION_S = 2, 900
+LACKS = {
+    "blocks": "the model has no block that is repeated",
+    "plan": "the model has no tp_plan of colwise and rowwise modules (docs/guides/fit.md)",
+}
 VALUELESS = """
 
 from gptscale.foresight.fit.twin import without_values
@@ -86,9 +90,9 @@ class Trials:
     def simulated(self, row: FitRow) -> FitRow:
         """Return a row with its memory and time at full size, or why it has none."""
         choice, ranks = row.choice, self.cluster.ranks
-        n = choice.global_batch_size // (choice.micro_batch_size * ranks)
+        n = choice.global_batch_size * row.split.tensor // (choice.micro_batch_size * ranks)
         written = min(n, RECORDED)
-        few = replace(choice, global_batch_size=choice.micro_batch_size * ranks * written)
+        few = replace(choice, global_batch_size=choice.micro_batch_size * ranks * written // row.split.tensor)
         text = program(self.valueless, row.split, few, "train.py")
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             Path(folder, "train.py").write_text(text)
@@ -170,7 +174,7 @@ def try_all(trials: Trials, options: FitOptions, tell: Callable[[str], None]) ->
     """Return a row for each split: those that fit and are proved first, by their time. Raises ConfigError for no such split."""
     gpus, cluster, subject = options.gpus, trials.cluster, trials.subject
     known = splits(gpus, cluster.per_node)
-    names = list(known) if options.splits == "all" else parse_names(options.splits, known, "split", "--splits")
+    names = names_of(options, known)
     share = options.samples // gpus
 
     def with_micro_batch(name: str, size: int, recompute: bool) -> FitRow:
@@ -178,11 +182,19 @@ def try_all(trials: Trials, options: FitOptions, tell: Callable[[str], None]) ->
         choice = Choice(gpus, cluster.nodes, options.samples, size, options.precision, recompute)
         return trials.simulated(trials.row(name, known[name], choice))
 
+    def size_for(name: str, size: int) -> int:
+        """Return the largest part of a size by which the share of a data rank can be divided."""
+        share = options.samples * known[name].tensor // gpus
+        return next(n for n in range(size, 0, -1) if share % n == 0)
+
     def best(name: str, size: int) -> FitRow:
         """Return a split with the largest micro-batch that fits, up to a size, recomputing blocks if none does."""
-        if "blocks" in known[name].needs and not subject.block:
-            choice = Choice(gpus, cluster.nodes, options.samples, 1, options.precision, False)
-            return replace(trials.row(name, known[name], choice), why="the model has no block that is repeated")
+        lacks = {"blocks": not subject.block, "plan": not subject.plan}
+        if missing := [LACKS[need] for need in known[name].needs if lacks[need]]:
+            return FitRow(
+                name, known[name], Choice(gpus, cluster.nodes, options.samples, 1, "fp32", False), 0, why=missing[0]
+            )
+        size = size_for(name, size)
         row = with_micro_batch(name, size, False)
         while row.why == "does not fit" and size > 1:
             size //= 2
@@ -204,11 +216,16 @@ def try_all(trials: Trials, options: FitOptions, tell: Callable[[str], None]) ->
         if fitting:
             tell("one process, for the proofs")
             trials.begin_proofs()
-            fitting = list(pool.map(lambda row: proved(trials, row, 2, tell), fitting))
+            fitting = list(pool.map(lambda row: proved(trials, row, row.split.least, tell), fitting))
             right = [row for row in fitting if row.proved]
-            if right:
+            if right and right[0].split.least == 2:
                 fitting[fitting.index(right[0])] = proved(trials, right[0], 4, tell)
     return [*fitting, *(row for row in rows if not row.fits)]
+
+
+def names_of(options: FitOptions, known: Mapping[str, Split]) -> list[str]:
+    """Return the splits to try. Raises ConfigError for one that there is not."""
+    return list(known) if options.splits == "all" else parse_names(options.splits, known, "split", "--splits")
 
 
 def proved(trials: Trials, row: FitRow, ranks: int, tell: Callable[[str], None]) -> FitRow:

@@ -21,9 +21,9 @@ IMPORTS = {
     "import os": r"os\.",
     "import sys": r"sys\.",
     "import time": r"time\.",
+    "from collections.abc import Mapping": r"Mapping\[",
     "from functools import partial": r"partial\(",
     "from pathlib import Path": r"Path\(",
-    "from types import SimpleNamespace": "SimpleNamespace",
     "from typing import Any": r"\bAny\b",
     "": "",
     "import deepspeed": r"deepspeed\.ops",
@@ -37,6 +37,8 @@ IMPORTS = {
     "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict": r"get_state_dict\(",
     "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh": r"init_device_mesh\(",
     "from torch.distributed.fsdp import FSDPModule": "FSDPModule",
+    "from torch.distributed.tensor import DTensor, Replicate": r"DTensor\)",
+    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel": r"ParallelStyle\]",
     "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
     "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
 }
@@ -54,6 +56,7 @@ class Choice:
     recompute: bool
 
 
+WIDTH = 110
 CALLS = {
     "tensor": ("{batch}.to(DEVICE)", "model(inputs)"),
     "list": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs)"),
@@ -77,25 +80,28 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     own = {name: text.replace("{config}", config) for name, text in own.items()}
     inputs, outputs = CALLS[subject.kind]
     loss = subject.loss_words.replace("outputs", outputs)
-    if split.autocast and choice.precision == "bf16":
+    if split.autocast:
         loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
     else:
         loss = f"return {loss}"
     config = next(
-        (f"{name} = SimpleNamespace" for name in re.findall(r"\w+Config(?=\()", own["before"] + own["after"])), ""
+        (f"{name} = argparse.Namespace" for name in re.findall(r"\w+Config(?=\()", own["before"] + own["after"])), ""
     )
+    plan = f"PLAN = {as_python(dict(subject.plan), indent=0)}" if split.tensor > 1 else ""
     block, is_shallow = f'BLOCK = "{subject.block}"', bool(subject.block) and subject.is_shallow
     option = 'parser.add_argument("--check", action="store_true")'
     start, text = START, PROGRAM.replace("$check\n", f"{CHECK}\n").replace("$check_option", option)
     if not split.recipe:
-        start = "\n".join([*START.splitlines()[4:6], "train(o)"])
+        start = "\n".join([*START.splitlines()[4:8], "train(o)"])
         text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
-        text = text.replace("--check compares every gradient with that of one process, on a CPU. ", "")
     places = own | {
         "title": f"Train {subject.title} {split.title}",
         "launch": launch(choice, file),
-        "model": subject.definitions,
-        "constants": "\n".join(filter(None, [block * bool(subject.block), config, own["constants"]])),
+        "check_launch": f"python {file} --check    # every gradient, as one process computes it, on a CPU"
+        if split.recipe
+        else "",
+        "model": subject.definitions + "\n" * ("def " in subject.definitions),
+        "constants": "\n".join(filter(None, [block * bool(subject.block), config, own["constants"], plan])),
         "shard": _shard(split) if split.recipe else "",
         "inputs": inputs.format(batch=f"batch({subject.batch_words})"),
         "loss": loss,
@@ -106,9 +112,10 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "global_batch": str(choice.global_batch_size),
         "micro_batch": str(choice.micro_batch_size),
     }
+    text = text.replace("    $start", textwrap.indent(start, "    "))
     for name in ("DATA_RANKS", "DATA_RANK"):
         text = text.replace(name, own[name])
-    text = _filled(text.replace("    $start", textwrap.indent(start, "    ")), places)
+    text = _filled(text, places)
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     used = [line for line, name in IMPORTS.items() if not line or re.search(name, text)]
     return text.replace("$imports", "\n".join([*used, *subject.imports]))
@@ -139,6 +146,11 @@ def _shard(split: Split) -> str:
     """Return the source of a recipe's `shard`, with the fields of its configuration that it reads."""
     module = import_module(f"gptscale.recipes.{split.recipe}")
     text = inspect.getsource(module.shard)
+    if "shard_data(" in split.own.get("before", ""):
+        data = inspect.getsource(import_module("gptscale.recipes.hybrid_3d").shard).replace(
+            "def shard(", "def shard_data("
+        )
+        text = f"{text}\n\n{data}"
     return text.rstrip()
 
 
@@ -168,24 +180,27 @@ def _zero(subject: Subject, split: Split) -> str:
         if name in zero:
             del zero[name]["nvme_path"]
             zero[name]["pin_memory"] = Words('DEVICE.type == "cuda"')
-    lines = [
-        f"    {as_python(name)}: {as_python(value)}," for name, value in json.items() if name != "zero_optimization"
-    ]
-    zero_lines = [f"        {as_python(name)}: {as_python(value)}," for name, value in zero.items()]
     cut = "deepspeed.zero.Init(module=model, config_dict_or_path=json)" if stage == 3 else "model.to(DEVICE)"
-    return "\n".join(
-        ["json: dict[str, Any] = {", *lines, '    "zero_optimization": {', *zero_lines, "    },", "}", cut]
-    )
+    return f"json: dict[str, Any] = {as_python(json, 0)}\n{cut}"
 
 
 class Words(str):
     """Text of a program, and no text in it."""
 
 
-def as_python(value: Any) -> str:
-    """Return a value as a program spells it."""
+def as_python(value: Any, indent: int | None = None) -> str:
+    """Return a value as a program spells it. indent: of a dictionary with a line for each item, None for one in a line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{as_python(name)}: {as_python(each)}" for name, each in value.items()) + "}"
+        items = [f"{as_python(name)}: {as_python(each)}" for name, each in value.items()]
+        if indent is None:
+            return f"{{{', '.join(items)}}}"
+        if not items:
+            return "{}"
+        space = " " * (indent + 4)
+        for i, (name, each) in enumerate(value.items()):
+            if isinstance(each, dict) and len(items[i]) > WIDTH:
+                items[i] = f"{as_python(name)}: {as_python(each, indent + 4)}"
+        return "".join(["{\n", *(f"{space}{item},\n" for item in items), " " * indent, "}"])
     if isinstance(value, str) and not isinstance(value, Words):
         return f'"{value}"'
     if isinstance(value, list):

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from gptscale.foresight.fit.options import FitOptions
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.trials import FitRow
 from gptscale.foresight.memory.report import GIB, filled_by
 from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.price.step_time import priced
 from gptscale.results.render import console, table
-
-if TYPE_CHECKING:
-    from gptscale.foresight.commands.fit import FitOptions
 
 COLUMNS = ("", "split", "micro-batch", "proved on", "gradients within", "peak GiB", "step", "MFU", "bound by", "lines")
 LEFT = ("split", "bound by", "micro-batch")

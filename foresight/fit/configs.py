@@ -8,7 +8,7 @@ from typing import Any
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.families import in_transformers, preset
 from gptscale.common.settings.user_file import read_json
-from gptscale.foresight.fit.write import as_python
+from gptscale.foresight.fit.python_text import as_python
 
 CONFIG_MOST = 2**20
 # The fields of a config that make a model small, by its many spellings: what each becomes.

@@ -1,4 +1,4 @@
-"""The splits that `gptscale fit` writes: what is a split's own in a program, around `shard` of the recipe whose idea it is."""
+"""The splits that `gptscale fit` writes: what is a split's own in a program, around the `shard` of a recipe."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: P
         if seq_len:
             raise ConfigError("a model of your own has its own batch", "in --seq-len", "leave it out")
         found = _look(model, batch, loss, "")
-    return Subject(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+    return Subject(**found | {"imports": tuple(found["imports"])})
 
 
 def _look(*words: str) -> dict[str, Any]:
@@ -220,7 +220,9 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
 def _plan_of(model: Any) -> dict[str, str]:
     """Return how a model says that tensor ranks cut it (tp_plan), empty if it does not, or in a way that is not written."""
     plan = dict(getattr(model, "tp_plan", None) or {})
-    embeddings = [getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")]
+    embeddings: list[Any] = [
+        getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")
+    ]
     if all(embeddings) and embeddings[0].weight is embeddings[1].weight:
         # A matrix with two uses stays whole.
         plan = {

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.checks import parse_names
+from gptscale.foresight.fit.options import FitOptions
 from gptscale.foresight.fit.splits import Split, splits
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.write import Choice, program
@@ -29,9 +29,6 @@ from gptscale.foresight.simulate.interpreters import torch_of
 from gptscale.foresight.simulate.processes import ProgramError
 from gptscale.foresight.simulate.program import ProgramTask
 from gptscale.foresight.simulate.simulation import kept_simulation
-
-if TYPE_CHECKING:
-    from gptscale.foresight.commands.fit import FitOptions
 
 # Steps, samples and micro-batch of a proof, and what it may take.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300

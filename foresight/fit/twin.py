@@ -37,7 +37,7 @@ def on_meta() -> Iterator[None]:
             parameter.__dict__.update(attributes)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment]
     try:
         with NoFills():
             yield

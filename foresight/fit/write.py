@@ -10,6 +10,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
+from gptscale.foresight.fit.python_text import Words, as_python
 from gptscale.foresight.fit.splits import SHARED, Split
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
@@ -56,7 +57,6 @@ class Choice:
     recompute: bool
 
 
-WIDTH = 110
 CALLS = {
     "tensor": ("{batch}.to(DEVICE)", "model(inputs)"),
     "list": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs)"),
@@ -73,7 +73,7 @@ for block in [m for m in model.modules() if type(m).__name__ == BLOCK]:
 
 def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     """Return the text of a program."""
-    own = SHARED | split.own
+    own = {**SHARED, **split.own}
     if split.zero:
         own["before"] = _zero(subject, split)
     config = ", ".join(f"{name}={value}" for name, value in split.config.items())
@@ -166,7 +166,8 @@ def _zero(subject: Subject, split: Split) -> str:
         batch=SimpleNamespace(global_batch_size=0, micro_batch_size=0, grad_accum_steps=0),
         config=SimpleNamespace(clip_grad_norm=0.0, precision="fp32"),
     )
-    json = ds_config(run, ZeroConfig(stage=stage, offload=where))
+    config: Any = {"stage": stage, "offload": where}
+    json = ds_config(run, ZeroConfig(**config))
     zero = json["zero_optimization"]
     json |= {
         "train_batch_size": Words("o.global_batch_size"),
@@ -182,27 +183,3 @@ def _zero(subject: Subject, split: Split) -> str:
             zero[name]["pin_memory"] = Words('DEVICE.type == "cuda"')
     cut = "deepspeed.zero.Init(module=model, config_dict_or_path=json)" if stage == 3 else "model.to(DEVICE)"
     return f"json: dict[str, Any] = {as_python(json, 0)}\n{cut}"
-
-
-class Words(str):
-    """Text of a program, and no text in it."""
-
-
-def as_python(value: Any, indent: int | None = None) -> str:
-    """Return a value as a program spells it. indent: of a dictionary with a line for each item, None for one in a line."""
-    if isinstance(value, dict):
-        items = [f"{as_python(name)}: {as_python(each)}" for name, each in value.items()]
-        if indent is None:
-            return f"{{{', '.join(items)}}}"
-        if not items:
-            return "{}"
-        space = " " * (indent + 4)
-        for i, (name, each) in enumerate(value.items()):
-            if isinstance(each, dict) and len(items[i]) > WIDTH:
-                items[i] = f"{as_python(name)}: {as_python(each, indent + 4)}"
-        return "".join(["{\n", *(f"{space}{item},\n" for item in items), " " * indent, "}"])
-    if isinstance(value, str) and not isinstance(value, Words):
-        return f'"{value}"'
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    return str(value)

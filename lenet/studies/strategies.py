@@ -17,7 +17,7 @@ from gptscale.common.settings.checks import parse_names
 from gptscale.lenet.comparison import figures
 from gptscale.lenet.comparison.reports import RUNS
 from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, as_fast_as_the_first, class_table, loss_table, of
-from gptscale.lenet.run.config import BY_TRAINER
+from gptscale.lenet.run.config import BY_TRAINER, Precision
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult
 from gptscale.results.render import DPI
@@ -40,6 +40,8 @@ class StrategiesOptions(StudyOptions):
     batch_size: int = 64
     """Images per step over all processes."""
     model: str = "lenet"
+    """As in gptscale lenet train."""
+    precision: Precision = "fp32"
     """As in gptscale lenet train."""
     loader: Literal["fast", "dataloader"] = "fast"
     """As in gptscale lenet train."""
@@ -84,7 +86,7 @@ def why_not(name: str) -> str | None:
 def grid(options: StrategiesOptions) -> list[Cell]:
     """Return cells of each strategy, with one process and, where the strategy can have several, with `nproc`."""
     shared: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "loader": options.loader}
-    shared |= {"num_workers": options.workers}
+    shared |= {"num_workers": options.workers, "precision": options.precision}
     cells = []
     for name in options.names:
         for nproc in (1,) if name in ("single", "dataparallel") else sorted({1, options.nproc}):

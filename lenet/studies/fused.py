@@ -82,12 +82,13 @@ def main(argv: Sequence[str]) -> int:
 
     files = options.rows.split(",") if options.rows else []
     frame = pd.concat(map(pd.read_csv, files), ignore_index=True) if files else measured(options)
-    written = [options.csv] if options.csv else []
-    for path in written:
-        frame.to_csv(path, index=False)
+    if options.csv:
+        frame.to_csv(options.csv, index=False)
     machine = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {frame.torch_version[0]}"
     note = f"{machine}; seconds of {frame.steps[0]} steps"
-    finish("fused", options, [table(frame)], [note], lambda path: draw(frame, path), written)
+    finish(
+        "fused", options, [table(frame)], [note], lambda path: draw(frame, path), [options.csv] if options.csv else []
+    )
     return 0
 
 
@@ -201,8 +202,8 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         medians = frame[frame.net == net].groupby("way", sort=False)[["forward_s", "backward_s"]].median()
         panel.bar(medians.index, medians.forward_s, label="forward")
         panel.bar(medians.index, medians.backward_s, bottom=medians.forward_s, label="backward")
-        panel.set(title=net, ylabel="seconds")
+        panel.set(title=net.removeprefix("conv").replace("_", " layers, "), ylabel="seconds")
         panel.tick_params(axis="x", labelrotation=20, labelsize=8)
         panel.grid(axis="y", alpha=0.3)
-    panels[0][-1].legend(fontsize=8, loc="lower right")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=DPI)

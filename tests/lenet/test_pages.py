@@ -14,11 +14,13 @@ ROOT = Path(__file__).parents[2]
 # Page, command, the files of its rows in results/measured, and the beginnings of the tables that the page shows.
 ALL = ("|",)
 PRESETS = ",".join(f"2026-11-23-lenet-baseline-{preset}" for preset in ("text", "report-a", "report-a-002"))
+SGD = "2026-11-26-lenet-baseline-report-a,2026-11-26-lenet-baseline-report-a-sgd"
 TABLES = (
     ("backend", "backend", "2026-11-21-cpu-lenet-backend", ALL),
     ("baseline", "baseline", PRESETS, ALL),
     ("batch", "batch", "2026-11-21-cpu-lenet-batch", ALL),
     ("batch", "batch", "2026-11-23-cpu-lenet-batch-curves", ALL),
+    ("baseline", "baseline", SGD, ("| run | epochs", "| run | accuracy %")),
     ("fused", "fused", "2026-11-21-cpu-lenet-fused", ALL),
     ("precision", "precision", "2026-11-21-cpu-lenet-precision", ALL),
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-digits", ALL),

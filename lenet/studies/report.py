@@ -104,7 +104,7 @@ def picture(table: dict[str, Any], frame: pd.DataFrame, measured: MeasuredRows |
 
         groups = {str(row["name"]): [row] for _, row in frame.iterrows()}
         figure, (panels,) = figures.grid([3], [1.6 + 0.3 * len(groups)], 15.0, "the same tokens by each strategy")
-        for panel, title in zip(panels, ("tokens/s", "GFLOP/s of a device", "state of a rank, MiB"), strict=True):
+        for panel, title in zip(panels, ("tokens/s", "GFLOP/s of a device", "state on its device, MiB"), strict=True):
             name, factor, form = table["figures"][title]
             figures.bars(panel, groups, [Column(title, of(name, factor), form)], title)
         figure.savefig(file, dpi=DPI)

@@ -2,8 +2,8 @@
 
 A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 foresight fell by 770 lines, the vision lab by 500 and
 the tests by 860, and the core rose by 330: a second family of models took 480, an import of others' runs 290. The core owes 450
-since it stood at 23,720, and a rank 400 above the 10,000 of the law. The report of the exercise took 330 lines of the vision lab: it
-stands for the tables of windows and epochs and for four ways to draw a study, which were 80.
+since it stood at 23,720, and a rank 400 above the 10,000 of the law. The report of the exercise took 330 lines of the vision lab,
+which tables of windows and of epochs and three ways to draw a study left, with 80 lines.
 """
 
 import ast

@@ -44,8 +44,7 @@ class Line(NamedTuple):
             low, median, high = (format(number, form) for number in values.quantile([0, 0.5, 1]))
             ours = median if low == high else f"{median} ({low}-{high})"
             if isinstance(self.old, float) and self.old:
-                over = values.median() / self.old
-                ratio = f"{over:.2f}" if 0.095 < over < 100 else f"{over:.3g}"
+                ratio = f"{values.median() / self.old:.2f}"
         then = format(self.old, form) if isinstance(self.old, float) else self.old
         return {"what": self.what, "old": then, "ours": ours, "ours / old": ratio}
 

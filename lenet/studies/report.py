@@ -76,8 +76,8 @@ def fill(table: dict[str, Any], folder: Path, used: dict[str, pd.DataFrame]) -> 
     try:
         frame, measured, table["files"] = read(table, folder)
     except GptscaleError as error:
-        # A table without a committed CSV waits, which its cells say.
-        table["missing"] = error.what if table["csv"] else ""
+        # The cells of a table without a committed CSV say that it waits.
+        table["missing"] = error.what * bool(table["csv"])
         return pd.DataFrame()
     try:
         table["png"] = base64.b64encode(picture(table, frame, measured)).decode() if "draw" in table else ""

@@ -19,14 +19,8 @@ MEASURED = ROOT / "results" / "measured"
 EXERCISE = [page for room in ("lenet", "ops") for page in sorted((ROOT / "docs" / room).glob("*.md"))]
 # Tables that measure nothing, those of the operators' checks, which their own tests measure again, and those with differences and
 # ratios of runs, which the test of the studies makes again.
-NOT_READ = (
-    "| preset | epochs |",
-    "| label |",
-    "| name | P(x)",
-    "| variant | dtype | f, ours |",
-    "| | ours against PyTorch's",
-)
-NOT_READ += ("| run | median step, ms |", "| net | way |")
+NOT_READ = ("| preset | epochs", "| label", "| name | P(x)", "| variant | dtype", "| | ours against PyTorch's")
+NOT_READ += ("| run | median step", "| MiB | weights | optimizer state", "| net | way")
 # What tells the rows of a CSV apart, where a table has medians of them.
 NAMES = "variant net way gelu model contender pool_backward epoch operator what part".split()
 # Page, command, the files of its rows in results/measured, and the beginnings of the tables that the page shows.

@@ -1,4 +1,4 @@
-"""Tests of `gptscale lenet report`: the committed page is what the rows give, and whatever is missing is said in its place."""
+"""Tests of `gptscale lenet report`: its committed page is what the rows give, and what is missing is said in place."""
 
 from __future__ import annotations
 

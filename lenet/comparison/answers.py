@@ -38,7 +38,7 @@ class Line(NamedTuple):
         name, factor, form = self.column
         for key, value in self.where.items():
             frame = frame[frame[key] == value] if key in frame else frame[:0]
-        values = factor * frame[name].dropna() if name in frame and len(frame) else frame.index[:0]
+        values: Any = factor * frame[name].dropna() if name in frame and len(frame) else ()
         ours, ratio = self.otherwise, "-"
         if len(values):
             low, median, high = (format(number, form) for number in values.quantile([0, 0.5, 1]))
@@ -160,9 +160,9 @@ def _minigrad(table: dict[str, Any]) -> Iterator[Line]:
                 yield Line(what, 1e3 * seconds, (name, 1e3, ",.3f"), {"pool_backward": pooling})
         return
     for model, pooling in (("pure_linear", ""), ("simple_conv", ""), ("LeNet", "windows"), ("LeNet", "cpp")):
-        theirs, where = report.report_run(model, pooling), {"pool_backward": pooling} if pooling else {}
-        for epoch in (0, len(theirs) - 1):
+        run, where = report.report_run(model, pooling), {"pool_backward": pooling} if pooling else {}
+        for epoch in (0, len(run) - 1):
             for title, (column, factor, form) in table["figures"].items():
                 what = f"{model}{f', pooling by {KERNEL[pooling]}' if pooling else ''}, epoch {epoch + 1}: {title}"
-                old = factor * float(theirs[column][epoch])
+                old = factor * float(run[column][epoch])
                 yield Line(what, old, (column, factor, form), where | {"model": model, "epoch": epoch})

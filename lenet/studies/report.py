@@ -114,7 +114,7 @@ def picture(table: dict[str, Any], frame: pd.DataFrame, measured: MeasuredRows |
 def glance(section: dict[str, Any]) -> dict[str, str]:
     """Return a line about a section: the figure that it names first, and how many of its cells wait for a GPU."""
     every = [line for table in section["tables"] for line in table["lines"]]
-    first = next((line for line in every if section["first"] in line.values()), {})
+    first: dict[str, str] = next((line for line in every if section["first"] in line.values()), {})
     waiting = sum(line.get("ours", "").startswith("waits") for line in every)
     cells = {key: first.get(key, "-") for key in ("what", "old", "ours", "ours / old")}
     return {"question": section["title"]} | cells | {"cells that wait": str(waiting or "-")}

@@ -123,6 +123,7 @@ class Rider:
         self.optimizers: dict[int, Any] = {}
         self.loaders: dict[int, DealtLoader] = {}
         self.engine: Any = None
+        self.counted: Any = None
         self.autocast = ""
 
     @property
@@ -151,7 +152,7 @@ class Rider:
         optimizer, clip = (
             importlib.import_module(f"torch.{name}") for name in ("optim.optimizer", "nn.utils.clip_grad")
         )
-        optimizer.register_optimizer_step_pre_hook(lambda own, args, options: self.begins(own))
+        optimizer.register_optimizer_step_pre_hook(self.begins)
         optimizer.register_optimizer_step_post_hook(lambda own, args, options: self.stepped(own))
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
@@ -222,6 +223,8 @@ class Rider:
             if list(full.shape) != part.size and (part := parts.found_in(part, own, full)) is None:
                 what = f"{fact['name']} has the shape {list(own.shape)} here and {list(full.shape)} in the reference"
                 refuse(what, "build the same model in both")
+            if part.cut(full).numel() != own.numel():
+                refuse(f"{part.name} is not in memory (offloaded to a disk?)", "offload it to the CPU, or not at all")
         known = self.parts.setdefault(id(tensor), [])
         tied = next((other.name for other in known if (other.start, other.numel) == (part.start, part.numel)), None)
         self.tensors[id(tensor)] = tensor
@@ -300,28 +303,45 @@ class Rider:
             self.notes.add("targets", step=self.step, value=count)
         return run(x, target, *args, **options)
 
-    def begins(self, optimizer: Any) -> None:
-        """Note the gradients that an optimizer uses."""
+    def begins(self, optimizer: Any, args: Any, options: Any) -> Any:
+        """Note the gradients that an optimizer uses, or let the closure that makes them do so as it ends."""
         self.in_step += 1
-        counted = self.engine or optimizer
-        self.optimizers.setdefault(id(counted), counted)
-        place = [*self.optimizers].index(id(counted))
+        # An optimizer may step others within itself. The outermost is counted.
+        if self.in_step == 1:
+            self.counted = self.engine or optimizer
+        closure = next((value for value in (*args[1:], *options.values()) if callable(value)), None)
+        if closure is None:
+            self._note_gradients(optimizer)
+            return None
+
+        def noted() -> Any:
+            loss = closure()
+            self._note_gradients(optimizer)
+            return loss
+
+        return mapped((args, options), lambda leaf: noted if leaf is closure else leaf)
+
+    def _note_gradients(self, optimizer: Any) -> None:
+        # One that shards its state has another of what it owns, and the gradients of all else may be used up.
+        if isinstance(getattr(optimizer, "optim", None), torch.optim.Optimizer):
+            return
+        self.optimizers.setdefault(id(self.counted), self.counted)
+        place = [*self.optimizers].index(id(self.counted))
         # Fused optimizers of torch divide by it as they read gradients.
         scale = getattr(optimizer, "grad_scale", None)
         for at, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             grad = parameter.grad if parameter.grad is None or scale is None else parameter.grad.detach() / scale
-            self.note("gradient", parameter, grad, self.steps[id(counted)] + 1, f"optimizer{place}.{at}")
+            self.note("gradient", parameter, grad, self.steps[id(self.counted)] + 1, f"optimizer{place}.{at}")
 
     def stepped(self, optimizer: Any) -> None:
         """Note the moments after a step."""
         self.in_step -= 1
-        counted = self.engine or optimizer
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             for name, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                    self.note(f"moment {name}", parameter, value, self.steps[id(counted)] + 1)
+                    self.note(f"moment {name}", parameter, value, self.steps[id(self.counted)] + 1)
         if not self.in_step and self.engine is None:
-            self.end_step(counted)
+            self.end_step(self.counted)
 
     def end_step(self, counted: Any) -> None:
         """Note all weights that are trained, and wait for the end if this was the last step of all optimizers."""

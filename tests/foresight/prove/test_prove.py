@@ -32,10 +32,8 @@ def compared(forks):
     def compare(engine, words="", bug=""):
         if words not in references:
             references[words] = forks.record(f"reference-{len(references)}", None, 1, f"{words} --batch 8")
-        batch = 8 if engine in ("tensor", "pipeline") else 4
-        own = f"{words} --engine {engine} --batch {batch} {f'--bug {bug}' if bug else ''}"
         name = f"{engine}-{words}-{bug}".replace(" ", "-")
-        return Proof(references[words], forks.record(name, references[words].folder.name, 2, own), 3, None)
+        return Proof(references[words], forks.candidate(name, references[words], engine, words, bug), 3, None)
 
     return compare
 

@@ -73,7 +73,7 @@ def options():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    for switch in ("--tie", "--freeze", "--two", "--pad", "--bf16"):
+    for switch in ("--tie", "--freeze", "--two", "--pad", "--bf16", "--compile"):
         parser.add_argument(switch, action="store_true")
     return parser.parse_args()
 
@@ -107,6 +107,14 @@ def optimizers_of(args, model, rate=0.01):
         held = [(n, p) for n, p in held if "norm.bias" not in n]
     rate *= dist.get_world_size() if args.bug == "rate" else 1
     groups = [[p for n, p in held if "norm" in n], [p for n, p in held if "norm" not in n]] if args.two else None
+    if args.engine == "redundancy":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return [ZeroRedundancyOptimizer([p for _, p in held], kind, lr=rate)]
+    if args.engine == "sharded":
+        from fairscale.optim.oss import OSS
+
+        return [OSS([p for _, p in held], kind, lr=rate)]
     return [kind(group, lr=rate) for group in groups or [[p for _, p in held]]]
 
 
@@ -141,7 +149,7 @@ def clip(args, model):
 
 def wrapped(args, model):
     """Return the model as its engine splits it."""
-    if args.engine == "ddp":
+    if args.engine in ("ddp", "redundancy"):
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=args.bug == "zero")
     if args.engine == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -156,6 +164,10 @@ def wrapped(args, model):
         for block in (model.up, model.down):
             fully_shard(block)
         return fully_shard(model)
+    if args.engine == "fairscale":
+        from fairscale.nn.data_parallel import FullyShardedDataParallel as FairscaleFSDP
+
+        return FairscaleFSDP(model, compute_device=torch.device(args.device))
     if args.engine == "tensor":
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -175,20 +187,26 @@ def train(args):
     sampler = DistributedSampler(dataset, data_world, dist.get_rank() % data_world, seed=1) if data_world > 1 else None
     loader = DataLoader(dataset, args.batch, sampler=sampler)
     optimizers = optimizers_of(args, model)
+    if args.engine == "sharded":
+        from fairscale.nn.data_parallel import ShardedDataParallel
+
+        model = ShardedDataParallel(model, optimizers[0])
+    if args.compile:
+        model = torch.compile(model, backend="eager")
     micro_steps = iter(loader)
     for step in range(args.steps):
         for micro in range(args.accumulate):
             tokens, targets = (t.to(args.device) for t in next(micro_steps))
             last = micro == args.accumulate - 1
-            waits = model.no_sync() if args.engine == "ddp" and (not last or args.bug == "no-reduce") else nullcontext()
+            waits = args.engine in ("ddp", "sharded") and (not last or args.bug == "no-reduce")
             precision = torch.autocast(args.device, torch.bfloat16) if args.bf16 else nullcontext()
-            with waits:
+            with model.no_sync() if waits else nullcontext():
                 with precision:
                     logits = model(tokens)
                     loss = loss_of(args, logits.float(), targets, 1 if args.bug == "accumulation" else args.accumulate)
                 loss.backward()
         if args.engine == "fsdp2" and args.bug == "sum":
-            for p in model.parameters():
+            for p in filter(lambda p: p.grad is not None, model.parameters()):
                 p.grad *= world
         if args.engine == "tensor" and args.bug == "half-zero" and dist.get_rank():
             model.up.weight.grad.to_local().zero_()
@@ -202,9 +220,10 @@ def train(args):
             exchange(args, model)
         if args.bug == "late-clear" and step % 2 == 0:
             continue
-        for optimizer in optimizers:
+        # ShardedDataParallel loses its buckets if gradients become None.
+        for holder in [model] if args.engine == "sharded" else optimizers:
             if args.bug != "stale":
-                optimizer.zero_grad()
+                holder.zero_grad()
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 
 
@@ -264,6 +283,78 @@ def fabric(args):
             optimizer.zero_grad()
 
 
+def trainer(args):
+    from transformers import Trainer, TrainingArguments
+
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, **options):
+            loss = loss_of(args, model(inputs["inputs"]), inputs["targets"], 1)
+            return loss * (args.accumulate if args.bug == "accumulation" else 1)
+
+        def get_train_dataloader(self):
+            whole = DataLoader(dataset, args.batch, collate_fn=self.data_collator)
+            return whole if args.bug == "same-batch" else super().get_train_dataloader()
+
+    model, dataset = make(args)
+    (optimizer,) = optimizers_of(args, model)
+    if args.bug == "late-clear":
+        nn.Module.zero_grad = lambda module, **options: None
+    own = {"gradient_accumulation_steps": args.accumulate, "max_grad_norm": args.clip, "bf16": args.bf16}
+    own |= {"per_device_train_batch_size": args.batch, "max_steps": args.steps, "torch_compile": args.compile}
+    own |= {"use_cpu": True, "remove_unused_columns": False, "report_to": [], "torch_compile_backend": "eager"}
+    own |= {"save_strategy": "no", "ddp_find_unused_parameters": args.bug == "zero"}
+    Own(
+        model,
+        TrainingArguments(os.environ.get("TMPDIR", "/tmp"), **own),
+        lambda rows: dict(zip(("inputs", "targets"), map(torch.stack, zip(*rows, strict=True)), strict=True)),
+        dataset,
+        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)),
+    ).train()
+
+
+def lightning(args):
+    from pytorch_lightning import LightningModule, Trainer
+
+    class Lit(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch):
+            loss = loss_of(args, self.model(batch[0]), batch[1], 1)
+            return loss * (args.accumulate if args.bug == "accumulation" else 1)
+
+        def configure_optimizers(self):
+            return optimizers_of(args, self.model)
+
+        def optimizer_zero_grad(self, epoch, batch, optimizer):
+            if args.bug != "late-clear":
+                optimizer.zero_grad()
+
+    model, dataset = make(args)
+    own = {"accumulate_grad_batches": args.accumulate, "gradient_clip_val": args.clip or None, "logger": False}
+    own |= {"accelerator": "cpu", "devices": int(os.environ.get("WORLD_SIZE", "1")), "enable_checkpointing": False}
+    own |= {"max_steps": args.steps, "use_distributed_sampler": args.bug != "same-batch"}
+    own |= {"strategy": "ddp_find_unused_parameters_true", "precision": "bf16-mixed" if args.bf16 else None}
+    Trainer(**own, enable_model_summary=False).fit(Lit(), DataLoader(dataset, args.batch))
+
+
+def colossal(args):
+    import colossalai
+    from colossalai.booster import Booster, plugin
+
+    colossalai.launch_from_torch(backend="gloo")
+    model, dataset = make(args)
+    kind = {"colossal-ddp": "TorchDDP", "colossal-zero": "LowLevelZero", "colossal-gemini": "Gemini"}[args.engine]
+    booster = Booster(plugin=getattr(plugin, f"{kind}Plugin")())
+    model, optimizer, *_ = booster.boost(model, *optimizers_of(args, model))
+    sampler = DistributedSampler(dataset, seed=1)
+    for _, (tokens, targets) in zip(range(args.steps), DataLoader(dataset, args.batch, sampler=sampler), strict=False):
+        booster.backward(loss_of(args, model(tokens), targets, 1), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def pipeline(args):
     """Two stages by hand: the table of the first and the tied head of the second are one weight."""
     model, dataset = make(args)
@@ -292,8 +383,10 @@ GROUPS = []
 if __name__ == "__main__":
     args = options()
     torch.set_num_threads(1)
-    if args.engine in ("accelerate", "fabric") or args.engine.startswith("zero"):
-        {"accelerate": accelerate, "fabric": fabric}.get(args.engine, deepspeed)(args)
+    library = args.engine.partition("-")[0].rstrip("123")
+    libraries = {"accelerate": accelerate, "fabric": fabric, "trainer": trainer, "lightning": lightning}
+    if starts := (libraries | {"colossal": colossal, "zero": deepspeed}).get(library):
+        starts(args)
     else:
         if args.engine != "single":
             dist.init_process_group("nccl" if args.device == "cuda" else "gloo")

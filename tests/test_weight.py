@@ -15,10 +15,10 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_170),
-    "foresight": (("foresight",), 9_560),
+    "foresight": (("foresight",), 9_633),
     "lenet": (("lenet",), 6_340),
-    "the package": ((*CORE, *LABS), 40_060),
-    "the tests": (("tests",), 27_430),
+    "the package": ((*CORE, *LABS), 40_133),
+    "the tests": (("tests",), 27_510),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

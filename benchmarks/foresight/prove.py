@@ -1,6 +1,6 @@
 """Programs with a planted bug, and healthy ones, under `gptscale prove`: how many are caught, named, and wrongly accused?
 
-    python -m benchmarks.foresight.prove [--only WORD] [--variants N]
+    python -m benchmarks.foresight.prove [--only WORD] [--variants N] [--healthy N]
 
 One program (tests/foresight/prove/programs/train.py) is split by many engines, with bugs that somebody reported. Its ranks are
 forked off one process that has imported torch and the engines, so that a mutant takes seconds. What notes and compares its values
@@ -40,7 +40,7 @@ BUGS = {
     "zero3": "same-batch padding sum",
     "tensor": "half-zero late-clear not-held rate zero",
     "pipeline": "tied not-held",
-    "trainer": f"{EVERYWHERE} zero accumulation",
+    "trainer": "late-clear padding not-held rate zero accumulation",
     "lightning": f"{EVERYWHERE} zero accumulation",
     "sharded": "late-clear same-batch padding rate accumulation no-reduce",
     "redundancy": "late-clear same-batch padding rate",
@@ -128,13 +128,15 @@ class MutantOptions:
     """Words with commas between, of which their names hold one."""
     variants: int = 3
     """How many ways to vary each: the first is the plain program."""
+    healthy: int = len(VARIANTS)
+    """How many ways to vary a program without a bug."""
 
 
-def cases(variants: int) -> Iterator[tuple[str, str, str]]:
+def cases(variants: int, right: int = len(VARIANTS)) -> Iterator[tuple[str, str, str]]:
     """Yield each program: its engine, its bug or nothing, and further words."""
     for engine, bugs in BUGS.items():
         healthy = [v for v in VARIANTS if works(engine, v)]
-        yield from ((engine, "", variant) for variant in healthy)
+        yield from ((engine, "", variant) for variant in healthy[:right])
         for bug in bugs.split():
             words = {"padding": "--pad", "accumulation": "--accumulate 2", "tied": "--tie"}.get(bug, "")
             allowed = [
@@ -174,7 +176,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="gptscale-mutants-") as temporary:
         forks = Forks(Path(temporary))
         references: dict[str, Recording] = {}
-        for number, (engine, bug, words) in enumerate(cases(options.variants)):
+        for number, (engine, bug, words) in enumerate(cases(options.variants, options.healthy)):
             name = f"{engine} {bug} {words}".strip()
             if not any(word in f"{name} " for word in options.only.split(",")):
                 continue

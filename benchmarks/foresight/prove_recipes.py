@@ -2,7 +2,7 @@
 
     python -m benchmarks.foresight.prove_recipes [--models tiny,llama-tiny] [--ranks 2,4] [--recipes all]
 
-It is `gptscale prove RECIPE --model X` for each recipe, in each of its ways to split the work. The reference of a model runs once.
+It is `gptscale prove RECIPE --model X` for each way in which each recipe splits the work. The reference of a model runs once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gptscale.foresight.prove.compare import GRADIENT, Proof
 from gptscale.foresight.prove.program import ProveTask, Recording, record
 from gptscale.launchers.cli import start
 from gptscale.launchers.run.options import default_recipe_config
-from gptscale.launchers.run.start import nproc_of, recipes_named
+from gptscale.launchers.run.start import recipes_named
 
 # Enough blocks for two stages on each of four ranks. Under AdamW gradients of mere rounding become whole steps, so it is SGD.
 WORDS = "--n-layer 8 --seq-len 16 --global-batch-size 16 --optimizer sgd --lr 0.1 --clip-grad-norm 0.5"
@@ -40,6 +40,8 @@ class RecipeProofOptions:
     """Numbers of ranks with commas between."""
     recipes: str = "all"
     """Names with commas between, or all that can run on this machine's CPU."""
+    ways: int = 99
+    """How many of its ways to split the work, from the last."""
     time_limit: int = 300
     """Seconds for each program."""
 
@@ -51,7 +53,7 @@ def rows(options: RecipeProofOptions, folder: Path) -> Iterator[tuple[str, ...]]
         (within := folder / model).mkdir()
         references: dict[str, Recording] = {}
         for ranks in map(int, options.ranks.split(",")):
-            ways = [(n, way) for n in names for way in default_recipe_config(n).ways(nproc_of(n, RunConfig(), ranks))]
+            ways = [(n, way) for n in names for way in default_recipe_config(n).ways(ranks)[-options.ways :]]
             for number, (name, way) in enumerate(ways):
                 said, worst = "", dict[str, float]()
                 try:

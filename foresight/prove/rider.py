@@ -6,6 +6,7 @@ imports torch alone. Each rank leaves RANK.jsonl, a line for each value, and RAN
 
 from __future__ import annotations
 
+import atexit
 import copy
 import ctypes
 import hashlib
@@ -32,7 +33,7 @@ TASK = "GPTSCALE_SIMULATED_PROGRAM"
 parts = importlib.import_module(f"{__name__.removesuffix('rider')}parts")
 wrap = importlib.import_module(f"{__name__.removesuffix('rider')}no_cuda").wrap
 # How long a rank waits for the others to say which samples they read.
-PEERS_S = 20.0
+PEERS_S = 60.0
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(torch.__file__), "gptscale_", "<")
 LINE = "_gptscale_line"
@@ -139,7 +140,9 @@ class Rider:
     @property
     def notes(self) -> Notes:
         """Return the files of this rank, which begin when something is to be noted: by then its rank is known."""
-        self._notes = self._notes or Notes(self.folder, self.rank)
+        if self._notes is None:
+            self._notes = Notes(self.folder, self.rank)
+            atexit.register(self._notes.flush)
         return self._notes
 
     @property
@@ -389,10 +392,15 @@ class Rider:
         """
         files = [self.folder / f"reads.{loader.number}.{rank}" for rank in range(self.world)]
         mark = mark_of(own)
+        if [*self.folder.glob(f"late.{loader.number}.*")]:
+            what = f"rank {self.rank} read its first batch {PEERS_S:g} s after the others"
+            refuse(what, "run it on a calmer machine, or let both read their own, with --own-data")
         self._leave_word(files[self.rank].name, mark)
         deadline = time.monotonic() + PEERS_S
         while not all(file.exists() for file in files) and time.monotonic() < deadline:
             time.sleep(0.01)
+        if not all(file.exists() for file in files):
+            self._leave_word(f"late.{loader.number}.{self.rank}", "")
         marks = list(dict.fromkeys(file.read_text() for file in files if file.exists()))
         return len(marks), marks.index(mark)
 
@@ -495,3 +503,10 @@ def watch_deepspeed(module: Any) -> None:
         _rider.engine = None
 
     wrap(module.DeepSpeedEngine, "_take_model_step", take_model_step)
+
+
+def refuse_colossalai(module: Any) -> None:
+    """Refuse what Colossal-AI computes on GPUs alone."""
+    for name in {"LowLevelZeroOptimizer", "GeminiDDP"} & {*vars(module)}:
+        refusal = f"{name} of Colossal-AI needs a GPU", "prove its TorchDDPPlugin or HybridParallelPlugin"
+        wrap(getattr(module, name), "__init__", lambda *args, why=refusal, **options: refuse(*why))

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -61,6 +62,16 @@ class Model(nn.Module):
         return self.head(x)
 
 
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= self.defaults["lr"] * parameter.grad
+
+
 def options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", default="single")
@@ -101,15 +112,13 @@ def loss_of(args, logits, targets, divisor):
 
 
 def optimizers_of(args, model, rate=0.01):
-    kind = getattr(torch.optim, args.optimizer)
+    kind = Own if args.optimizer == "Own" else getattr(torch.optim, args.optimizer)
     held = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if args.bug == "not-held":
         held = [(n, p) for n, p in held if "norm.bias" not in n]
     rate *= dist.get_world_size() if args.bug == "rate" else 1
     groups = [[p for n, p in held if "norm" in n], [p for n, p in held if "norm" not in n]] if args.two else None
     if args.engine == "redundancy":
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
         return [ZeroRedundancyOptimizer([p for _, p in held], kind, lr=rate)]
     if args.engine == "sharded":
         from fairscale.optim.oss import OSS
@@ -164,10 +173,6 @@ def wrapped(args, model):
         for block in (model.up, model.down):
             fully_shard(block)
         return fully_shard(model)
-    if args.engine == "fairscale":
-        from fairscale.nn.data_parallel import FullyShardedDataParallel as FairscaleFSDP
-
-        return FairscaleFSDP(model, compute_device=torch.device(args.device))
     if args.engine == "tensor":
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -286,29 +291,25 @@ def fabric(args):
 def trainer(args):
     from transformers import Trainer, TrainingArguments
 
-    class Own(Trainer):
+    class OwnTrainer(Trainer):
         def compute_loss(self, model, inputs, **options):
-            loss = loss_of(args, model(inputs["inputs"]), inputs["targets"], 1)
-            return loss * (args.accumulate if args.bug == "accumulation" else 1)
-
-        def get_train_dataloader(self):
-            whole = DataLoader(dataset, args.batch, collate_fn=self.data_collator)
-            return whole if args.bug == "same-batch" else super().get_train_dataloader()
+            return loss_of(args, model(inputs["inputs"]), inputs["targets"], divisor)
 
     model, dataset = make(args)
-    (optimizer,) = optimizers_of(args, model)
+    divisor = 1 / args.accumulate if args.bug == "accumulation" else 1
     if args.bug == "late-clear":
         nn.Module.zero_grad = lambda module, **options: None
     own = {"gradient_accumulation_steps": args.accumulate, "max_grad_norm": args.clip, "bf16": args.bf16}
-    own |= {"per_device_train_batch_size": args.batch, "max_steps": args.steps, "torch_compile": args.compile}
-    own |= {"use_cpu": True, "remove_unused_columns": False, "report_to": [], "torch_compile_backend": "eager"}
+    own |= {"per_device_train_batch_size": args.batch, "max_steps": args.steps}
+    own |= {"use_cpu": True, "remove_unused_columns": False, "report_to": [], "lr_scheduler_type": "constant"}
+    own |= {"torch_compile_backend": "eager"} if args.compile else {}
     own |= {"save_strategy": "no", "ddp_find_unused_parameters": args.bug == "zero"}
-    Own(
+    OwnTrainer(
         model,
         TrainingArguments(os.environ.get("TMPDIR", "/tmp"), **own),
         lambda rows: dict(zip(("inputs", "targets"), map(torch.stack, zip(*rows, strict=True)), strict=True)),
         dataset,
-        optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)),
+        optimizers=(*optimizers_of(args, model), None),
     ).train()
 
 
@@ -316,13 +317,9 @@ def lightning(args):
     from pytorch_lightning import LightningModule, Trainer
 
     class Lit(LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
         def training_step(self, batch):
-            loss = loss_of(args, self.model(batch[0]), batch[1], 1)
-            return loss * (args.accumulate if args.bug == "accumulation" else 1)
+            divisor = 1 / args.accumulate if args.bug == "accumulation" else 1
+            return loss_of(args, self.model(batch[0]), batch[1], divisor)
 
         def configure_optimizers(self):
             return optimizers_of(args, self.model)
@@ -331,28 +328,13 @@ def lightning(args):
             if args.bug != "late-clear":
                 optimizer.zero_grad()
 
-    model, dataset = make(args)
+    lit = Lit()
+    lit.model, dataset = make(args)
     own = {"accumulate_grad_batches": args.accumulate, "gradient_clip_val": args.clip or None, "logger": False}
     own |= {"accelerator": "cpu", "devices": int(os.environ.get("WORLD_SIZE", "1")), "enable_checkpointing": False}
     own |= {"max_steps": args.steps, "use_distributed_sampler": args.bug != "same-batch"}
     own |= {"strategy": "ddp_find_unused_parameters_true", "precision": "bf16-mixed" if args.bf16 else None}
-    Trainer(**own, enable_model_summary=False).fit(Lit(), DataLoader(dataset, args.batch))
-
-
-def colossal(args):
-    import colossalai
-    from colossalai.booster import Booster, plugin
-
-    colossalai.launch_from_torch(backend="gloo")
-    model, dataset = make(args)
-    kind = {"colossal-ddp": "TorchDDP", "colossal-zero": "LowLevelZero", "colossal-gemini": "Gemini"}[args.engine]
-    booster = Booster(plugin=getattr(plugin, f"{kind}Plugin")())
-    model, optimizer, *_ = booster.boost(model, *optimizers_of(args, model))
-    sampler = DistributedSampler(dataset, seed=1)
-    for _, (tokens, targets) in zip(range(args.steps), DataLoader(dataset, args.batch, sampler=sampler), strict=False):
-        booster.backward(loss_of(args, model(tokens), targets, 1), optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
+    Trainer(**own, enable_model_summary=False).fit(lit, DataLoader(dataset, args.batch))
 
 
 def pipeline(args):
@@ -383,10 +365,9 @@ GROUPS = []
 if __name__ == "__main__":
     args = options()
     torch.set_num_threads(1)
-    library = args.engine.partition("-")[0].rstrip("123")
-    libraries = {"accelerate": accelerate, "fabric": fabric, "trainer": trainer, "lightning": lightning}
-    if starts := (libraries | {"colossal": colossal, "zero": deepspeed}).get(library):
-        starts(args)
+    starts = {"accelerate": accelerate, "fabric": fabric, "trainer": trainer, "lightning": lightning, "zero": deepspeed}
+    if args.engine.rstrip("123") in starts:
+        starts[args.engine.rstrip("123")](args)
     else:
         if args.engine != "single":
             dist.init_process_group("nccl" if args.device == "cuda" else "gloo")

@@ -142,7 +142,8 @@ class Trials:
         (folder / "train.py").write_text(text)
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
         reference = self.reference.folder if self.reference else None
-        task = ProveTask([sys.executable, *words, str(folder / "train.py")], STEPS, PROOF_S, True, reference)
+        command = [sys.executable, *words, str(folder / "train.py"), "--warmup", "1"]
+        task = ProveTask(command, STEPS, PROOF_S, True, reference)
         os.environ["DS_ACCELERATOR"] = "cpu"
         return record(task, folder / "noted")
 

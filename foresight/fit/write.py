@@ -76,6 +76,9 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     own = {**SHARED, **split.own}
     if split.zero:
         own["before"] = _zero(subject, split)
+        if split.zero[0] == 3:
+            # A weight that is cut has lost its shape.
+            own["groups"] = own["groups"].replace("p.dim()", "len(p.ds_shape)")
     config = ", ".join(f"{name}={value}" for name, value in split.config.items())
     own = {name: text.replace("{config}", config) for name, text in own.items()}
     inputs, outputs = CALLS[subject.kind]

@@ -49,6 +49,11 @@ def run(file, ranks, *words):
     return [line.split(",")[:3] for line in done.stdout.splitlines() if line[:1].isdigit()]
 
 
+@pytest.fixture(scope="module")
+def alone(folder, subject):
+    return run(written(folder, subject, "single", 1), 1)
+
+
 def test_a_user_s_model_is_looked_at(subject):
     assert (subject.block, subject.is_shallow, subject.kind, subject.loss_words) == ("Block", True, "dict", "outputs")
     assert subject.definitions == "from own_model import batch, build"
@@ -80,16 +85,14 @@ def test_a_program_is_clean_and_is_the_recipe(folder, subject, name, recompute):
 
 @pytest.mark.world
 @pytest.mark.parametrize("name", [*NAMES])
-def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(folder, subject, name):
-    alone = run(written(folder, subject, "single", 1), 1)
+def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(folder, subject, alone, name):
     ranks = splits(8, 8)[name].least
     file = written(folder, subject, name)
     saved = folder / f"saved-{name}"
     together = run(file, ranks, "--save", str(saved), "--save-every", "2")
     for one, many in zip(alone, together, strict=True):
         assert one[0] == many[0]
-        # DeepSpeed's AdamW of a few samples turns the rounding of a gradient into a step.
-        assert [*map(float, many[1:])] == pytest.approx([*map(float, one[1:])], rel=1e-4 if "zero" in name else 1e-5)
+        assert [*map(float, many[1:])] == pytest.approx([*map(float, one[1:])], rel=1e-5)
     shutil.rmtree(saved / "4")
     assert run(file, ranks, "--save", str(saved), "--save-every", "2") == together[2:]
     done = subprocess.run([sys.executable, file, "--check"], cwd=folder, capture_output=True, text=True, timeout=300)

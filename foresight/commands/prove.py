@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_output_file, check_range
@@ -114,7 +114,8 @@ def of_recipe(recipe: str, words: Sequence[str], folder: Path) -> ProveOptions:
 
     def command(name: str, ranks: int) -> str:
         options = recipe_config if name == recipe else default_recipe_config(name)
-        words = option_words(name, dataclasses.replace(config, run_name=f"{name}-{ranks}"), options)
+        axes: dict[str, Any] = {} if name == recipe else {"tp_size": None, "pp_size": None}
+        words = option_words(name, dataclasses.replace(config, run_name=f"{name}-{ranks}", **axes), options)
         return shlex.join([sys.executable, "-m", "gptscale.launchers.cli", "run", name, "--nproc", str(ranks), *words])
 
     programs = {"reference": command("single", 1), "candidate": command(recipe, own.nproc)}

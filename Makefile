@@ -39,7 +39,7 @@ DEMO = gptscale sweep --recipes $(RECIPES) --model tiny --data stdlib --steps 10
 RECIPES ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help venv colossalai pins prepare demo test quick newest lint types bench-check mutate site clean
+.PHONY: help venv colossalai pins prepare demo report test quick newest lint types bench-check mutate site clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -105,6 +105,10 @@ demo: venv  ## every recipe that can run here, on real text, and their compariso
 	@$(BIN)/$(DEMO)
 	@echo "open demo/comparison.html, or demo/comparison.png"
 
+report: venv  ## the model answer: every figure of the exercise and its reports beside ours (RESULTS=FOLDER: your own rows)
+	@$(BIN)/gptscale lenet report $(if $(RESULTS),--results $(RESULTS))
+	@echo "open report/report.html"
+
 # Four files at a time for two cores, because the processes of a world wait for each other: two left a third of the cores free.
 # Each process has one thread, since more would wait for each other's cores. With more cores: make test WORKERS=8.
 WORKERS ?= 4
@@ -163,4 +167,4 @@ site: $(SITE)  ## the pages as a site, in build/site/html (an environment of its
 	@echo "open build/site/html/index.html"
 
 clean:  ## remove what was made, but for the environments
-	rm -rf build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build demo report *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -56,6 +56,9 @@ for recipe in ddp zero1 zero2 fsdp_offload zero_offload zero_infinity accelerate
 done
 stages+=(
     "on_handout gptscale run handout --same-work $one"
+    "baseline gptscale lenet baseline $vision --csv $out/baseline.csv --png $out/baseline.png"
+    "workers gptscale lenet workers $vision --repeats 1 --csv $out/workers.csv --png $out/workers.png"
+    "snapshot gptscale lenet memory $vision --csv $out/memory-lenet-128.csv --snapshot $out/snapshot.pickle --png $out/snapshot.png"
     "batch   gptscale lenet batch $vision --nproc $gpus --repeats 1 --csv $out/batch.csv --png $out/batch.png"
     "seq     python -m benchmarks.model --scale seq --contenders single_compiled --steps 10 --csv $out/seq.csv --png $out/seq.png"
     "layers  python -m benchmarks.model --scale layers --contenders single_compiled --steps 10 --csv $out/layers.csv --png $out/layers.png"

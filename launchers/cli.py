@@ -35,6 +35,7 @@ COMMANDS = {
     "why": "RUN [--png F]: what limits a run's speed, what removing it would give, and what to do.",
     "parity": "[--recipes A,B] [--nproc N]: does each recipe compute what one process computes?",
     "prove": "RECIPE, or --reference 'python A' --candidate 'torchrun B': is a split program right, tensor by tensor?",
+    "fit": "MODEL.py:build --gpus 8 [--write train.py]: a model of your own, its best split, the proof, and the code.",
     "simulate": "RECIPE --nproc 64 --as h100-80 [options]: the memory of one rank of any world, without a GPU.",
     "plan": "--model 1.6b --nodes 4 --device h100-80 [options]: which split fits and is fastest there.",
     "calibrate": "[--model tiny --nproc 2]: measure what this machine can do, for why and plan.",
@@ -45,7 +46,7 @@ COMMANDS = {
 }
 # The modules of words, below gptscale. One is imported when its word is given, so that a command loads only what it needs.
 MODULES = {word: f"launchers.commands.{word}" for word in COMMANDS}
-MODULES |= {word: f"foresight.commands.{word}" for word in ("why", "prove", "simulate", "plan", "calibrate")}
+MODULES |= {word: f"foresight.commands.{word}" for word in ("why", "prove", "fit", "simulate", "plan", "calibrate")}
 MODULES |= {"tokenize": "launchers.commands.tokenize_text", "lenet": "lenet.cli"}
 MODULES["import"] += "_run"
 HELP = ("-h", "--help", "help")

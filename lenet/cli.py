@@ -24,6 +24,7 @@ USAGE = {
     "minigrad": "[--model pure_linear|simple_conv|LeNet]: train with a small autograd, beside the old figures.",
     "fused": "[--data D] [options]: 2 and 10 convolutions, fused with bias and ReLU or not, cuDNN on and off.",
     "precision": "[--modes M] [options]: fp32, tf32, fp16, bf16, with autocast and without, and loss scales.",
+    "report": "[--results FOLDER] [--out FOLDER]: every figure of the exercise and the reports beside ours, as one page.",
     "strategies": "[--nproc N] [options]: one process, DataParallel, DDP, Fabric and the Trainer with equal loaders.",
     "workers": "[--workers 0,2,4] [options]: what worker processes of the DataLoader buy.",
 }

@@ -157,13 +157,19 @@ def zero_stages() -> None:
         (8.8, "AdamW's two moments", OPTIMIZER),
     ):
         note(axes, x, 6.2, text, color=color, weight="bold")
-    note(axes, 7, 0.75, "One device of 4, in fp32. What is dotted lies on the other devices.")
     note(
         axes,
         7,
-        0.3,
-        "zero3 and fsdp gather the weights of a block just before it computes, and drop them after it.",
-        color=TRAVELS,
+        0.95,
+        "One device of 4, in fp32, as the paper of ZeRO counts. What is dotted lies on the other devices.",
+    )
+    gather = "zero3 and fsdp gather the weights of a block just before it computes, and drop them after it."
+    note(axes, 7, 0.55, gather, color=TRAVELS)
+    note(
+        axes,
+        7,
+        0.15,
+        "DeepSpeed keeps one more cut copy of the weights, and cuts zero1's gradients too: 8, 8 and 5 bytes.",
     )
 
 

@@ -1,6 +1,6 @@
 """Programs with a planted bug, and healthy ones, under `gptscale prove`: how many are caught, named, and wrongly accused?
 
-    python -m benchmarks.foresight.prove [--only WORD] [--variants N]
+    python -m benchmarks.foresight.prove [--only WORD] [--variants N] [--healthy N]
 
 One program (tests/foresight/prove/programs/train.py) is split by many engines, with bugs that somebody reported. Its ranks are
 forked off one process that has imported torch and the engines, so that a mutant takes seconds. What notes and compares its values
@@ -27,7 +27,7 @@ from gptscale.launchers.cli import start
 PROGRAM = Path(__file__).parents[2] / "tests/foresight/prove/programs/train.py"
 SERVER = Path(__file__).with_name("prove_ranks.py")
 STEPS = 3
-# The bugs that can be planted under each engine, and those that need gradients to be clipped.
+# The bugs that can be planted under each engine, of two ranks or @4, and those that need gradients to be clipped.
 EVERYWHERE = "late-clear same-batch padding not-held rate"
 BUGS = {
     "plain": f"{EVERYWHERE} zero accumulation no-reduce sum divided-twice wrong-group skipped stale no-broadcast",
@@ -40,12 +40,23 @@ BUGS = {
     "zero3": "same-batch padding sum",
     "tensor": "half-zero late-clear not-held rate zero",
     "pipeline": "tied not-held",
+    "trainer": "late-clear padding not-held rate zero accumulation",
+    "lightning": f"{EVERYWHERE} zero accumulation",
+    "sharded": "late-clear same-batch padding rate accumulation no-reduce",
+    "redundancy": "late-clear same-batch padding rate",
+    "plain@4": f"{EVERYWHERE} no-reduce sum divided-twice wrong-group stale",
+    "ddp@4": f"{EVERYWHERE} zero no-reduce",
+    "fsdp2@4": "same-batch padding rate zero sum",
+    "zero3@4": "same-batch padding sum",
+    "tensor@4": "half-zero late-clear rate",
 }
 CLIPPED = {
     "plain": "norm-by-root norm-omits drift",
     "ddp": "norm-by-root norm-omits drift",
     "fsdp2": "local-norm norm-by-root norm-omits",
     "tensor": "local-norm",
+    "plain@4": "norm-by-root drift",
+    "fsdp2@4": "local-norm norm-by-root norm-omits",
 }
 # The causes by which a bug is named.
 CAUSES = {
@@ -67,7 +78,10 @@ CAUSES = {
 }
 # Where the update comes before the exchange, each rank has its own part.
 ALSO = {"stale": "no reduction"}
-VARIANTS = ("", "--optimizer SGD", "--tie", "--seed 1 --freeze", "--accumulate 2", "--two", "--bf16", "--clip 0.5")
+VARIANTS = (
+    *("", "--optimizer SGD", "--tie", "--seed 1 --freeze", "--accumulate 2", "--two", "--bf16", "--clip 0.5", "--pad"),
+    *("--seed 2 --optimizer Adagrad", "--pad --accumulate 2 --optimizer RMSprop", "--seed 3 --clip 0.5", "--compile"),
+)
 
 
 class Forks:
@@ -97,6 +111,14 @@ class Forks:
             raise RuntimeError(f"{statuses.strip()} {log.strip().splitlines()[-1:]}")
         return Recording(folder, False)
 
+    def candidate(self, name: str, reference: Recording, engine: str, words: str, bug: str) -> Recording:
+        """Return what the ranks of an engine noted, as many as it has behind an @, or two."""
+        engine, _, ranks = engine.partition("@")
+        # Ranks that split no batch read all of it.
+        batch = 8 if engine in ("tensor", "pipeline") else 8 // int(ranks or 2)
+        own = f"{words} --engine {engine} --batch {batch}" + (f" --bug {bug}" if bug else "")
+        return self.record(name, reference.folder.name, int(ranks or 2), own)
+
 
 @dataclass(frozen=True)
 class MutantOptions:
@@ -106,13 +128,15 @@ class MutantOptions:
     """Words with commas between, of which their names hold one."""
     variants: int = 3
     """How many ways to vary each: the first is the plain program."""
+    healthy: int = len(VARIANTS)
+    """How many ways to vary a program without a bug."""
 
 
-def cases(variants: int) -> Iterator[tuple[str, str, str]]:
+def cases(variants: int, right: int = len(VARIANTS)) -> Iterator[tuple[str, str, str]]:
     """Yield each program: its engine, its bug or nothing, and further words."""
     for engine, bugs in BUGS.items():
         healthy = [v for v in VARIANTS if works(engine, v)]
-        yield from ((engine, "", variant) for variant in healthy)
+        yield from ((engine, "", variant) for variant in healthy[:right])
         for bug in bugs.split():
             words = {"padding": "--pad", "accumulation": "--accumulate 2", "tied": "--tie"}.get(bug, "")
             allowed = [
@@ -128,15 +152,19 @@ def cases(variants: int) -> Iterator[tuple[str, str, str]]:
 def works(engine: str, variant: str) -> bool:
     """Return whether an engine, or the small program that uses it, has an option."""
     lacks = {
-        "fabric": "--two --accumulate",
-        "accelerate": "--two",
-        "fsdp1": "--two --freeze --clip",
+        "fabric": "--two --accumulate --compile",
+        "accelerate": "--two --compile",
+        "fsdp1": "--two --freeze --clip --compile",
         "fsdp2": "--tie",
         "tensor": "--tie --clip",
-        "pipeline": "--freeze --two --accumulate --bf16 --clip",
-        "zero2": "--two --bf16",
-        "zero3": "--two --bf16 --tie",
-    }.get(engine, "")
+        "pipeline": "--freeze --two --accumulate --bf16 --clip --compile",
+        "zero2": "--two --bf16 --compile",
+        "zero3": "--two --bf16 --tie --compile",
+        "trainer": "--two",
+        "lightning": "--two --compile",
+        "sharded": "--two --compile --clip",
+        "redundancy": "--two --accumulate --compile --clip",
+    }.get(engine.partition("@")[0], "")
     needs_tie = engine == "pipeline" and "--tie" not in variant
     return not needs_tie and not any(word in variant for word in lacks.split())
 
@@ -148,18 +176,15 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="gptscale-mutants-") as temporary:
         forks = Forks(Path(temporary))
         references: dict[str, Recording] = {}
-        for number, (engine, bug, words) in enumerate(cases(options.variants)):
+        for number, (engine, bug, words) in enumerate(cases(options.variants, options.healthy)):
             name = f"{engine} {bug} {words}".strip()
-            if not any(word in name for word in options.only.split(",")):
+            if not any(word in f"{name} " for word in options.only.split(",")):
                 continue
             try:
                 if words not in references:
                     references[words] = forks.record(f"reference-{number}", None, 1, f"{words} --batch 8")
                 reference = references[words]
-                # Ranks that split no batch read all of it.
-                batch = 8 if engine in ("tensor", "pipeline") else 4
-                own = f"{words} --engine {engine} --batch {batch}" + (f" --bug {bug}" if bug else "")
-                candidate = forks.record(f"{number}", reference.folder.name, 2, own)
+                candidate = forks.candidate(f"{number}", reference, engine, words, bug)
             except RuntimeError as error:
                 failed += 1
                 print(f"failed   {name}: {error}", flush=True)

@@ -73,7 +73,14 @@ def main(program: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     # Engines print as they are imported.
     os.dup2(2, 1)
-    for name in ("accelerate", "deepspeed", "lightning_fabric", "torch._dynamo", "torch.distributed.fsdp"):
+    for name in (
+        "accelerate",
+        "deepspeed",
+        "pytorch_lightning",
+        "transformers",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+    ):
         __import__(name)
     __import__("torch.distributed.tensor.parallel")
     for line in sys.stdin:

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.process.task import reason
 from gptscale.foresight.calibrate.costs import MeasuredCosts
 from gptscale.foresight.plan.command_lines import words_of
+from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.plan.rows import PlannedRow, StepTime, Tried
 from gptscale.foresight.price.replay import Replayed, replay
 from gptscale.foresight.price.step_time import CALIBRATED, DATA_SHEET, SPREAD, priced
+from gptscale.foresight.simulate.program import Simulation
 from gptscale.foresight.simulate.simulation import simulate
 
 # Micro-batches that are recorded without stages. Each one more lasts as long as the middle one of these.
@@ -51,11 +54,16 @@ def simulated(row: PlannedRow) -> Tried:
         )
         for rank in run.mesh.ranks("pp")
     ]
+    return tried(simulations, cluster, run.config.precision, n, written)
+
+
+def tried(simulations: Sequence[Simulation], cluster: Cluster, precision: str, n: int, written: int) -> Tried:
+    """Return what the ranks of a step of `n` micro-batches tell, of which `written` were recorded."""
     memory = max((s.memory() for s in simulations), key=lambda memory: (memory.fits is False, memory.needed))
     recorded = {s.facts["rank"]: s.recorded for s in simulations if s.recorded}
     if not recorded:
         return Tried(StepTime(float("inf"), 0.0, float("inf"), "no step was made"), memory)
-    costs = cluster.costs(run.config.precision)
+    costs = cluster.costs(precision)
     replayed = replay(recorded, costs, dict.fromkeys(recorded, 0.0))
     # Stages wait for each other, so that all have the same length but for the last messages.
     slowest = max(replayed.values(), key=lambda step: step.step_s)

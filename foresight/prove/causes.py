@@ -145,13 +145,10 @@ def _gradient(c: Proof, d: Difference, own: Whole, true: Whole) -> Iterator[Find
         named |= {"sum for mean": abs(k / world - 1) < ALIKE, "doubled": abs(k - 2) < ALIKE}
         named |= {"divided twice": abs(k * world - 1) < ALIKE, "scaled": True}
         yield next(cause for cause, holds in named.items() if holds), words(k, world)
-    for piece in own.pieces if len(own.pieces) > 1 else ():
-        k = factor(piece.values.reshape(-1), true.values.reshape(-1)[piece.places(true.size)])
-        others = [other for other in own.pieces if other is not piece]
-        if (k is None or abs(k - 1) > ALIKE) and all(
-            alike(other.values.reshape(-1), true.values.reshape(-1)[other.places(true.size)]) for other in others
-        ):
-            yield "one part" if k else "zero", f"wrong in the part of rank {piece.rank} alone"
+    wrong = [p for p in own.pieces if not alike(p.values.reshape(-1), true.values.reshape(-1)[p.places(true.size)])]
+    if 0 < len(wrong) < len(own.pieces):
+        ranks = ", ".join(str(piece.rank) for piece in wrong)
+        yield "one part" if any(p.values.any() for p in wrong) else "zero", f"wrong in the part of rank {ranks} alone"
     if samples:
         yield samples
     targets: dict[int, int] = {}

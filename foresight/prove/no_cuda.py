@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
 from typing import Any
@@ -33,6 +35,8 @@ class CpuForCuda(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in ("cuda", "pin_memory") and args and isinstance(args[0], torch.Tensor):
             return args[0]
+        if name == "record_stream":
+            return None
         # A bare number is a device of CUDA in `tensor.to(rank)`.
         args = ["cpu" if name == "to" and type(value) is int else on_cpu(value) for value in args]
         kwargs = {
@@ -40,6 +44,17 @@ class CpuForCuda(TorchFunctionMode):
             for key, value in (kwargs or {}).items()
         }
         return function(*args, **kwargs)
+
+
+@dataclass(init=False, unsafe_hash=True)
+class NoStream(nullcontext[None]):
+    """A stream or an event of CUDA, which is always through, and like any other."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **options: True
 
 
 def begin(torch_module: Any) -> None:
@@ -52,6 +67,7 @@ def begin(torch_module: Any) -> None:
     cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     for name in (*NOTHING.split(), *NO_BYTES.split()):
         setattr(cuda, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
+    cuda.Stream = cuda.Event = cuda.stream = cuda.current_stream = cuda.default_stream = NoStream
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
     wrap(module, "cuda", lambda run, own, *args, **options: own)
     wrap(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
@@ -65,6 +81,9 @@ def begin(torch_module: Any) -> None:
         "__init__",
         lambda run, own, device, *args, **options: run(own, on_cpu(device), *args, **options),
     )
+    # Gloo wants the input flat.
+    flat = lambda run, output, own, *args, **options: run(output, own.reshape(-1), *args, **options)  # noqa: E731
+    wrap(import_module("torch.distributed"), "_reduce_scatter_base", flat)
     for owner, name in (("", "init_process_group"), (".device_mesh", "init_device_mesh")):
         wrap(import_module(f"torch.distributed{owner}"), name, _with_gloo)
 

@@ -87,6 +87,10 @@ def weights_of(root: nn.Module) -> Iterator[tuple[Tensor, Part]]:
             # Those that lie in other ranks' shards are empty here.
             flat |= {id(parameter) for parameter in (handle.flat_param, *(handle.flat_param._params or ()))}
             yield from _fsdp1(f"{path}." if path else "", handle.flat_param)
+        if type(module).__module__.startswith("fairscale.nn.data_parallel.fully"):
+            for parameter in module.params:
+                flat.add(id(parameter))
+                yield from _fairscale(f"{path}." if path else "", parameter, module.process_group)
     for path, parameter in root.named_parameters(remove_duplicate=False):
         if hasattr(parameter, "ds_tensor"):
             yield from _zero3(clean(path), parameter)
@@ -103,6 +107,17 @@ def _fsdp1(path: str, flat: Any) -> Iterator[tuple[Tensor, Part]]:
             part = Part(clean(path + name), list(size), {"flat": [info.intra_param_start_idx, info.numel_in_shard]})
             start, numel = info.offset_in_shard, info.numel_in_shard
             yield (flat, replace(part, start=start, numel=numel)) if parameter is None else (parameter, part)
+
+
+def _fairscale(path: str, flat: Any, group: Any) -> Iterator[tuple[Tensor, Part]]:
+    """Yield the parts of a flat parameter of fairscale, of which each rank has as many elements, the last some filling."""
+    start, begin = 0, group.rank() * flat.numel()
+    for name, size, numel in zip(*flat.metadata(), strict=True):
+        low, high = max(start, begin), min(start + numel, begin + flat.numel())
+        if low < high:
+            where = {"flat": [low - start, high - low]}
+            yield flat, Part(clean(path + name), list(size), where, low - begin, high - low)
+        start += numel
 
 
 def _zero3(name: str, parameter: Any) -> Iterator[tuple[Tensor, Part]]:

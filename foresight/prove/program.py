@@ -36,9 +36,14 @@ AFTER_IMPORT = {
     "torch": ["no_cuda.begin", "rider.begin"],
     "torch.distributed.fsdp.fully_sharded_data_parallel": ["rider.watch_fsdp"],
     "deepspeed.runtime.engine": ["rider.watch_deepspeed"],
+    "colossalai.zero.low_level.low_level_optim": ["rider.refuse_colossalai"],
+    "colossalai.zero.gemini.gemini_ddp": ["rider.refuse_colossalai"],
 }
 # A program that fails with such words is tried again with the CPU in the place of CUDA.
 NAMES_CUDA = re.compile(r"cuda|nccl|nvidia|gpu", re.IGNORECASE)
+# Where torchrun begins to say that a rank has failed, and what torch puts before a rank's lines.
+TORCHRUN = re.compile(r"^[EW]\d{4} .* torch/distributed/elastic", re.MULTILINE)
+RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 # When a rank is through, the others have this long, or as long as it took.
 BEHIND_S = 30.0
 
@@ -131,7 +136,7 @@ def _try(task: ProveTask, folder: Path) -> tuple[Recording, ProgramError | None]
     if (folder / "refused.json").exists():
         raise ConfigError(*json.loads((folder / "refused.json").read_text()))
     recording = Recording(folder, task.without_cuda)
-    return recording, None if all_done(folder) else _why(recording, task, status, last_lines(tail()))
+    return recording, None if all_done(folder) else _why(recording, task, status, tail())
 
 
 def all_done(folder: Path) -> bool:
@@ -140,8 +145,10 @@ def all_done(folder: Path) -> bool:
     return bool(done) and len(done) >= int(done[0].read_text())
 
 
-def _why(recording: Recording, task: ProveTask, status: int | None, tail: str) -> ProgramError:
-    """Return the error for a program whose ranks have not made their steps."""
+def _why(recording: Recording, task: ProveTask, status: int | None, text: str) -> ProgramError:
+    """Return the error for a program whose ranks have not made their steps. text: what it printed."""
+    said = RANK.sub("", TORCHRUN.split(text, 1)[0]).strip() or text
+    tail = last_lines(said)
     made = recording.steps()
     least, most = min(made.values()), max(made.values())
     steps = f"{least} of {task.steps} steps"
@@ -155,7 +162,7 @@ def _why(recording: Recording, task: ProveTask, status: int | None, tail: str) -
         what, fix = f"it made {steps} in {task.limit_s} s", "raise --time-limit, or see where it waits"
         tail = "\n".join([tail, *waited[:TAIL_LINES]])
     elif status:
-        what, fix = f"it failed after {steps} ({reason(tail)[:200]})", "see its last lines"
+        what, fix = f"it failed after {steps} ({reason(said)[:200]})", "see its last lines"
     elif not any(recording.folder.glob("stacks.*")):
         what, fix = "it did not read PYTHONPATH", "start Python without -I, -E and -S"
     elif not recording.by_kind["loss"]:

@@ -6,6 +6,7 @@ imports torch alone. Each rank leaves RANK.jsonl, a line for each value, and RAN
 
 from __future__ import annotations
 
+import atexit
 import copy
 import ctypes
 import hashlib
@@ -32,7 +33,7 @@ TASK = "GPTSCALE_SIMULATED_PROGRAM"
 parts = importlib.import_module(f"{__name__.removesuffix('rider')}parts")
 wrap = importlib.import_module(f"{__name__.removesuffix('rider')}no_cuda").wrap
 # How long a rank waits for the others to say which samples they read.
-PEERS_S = 20.0
+PEERS_S = 60.0
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 LIBRARIES = ("site-packages", "dist-packages", os.path.dirname(torch.__file__), "gptscale_", "<")
 LINE = "_gptscale_line"
@@ -123,6 +124,7 @@ class Rider:
         self.optimizers: dict[int, Any] = {}
         self.loaders: dict[int, DealtLoader] = {}
         self.engine: Any = None
+        self.counted: Any = None
         self.autocast = ""
 
     @property
@@ -138,7 +140,9 @@ class Rider:
     @property
     def notes(self) -> Notes:
         """Return the files of this rank, which begin when something is to be noted: by then its rank is known."""
-        self._notes = self._notes or Notes(self.folder, self.rank)
+        if self._notes is None:
+            self._notes = Notes(self.folder, self.rank)
+            atexit.register(self._notes.flush)
         return self._notes
 
     @property
@@ -151,7 +155,7 @@ class Rider:
         optimizer, clip = (
             importlib.import_module(f"torch.{name}") for name in ("optim.optimizer", "nn.utils.clip_grad")
         )
-        optimizer.register_optimizer_step_pre_hook(lambda own, args, options: self.begins(own))
+        optimizer.register_optimizer_step_pre_hook(self.begins)
         optimizer.register_optimizer_step_post_hook(lambda own, args, options: self.stepped(own))
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
@@ -222,6 +226,8 @@ class Rider:
             if list(full.shape) != part.size and (part := parts.found_in(part, own, full)) is None:
                 what = f"{fact['name']} has the shape {list(own.shape)} here and {list(full.shape)} in the reference"
                 refuse(what, "build the same model in both")
+            if part.cut(full).numel() != own.numel():
+                refuse(f"{part.name} is not in memory (offloaded to a disk?)", "offload it to the CPU, or not at all")
         known = self.parts.setdefault(id(tensor), [])
         tied = next((other.name for other in known if (other.start, other.numel) == (part.start, part.numel)), None)
         self.tensors[id(tensor)] = tensor
@@ -300,28 +306,45 @@ class Rider:
             self.notes.add("targets", step=self.step, value=count)
         return run(x, target, *args, **options)
 
-    def begins(self, optimizer: Any) -> None:
-        """Note the gradients that an optimizer uses."""
+    def begins(self, optimizer: Any, args: Any, options: Any) -> Any:
+        """Note the gradients that an optimizer uses, or let the closure that makes them do so as it ends."""
         self.in_step += 1
-        counted = self.engine or optimizer
-        self.optimizers.setdefault(id(counted), counted)
-        place = [*self.optimizers].index(id(counted))
+        # An optimizer may step others within itself. The outermost is counted.
+        if self.in_step == 1:
+            self.counted = self.engine or optimizer
+        closure = next((value for value in (*args[1:], *options.values()) if callable(value)), None)
+        if closure is None:
+            self._note_gradients(optimizer)
+            return None
+
+        def noted() -> Any:
+            loss = closure()
+            self._note_gradients(optimizer)
+            return loss
+
+        return mapped((args, options), lambda leaf: noted if leaf is closure else leaf)
+
+    def _note_gradients(self, optimizer: Any) -> None:
+        # One that shards its state has another of what it owns, and the gradients of all else may be used up.
+        if isinstance(getattr(optimizer, "optim", None), torch.optim.Optimizer):
+            return
+        self.optimizers.setdefault(id(self.counted), self.counted)
+        place = [*self.optimizers].index(id(self.counted))
         # Fused optimizers of torch divide by it as they read gradients.
         scale = getattr(optimizer, "grad_scale", None)
         for at, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             grad = parameter.grad if parameter.grad is None or scale is None else parameter.grad.detach() / scale
-            self.note("gradient", parameter, grad, self.steps[id(counted)] + 1, f"optimizer{place}.{at}")
+            self.note("gradient", parameter, grad, self.steps[id(self.counted)] + 1, f"optimizer{place}.{at}")
 
     def stepped(self, optimizer: Any) -> None:
         """Note the moments after a step."""
         self.in_step -= 1
-        counted = self.engine or optimizer
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             for name, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                    self.note(f"moment {name}", parameter, value, self.steps[id(counted)] + 1)
+                    self.note(f"moment {name}", parameter, value, self.steps[id(self.counted)] + 1)
         if not self.in_step and self.engine is None:
-            self.end_step(counted)
+            self.end_step(self.counted)
 
     def end_step(self, counted: Any) -> None:
         """Note all weights that are trained, and wait for the end if this was the last step of all optimizers."""
@@ -369,10 +392,15 @@ class Rider:
         """
         files = [self.folder / f"reads.{loader.number}.{rank}" for rank in range(self.world)]
         mark = mark_of(own)
+        if [*self.folder.glob(f"late.{loader.number}.*")]:
+            what = f"rank {self.rank} read its first batch {PEERS_S:g} s after the others"
+            refuse(what, "run it on a calmer machine, or let both read their own, with --own-data")
         self._leave_word(files[self.rank].name, mark)
         deadline = time.monotonic() + PEERS_S
         while not all(file.exists() for file in files) and time.monotonic() < deadline:
             time.sleep(0.01)
+        if not all(file.exists() for file in files):
+            self._leave_word(f"late.{loader.number}.{self.rank}", "")
         marks = list(dict.fromkeys(file.read_text() for file in files if file.exists()))
         return len(marks), marks.index(mark)
 
@@ -475,3 +503,10 @@ def watch_deepspeed(module: Any) -> None:
         _rider.engine = None
 
     wrap(module.DeepSpeedEngine, "_take_model_step", take_model_step)
+
+
+def refuse_colossalai(module: Any) -> None:
+    """Refuse what Colossal-AI computes on GPUs alone."""
+    for name in {"LowLevelZeroOptimizer", "GeminiDDP"} & {*vars(module)}:
+        refusal = f"{name} of Colossal-AI needs a GPU", "prove its TorchDDPPlugin or HybridParallelPlugin"
+        wrap(getattr(module, name), "__init__", lambda *args, why=refusal, **options: refuse(*why))

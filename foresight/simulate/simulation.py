@@ -65,21 +65,30 @@ def simulate(
             times_host=times_host,
             torch_folder=torch_folder_of(environment),
         )
-        facts = {**vars(task), "keep": "", "host_limit": 0, "code": _code_hash()}
-        assert task.torch_folder is not None
-        facts["torch"] = (task.torch_folder / "version.py").read_text()
-        kept = _kept() / hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()
-        if kept.exists():
-            kept.touch()
-            return read_simulation(kept)
         try:
-            simulation = run_program(task)
+            return kept_simulation(task)
         except ProgramError as error:
             pass_on(error.tail)
             what = f"{recipe} failed under the mock: {error.what}"
             raise GptscaleError(what, "in gptscale simulate", "use another option, or see above") from None
-        _keep(Path(left), kept)
-        return simulation
+
+
+def kept_simulation(task: ProgramTask, content: str = "") -> Simulation:
+    """Return what a program needs, from the simulation of the same that was kept, if there is one.
+
+    task: with a folder to keep it in. content: what tells the program from another of the same command.
+    """
+    assert task.keep is not None
+    assert task.torch_folder is not None
+    facts = {**vars(task), "keep": "", "host_limit": 0, "code": _code_hash(), "content": content}
+    facts["torch"] = (task.torch_folder / "version.py").read_text()
+    kept = _kept() / hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()
+    if kept.exists():
+        kept.touch()
+        return read_simulation(kept)
+    simulation = run_program(task)
+    _keep(task.keep, kept)
+    return simulation
 
 
 def _kept() -> Path:

@@ -17,8 +17,25 @@ COLOURS = ("#56B4E9", "#E69F00", "#009E73")
 VARIANT_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 
 
-def bars(panel: Any, groups: Mapping[str, list[Any]], columns: Sequence[Column], title: str) -> None:
-    """Draw the medians of the variants side by side for each column, with a line from the lowest to the highest repeat."""
+def numbers(references: Sequence[Mapping[str, str]], columns: Sequence[Column]) -> list[tuple[str, list[float]]]:
+    """Return the lines of reports that have a number in one of the columns, with their numbers, 0 for none."""
+    texts = [(line["run"], [line.get(column.title, "").replace(",", "") for column in columns]) for line in references]
+    every = [(name, [float(t) if t.replace(".", "", 1).isdigit() else 0.0 for t in row]) for name, row in texts]
+    return [(name, row) for name, row in every if any(row)]
+
+
+def bars(
+    panel: Any,
+    groups: Mapping[str, list[Any]],
+    columns: Sequence[Column],
+    title: str,
+    references: Sequence[Mapping[str, str]] = (),
+) -> None:
+    """Draw the medians of the variants side by side for each column, with a line from the lowest to the highest repeat.
+
+    references: lines of reports, whose numbers are grey bars below.
+    """
+    theirs = numbers(references, columns)
     height = 0.8 / len(columns)
     for k, column in enumerate(columns):
         label = column.title
@@ -29,8 +46,15 @@ def bars(panel: Any, groups: Mapping[str, list[Any]], columns: Sequence[Column],
                 panel.plot([min(values), max(values)], [y, y], color="black", linewidth=1.5)
                 # matplotlib leaves labels that begin with "_" out of the legend, so each column has one entry.
                 label = "_"
-    panel.set_yticks(range(len(groups)), list(groups))
+        for place, (_, of_report) in enumerate(theirs, len(groups)):
+            panel.barh(place + (k - (len(columns) - 1) / 2) * height, of_report[k], height, color="#BBBBBB")
+    panel.set_yticks(range(len(groups) + len(theirs)), [*groups, *(name for name, _ in theirs)])
     panel.invert_yaxis()
+    if columns[0].title == "accuracy %":
+        lowest = min(
+            [n for values in values_of(groups, columns[0]).values() for n in values] + [n for _, (n,) in theirs]
+        )
+        panel.set_xlim(max(0.0, lowest - (100 - lowest) / 2), 100)
     panel.set_title(title, fontsize=10)
     panel.grid(axis="x", alpha=0.3)
     if len(columns) > 1:
@@ -68,7 +92,7 @@ def classes(panel: Any, groups: Mapping[str, list[Any]], reports: Sequence[Mappi
     """Draw the accuracy of each class as dots, medians over the repeats, and those of reports as grey crosses."""
     by_name = {name: [100 * accuracy for accuracy in class_medians(rows).values()] for name, rows in groups.items()}
     every = [(name, values, "o") for name, values in by_name.items()]
-    every += [(report["name"], list(report["by_class"]), "x") for report in reports]
+    every += [(report["name"], list(report["by_class"]), mark) for report, mark in zip(reports, "x+^", strict=False)]
     for i, (name, values, marker) in enumerate(every):
         shift = 0.6 * (i / max(1, len(every) - 1) - 0.5)
         places = [label + shift for label in range(len(values))]

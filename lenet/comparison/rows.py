@@ -14,8 +14,6 @@ import pandas as pd
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.user_file import read_table
-from gptscale.lenet.comparison.reports import RUNS
-from gptscale.lenet.comparison.tables import Lines
 from gptscale.lenet.run.columns import EPOCH_COLUMNS, FILE_BYTES_MAX, LENET, TIME_COLUMNS, WARMUP_STEPS, read_summary
 
 # Report A gave mean losses of each 200 batches (docs/lenet/README.md).
@@ -114,21 +112,6 @@ def window_losses(steps: pd.DataFrame) -> pd.DataFrame:
     window = steps.groupby("epoch").cumcount() // BATCHES
     means = steps.groupby(["epoch", window.rename("window")]).loss.agg(["mean", "size"])
     return means.loc[means["size"] == BATCHES, "mean"].rename("loss").reset_index()
-
-
-def losses_by_window(windows: pd.DataFrame, variants: Sequence[str]) -> list[Lines]:
-    """Return a table for each variant that has them: an epoch per line, the median over runs, and that of report A."""
-    tables = []
-    for variant in variants:
-        rows = windows[windows.variant == variant]
-        medians = rows.pivot_table(index="epoch", columns="window", values="loss", aggfunc="median")
-        lines = []
-        for (epoch, losses), report in zip(medians.iterrows(), RUNS["adam"]["losses"], strict=False):
-            line = {f"epoch of {variant}": str(epoch)}
-            line |= {f"to batch {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(losses)}
-            lines.append(line | {f"report A: {BATCHES * (i + 1)}": f"{loss:.3f}" for i, loss in enumerate(report)})
-        tables.append(lines)
-    return [lines for lines in tables if lines]
 
 
 def _detail(folder: Path, kind: str) -> pd.DataFrame | None:

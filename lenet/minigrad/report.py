@@ -14,7 +14,6 @@ from gptscale.lenet.comparison.tables import Lines
 from gptscale.lenet.minigrad.training import StepTimes
 from gptscale.results.render import DPI, subplots
 
-REPORT_COLUMNS = ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
 # The report's seconds per step, with a pooling backward of Python loops and with one in CUDA.
 REPORT_LOOP = StepTimes(0.005984, 0.13259, 0.29507, 0.44229)
 REPORT_KERNEL = StepTimes(0.005051, 0.000390, 0.000218, 0.011350)
@@ -34,23 +33,6 @@ def report_run(model: str, pool_backward: str) -> pd.DataFrame:
         model = "LeNet_forloop_pool" if pool_backward in ("loop", "windows") else "LeNet_cuda_pool"
     figures = report_figures()
     return figures[figures.model == model].reset_index(drop=True)
-
-
-def epoch_lines(measured: pd.DataFrame, reported: pd.DataFrame | None) -> Lines:
-    """Return a line for each epoch, with the report's figure behind each of ours unless `reported` is None."""
-    theirs = {} if reported is None else {row["epoch"]: row for row in reported.to_dict("records")}
-    lines = []
-    for row in measured.to_dict("records"):
-        line = {"epoch": str(row["epoch"])}
-        for column in REPORT_COLUMNS[2:]:
-            form = ".2f" if column.endswith("_s") else ".5f"
-            title = column.removesuffix("_time_s").replace("_", " ") + (" s" if column.endswith("_s") else "")
-            line[title] = format(row[column], form)
-            if reported is not None:
-                other = theirs.get(row["epoch"])
-                line[f"their {title}"] = format(other[column], form) if other else "-"
-        lines.append(line)
-    return lines
 
 
 def times_lines(loop: StepTimes, kernel: StepTimes, loop_name: str, kernel_name: str) -> Lines:

@@ -23,7 +23,7 @@ from gptscale.lenet.comparison.tables import (
 )
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import PerRankOptions, Study, StudyResult, draw_bars
+from gptscale.lenet.studies.study import PerRankOptions, Study, StudyResult, draw
 
 
 @dataclass(frozen=True)
@@ -105,5 +105,5 @@ STUDY = Study(
     columns=COLUMNS,
     notes=notes,
     title=lambda result: result.title(f"{result.rows.world_size.iloc[0]:.0f} processes"),
-    draw=partial(draw_bars, [*COLUMNS[:2], PEAK_MEMORY]),
+    draw=partial(draw, [COLUMNS[:1], COLUMNS[1:2]]),
 )

@@ -5,17 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from gptscale.common.settings.checks import parse_whole_numbers
-from gptscale.lenet.comparison import figures
 from gptscale.lenet.comparison.reports import RUNS
 from gptscale.lenet.comparison.tables import ACCURACY, Column, accuracy_table, class_table, loss_table, of
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.run.presets import preset
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import GridOptions, Lines, Study, StudyResult
-from gptscale.results.render import DPI
+from gptscale.lenet.studies.study import GridOptions, Study, draw
 
 # Report A gives four losses of an epoch, whose mean is the epoch's.
 LOSSES_BY_EPOCH = (
@@ -29,7 +27,8 @@ class BaselineOptions(GridOptions):
     """LeNet-5 on one data set, once for each seed."""
 
     preset: str = "auto"
-    """text (as in report B) | report_a | report_a_002 | onecycle | digits | fast | best; auto: digits or onecycle, by --data."""
+    """text (as in report B) | report_a | report_a_002 | report_a_sgd | onecycle | digits | fast | best; auto: digits or onecycle,
+    by --data."""
     seeds: str = "1,2,3"
     """Numbers with commas between; a run each."""
     gelu: Gelu | None = None
@@ -51,29 +50,6 @@ class BaselineOptions(GridOptions):
         return "digits" if self.data == "digits" else "onecycle"
 
 
-def tables_below(result: StudyResult[BaselineOptions]) -> list[Lines]:
-    """Return accuracy and loss by epoch, losses of each 200 batches as report A has them, and accuracy by class."""
-    from gptscale.lenet.comparison.rows import losses_by_window
-
-    losses = loss_table(result.curves, LOSSES_BY_EPOCH)
-    windows = losses_by_window(result.measured.windows, list(result.groups))
-    return [accuracy_table(result.curves), losses, *windows, class_table(result.groups, [RUNS["affine"]])]
-
-
-def draw(result: StudyResult[BaselineOptions], title: str, path: Path) -> None:
-    """Write a figure of training loss and test accuracy by epoch, and of accuracy by class."""
-    figure, (panels,) = figures.grid([3] if result.curves else [1], [4.6], 16.0, title)
-    if result.curves:
-        figures.curves(panels[0], result.curves, "train_loss", "training loss", reports=LOSSES_BY_EPOCH)
-        panels[0].set_yscale("log")
-        figures.curves(panels[1], result.curves, "test_accuracy", "test accuracy (%)", 100)
-    figures.classes(panels[-1], result.groups, [RUNS["affine"]])
-    # Room for the legend above the dots.
-    low, high = panels[-1].get_ylim()
-    panels[-1].set_ylim(low, high + 0.3 * (high - low))
-    figure.savefig(path, dpi=DPI)
-
-
 STUDY = Study(
     name="baseline",
     about="LeNet-5 beside the reports' figures.",
@@ -91,6 +67,10 @@ STUDY = Study(
     ),
     notes=lambda result: result.failures(),
     title=lambda result: result.title(f"seeds {', '.join(map(str, dict.fromkeys(result.rows.seed)))}"),
-    draw=draw,
-    more_tables=tables_below,
+    draw=partial(draw, [[ACCURACY]], reports=LOSSES_BY_EPOCH),
+    more_tables=lambda result: [
+        accuracy_table(result.curves),
+        loss_table(result.curves, LOSSES_BY_EPOCH),
+        class_table(result.groups, [RUNS["affine"]]),
+    ],
 )

@@ -14,7 +14,7 @@ from gptscale.lenet.comparison import tables
 from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, not_significant, of
 from gptscale.lenet.run.schedule import Schedule
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import PerRankOptions, Study, draw_curves_and_bars
+from gptscale.lenet.studies.study import PerRankOptions, Study, draw
 
 # Images per step on one GPU in report D.
 SINGLE_GPU_BATCH = 32
@@ -61,5 +61,5 @@ STUDY = Study(
     notes=lambda result: [result.memory_note(), *result.failures(), *not_significant(result.groups, ACCURACY)],
     title=lambda result: result.title("processes x images per step of each"),
     more_tables=lambda result: [tables.accuracy_table(result.curves)],
-    draw=partial(draw_curves_and_bars, [[COLUMNS[1]], [PEAK_MEMORY], [ACCURACY]]),
+    draw=partial(draw, [[COLUMNS[1]], [ACCURACY]]),
 )

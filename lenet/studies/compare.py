@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError, visible
-from gptscale.lenet.comparison.figures import bars
+from gptscale.lenet.comparison import figures
 from gptscale.lenet.comparison.tables import ACCURACY, PEAK_MEMORY, Column, of, overlaps, show, table, values_of
 from gptscale.lenet.run.columns import CONFIGURATION, LENET, WORK, read_summary
 from gptscale.results.comparison.run_files import DamagedFileError, run_file
-from gptscale.results.render import DPI, markdown, subplots
+from gptscale.results.render import DPI, markdown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,29 +95,18 @@ def _ties(groups: dict[str, list[Any]], column: Column) -> list[str]:
 
 def draw(comparison: VisionComparison, path: Path) -> None:
     """Write the curves of loss and accuracy over the epochs, and bars of accuracy and speed."""
-    from matplotlib.ticker import MaxNLocator
-
     groups = comparison.ranked
     first = next(iter(groups.values()))[0]
     title = f"{first.model} on {first.data}: {first.n_train:,} images, {first.epochs} epochs, batch {first.batch_size}"
-    figure, axes = subplots(2, 2, (13, 3.4 + max(3.4, 0.45 * len(groups))), title.replace("$", r"\$"))
-    for panel, column, what in zip(
-        axes[0], ("train_loss", "test_accuracy"), ("training loss", "test accuracy"), strict=True
-    ):
-        for i, (name, rows) in enumerate(groups.items()):
-            for k, row in enumerate(rows):
-                epochs = read_epochs(row.folder, row.run_id)
-                if epochs is not None:
-                    style = {"color": f"C{i % 10}", "linewidth": 1.2, "label": "_" if k else name}
-                    panel.plot(epochs.epoch, epochs[column], **style)
-        panel.set(title=what, xlabel="epoch")
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-        panel.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=7)
-    bars(axes[1, 0], groups, [ACCURACY], "test accuracy (%), line: spread over repeats")
-    lowest = min(min(values) for values in values_of(groups, ACCURACY).values() if values)
-    axes[1, 0].set_xlim(max(0.0, lowest - (100 - lowest) / 2), 100)
-    bars(axes[1, 1], groups, [SPEED], "images/s, line: spread over repeats")
+    epochs = {name: [read_epochs(row.folder, row.run_id) for row in rows] for name, rows in groups.items()}
+    curved = {n: of_runs for n, e in epochs.items() if (of_runs := [run for run in e if run is not None and len(run)])}
+    heights = [3.4] * bool(curved) + [max(3.4, 0.45 * len(groups))]
+    figure, rows = figures.grid([2] * len(heights), heights, 13.0, title.replace("$", r"\$"))
+    if curved:
+        figures.curves(rows[0][0], curved, "train_loss", "training loss")
+        figures.curves(rows[0][1], curved, "test_accuracy", "test accuracy (%)", 100)
+    figures.bars(rows[-1][0], groups, [ACCURACY], "test accuracy (%), line: spread over repeats")
+    figures.bars(rows[-1][1], groups, [SPEED], "images/s, line: spread over repeats")
     figure.savefig(path, dpi=DPI)
 
 
@@ -129,8 +118,8 @@ def read_epochs(folder: str, run_id: str) -> pd.DataFrame | None:
         with run_file(folder, run_id, "epochs.csv") as file:
             text = file.read(EPOCHS_BYTES_MAX)
         epochs = pd.read_csv(io.BytesIO(text[: text.rfind(b"\n") + 1]))
-        figures: pd.DataFrame = epochs[["epoch", "train_loss", "test_accuracy"]].apply(pd.to_numeric, errors="coerce")
-        return figures
+        numbers: pd.DataFrame = epochs[["epoch", "train_loss", "test_accuracy"]].apply(pd.to_numeric, errors="coerce")
+        return numbers
     except (DamagedFileError, OSError, ValueError, KeyError):
         return None
 

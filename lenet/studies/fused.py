@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
@@ -39,8 +39,10 @@ class FusedOptions(StudyOptions):
     """Which nets, with commas between. With two layers, shared and independent are the same net."""
     batch_size: int = 64
     """Images per step."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """adam | sgd (with momentum 0.9)."""
     lr: float = 1e-3
-    """Rate of Adam, constant."""
+    """Constant rate."""
     csv: Path | None = None
     """File for a row of each run."""
 
@@ -51,20 +53,24 @@ class FusedOptions(StudyOptions):
 
 @dataclass(frozen=True)
 class NetVariant:
-    """One way to compute a net: on which kind of device, by the fused operator or not, with cuDNN or not."""
+    """One way to compute a net: on which kind of device, by the fused operator or not, with its library or without.
+
+    library: cuDNN on a GPU and oneDNN on a CPU.
+    """
 
     name: str
     device: str
     fused: bool = False
-    cudnn: bool = True
+    library: bool = True
 
 
 def variants(device: str) -> list[NetVariant]:
-    """Return two variants on the CPU, and with a GPU also the other three of report D."""
+    """Return three variants on the CPU, and with a GPU also the other three of report D."""
     on_cpu = [NetVariant("CPU", "cpu"), NetVariant("CPU, fused", "cpu", fused=True)]
+    on_cpu += [NetVariant("CPU, oneDNN off", "cpu", library=False)]
     if device != "cuda":
         return on_cpu
-    cudnn_off = NetVariant("cuDNN off", device, cudnn=False)
+    cudnn_off = NetVariant("cuDNN off", device, library=False)
     return [NetVariant("cuDNN", device), NetVariant("fused", device, fused=True), cudnn_off, *on_cpu]
 
 
@@ -76,12 +82,13 @@ def main(argv: Sequence[str]) -> int:
 
     files = options.rows.split(",") if options.rows else []
     frame = pd.concat(map(pd.read_csv, files), ignore_index=True) if files else measured(options)
-    written = [options.csv] if options.csv else []
-    for path in written:
-        frame.to_csv(path, index=False)
+    if options.csv:
+        frame.to_csv(options.csv, index=False)
     machine = f"{frame.device[0]}, {frame.threads[0]} CPU threads, torch {frame.torch_version[0]}"
     note = f"{machine}; seconds of {frame.steps[0]} steps"
-    finish("fused", options, [table(frame)], [note], lambda path: draw(frame, path), written)
+    finish(
+        "fused", options, [table(frame)], [note], lambda path: draw(frame, path), [options.csv] if options.csv else []
+    )
     return 0
 
 
@@ -96,7 +103,7 @@ def measured(options: FusedOptions) -> pd.DataFrame:
 
     share_cores()
     keep_freed_memory()
-    names = "data data_dir download epochs max_steps batch_size lr device".split()
+    names = "data data_dir download epochs max_steps batch_size optimizer lr device".split()
     config = VisionConfig(augment="none", channels_last=False, **{name: getattr(options, name) for name in names})
     world = world_from_environment(config)
     plan = make_plan(config, world)
@@ -111,8 +118,9 @@ def measured(options: FusedOptions) -> pd.DataFrame:
                 run = replace(plan, config=replace(config, model=net, seed=seed), world=replace(world, device=device))
                 rows.append({"net": net, "way": variant.name, "seed": seed} | train(variant, run))
     return pd.DataFrame(rows).assign(
-        data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps, lr=options.lr,
-        device=device_name(world.device), threads=torch.get_num_threads(), torch_version=torch.__version__,
+        data=plan.data.name, batch_size=options.batch_size, epochs=options.epochs, steps=plan.steps,
+        optimizer=options.optimizer, lr=options.lr, device=device_name(world.device), threads=torch.get_num_threads(),
+        torch_version=torch.__version__,
     )  # fmt: skip
 
 
@@ -146,17 +154,23 @@ def train(variant: NetVariant, plan: VisionPlan) -> dict[str, float]:
         return work_timed
 
     engine.loss, engine.backward = timed("forward_s", engine.loss), timed("backward_s", engine.backward)  # type: ignore[assignment, method-assign]
-    with cudnn(variant):
+    with library_of(variant):
         losses = [engine.train_step(data.get(step), plan.config.lr).loss for step in range(plan.steps)]
         accuracy = engine.evaluate(TestSet(plan).batches()).accuracy
     return times | {"loss_first": losses[0].item(), "loss_last": losses[-1].item(), "accuracy": accuracy}
 
 
-def cudnn(variant: NetVariant) -> AbstractContextManager[None]:
-    """Return a context in which cuDNN is off for a variant without it."""
+@contextmanager
+def library_of(variant: NetVariant) -> Iterator[None]:
+    """Switch the library of the variant's device off while it trains, if it is a variant without it."""
     import torch
 
-    return nullcontext() if variant.cudnn else torch.backends.cudnn.flags(enabled=False)  # type: ignore[no-any-return]
+    backend: Any = torch.backends.mkldnn if variant.device == "cpu" else torch.backends.cudnn
+    before, backend.enabled = backend.enabled, variant.library
+    try:
+        yield
+    finally:
+        backend.enabled = before
 
 
 def table(frame: pd.DataFrame) -> Lines:
@@ -188,8 +202,8 @@ def draw(frame: pd.DataFrame, path: Path) -> None:
         medians = frame[frame.net == net].groupby("way", sort=False)[["forward_s", "backward_s"]].median()
         panel.bar(medians.index, medians.forward_s, label="forward")
         panel.bar(medians.index, medians.backward_s, bottom=medians.forward_s, label="backward")
-        panel.set(title=net, ylabel="seconds")
+        panel.set(title=net.removeprefix("conv").replace("_", " layers, "), ylabel="seconds")
         panel.tick_params(axis="x", labelrotation=20, labelsize=8)
         panel.grid(axis="y", alpha=0.3)
-    panels[0][-1].legend(fontsize=8, loc="lower right")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=DPI)

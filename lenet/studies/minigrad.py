@@ -114,7 +114,6 @@ def main(argv: Sequence[str]) -> int:
     # After the options are parsed, because it imports torch and pandas.
     import torch
 
-    from gptscale.lenet.comparison.tables import show
     from gptscale.lenet.minigrad import report
     from gptscale.lenet.minigrad.training import open_digits
 
@@ -133,7 +132,6 @@ def main(argv: Sequence[str]) -> int:
         runs[name] = trained(name, options, digits, rows)
         if digits.is_whole_mnist:
             reported[name] = report.report_run(name, options.pool_backward)
-        show(report.epoch_lines(runs[name], reported.get(name)))
     pages, written = [report.last_lines(runs, reported)], [options.csv] if options.csv else []
     if "LeNet" in options.names and options.timed_steps != 0:
         pages += timed_operations(options, digits)

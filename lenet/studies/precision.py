@@ -20,7 +20,7 @@ from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMO
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw_curves_and_bars
+from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw
 
 MODES: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
@@ -141,7 +141,7 @@ COLUMNS = (
     Column("images/s", of("images_per_s"), ",.0f"),
     AVERAGE_MEMORY,
     PEAK_MEMORY,
-    Column("last loss", of("loss_last"), ".4f"),
+    Column("loss of the last batch", of("loss_last"), ".4f"),
     ACCURACY,
     Column("skipped steps", of("skipped_steps"), ".0f"),
 )
@@ -155,6 +155,6 @@ STUDY = Study(
     notes=notes,
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
     more_tables=lambda result: [tables.accuracy_table(result.curves)],
-    draw=partial(draw_curves_and_bars, [[PEAK_MEMORY, AVERAGE_MEMORY], COLUMNS[:1]]),
+    draw=partial(draw, [[PEAK_MEMORY, AVERAGE_MEMORY], COLUMNS[:1]]),
     places=lambda options: options.places,
 )

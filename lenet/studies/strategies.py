@@ -8,19 +8,17 @@ reasons that it did not know. Here the time that each strategy adds to a step is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
-from gptscale.lenet.comparison import figures
 from gptscale.lenet.comparison.reports import RUNS
 from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, as_fast_as_the_first, class_table, loss_table, of
-from gptscale.lenet.run.config import BY_TRAINER
+from gptscale.lenet.run.config import BY_TRAINER, Precision
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult
-from gptscale.results.render import DPI
+from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +38,8 @@ class StrategiesOptions(StudyOptions):
     batch_size: int = 64
     """Images per step over all processes."""
     model: str = "lenet"
+    """As in gptscale lenet train."""
+    precision: Precision = "fp32"
     """As in gptscale lenet train."""
     loader: Literal["fast", "dataloader"] = "fast"
     """As in gptscale lenet train."""
@@ -84,17 +84,12 @@ def why_not(name: str) -> str | None:
 def grid(options: StrategiesOptions) -> list[Cell]:
     """Return cells of each strategy, with one process and, where the strategy can have several, with `nproc`."""
     shared: dict[str, Any] = {"model": options.model, "batch_size": options.batch_size, "loader": options.loader}
-    shared |= {"num_workers": options.workers}
+    shared |= {"num_workers": options.workers, "precision": options.precision}
     cells = []
     for name in options.names:
         for nproc in (1,) if name in ("single", "dataparallel") else sorted({1, options.nproc}):
             cells.append(Cell(f"{name} x{nproc}", shared | {"strategy": name}, nproc))
     return cells
-
-
-def tables_below(result: StudyResult[StrategiesOptions]) -> list[Lines]:
-    """Return what each strategy adds to a step, loss by epoch, and accuracy by class."""
-    return [step_table(result), loss_table(result.curves, REPORTS), class_table(result.groups, REPORTS)]
 
 
 def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
@@ -119,20 +114,6 @@ def step_table(result: StudyResult[StrategiesOptions]) -> Lines:
 
 def _spread(values: pd.Series, between: str = "-") -> str:
     return f"{values.median():.2f} ({values.min():.2f}{between}{values.max():.2f})"
-
-
-def draw(result: StudyResult[StrategiesOptions], title: str, path: Path) -> None:
-    """Write a figure of the curves over several epochs, and of the training time."""
-    curved = bool(result.curves) and result.rows.epochs.max() > 1
-    counts, heights = ([3], [4.6]) if curved else ([], [])
-    bars_in = 1.6 + 0.42 * len(result.groups)
-    figure, rows = figures.grid([*counts, 1], [*heights, bars_in], 15.0, title)
-    if curved:
-        figures.curves(rows[0][0], result.curves, "train_loss", "training loss", reports=REPORTS)
-        figures.curves(rows[0][1], result.curves, "test_accuracy", "test accuracy (%)", 100)
-        figures.classes(rows[0][2], result.groups, REPORTS)
-    figures.bars(rows[-1][0], result.groups, [TRAINING], "training time (s)")
-    figure.savefig(path, dpi=DPI)
 
 
 def notes(result: StudyResult[StrategiesOptions]) -> list[str]:
@@ -163,6 +144,7 @@ STUDY = Study(
     columns=COLUMNS,
     notes=notes,
     title=lambda result: result.title(f"global batch {result.rows.batch_size.iloc[0]}"),
-    draw=draw,
-    more_tables=tables_below,
+    draw=partial(draw, [[TRAINING], [COLUMNS[3]], [ACCURACY]], reports=REPORTS),
+    # What each strategy adds to a step, loss by epoch, and accuracy by class.
+    more_tables=lambda r: [step_table(r), loss_table(r.curves, REPORTS), class_table(r.groups, REPORTS)],
 )

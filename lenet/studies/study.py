@@ -244,26 +244,28 @@ def finish(
         print(f"wrote {path}")
 
 
-def draw_bars(columns: Sequence[Column], result: StudyResult[Any], title: str, path: Path) -> None:
-    """Write a figure with a panel of bars for each column."""
-    height_in = 1.6 + 0.42 * len(result.groups)
-    figure, (panels,) = figures.grid([len(columns)], [height_in], 5.0 * len(columns), title)
-    for panel, column in zip(panels, columns, strict=True):
-        figures.bars(panel, result.groups, [column], column.title)
-    figure.savefig(path, dpi=DPI)
-
-
-def draw_curves_and_bars(columns: Sequence[Sequence[Column]], result: StudyResult[Any], title: str, path: Path) -> None:
+def draw(
+    columns: Sequence[Sequence[Column]], result: StudyResult[Any], title: str, path: Path,
+    reports: Sequence[Mapping[str, Any]] = (),
+) -> None:  # fmt: skip
     """Write a figure of loss and accuracy by epoch, and below it a panel of bars for each set of columns.
 
-    Runs without rows of epochs have no curves.
+    Runs of one epoch have no curves. reports: runs of reports, whose losses and accuracies by class are drawn too.
     """
-    bars_in = 1.6 + 0.42 * len(result.groups)
-    counts = [2, len(columns)] if result.curves else [len(columns)]
-    figure, rows = figures.grid(counts, [4.2, bars_in][-len(counts) :], 15.0, title)
-    if result.curves:
-        figures.curves(rows[0][0], result.curves, "train_loss", "training loss")
+    # The reports trained for longer, on other hardware: their seconds share no axis with ours.
+    rows_of_reports = ROWS[str(result.rows.study.iloc[0])]
+    references = [{title: cell for title, cell in row.items() if title != "training s"} for row in rows_of_reports]
+    curved = bool(result.curves) and result.rows.epochs.max() > 1
+    counts = [2 + bool(reports), len(columns)] if curved else [len(columns)]
+    bars_in = 1.6 + 0.42 * max(len(result.groups) + len(figures.numbers(references, of_panel)) for of_panel in columns)
+    figure, rows = figures.grid(counts, [4.2, bars_in][-len(counts) :], 16.0, title)
+    if curved:
+        figures.curves(rows[0][0], result.curves, "train_loss", "training loss", reports=reports)
         figures.curves(rows[0][1], result.curves, "test_accuracy", "test accuracy (%)", 100)
+        if reports:
+            rows[0][0].set_yscale("log")
+            figures.classes(rows[0][2], result.groups, [report for report in reports if "by_class" in report])
     for panel, of_panel in zip(rows[-1], columns, strict=True):
-        figures.bars(panel, result.groups, of_panel, of_panel[0].title if len(of_panel) == 1 else "memory (GiB)")
+        name = of_panel[0].title if len(of_panel) == 1 else "memory (GiB)"
+        figures.bars(panel, result.groups, of_panel, name, references)
     figure.savefig(path, dpi=DPI)

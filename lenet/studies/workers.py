@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +9,7 @@ from typing import Any
 from gptscale.common.settings.checks import parse_whole_numbers
 from gptscale.lenet.comparison.tables import Column, not_significant, of
 from gptscale.lenet.studies.grid import Cell
-from gptscale.lenet.studies.study import Study, StudyOptions, draw_bars
+from gptscale.lenet.studies.study import Study, StudyOptions, draw
 
 
 @dataclass(frozen=True)
@@ -41,17 +38,6 @@ def grid(options: WorkersOptions) -> list[Cell]:
     return cells
 
 
-def verdicts(groups: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return what limits the runs of each variant, with the gain if it were removed."""
-    lines = []
-    for variant, rows in groups.items():
-        if words := Counter(row.bound_by for row in rows if row.bound_by).most_common(1):
-            gains = [row.gain_if_removed for row in rows if row.bound_by == words[0][0]]
-            gain = f", {statistics.median(gains):.0%} of the step" if all(gain > 0 for gain in gains) else ""
-            lines.append(f"{variant}: {words[0][0]}{gain}")
-    return lines
-
-
 COLUMNS = (
     Column("load ms/step", of("load_s", 1e3), ".2f", spread=True),
     Column("update ms/step", of("update_s", 1e3), ".2f", spread=True),
@@ -65,7 +51,7 @@ STUDY = Study(
     options=WorkersOptions,
     cells=grid,
     columns=COLUMNS,
-    notes=lambda result: [*not_significant(result.groups, COLUMNS[2]), *verdicts(result.groups)],
+    notes=lambda result: not_significant(result.groups, COLUMNS[2]),
     title=lambda result: result.title(f"batch {result.rows.batch_size.iloc[0]}"),
-    draw=partial(draw_bars, COLUMNS[:3]),
+    draw=partial(draw, [[column] for column in COLUMNS[:3]]),
 )

@@ -24,6 +24,7 @@ DEFINITIONS = {
     "time s": "seconds of all training steps, warm-up included; without start, saves and evaluations",
     "step ms": "median of the timed steps",
     "p10-p90": "10th and 90th percentile of the timed steps, in ms; two runs whose spreads overlap are not told apart",
+    "TFLOP/s": "floating-point operations of the model per second and device, in 10^12: the numerator of MFU, there without a known peak too",
     "MFU": "tokens/s per device x (6 N_matmul + 6 L h T) FLOP (N_matmul: parameters of matrix products, L: blocks, h: hidden size, T: sequence) over the device's dense peak; empty where the peak is not known, as on a CPU",
     "GPU %": "mean share of the timed steps in which a kernel ran, over all GPUs (NVML)",
     "state GiB": "weights, gradients and optimizer state of the rank that holds most, on its device, and what its strategy moved to the host or to disk",

@@ -89,7 +89,7 @@ def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
             assert words[:6] == ["python", "-m", "pytest", "-q", "-m", "gpu"]
     assert asked == set(benches)
     assert set(recipes) == set(RECIPES)
-    assert experiments == ["strategies", "precision", "fused", "minigrad", "batch"]
+    assert experiments == ["strategies", "precision", "fused", "minigrad", "baseline", "workers", "memory", "batch"]
 
 
 def test_the_gpu_script_carries_on(tmp_path):

@@ -1,25 +1,40 @@
-"""The pages of the studies show the tables that the studies write from the committed rows."""
+"""The pages of the exercise show the tables that commands write from the committed rows, and no number that no CSV has."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from gptscale.launchers.cli import main
+from gptscale.lenet.minigrad import report
 from gptscale.lenet.run.columns import CONFIGURATION, WORK
 
 ROOT = Path(__file__).parents[2]
+MEASURED = ROOT / "results" / "measured"
+EXERCISE = [page for room in ("lenet", "ops") for page in sorted((ROOT / "docs" / room).glob("*.md"))]
+# Tables that measure nothing, those of the operators' checks, which their own tests measure again, and those with differences and
+# ratios of runs, which the test of the studies makes again.
+NOT_READ = ("| preset | epochs", "| label", "| name | P(x)", "| variant | dtype", "| | ours against PyTorch's")
+NOT_READ += ("| run | median step", "| MiB | weights | optimizer state", "| net | way")
+# What tells the rows of a CSV apart, where a table has medians of them.
+NAMES = "variant net way gelu model contender pool_backward epoch operator what part".split()
 # Page, command, the files of its rows in results/measured, and the beginnings of the tables that the page shows.
 ALL = ("|",)
 PRESETS = ",".join(f"2026-11-23-lenet-baseline-{preset}" for preset in ("text", "report-a", "report-a-002"))
+SGD = "2026-11-26-lenet-baseline-report-a,2026-11-26-lenet-baseline-report-a-sgd"
 TABLES = (
     ("backend", "backend", "2026-11-21-cpu-lenet-backend", ALL),
     ("baseline", "baseline", PRESETS, ALL),
     ("batch", "batch", "2026-11-21-cpu-lenet-batch", ALL),
     ("batch", "batch", "2026-11-23-cpu-lenet-batch-curves", ALL),
+    ("baseline", "baseline", SGD, ("| run | epochs", "| run | accuracy %")),
     ("fused", "fused", "2026-11-21-cpu-lenet-fused", ALL),
+    ("fused", "fused", "2026-11-26-cpu-lenet-fused-sgd", ALL),
     ("precision", "precision", "2026-11-21-cpu-lenet-precision", ALL),
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-digits", ALL),
     ("precision", "precision", "2026-11-23-cpu-lenet-precision-vgg19-quarter", ALL),
@@ -70,3 +85,53 @@ def test_the_rate_alone_tells_onecycle_from_text() -> None:
     work = [name for name in (*WORK, *CONFIGURATION) if name in onecycle]
     assert [name for name in work if set(onecycle[name].dropna()) != set(text[name].dropna())] == ["lr", "lr_schedule"]
     assert onecycle.test_accuracy.min() > text.test_accuracy.max()
+
+
+def tables(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield each table of a page with a decimal number, and the text of its chapter."""
+    for chapter in re.split(r"(?m)^## ", page.read_text()):
+        yield from ((block, chapter) for block in chapter.split("\n\n") if re.match(r"(?s)\|.*\d\.\d", block))
+
+
+@cache
+def numbers_of(csv: Path) -> set[float]:
+    """Return all numbers of a CSV, and their medians, lowest and highest over the rows of each name."""
+    frame = pd.read_csv(csv, low_memory=False)
+    if "class_accuracy" in frame:
+        frame = frame.join(frame.class_accuracy.str.split(expand=True).apply(pd.to_numeric, errors="coerce"))
+    if "live_bytes" in frame:
+        # An account of memory: what each category holds after each event, in MiB.
+        frame = frame.groupby("category").change_bytes.cumsum().to_frame().join(frame.live_bytes) / 2**20
+    names, values = [name for name in NAMES if name in frame], frame.select_dtypes("number")
+    groups = [frame.groupby(by, dropna=False)[[*values.columns.difference(by)]] for by in (names, names[:1]) if by]
+    found = [values, *(getattr(group, word)() for group in groups for word in ("median", "min", "max"))]
+    return {float(number) for part in found for number in part.to_numpy(float).ravel() if number == number}
+
+
+@pytest.mark.parametrize("page", EXERCISE, ids=lambda page: page.stem)
+def test_every_number_of_a_table_is_in_the_csv_that_it_names(page: Path) -> None:
+    """Figures of reports stand beside it, and a ratio is one of two numbers of its row."""
+    theirs = [
+        *report.report_figures().select_dtypes("number").to_numpy().ravel(),
+        *report.REPORT_LOOP,
+        *report.REPORT_KERNEL,
+    ]
+    theirs += list(report.report_figures().groupby("model").epoch_time_s.median())
+    for table, chapter in tables(page) if page.name != "report.md" else ():
+        if table.startswith(NOT_READ):
+            continue
+        named = {MEASURED / name for name in re.findall(r"[\w.-]+\.csv", chapter)}
+        files = [file for csv in named for file in [csv, *MEASURED.glob(f"{csv.stem}-*.csv")] if file.is_file()]
+        assert files, f"{page.name}: the chapter of this table names no CSV\n{table[:200]}"
+        known = {number * scale for csv in files for number in numbers_of(csv) for scale in (1, 100, 1000, 1e-3)}
+        known |= {number * scale for number in theirs for scale in (1, 100, 1000)}
+        # The CSVs have six digits: a last one of 5 may come from above or from below.
+        known |= {number * (1 - 1e-9) for number in known}
+        shown: dict[int, set[str]] = {}
+        for line in table.splitlines()[2:]:
+            for number in re.findall(
+                r"(?<![\w.,-])\d[\d,]*\.\d+(?![\w.])", line if not line.startswith(("| report ", "| exercise")) else ""
+            ):
+                digits = len(number.partition(".")[2])
+                shown.setdefault(digits, {f"{value:,.{digits}f}" for value in known})
+                assert number in shown[digits], f"{page.name}: no CSV has the {number} of\n{line}"

@@ -32,10 +32,8 @@ def compared(forks):
     def compare(engine, words="", bug=""):
         if words not in references:
             references[words] = forks.record(f"reference-{len(references)}", None, 1, f"{words} --batch 8")
-        batch = 8 if engine in ("tensor", "pipeline") else 4
-        own = f"{words} --engine {engine} --batch {batch} {f'--bug {bug}' if bug else ''}"
         name = f"{engine}-{words}-{bug}".replace(" ", "-")
-        return Proof(references[words], forks.record(name, references[words].folder.name, 2, own), 3, None)
+        return Proof(references[words], forks.candidate(name, references[words], engine, words, bug), 3, None)
 
     return compare
 
@@ -58,6 +56,14 @@ def compared(forks):
         ("ddp", "--bf16"),
         ("zero2", "--clip 0.5"),
         ("zero3", ""),
+        ("ddp", "--compile"),
+        ("ddp", "--optimizer Own"),
+        ("trainer", "--clip 0.5"),
+        ("lightning", "--accumulate 2"),
+        ("sharded", ""),
+        ("redundancy", ""),
+        ("fsdp2@4", ""),
+        ("tensor@4", ""),
     ],
 )
 def test_a_right_program_is_called_right(compared, engine, words):
@@ -90,6 +96,8 @@ def test_a_right_program_is_called_right(compared, engine, words):
         ("no-broadcast", "plain", ""),
         ("rate", "fsdp1", ""),
         ("drift", "ddp", "--clip 0.05"),
+        ("late-clear", "lightning", ""),
+        ("half-zero", "tensor@4", ""),
     ],
 )
 def test_a_planted_bug_is_found_and_named(compared, bug, engine, words):
@@ -130,15 +138,17 @@ for step in range(int(sys.argv[1])):
         ("no-such-program", "", "no such program"),
         ("{python} {file} 2", "", "it ended after 2 of 3 steps"),
         ("{python} {file} 0", "", "without a backward pass"),
+        ("{python} {file} 0", "model(torch.ones(2, 4)).sum().backward()", "derive yours from torch.optim.Optimizer"),
         ("{python} -I {file} 3", "", "did not read PYTHONPATH"),
         ("{python} {file} 1", "raise ValueError('a shape')", "it failed after 1 of 3 steps (ValueError: a shape)"),
+        ("{torchrun} {file} 1", "raise ValueError('a shape')", "it failed after 1 of 3 steps (ValueError: a shape)"),
         ("{python} {file} 1", "time.sleep(1000)", "it made 1 of 3 steps in 60 s"),
     ],
 )
 def test_a_program_that_cannot_be_compared_is_refused_in_a_line(tmp_path, capfd, command, end, message):
     file = tmp_path / "loop.py"
     file.write_text(LOOP.format(end=end))
-    command = command.format(python=sys.executable, file=file)
+    command = command.format(python=sys.executable, file=file, torchrun=f"{TORCHRUN[:-1]}1")
     assert main(["prove", "--reference", command, "--candidate", command, "--time-limit", "60"]) == 2
     assert message in capfd.readouterr().err
 

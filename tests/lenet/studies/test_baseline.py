@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from gptscale.launchers.cli import main
+from gptscale.lenet.comparison.answers import lines_of
 from gptscale.lenet.comparison.reports import ROWS, RUNS
-from gptscale.lenet.comparison.rows import losses_by_window, window_losses
+from gptscale.lenet.comparison.rows import window_losses
 from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.presets import PRESETS
@@ -58,10 +59,16 @@ def test_losses_are_means_of_200_batches_beside_the_report() -> None:
         # These steps are behind the last whole window of the epoch.
         steps.loc[900:937, "loss"] = 1e6
         runs.append(window_losses(steps).assign(seed=loss, variant="report_a"))
-    (lines,) = losses_by_window(pd.concat(runs), ["report_a", "text"])
-    assert [line["epoch of report_a"] for line in lines] == ["1", "2"]
-    assert list(lines[0].values()) == ["1", *["2.000"] * 4, "0.681", "0.171", "0.117", "0.092"]
-    assert lines[1]["to batch 800"] == "1.000"
+    table = {"kind": "windows", "run": "adam", "variant": "report_a"}
+    lines = lines_of(table, pd.concat(runs))
+    assert [line["old"] for line in lines[:4]] == ["0.681", "0.171", "0.117", "0.092"]
+    assert {line["ours"] for line in lines[:4]} == {"2.000 (1.000-9.000)"}
+    assert lines[7] == {
+        "what": "epoch 2, to batch 800",
+        "old": "0.058",
+        "ours": "1.000 (0.500-4.500)",
+        "ours / old": "17.24",
+    }
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.studies.fused import cudnn, variants
+from gptscale.lenet.studies.fused import library_of, variants
 
 pytest.importorskip("sklearn")
 
@@ -20,7 +20,7 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
     words = ["--repeats", "1", "--epochs", "1", "--max-steps", "12", "--batch-size", "32", "--device", "cpu", *files]
     assert main(["lenet", "fused", "--out", str(tmp_path), *words]) == 0
     rows = pd.read_csv(tmp_path / "f.csv").set_index(["net", "way"])
-    assert len(rows) == 8
+    assert len(rows) == 12
     assert (rows[["forward_s", "backward_s"]] > 0).all(axis=None)
     for net in rows.index.unique("net"):
         plain, fused = rows.loc[net, "CPU"], rows.loc[net, "CPU, fused"]
@@ -38,8 +38,8 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_ways_of_a_gpu() -> None:
     """Report D's four variants, and the fused one on the CPU."""
     found = variants("cuda")
-    assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused"]
+    assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused", "CPU, oneDNN off"]
     before = torch.backends.cudnn.enabled
-    with cudnn(found[2]):
+    with library_of(found[2]):
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled == before

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -61,6 +62,16 @@ class Model(nn.Module):
         return self.head(x)
 
 
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= self.defaults["lr"] * parameter.grad
+
+
 def options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", default="single")
@@ -73,7 +84,7 @@ def options():
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    for switch in ("--tie", "--freeze", "--two", "--pad", "--bf16"):
+    for switch in ("--tie", "--freeze", "--two", "--pad", "--bf16", "--compile"):
         parser.add_argument(switch, action="store_true")
     return parser.parse_args()
 
@@ -101,12 +112,18 @@ def loss_of(args, logits, targets, divisor):
 
 
 def optimizers_of(args, model, rate=0.01):
-    kind = getattr(torch.optim, args.optimizer)
+    kind = Own if args.optimizer == "Own" else getattr(torch.optim, args.optimizer)
     held = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     if args.bug == "not-held":
         held = [(n, p) for n, p in held if "norm.bias" not in n]
     rate *= dist.get_world_size() if args.bug == "rate" else 1
     groups = [[p for n, p in held if "norm" in n], [p for n, p in held if "norm" not in n]] if args.two else None
+    if args.engine == "redundancy":
+        return [ZeroRedundancyOptimizer([p for _, p in held], kind, lr=rate)]
+    if args.engine == "sharded":
+        from fairscale.optim.oss import OSS
+
+        return [OSS([p for _, p in held], kind, lr=rate)]
     return [kind(group, lr=rate) for group in groups or [[p for _, p in held]]]
 
 
@@ -141,7 +158,7 @@ def clip(args, model):
 
 def wrapped(args, model):
     """Return the model as its engine splits it."""
-    if args.engine == "ddp":
+    if args.engine in ("ddp", "redundancy"):
         return nn.parallel.DistributedDataParallel(model, find_unused_parameters=args.bug == "zero")
     if args.engine == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -175,20 +192,26 @@ def train(args):
     sampler = DistributedSampler(dataset, data_world, dist.get_rank() % data_world, seed=1) if data_world > 1 else None
     loader = DataLoader(dataset, args.batch, sampler=sampler)
     optimizers = optimizers_of(args, model)
+    if args.engine == "sharded":
+        from fairscale.nn.data_parallel import ShardedDataParallel
+
+        model = ShardedDataParallel(model, optimizers[0])
+    if args.compile:
+        model = torch.compile(model, backend="eager")
     micro_steps = iter(loader)
     for step in range(args.steps):
         for micro in range(args.accumulate):
             tokens, targets = (t.to(args.device) for t in next(micro_steps))
             last = micro == args.accumulate - 1
-            waits = model.no_sync() if args.engine == "ddp" and (not last or args.bug == "no-reduce") else nullcontext()
+            waits = args.engine in ("ddp", "sharded") and (not last or args.bug == "no-reduce")
             precision = torch.autocast(args.device, torch.bfloat16) if args.bf16 else nullcontext()
-            with waits:
+            with model.no_sync() if waits else nullcontext():
                 with precision:
                     logits = model(tokens)
                     loss = loss_of(args, logits.float(), targets, 1 if args.bug == "accumulation" else args.accumulate)
                 loss.backward()
         if args.engine == "fsdp2" and args.bug == "sum":
-            for p in model.parameters():
+            for p in filter(lambda p: p.grad is not None, model.parameters()):
                 p.grad *= world
         if args.engine == "tensor" and args.bug == "half-zero" and dist.get_rank():
             model.up.weight.grad.to_local().zero_()
@@ -202,9 +225,10 @@ def train(args):
             exchange(args, model)
         if args.bug == "late-clear" and step % 2 == 0:
             continue
-        for optimizer in optimizers:
+        # ShardedDataParallel loses its buckets if gradients become None.
+        for holder in [model] if args.engine == "sharded" else optimizers:
             if args.bug != "stale":
-                optimizer.zero_grad()
+                holder.zero_grad()
         print(f"step {step} loss {loss.item():.4f}", flush=True)
 
 
@@ -264,6 +288,55 @@ def fabric(args):
             optimizer.zero_grad()
 
 
+def trainer(args):
+    from transformers import Trainer, TrainingArguments
+
+    class OwnTrainer(Trainer):
+        def compute_loss(self, model, inputs, **options):
+            return loss_of(args, model(inputs["inputs"]), inputs["targets"], divisor)
+
+    model, dataset = make(args)
+    divisor = 1 / args.accumulate if args.bug == "accumulation" else 1
+    if args.bug == "late-clear":
+        nn.Module.zero_grad = lambda module, **options: None
+    own = {"gradient_accumulation_steps": args.accumulate, "max_grad_norm": args.clip, "bf16": args.bf16}
+    own |= {"per_device_train_batch_size": args.batch, "max_steps": args.steps}
+    own |= {"use_cpu": True, "remove_unused_columns": False, "report_to": [], "lr_scheduler_type": "constant"}
+    own |= {"torch_compile_backend": "eager"} if args.compile else {}
+    own |= {"save_strategy": "no", "ddp_find_unused_parameters": args.bug == "zero"}
+    OwnTrainer(
+        model,
+        TrainingArguments(os.environ.get("TMPDIR", "/tmp"), **own),
+        lambda rows: dict(zip(("inputs", "targets"), map(torch.stack, zip(*rows, strict=True)), strict=True)),
+        dataset,
+        optimizers=(*optimizers_of(args, model), None),
+    ).train()
+
+
+def lightning(args):
+    from pytorch_lightning import LightningModule, Trainer
+
+    class Lit(LightningModule):
+        def training_step(self, batch):
+            divisor = 1 / args.accumulate if args.bug == "accumulation" else 1
+            return loss_of(args, self.model(batch[0]), batch[1], divisor)
+
+        def configure_optimizers(self):
+            return optimizers_of(args, self.model)
+
+        def optimizer_zero_grad(self, epoch, batch, optimizer):
+            if args.bug != "late-clear":
+                optimizer.zero_grad()
+
+    lit = Lit()
+    lit.model, dataset = make(args)
+    own = {"accumulate_grad_batches": args.accumulate, "gradient_clip_val": args.clip or None, "logger": False}
+    own |= {"accelerator": "cpu", "devices": int(os.environ.get("WORLD_SIZE", "1")), "enable_checkpointing": False}
+    own |= {"max_steps": args.steps, "use_distributed_sampler": args.bug != "same-batch"}
+    own |= {"strategy": "ddp_find_unused_parameters_true", "precision": "bf16-mixed" if args.bf16 else None}
+    Trainer(**own, enable_model_summary=False).fit(lit, DataLoader(dataset, args.batch))
+
+
 def pipeline(args):
     """Two stages by hand: the table of the first and the tied head of the second are one weight."""
     model, dataset = make(args)
@@ -292,8 +365,9 @@ GROUPS = []
 if __name__ == "__main__":
     args = options()
     torch.set_num_threads(1)
-    if args.engine in ("accelerate", "fabric") or args.engine.startswith("zero"):
-        {"accelerate": accelerate, "fabric": fabric}.get(args.engine, deepspeed)(args)
+    starts = {"accelerate": accelerate, "fabric": fabric, "trainer": trainer, "lightning": lightning, "zero": deepspeed}
+    if args.engine.rstrip("123") in starts:
+        starts[args.engine.rstrip("123")](args)
     else:
         if args.engine != "single":
             dist.init_process_group("nccl" if args.device == "cuda" else "gloo")

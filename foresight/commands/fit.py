@@ -1,0 +1,49 @@
+"""`gptscale fit`: which split of a model of one's own fits and is fastest, the proof, and the program."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from gptscale.common.errors import ConfigError
+from gptscale.common.settings.command_line import parse
+from gptscale.foresight.fit.options import FitOptions
+
+ABOUT = "A model of your own: which split of it fits and is fastest, the proof that it is right, and its program."
+
+
+def main(argv: Sequence[str]) -> int:
+    """Try each split, print the table, and write the program. Return 1 if nothing fits."""
+    options = parse(FitOptions, argv, prog="gptscale fit", about=ABOUT)
+    # After the options are parsed, because they import torch.
+    from gptscale.foresight.fit import answer, trials
+    from gptscale.foresight.fit.splits import splits
+    from gptscale.foresight.fit.subject import subject_of
+    from gptscale.foresight.fit.write import program
+    from gptscale.foresight.plan.question import gpu_cluster
+    from gptscale.foresight.simulate.interpreters import prepare_mock
+    from gptscale.results.render import console
+
+    cluster = gpu_cluster(options.device_kind, options.nodes, options.gpus // options.nodes, options.link)
+    trials.names_of(options, splits(options.gpus, cluster.per_node))
+    with tempfile.TemporaryDirectory(prefix="gptscale-fit-") as name, console(stderr=True).status("building") as status:
+        folder = Path(name)
+        subject = subject_of(options.model, options.batch, options.loss, options.seq_len, folder)
+        # Where the user's modules are.
+        where = str(Path(options.model.partition(":")[0]).parent.absolute())
+        os.environ["PYTHONPATH"] = ":".join(filter(None, (where, os.getcwd(), os.environ.get("PYTHONPATH"))))
+        prepare_mock()
+        rows = trials.try_all(trials.Trials(subject, cluster, folder), options, status.update)
+    answer.show(subject, cluster, options, rows)
+    fitting = [row for row in rows if row.fits and row.proved]
+    if not fitting:
+        return 1
+    if options.row > len(fitting):
+        raise ConfigError(f"the table has no row {options.row}", "in --row", f"use 1 to {len(fitting)}")
+    if options.write is not None:
+        row = fitting[options.row - 1]
+        options.write.write_text(program(subject, row.split, row.choice, options.write.name))
+        print(f"file     {options.write}: {row.name}; start it as it says on top")
+    return 0

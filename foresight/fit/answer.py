@@ -1,0 +1,100 @@
+"""What `gptscale fit` prints: the splits, the best first, and why that one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gptscale.foresight.fit.options import FitOptions
+from gptscale.foresight.fit.subject import Subject
+from gptscale.foresight.fit.trials import FitRow
+from gptscale.foresight.memory.report import GIB, filled_by
+from gptscale.foresight.plan.question import Cluster
+from gptscale.foresight.price.step_time import priced
+from gptscale.results.render import console, table
+
+COLUMNS = ("", "split", "micro-batch", "proved on", "gradients within", "peak GiB", "step", "MFU", "bound by", "lines")
+LEFT = ("split", "bound by", "micro-batch")
+
+
+def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence[FitRow]) -> None:
+    """Print the table of the rows that fit, why the first is the first, and what was left out."""
+    good = [row for row in rows if row.fits and row.proved]
+    title = (
+        f"{subject.title}: {subject.n_params / 1e6:,.1f}M weights on {cluster}, {options.samples} samples a step, "
+        f"{options.precision}"
+    )
+    if good:
+        cells = [(str(i), *cells_of(row)) for i, row in enumerate(good, 1)]
+        console(log_columns=150, highlight=False).print(table(COLUMNS, cells, left=LEFT, title=title))
+        print(f"proved   3 steps of {subject.small_words}, in fp32 on CPU ranks: gradients, norms, moments, weights")
+        print(
+            "time     from data sheets, if the host keeps up"
+            if good[0].found and "sheet" in good[0].found.timing.grade
+            else ""
+        )
+        for line in reasons(good, cluster, options.precision):
+            print(line)
+    else:
+        print(title)
+        print(nearest(rows))
+    for row in rows:
+        if row not in good and row.why:
+            print(f"left out {row.name}: {row.why}")
+
+
+def cells_of(row: FitRow) -> tuple[str, ...]:
+    """Return the cells of a row that fits."""
+    assert row.found is not None
+    assert row.found.memory is not None
+    time = row.found.timing
+    return (
+        row.name,
+        f"{row.choice.micro_batch_size}{' recomputed' * row.choice.recompute}",
+        f"{' and '.join(map(str, row.proved))} ranks",
+        f"{row.worst:.0e}",
+        f"{row.found.memory.needed / GIB:,.1f}",
+        f"{time.seconds:.3g} s",
+        f"{time.mfu or 0:.0%}",
+        time.bound_by,
+        str(row.lines),
+    )
+
+
+def reasons(rows: Sequence[FitRow], cluster: Cluster, precision: str) -> list[str]:
+    """Return why the next two rows are slower than the first."""
+    costs = cluster.costs(precision)
+
+    def parts(row: FitRow) -> dict[str, float]:
+        assert row.found is not None
+        step = max(row.found.replayed.values(), key=lambda each: each.step_s)
+        return priced(step, step.step_s, costs).parts
+
+    lines = []
+    for row in rows[1:3]:
+        first, second = rows[0].found, row.found
+        assert first is not None
+        assert second is not None
+        ratio, more = second.timing.seconds / first.timing.seconds, dict[str, float]()
+        if ratio < 1.01:
+            lines.append(
+                f"as fast  {row.name}: within {ratio - 1:.1%}; {rows[0].name} stands first for no reason of speed"
+            )
+            continue
+        if first.replayed and second.replayed:
+            own = parts(rows[0])
+            more = {kind: seconds - own.get(kind, 0.0) for kind, seconds in parts(row).items()}
+        why = max(more, key=lambda kind: more[kind], default="")
+        lines.append(f"slower   {row.name}: {ratio:.2f} times as long, most of it {why}")
+    return lines
+
+
+def nearest(rows: Sequence[FitRow]) -> str:
+    """Return which row comes nearest to fitting, and what it lacks."""
+    memories = [(row, row.found.memory) for row in rows if row.found and row.found.memory]
+    over = {row.name: memory.needed - (memory.capacity or 0) for row, memory in memories if memory.is_too_large}
+    if not over:
+        return "nothing  could be tried"
+    name = min(over, key=lambda each: over[each])
+    memory = next(memory for row, memory in memories if row.name == name)
+    lacks = f"{over[name] / GIB:,.1f} GiB" if over[name] > 0 else "memory"
+    return f"nothing  fits: {name} comes nearest and lacks {lacks}, filled by {filled_by(memory)}; use more GPUs, or larger ones"

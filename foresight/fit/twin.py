@@ -1,0 +1,88 @@
+"""A user's model without the values of its weights: with two blocks of each list for a proof, with all for a simulation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+FILLS = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_", "exponential_", "erfinv_"}
+KEPT = 2
+
+
+class NoFills(TorchFunctionMode):
+    """Leave what a tensor has where random values would be put into it."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor as it is, or what the function returns."""
+        if getattr(function, "__name__", "") in FILLS:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Let weights have shapes and no memory. Buffers are as their modules make them."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            attributes = dict(parameter.__dict__)
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+            parameter.__dict__.update(attributes)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment]
+    try:
+        with NoFills():
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def without_values(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model on the host, and spend no time on its values."""
+    with NoFills():
+        return build()
+
+
+def block_of(model: nn.Module) -> str:
+    """Return the class of the blocks: of those that a model has at least twice and that hold others, with most weights in all."""
+    weights = Counter[str]()
+    count = Counter[str]()
+    for module in model.modules():
+        if any(True for _ in module.children()) and not isinstance(
+            module, nn.ModuleList | nn.Sequential | nn.ModuleDict
+        ):
+            weights[type(module).__name__] += sum(p.numel() for p in module.parameters())
+            count[type(module).__name__] += 1
+    repeated = [name for name in weights if count[name] > 1 and weights[name]]
+    # An attention has fewer weights than the block around it.
+    return max(repeated, key=lambda name: weights[name], default="")
+
+
+def two_blocks(build: Callable[[], nn.Module], block: str) -> nn.Module:
+    """Build a model with two blocks of each list, and random weights."""
+    with on_meta():
+        model = build()
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ == block:
+            del module[KEPT:]
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = made.setdefault(id(parameter), _filled(parameter))
+    return model
+
+
+def _filled(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a weight with values: a matrix of small ones, a vector near one, as norms have it."""
+    values = torch.randn(parameter.shape, dtype=parameter.dtype)
+    values = 0.05 * values if parameter.dim() > 1 else 1 + 0.05 * values
+    return nn.Parameter(values, parameter.requires_grad)

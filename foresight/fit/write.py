@@ -1,0 +1,185 @@
+"""A program of one file that trains a user's model with a split, as `gptscale fit` writes it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+from gptscale.foresight.fit.python_text import Words, as_python
+from gptscale.foresight.fit.splits import SHARED, Split
+from gptscale.foresight.fit.subject import Subject
+from gptscale.foresight.fit.template import CHECK, PROGRAM, START
+
+# Each import that a program may need, with the name by which its text shows that it does, the standard library's first.
+IMPORTS = {
+    "import argparse": r"argparse\.",
+    "import math": r"math\.",
+    "import os": r"os\.",
+    "import sys": r"sys\.",
+    "import time": r"time\.",
+    "from collections.abc import Mapping": r"Mapping\[",
+    "from functools import partial": r"partial\(",
+    "from pathlib import Path": r"Path\(",
+    "from typing import Any": r"\bAny\b",
+    "": "",
+    "import deepspeed": r"deepspeed\.ops",
+    "import torch": r"torch\.",
+    "import torch.distributed as dist": r"dist\.",
+    "import torch.distributed.checkpoint as dcp": r"dcp\.",
+    "from accelerate import Accelerator": r"Accelerator\b",
+    "from deepspeed import DeepSpeedEngine": "DeepSpeedEngine",
+    "from deepspeed.utils import safe_get_full_grad": "safe_get_full_grad",
+    "from torch import nn": r"(?<!torch\.)nn\.Module",
+    "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict": r"get_state_dict\(",
+    "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh": r"init_device_mesh\(",
+    "from torch.distributed.fsdp import FSDPModule": "FSDPModule",
+    "from torch.distributed.tensor import DTensor, Replicate": r"DTensor\)",
+    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel": r"ParallelStyle\]",
+    "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
+    "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a program is started: the numbers that its options have as defaults."""
+
+    gpus: int
+    nodes: int
+    global_batch_size: int
+    micro_batch_size: int
+    precision: str
+    recompute: bool
+
+
+CALLS = {
+    "tensor": ("{batch}.to(DEVICE)", "model(inputs)"),
+    "list": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs)"),
+    "dict": ("{{name: value.to(DEVICE) for name, value in {batch}.items()}}", "model(**inputs)"),
+}
+SHALLOW = """\
+for module in model.modules() if o.check else []:
+    if isinstance(module, torch.nn.ModuleList) and len(module) and type(module[0]).__name__ == BLOCK:
+        del module[2:]"""
+RECOMPUTE = """\
+for block in [m for m in model.modules() if type(m).__name__ == BLOCK]:
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
+
+
+def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
+    """Return the text of a program."""
+    own = {**SHARED, **split.own}
+    if split.zero:
+        own["before"] = _zero(subject, split)
+    config = ", ".join(f"{name}={value}" for name, value in split.config.items())
+    own = {name: text.replace("{config}", config) for name, text in own.items()}
+    inputs, outputs = CALLS[subject.kind]
+    loss = subject.loss_words.replace("outputs", outputs)
+    if split.autocast:
+        loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
+    else:
+        loss = f"return {loss}"
+    config = next(
+        (f"{name} = argparse.Namespace" for name in re.findall(r"\w+Config(?=\()", own["before"] + own["after"])), ""
+    )
+    plan = f"PLAN = {as_python(dict(subject.plan), indent=0)}" if split.tensor > 1 else ""
+    block, is_shallow = f'BLOCK = "{subject.block}"', bool(subject.block) and subject.is_shallow
+    option = 'parser.add_argument("--check", action="store_true")'
+    start, text = START, PROGRAM.replace("$check\n", f"{CHECK}\n").replace("$check_option", option)
+    if not split.recipe:
+        start = "\n".join([*START.splitlines()[4:8], "train(o)"])
+        text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
+    places = own | {
+        "title": f"Train {subject.title} {split.title}",
+        "launch": launch(choice, file),
+        "check_launch": f"python {file} --check    # every gradient, as one process computes it, on a CPU"
+        if split.recipe
+        else "",
+        "model": subject.definitions + "\n" * ("def " in subject.definitions),
+        "constants": "\n".join(filter(None, [block * bool(subject.block), config, own["constants"], plan])),
+        "shard": _shard(split) if split.recipe else "",
+        "inputs": inputs.format(batch=f"batch({subject.batch_words})"),
+        "loss": loss,
+        "shallow_words": ", with two blocks of each list for a check" if is_shallow and split.recipe else "",
+        "shallow": SHALLOW if is_shallow and split.recipe else "",
+        "recompute": RECOMPUTE if choice.recompute else "",
+        "precision": choice.precision,
+        "global_batch": str(choice.global_batch_size),
+        "micro_batch": str(choice.micro_batch_size),
+    }
+    text = text.replace("    $start", textwrap.indent(start, "    "))
+    for name in ("DATA_RANKS", "DATA_RANK"):
+        text = text.replace(name, own[name])
+    text = _filled(text, places)
+    text = re.sub(r"\n{4,}", "\n\n\n", text)
+    used = [line for line, name in IMPORTS.items() if not line or re.search(name, text)]
+    return text.replace("$imports", "\n".join([*used, *subject.imports]))
+
+
+def launch(choice: Choice, file: str) -> str:
+    """Return the command that starts a program."""
+    if choice.gpus == 1:
+        return f"python {file} --steps 1000 --save checkpoints"
+    words = f"--nnodes {choice.nodes} --rdzv-backend c10d --rdzv-endpoint HOST:29500 " if choice.nodes > 1 else ""
+    return f"torchrun {words}--nproc-per-node {choice.gpus // choice.nodes} {file} --steps 1000 --save checkpoints"
+
+
+def _filled(template: str, places: dict[str, str]) -> str:
+    """Return the template with its places filled. A place that is alone in its line takes many lines, or none."""
+    lines = []
+    for line in template.splitlines():
+        alone = re.fullmatch(r"( *)\$(\w+)", line)
+        if alone and alone[2] != "imports":
+            text = places[alone[2]]
+            lines += [alone[1] + each if each else "" for each in text.split("\n")] if text else []
+        else:
+            lines.append(re.sub(r"\$(\w+)", lambda found: places.get(found[1], found[0]), line))
+    return "\n".join(lines) + "\n"
+
+
+def _shard(split: Split) -> str:
+    """Return the source of a recipe's `shard`, with the fields of its configuration that it reads."""
+    module = import_module(f"gptscale.recipes.{split.recipe}")
+    text = inspect.getsource(module.shard)
+    if "shard_data(" in split.own.get("before", ""):
+        data = inspect.getsource(import_module("gptscale.recipes.hybrid_3d").shard).replace(
+            "def shard(", "def shard_data("
+        )
+        text = f"{text}\n\n{data}"
+    return text.rstrip()
+
+
+def _zero(subject: Subject, split: Split) -> str:
+    """Return what cuts a model by DeepSpeed. Its JSON is that of the recipe."""
+    from gptscale.recipes.zero import ZeroConfig, ds_config
+
+    assert split.zero is not None
+    stage, where = split.zero
+    run: Any = SimpleNamespace(
+        gpt=SimpleNamespace(n_params=subject.n_params, largest_weight=subject.largest_weight),
+        world=SimpleNamespace(device=SimpleNamespace(type="cuda"), world_size=1),
+        batch=SimpleNamespace(global_batch_size=0, micro_batch_size=0, grad_accum_steps=0),
+        config=SimpleNamespace(clip_grad_norm=0.0, precision="fp32"),
+    )
+    config: Any = {"stage": stage, "offload": where}
+    json = ds_config(run, ZeroConfig(**config))
+    zero = json["zero_optimization"]
+    json |= {
+        "train_batch_size": Words("o.global_batch_size"),
+        "train_micro_batch_size_per_gpu": Words("o.micro_batch_size"),
+        "gradient_clipping": Words("o.clip"),
+        "bf16": {"enabled": Words('o.precision == "bf16"')},
+    }
+    for name in ("fp16", "gradient_accumulation_steps"):
+        del json[name]
+    for name in ("offload_optimizer", "offload_param"):
+        if name in zero:
+            del zero[name]["nvme_path"]
+            zero[name]["pin_memory"] = Words('DEVICE.type == "cuda"')
+    cut = "deepspeed.zero.Init(module=model, config_dict_or_path=json)" if stage == 3 else "model.to(DEVICE)"
+    return f"json: dict[str, Any] = {as_python(json, 0)}\n{cut}"

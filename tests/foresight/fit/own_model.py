@@ -1,0 +1,85 @@
+"""A user's model, in the ways in which users write them."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """A block with dropout."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        """Return the stream with what the block adds."""
+        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """A chain of blocks, whose output is the loss."""
+
+    def __init__(self, n=4, width=32, tied=False):
+        super().__init__()
+        self.table, self.head = nn.Embedding(64, width), nn.Linear(width, 64, bias=False)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(n)])
+        if n:
+            self.tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, ids, targets=None):
+        """Return the loss, or logits."""
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return logits if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def build():
+    """Return a model."""
+    return Net()
+
+
+def batch(size):
+    """Return random tokens."""
+    ids = torch.randint(0, 64, (size, 9))
+    return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
+
+
+def tied():
+    """Return a model whose head is its table."""
+    return Net(tied=True)
+
+
+def logits_batch(size, number):
+    """Return a batch that depends on its number alone."""
+    return torch.arange(size * 8).reshape(size, 8) * (number + 1) % 64
+
+
+def loss(logits, ids):
+    """Return how well tokens are said again."""
+    return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+def failing():
+    """Fail."""
+    raise ValueError("no such width")
+
+
+def of_cuda():
+    """Need a GPU."""
+    return Net().to("cuda")
+
+
+def number():
+    """Return no module."""
+    return 3
+
+
+def wide(size):
+    """Return a batch that the model refuses."""
+    return {"ids": torch.randn(size, 8), "targets": torch.zeros(size, 8)}

@@ -1,0 +1,160 @@
+"""`gptscale fit`: programs that are written for a user's model, each run as a user runs it."""
+
+import ast
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from gptscale.foresight.fit.configs import of_transformers
+from gptscale.foresight.fit.splits import splits
+from gptscale.foresight.fit.subject import subject_of
+from gptscale.foresight.fit.write import Choice, program
+from gptscale.launchers.cli import main
+
+OWN = Path(__file__).with_name("own_model.py")
+NAMES = [*splits(8, 8)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    shutil.copy(OWN, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def subject(folder):
+    return subject_of(f"{folder}/own_model.py:build", "", "", None, folder)
+
+
+def written(folder, subject, name, gpus=8, recompute=False):
+    file = folder / f"train_{name.replace(' ', '_')}.py"
+    choice = Choice(gpus, 1, 16, 2, "fp32", recompute)
+    file.write_text(program(subject, splits(gpus, 8)[name], choice, file.name))
+    return file
+
+
+def run(file, ranks, *words):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *torchrun, str(file), "--steps", "4", "--warmup", "2", *words]
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=300, env=environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line.split(",")[:3] for line in done.stdout.splitlines() if line[:1].isdigit()]
+
+
+def test_a_user_s_model_is_looked_at(subject):
+    assert (subject.block, subject.is_shallow, subject.kind, subject.loss_words) == ("Block", True, "dict", "outputs")
+    assert subject.definitions == "from own_model import batch, build"
+    assert subject.plan == {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+
+def test_a_batch_by_its_number_a_loss_and_tied_weights(folder):
+    file = f"{folder}/own_model.py"
+    found = subject_of(f"{file}:tied", f"{file}:logits_batch", f"{file}:loss", None, folder)
+    assert found.definitions == "from own_model import logits_batch as batch, loss, tied as build"
+    assert found.loss_words == "loss(outputs, inputs)"
+    assert run(written(folder, found, "single", 1), 1) != []
+
+
+@pytest.mark.parametrize("name", [*NAMES, "single"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_program_is_clean_and_is_the_recipe(folder, subject, name, recompute):
+    gpus = 1 if name == "single" else 8
+    file = written(folder, subject, name, gpus, recompute)
+    for words in (["check", "--select", "E,F,B,UP"], ["format", "--diff"]):
+        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--line-length", "130", file]
+        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    imported = {getattr(node, "module", "") or "" for node in ast.walk(ast.parse(file.read_text()))}
+    assert not any(module.startswith("gptscale") for module in imported)
+    if name != "single":
+        shard = import_module(f"gptscale.recipes.{splits(8, 8)[name].recipe}").shard
+        assert inspect.getsource(shard) in file.read_text()
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("name", [*NAMES])
+def test_a_program_computes_what_one_process_computes_and_resumes_to_the_bit(folder, subject, name):
+    alone = run(written(folder, subject, "single", 1), 1)
+    ranks = splits(8, 8)[name].least
+    file = written(folder, subject, name)
+    saved = folder / f"saved-{name}"
+    together = run(file, ranks, "--save", str(saved), "--save-every", "2")
+    for one, many in zip(alone, together, strict=True):
+        assert one[0] == many[0]
+        # DeepSpeed's AdamW of a few samples turns the rounding of a gradient into a step.
+        assert [*map(float, many[1:])] == pytest.approx([*map(float, one[1:])], rel=1e-4 if "zero" in name else 1e-5)
+    shutil.rmtree(saved / "4")
+    assert run(file, ranks, "--save", str(saved), "--save-every", "2") == together[2:]
+    done = subprocess.run([sys.executable, file, "--check"], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.stdout.count(": right, gradients deviate by at most ") == ranks, done.stderr[-3000:]
+
+
+@pytest.mark.world
+def test_a_checkpoint_moves_to_another_world(folder, subject):
+    file, saved = written(folder, subject, "fsdp"), str(folder / "moves")
+    together = run(file, 2, "--save", saved, "--save-every", "2")
+    shutil.rmtree(f"{saved}/4")
+    moved = run(file, 4, "--save", saved)
+    assert [float(loss) for _, loss, _ in moved] == pytest.approx(
+        [float(loss) for _, loss, _ in together[2:]], rel=1e-5
+    )
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("split", ["ddp", "fsdp"])
+def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, split):
+    monkeypatch.chdir(folder)
+    words = ["fit", "own_model.py:build", "--gpus", "2", "--splits", split, "--write", f"best_{split}.py"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert f"1  {split}" in printed
+    assert len(run(folder / f"best_{split}.py", 2, "--global-batch-size", "4", "--micro-batch-size", "2")) == 4
+    assert main(words) == 2
+    assert f"best_{split}.py is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere.py:build"], "there is no file nowhere.py"),
+        (["own_model.py"], "names no function"),
+        (["own_model.py:bild"], "has no function bild"),
+        (["own_model.py:failing"], "failing() fails (ValueError: no such width)"),
+        (["own_model.py:of_cuda"], "of_cuda() fails"),
+        (["own_model.py:number"], "number() returns int"),
+        (["own_model.py:build", "--batch", "own_model.py:number"], "--batch"),
+        (["own_model.py:build", "--batch", "own_model.py:wide"], "does not take the batch (RuntimeError"),
+        (["own_model.py:build", "--global-batch-size", "12"], "cannot be dealt to 8 GPUs"),
+        (["own_model.py:build", "--gpus", "8", "--nodes", "3"], "not the same number"),
+        (["own_model.py:build", "--write", "own_model.py"], "is there already"),
+        (["own_model.py:build", "--write", "accelerate.py"], "would hide the module accelerate"),
+        (["own_model.py:build", "--splits", "dpp"], "did you mean"),
+        (["own_model.py:build", "--as", "h1000"], "unknown device"),
+        (["hf:own_model.py"], "is no config of transformers"),
+    ],
+)
+def test_wrong_input_is_one_line(folder, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(folder)
+    assert main(["fit", *words]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_config_of_transformers_is_text(tmp_path):
+    import transformers
+
+    transformers.Qwen3Config(num_hidden_layers=4, hidden_size=64, vocab_size=99).save_pretrained(tmp_path)
+    text, small, words = of_transformers(str(tmp_path), 16)
+    assert text.startswith("from transformers import Qwen3Config, Qwen3ForCausalLM\n")
+    assert '"vocab_size": 99,' in text
+    assert "torch.randint(0, 99, (size, 16))" in text
+    assert '"num_hidden_layers": 2,' in small
+    assert words == "two layers of width 256"

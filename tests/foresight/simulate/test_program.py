@@ -244,8 +244,7 @@ SELECTIVE = """
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 keep = lambda: create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
 for number in range(3):
-    if number == 2:
-        model.compile(fullgraph=True)
+    number == 2 and model.compile(fullgraph=True)
     checkpoint(model, torch.ones(8, 64, device="cuda"), use_reentrant=False, context_fn=keep).sum().backward()
     optimizer.step()
 """

@@ -117,9 +117,9 @@ def pipeline(model: nn.Module, block: type[nn.Module]) -> Step:
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
         last = {"target": targets, "targets": targets} if rank == size - 1 else {}
-        schedule.step(*([inputs] if rank == 0 else []), **last, losses=losses, return_outputs=False)
+        schedule.step(*([inputs] if rank == 0 else []), **last, losses=losses, return_outputs=False)  # type: ignore[arg-type]
         if rank in (0, size - 1):
-            dist.all_reduce(own.wte.weight.grad, group=ends)
+            dist.all_reduce(own.wte.weight.grad, group=ends)  # type: ignore[arg-type]
         grads: list[Any] = [p.grad for p in parameters]
         torch._foreach_div_(grads, float(targets.numel()))
         squares = torch.stack(torch._foreach_norm(grads)).square().sum()

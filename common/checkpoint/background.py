@@ -39,7 +39,7 @@ class BackgroundSave:
         assert not self.under_way
         if dist.is_initialized() and self._group is None:
             # The ranks must agree on the outcome while the training uses the other groups.
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo")  # type: ignore[assignment]
         draft = Draft.agreed(engine, folder, step)
         shards = [_aside(shard) for shard in draft.own(engine)]
         if torch.cuda.is_available():

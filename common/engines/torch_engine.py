@@ -163,7 +163,7 @@ class TorchEngine(SteppedEngine):
         gathered = value.new_empty(self.data_size)
         if self.group is None:
             return gathered.copy_(value), lambda: None
-        return gathered, dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True).wait
+        return gathered, dist.all_gather_into_tensor(gathered, value.view(1), group=self.group, async_op=True).wait  # type: ignore
 
 
 def tell_backward(loss: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def _group(ranks: int, stride: int, world_size: int) -> dist.ProcessGroup:
     """Return this rank's group of ranks that lie `stride` apart. Every rank makes all of them."""
     firsts = [block + i for block in range(0, world_size, ranks * stride) for i in range(stride)]
     members = [[first + stride * i for i in range(ranks)] for first in firsts]
-    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(members)[0]
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(members)[0]  # type: ignore[assignment]
     return group
 
 

@@ -40,6 +40,8 @@ class OperationRecorder(_python_dispatch.TorchDispatchMode):
     """It tells the mock of each operation of torch that runs within it. part: the number of the part of the step."""
 
     supports_higher_order_operators = True
+    # Else torch compiles nothing in the recorded step, or not in its backward what it has compiled in its forward.
+    ignore_compile_internals = classmethod(lambda cls: True)
 
     def __init__(self, mock: ctypes.CDLL, part: Callable[[], int]) -> None:
         super().__init__()
@@ -107,9 +109,8 @@ def _facts(func: Any, args: Any, options: Mapping[str, Any], result: Any) -> tup
 
 def _on_device(values: Any) -> Iterator[Tensor]:
     for value in values:
-        if isinstance(value, Tensor):
-            if value.is_cuda:
-                yield value
+        if isinstance(value, Tensor) and value.is_cuda:
+            yield value
         elif isinstance(value, list | tuple):
             yield from _on_device(value)
 
@@ -191,8 +192,7 @@ def _ranks_on_node(values: Any) -> int:
             )
             if group is not None:
                 local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-                mine = dist.get_rank() // local
-                return sum(rank // local == mine for rank in dist.get_process_group_ranks(group))
+                return sum(rank // local == dist.get_rank() // local for rank in dist.get_process_group_ranks(group))
         except (AttributeError, KeyError, RuntimeError, ValueError):
             continue
     return 0

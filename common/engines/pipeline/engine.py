@@ -47,7 +47,7 @@ class TimedStage(PipelineStage):
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Return the first transfers, leaving out those to this process itself. torch 2.15 leaves them out by itself."""
         # At its turning point a V-shaped schedule sends to its own process, which gloo refuses.
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]  # type: ignore[misc]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self.clock.computing(FORWARD, self.stage_index, fwd_chunk_id):

@@ -63,4 +63,4 @@ def tied_embedding_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
         if first != last:
             group = dist.new_group([first, last])
             own_group = group if dist.get_rank() in (first, last) else own_group
-    return own_group
+    return own_group  # type: ignore[return-value]

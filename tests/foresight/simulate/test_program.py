@@ -35,13 +35,8 @@ def simulate(tmp_path, monkeypatch, capfd):
 @pytest.fixture
 def script(tmp_path):
     """Return a function that writes a program."""
-
-    def write(text):
-        file = tmp_path / "train.py"
-        file.write_text(text)
-        return file
-
-    return write
+    file = tmp_path / "train.py"
+    return lambda text: file.write_text(text) and file
 
 
 STEP = """
@@ -57,16 +52,15 @@ def step():
 @pytest.mark.slow
 def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
     status, (rank,), printed = simulate(sys.executable, PROGRAMS / "ddp.py", options=["--world", "8", "--steps", "2"])
-    assert status == 0
-    assert (rank["world_size"], rank["steps"], rank["ended_by"]) == (8, 2, "its last step")
+    assert (status, rank["world_size"], rank["steps"], rank["ended_by"]) == (0, 8, 2, "its last step")
     parameters = 4 * (4096 * 1024 + 1024)
     owners = rank["peak_by_owner_bytes"]
     # Moments; the step count of each parameter lies on the host.
-    assert (owners["parameter"], owners["gradient"], owners["optimizer state"]) == (
+    assert [owners[kind] for kind in ("parameter", "gradient", "optimizer state")] == [
         parameters,
         parameters,
         2 * parameters,
-    )
+    ]
     assert rank["peak_allocated_bytes"] > 4 * parameters
     assert max(c["nbytes"] for c in rank["step"]["collectives"]) == parameters
     assert "every value was zero" in printed.out
@@ -92,8 +86,7 @@ def test_a_python_with_another_torch_runs_with_its_own(simulate):
 def test_torchrun_names_the_world_and_each_interval_has_its_peak(simulate):
     words = [*TORCHRUN, "--nproc-per-node", "8", "--nnodes", "2", PROGRAMS / "fsdp.py"]
     status, (first, last), printed = simulate(*words, options=["--rank", "0,last"])
-    assert status == 0
-    assert (first["rank"], last["rank"], last["world_size"]) == (0, 15, 16)
+    assert (status, first["rank"], last["rank"], last["world_size"]) == (0, 0, 15, 16)
     # The program makes two steps of the three, and ends by itself.
     assert (last["steps"], last["ended_by"]) == (2, "its own end")
     assert [interval["steps"] for interval in last["intervals"]] == [0, 1, 2]
@@ -106,8 +99,7 @@ def test_torchrun_names_the_world_and_each_interval_has_its_peak(simulate):
 def test_the_stages_of_a_pipeline_are_found_by_what_they_send(simulate):
     words = [*TORCHRUN, "--nproc-per-node", "3", PROGRAMS / "pipeline.py"]
     status, ranks, _ = simulate(*words, options=["--rank", "all-stages", "--steps", "2"])
-    assert status == 0
-    assert [rank["rank"] for rank in ranks] == [0, 1, 2]
+    assert (status, [rank["rank"] for rank in ranks]) == (0, [0, 1, 2])
     assert [sorted(rank["sends_to"]) for rank in ranks] == [[1], [0, 2], [1]]
     status, _, printed = simulate(*words, options=["--rank", "last", "--steps", "2"])
     assert status == 2
@@ -118,8 +110,7 @@ def test_the_stages_of_a_pipeline_are_found_by_what_they_send(simulate):
 def test_a_program_that_does_not_fit_has_a_status_of_its_own(simulate, script):
     file = script(STEP.replace("64, 64", "20000, 20000") + "step()")
     status, (rank,), printed = simulate(sys.executable, file, options=["--memory-gib", "1"])
-    assert status == 7
-    assert rank["out_of_memory"]
+    assert (status, bool(rank["out_of_memory"])) == (7, True)
     assert "does not fit: CUDA out of memory. Tried to allocate 1.49 GiB. That was after 0 steps." in printed.err
 
 
@@ -247,6 +238,22 @@ for _ in range(3):
 def test_each_expert_gets_as_many_tokens_as_any_other(simulate, script):
     status, _, printed = simulate(sys.executable, script(EXPERTS), options=["--balanced-experts"])
     assert (status, "tokens were dealt to 8 experts in turn, 6 times in all" in printed.out) == (0, True), printed.err
+
+
+SELECTIVE = """
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+keep = lambda: create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+for number in range(3):
+    number == 2 and model.compile(fullgraph=True)
+    checkpoint(model, torch.ones(8, 64, device="cuda"), use_reentrant=False, context_fn=keep).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_may_compile_in_the_step_that_is_recorded(simulate, script):
+    status, (rank,), printed = simulate(sys.executable, script(STEP + SELECTIVE))
+    assert (status, "triton" in str(rank["step"]["kernels"])) == (0, True), printed.err
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
-    "core": (CORE, 24_170),
+    "core": (CORE, 24_160),
     "foresight": (("foresight",), 11_140),
     "lenet": (("lenet",), 6_590),
     "the package": ((*CORE, *LABS), 41_890),

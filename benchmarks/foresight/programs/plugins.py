@@ -31,7 +31,7 @@ else:
     colossalai.launch_from_torch(backend="gloo")
     booster = Booster(plugin=getattr(plugin, f"{args.engine}Plugin")())
     model, optimizer, *_ = booster.boost(model, *optimizers_of(args, model))
-sampler = DistributedSampler(dataset, seed=1)
+sampler: DistributedSampler[int] = DistributedSampler(dataset, seed=1)
 for _, (inputs, targets) in zip(range(args.steps), DataLoader(dataset, args.batch, sampler=sampler), strict=False):
     loss = loss_of(args, model(inputs.to(args.device)), targets.to(args.device), 1)
     loss.backward() if args.engine == "FSDP" else booster.backward(loss, optimizer)

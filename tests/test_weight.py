@@ -17,7 +17,7 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_160),
-    "foresight": (("foresight",), 11_140),
+    "foresight": (("foresight",), 11_150),
     "lenet": (("lenet",), 6_590),
     "the package": ((*CORE, *LABS), 41_890),
     "the tests": (("tests",), 27_930),

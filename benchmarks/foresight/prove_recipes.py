@@ -18,9 +18,9 @@ from pathlib import Path
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.commands.prove import of_recipe
 from gptscale.foresight.prove.answer import answer
 from gptscale.foresight.prove.compare import GRADIENT, Proof
+from gptscale.foresight.prove.options import of_recipe
 from gptscale.foresight.prove.program import ProveTask, Recording, record
 from gptscale.launchers.cli import start
 from gptscale.launchers.run.options import default_recipe_config

@@ -1,4 +1,4 @@
-"""The model of tests/foresight/prove/programs/train.py, split by a plugin of Colossal-AI or by fairscale's FSDP (--engine FSDP).
+"""The model of tests/foresight/prove/programs/train.py, split by Colossal-AI or by fairscale's FSDP.
 
     gptscale prove --reference "PYTHON train.py --batch 8" --candidate "PYTHON -m torch.distributed.run --nproc-per-node 2 \\
         plugins.py --batch 4 --engine TorchDDP"

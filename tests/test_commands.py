@@ -111,7 +111,7 @@ def test_a_command_of_the_pages_is_understood(command, read_only, capsys):
         importlib.import_module(module)
 
 
-@pytest.mark.parametrize("word", USAGE)
+@pytest.mark.parametrize("word", sorted(USAGE.keys() - {"report"}))
 def test_every_vision_command_downloads_what_it_names(word, read_only):
     understands(["lenet", word, "--data", "mnist", "--download"])
 
@@ -141,7 +141,7 @@ def options_of_all_commands():
 
 
 # Options of other programs.
-FOREIGN = {"--nproc-per-node", "--shm-size", "--force-reinstall", "--endpoint"}
+FOREIGN = {*"--nproc-per-node --standalone --check --nnodes --rdzv-backend --rdzv-endpoint".split(), "--shm-size", "--force-reinstall", "--endpoint"}
 # Where "gptscale" is a subject, and no command.
 VERBS = {"does", "reads", "that", "up", "wrote"}
 

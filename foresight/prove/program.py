@@ -42,7 +42,7 @@ AFTER_IMPORT = {
 # A program that fails with such words is tried again with the CPU in the place of CUDA.
 NAMES_CUDA = re.compile(r"cuda|nccl|nvidia|gpu", re.IGNORECASE)
 # Where torchrun begins to say that a rank has failed, and what torch puts before a rank's lines.
-TORCHRUN = re.compile(r"^[EW]\d{4} .* torch/distributed/elastic", re.MULTILINE)
+TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic", re.MULTILINE)
 RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
 # When a rank is through, the others have this long, or as long as it took.
 BEHIND_S = 30.0

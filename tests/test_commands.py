@@ -141,7 +141,8 @@ def options_of_all_commands():
 
 
 # Options of other programs.
-FOREIGN = {*"--nproc-per-node --standalone --check --nnodes --rdzv-backend --rdzv-endpoint".split(), "--shm-size", "--force-reinstall", "--endpoint"}
+TORCHRUN = "--nproc-per-node --standalone --nnodes --rdzv-backend --rdzv-endpoint"
+FOREIGN = {*TORCHRUN.split(), "--check", "--shm-size", "--force-reinstall", "--endpoint"}
 # Where "gptscale" is a subject, and no command.
 VERBS = {"does", "reads", "that", "up", "wrote"}
 

@@ -191,6 +191,7 @@ class WarmParent:
 
 
 _parents: dict[tuple[str, tuple[str, ...]], WarmParent] = {}
+_making = threading.Lock()
 
 
 def _end_warm_parents() -> None:
@@ -253,18 +254,15 @@ def wait_for_warm_parents() -> None:
 def warm_parent_of(environment: str, imports: tuple[str, ...], environ: Mapping[str, str]) -> WarmParent | None:
     """Return the warm parent that can fork a program, after making it if there is none. None if no parent can."""
     environment = "" if environments.is_inside(environment) else environment
-    if (environment, imports) in _parents:
-        parent = _parents[environment, imports]
-        return parent if parent.fits(environ) else None
-    base = _parents.get((environment, ()))
-    if base is None:
-        base = _parents[environment, ()] = WarmParent.start(environment)
-        atexit.register(_end_warm_parents)
-    if not base.fits(environ):
-        return None
-    if imports:
-        _parents[environment, imports] = base.with_imports(imports)
-    return _parents[environment, imports]
+    # Threads that ask at once get the same one: a second would end the programs of the first.
+    with _making:
+        if (base := _parents.get((environment, ()))) is None and (environment, imports) not in _parents:
+            base = _parents[environment, ()] = WarmParent.start(environment)
+            atexit.register(_end_warm_parents)
+        if (environment, imports) not in _parents and base is not None and base.fits(environ):
+            _parents[environment, imports] = base.with_imports(imports)
+        parent = _parents.get((environment, imports))
+    return parent if parent is not None and parent.fits(environ) else None
 
 
 def start_process(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -253,7 +254,9 @@ for number in range(3):
 @pytest.mark.slow
 def test_a_program_may_compile_in_the_step_that_is_recorded(simulate, script):
     status, (rank,), printed = simulate(sys.executable, script(STEP + SELECTIVE))
-    assert (status, "triton" in str(rank["step"]["kernels"])) == (0, True), printed.err
+    # torch 2.11 computes such a step without its compilation, and 2.15 compiles it.
+    compiles = tuple(map(int, version("torch").split(".")[:2])) >= (2, 15)
+    assert (status, "triton" in str(rank["step"]["kernels"])) == (0, compiles), printed.err
 
 
 @pytest.mark.slow

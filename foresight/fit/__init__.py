@@ -1,0 +1,1 @@
+"""A model of one's own: its splits as programs, tried and proved."""

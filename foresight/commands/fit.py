@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gptscale.common.errors import ConfigError
@@ -12,6 +13,18 @@ from gptscale.common.settings.command_line import parse
 from gptscale.foresight.fit.options import FitOptions
 
 ABOUT = "A model of your own: which split of it fits and is fastest, the proof that it is right, and its program."
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """Let programs that are started have these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,9 +46,10 @@ def main(argv: Sequence[str]) -> int:
         subject = subject_of(options.model, options.batch, options.loss, options.seq_len, folder)
         # Where the user's modules are.
         where = str(Path(options.model.partition(":")[0]).parent.absolute())
-        os.environ["PYTHONPATH"] = ":".join(filter(None, (where, os.getcwd(), os.environ.get("PYTHONPATH"))))
+        path = ":".join(filter(None, (where, os.getcwd(), os.environ.get("PYTHONPATH"))))
         prepare_mock()
-        rows = trials.try_all(trials.Trials(subject, cluster, folder), options, status.update)
+        with _environment(PYTHONPATH=path, DS_ACCELERATOR="cpu"):
+            rows = trials.try_all(trials.Trials(subject, cluster, folder), options, status.update)
     answer.show(subject, cluster, options, rows)
     fitting = [row for row in rows if row.fits and row.proved]
     if not fitting:

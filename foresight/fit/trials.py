@@ -144,7 +144,6 @@ class Trials:
         reference = self.reference.folder if self.reference else None
         command = [sys.executable, *words, str(folder / "train.py"), "--warmup", "1"]
         task = ProveTask(command, STEPS, PROOF_S, True, reference)
-        os.environ["DS_ACCELERATOR"] = "cpu"
         return record(task, folder / "noted")
 
 

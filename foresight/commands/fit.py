@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 from gptscale.common.errors import ConfigError
+from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.fit.options import FitOptions
 
 ABOUT = "A model of your own: which split of it fits and is fastest, the proof that it is right, and its program."
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    """Let programs that are started have these variables."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,7 +29,9 @@ def main(argv: Sequence[str]) -> int:
     from gptscale.results.render import console
 
     cluster = gpu_cluster(options.device_kind, options.nodes, options.gpus // options.nodes, options.link)
-    trials.names_of(options, splits(options.gpus, cluster.per_node))
+    known = splits(options.gpus, cluster.per_node)
+    if options.splits != "all":
+        known = {name: known[name] for name in parse_names(options.splits, known, "split", "--splits")}
     with tempfile.TemporaryDirectory(prefix="gptscale-fit-") as name, console(stderr=True).status("building") as status:
         folder = Path(name)
         subject = subject_of(options.model, options.batch, options.loss, options.seq_len, folder)
@@ -48,10 +39,9 @@ def main(argv: Sequence[str]) -> int:
         where = str(Path(options.model.partition(":")[0]).parent.absolute())
         path = ":".join(filter(None, (where, os.getcwd(), os.environ.get("PYTHONPATH"))))
         prepare_mock()
-        with _environment(PYTHONPATH=path, DS_ACCELERATOR="cpu"):
-            rows = trials.try_all(trials.Trials(subject, cluster, folder), options, status.update)
-    answer.show(subject, cluster, options, rows)
-    fitting = [row for row in rows if row.fits and row.proved]
+        with patch.dict(os.environ, PYTHONPATH=path):
+            rows = trials.try_all(trials.Trials(subject, cluster, folder, status.update), options, known)
+    fitting = answer.show(subject, cluster, options, rows)
     if not fitting:
         return 1
     if options.row > len(fitting):

@@ -16,8 +16,8 @@ COLUMNS = ("", "split", "micro-batch", "proved on", "gradients within", "peak Gi
 LEFT = ("split", "bound by", "micro-batch")
 
 
-def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence[FitRow]) -> None:
-    """Print the table of the rows that fit, why the first is the first, and what was left out."""
+def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence[FitRow]) -> list[FitRow]:
+    """Print and return the rows that fit and are right, why the first is the first, and what was left out."""
     good = [row for row in rows if row.fits and row.proved]
     title = (
         f"{subject.title}: {subject.n_params / 1e6:,.1f}M weights on {cluster}, {options.samples} samples a step, "
@@ -27,19 +27,17 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         cells = [(str(i), *cells_of(row)) for i, row in enumerate(good, 1)]
         console(log_columns=150, highlight=False).print(table(COLUMNS, cells, left=LEFT, title=title))
         print(f"proved   3 steps of {subject.small_words}, in fp32 on CPU ranks: gradients, norms, moments, weights")
-        print(
-            "time     from data sheets, if the host keeps up"
-            if good[0].found and "sheet" in good[0].found.timing.grade
-            else ""
-        )
+        assert good[0].found is not None
+        print(f"time     by {good[0].found.timing.grade}, if the host keeps up")
         for line in reasons(good, cluster, options.precision):
             print(line)
     else:
         print(title)
         print(nearest(rows))
     for row in rows:
-        if row not in good and row.why:
-            print(f"left out {row.name}: {row.why}")
+        if row.why:
+            print(f"{'but' if row in good else 'left out':<8} {row.name}: {row.why}")
+    return good
 
 
 def cells_of(row: FitRow) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ SHARED = {
     "DATA_RANK": "RANK",
     "constants": "",
     "begin": "dist.init_process_group()",
-    "adamw": "torch.optim.AdamW",
     "definitions": "",
     "groups": (
         'groups: list[Any] = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
@@ -50,8 +49,9 @@ DTYPE = 'dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32\n'
 BLOCK_CLASS = "next(type(m) for m in model.modules() if type(m).__name__ == BLOCK)"
 FSDP_SPLIT = f"""\
 {DTYPE}block_class = {BLOCK_CLASS}
+mesh = init_device_mesh(DEVICE.type, {{mesh}})
 config = FSDPConfig({{config}})
-shard(model, block_class, config, init_device_mesh(DEVICE.type, {{mesh}}), dtype)"""
+shard(model, block_class, config, mesh, dtype)"""
 ACCELERATE = {
     "before": "model.to(DEVICE)",
     "after": (
@@ -69,15 +69,13 @@ ZERO = {
         "deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)"
     ),
     "backward": "model.backward(loss)\nif micro < count - 1:\n    model.step()",
-    "step": "norm = float(model.get_global_grad_norm() or 0.0)",
+    "step": "model.step()\nnorm = float(model.get_global_grad_norm() or 0.0)",
     "save": 'model.save_checkpoint(o.save, tag=f"{step + 1}.part", save_latest=False)',
     "load": "model.load_checkpoint(o.save, tag=str(first))",
     "weights": "model.module.parameters()",
     "gradient": "safe_get_full_grad(p)",
     "check_env": ', "DS_ACCELERATOR": "cpu"',
 }
-ZERO["step"] = f"model.step()\n{ZERO['step']}"
-
 
 # Weights of the two meshes, and those that are whole everywhere, are neither clipped nor updated in one call.
 TENSOR = {
@@ -96,8 +94,8 @@ TENSOR = {
     ),
     "groups": (
         "groups: list[Any] = []\n"
-        "for own in {getattr(p, 'device_mesh', None) for p in model.parameters()}:\n"
-        "    of_mesh = [p for p in model.parameters() if getattr(p, 'device_mesh', None) == own]\n"
+        'for own in {getattr(p, "device_mesh", None) for p in model.parameters()}:\n'
+        '    of_mesh = [p for p in model.parameters() if getattr(p, "device_mesh", None) == own]\n'
         '    groups += [{"params": [p for p in of_mesh if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
         '    groups += [{"params": [p for p in of_mesh if p.dim() < 2], "weight_decay": 0.0}]'
     ),
@@ -111,7 +109,6 @@ TENSOR = {
         "    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor\n\n"
     ),
 }
-TENSOR["groups"] = TENSOR["groups"].replace("'device_mesh'", '"device_mesh"')
 DATA = f'{DTYPE}shard_data(model, {BLOCK_CLASS}, mesh["data"], dtype)'
 
 
@@ -120,9 +117,9 @@ class Split:
     """A way to split a model over devices, and what is its own in a program.
 
     title: what the program does. recipe: the module whose `shard` stands in it. config: the values of its dataclass, by field.
-    needs: what a model must have for it: "blocks". own: text for the places of the template. autocast: whether products are cast
-    in the loop, and not by the engine. zero: DeepSpeed's stage and where its state is, None for others. tensor: ranks that share
-    each matrix. least: ranks of the smallest world that does all of it.
+    needs: what a model must have for it, "blocks" or "plan". own: text for the places of the template. autocast: whether products
+    are cast in the loop, and not by the engine. zero: DeepSpeed's stage and where its state is, None for others. tensor: ranks
+    that share each matrix. least: ranks of the smallest world that does all of it.
     """
 
     title: str
@@ -149,7 +146,7 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
             autocast=True,
         )
     }
-    plain, node = "(WORLD,)", f"(WORLD // {per_node}, {per_node})"
+    plain, node = "(WORLD,)", '(WORLD // NODE, NODE), mesh_dim_names=("replicas", "shards")'
     for name, title, mesh, offload in (
         ("fsdp", "with its state cut over all devices", plain, False),
         ("fsdp offload", "with its state cut over all devices and kept on the host", plain, True),
@@ -158,7 +155,9 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
         if name != "hsdp" or gpus > per_node:
             config = {"reshard_after_forward": True, "prefetch": 1, "cpu_offload": offload}
             own = {"before": FSDP_SPLIT.replace("{mesh}", mesh)}
-            found[name] = Split(title, own, "fsdp", config, ("blocks",))
+            if name == "hsdp":
+                own |= {"constants": f"NODE = min({per_node}, max(1, WORLD // 2))", "check_ranks": "4"}
+            found[name] = Split(title, own, "fsdp", config, ("blocks",), least=4 if name == "hsdp" else 2)
     for stage, what in (1, "optimizer"), (2, "optimizer and gradients"), (3, "optimizer, gradients and weights"):
         for where, of_host in ("none", ""), ("cpu", " and kept on the host"):
             if stage > 1 or where == "none":

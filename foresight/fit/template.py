@@ -43,7 +43,7 @@ def split(model: torch.nn.Module, o: argparse.Namespace) -> tuple[torch.nn.Modul
     """Cut a model over the devices, and make its optimizer: matrices decay, norms and biases do not."""
     $before
     $groups
-    optimizer = $adamw([group for group in groups if group["params"]], lr=o.lr, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=o.lr, betas=(0.9, 0.95), fused=True)
     $after
 
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 from gptscale.common.errors import GptscaleError
-from gptscale.common.settings.checks import parse_names
 from gptscale.foresight.fit.options import FitOptions
 from gptscale.foresight.fit.splits import Split, splits
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.write import Choice, program
-from gptscale.foresight.memory.timeline import ACTIVATION
+from gptscale.foresight.memory.timeline import ACTIVATION, LOGITS
 from gptscale.foresight.mock_cuda.devices import device_named
 from gptscale.foresight.plan.question import Cluster
 from gptscale.foresight.plan.rows import Tried
@@ -26,13 +26,15 @@ from gptscale.foresight.prove.causes import finding
 from gptscale.foresight.prove.compare import Proof
 from gptscale.foresight.prove.program import ProveTask, Recording, record
 from gptscale.foresight.simulate.interpreters import torch_of
-from gptscale.foresight.simulate.processes import ProgramError
 from gptscale.foresight.simulate.program import ProgramTask
 from gptscale.foresight.simulate.simulation import kept_simulation
 
 # Steps, samples and micro-batch of a proof, and what it may take.
 STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
 SIMULATED_STEPS, SIMULATION_S = 2, 900
+# What a micro-batch may fill of a device, by a straight line from one sample.
+FILLED = 0.94
+TOO_LARGE = "does not fit"
 LACKS = {
     "blocks": "the model has no block that is repeated",
     "plan": "the model has no tp_plan of colwise and rowwise modules (docs/guides/fit.md)",
@@ -72,10 +74,10 @@ class FitRow:
 
 
 class Trials:
-    """The trials of a subject on a cluster. folder: for programs and what they leave."""
+    """The trials of a subject on a cluster. folder: for programs and what they leave. tell: is told what is tried."""
 
-    def __init__(self, subject: Subject, cluster: Cluster, folder: Path) -> None:
-        self.subject, self.cluster, self.folder = subject, cluster, folder
+    def __init__(self, subject: Subject, cluster: Cluster, folder: Path, tell: Callable[[str], None]) -> None:
+        self.subject, self.cluster, self.folder, self.tell = subject, cluster, folder, tell
         self.small = replace(subject, imports=(), definitions=subject.small)
         self.valueless = replace(subject, definitions=subject.definitions + VALUELESS)
         self.reference: Recording | None = None
@@ -113,26 +115,28 @@ class Trials:
                 found = tried([simulation], self.cluster, choice.precision, n, written)
             except GptscaleError as error:
                 return replace(row, why=f"not simulated: {error.what}")
-        why = "" if not found.memory or not found.memory.is_too_large else "does not fit"
+        why = TOO_LARGE if found.memory and found.memory.is_too_large else ""
         return replace(row, found=found, why=why)
 
-    def prove(self, row: FitRow, ranks: int) -> FitRow:
-        """Return a row with the proof on so many CPU ranks, or why there is none."""
+    def proved(self, row: FitRow, ranks: int) -> FitRow:
+        """Return a row with the proof on so many CPU ranks, or why there is none. A wrong one keeps no proof."""
         assert self.reference is not None
+        self.tell(f"{row.name}: proof on {ranks} ranks")
         try:
             candidate = self._record(row.split, ranks, f"{row.name}-{ranks}".replace(" ", "-"))
-        except (ProgramError, GptscaleError) as error:
+        except GptscaleError as error:
             return replace(row, why=f"not proved on {ranks} ranks: {error.what}")
         proof = Proof(self.reference, candidate, STEPS, None)
         if proof.differences:
             first = proof.differences[0]
             cause = finding(proof, first)[0]
-            return replace(row, why=f"WRONG on {ranks} ranks: {first.kind} of {first.name}, {cause}")
+            return replace(row, proved=(), why=f"WRONG on {ranks} ranks: {first.kind} of {first.name}, {cause}")
         worst = max(row.worst, proof.worst.get("gradient", 0.0))
         return replace(row, proved=(*row.proved, ranks), worst=worst)
 
     def begin_proofs(self) -> None:
         """Run the reference of all proofs: one process with all samples. Raises GptscaleError if it fails."""
+        self.tell("one process, for the proofs")
         self.reference = self._record(splits(1, 1)["single"], 1, "reference")
 
     def _record(self, split: Split, ranks: int, name: str) -> Recording:
@@ -147,85 +151,59 @@ class Trials:
         return record(task, folder / "noted")
 
 
-def act_bytes(row: FitRow) -> int:
-    """Return the bytes of activations and of the loss at the peak."""
-    assert row.found is not None
-    assert row.found.memory is not None
-    timeline = row.found.memory.timeline
-    owners = timeline.by_owner(timeline.peak_at)
-    return sum(nbytes for owner, nbytes in owners.items() if owner.startswith((ACTIVATION, "logits")))
-
-
 def largest(row: FitRow, most: int) -> int:
-    """Return the micro-batch that a row with a simulated one should fit with: a power of two times that."""
+    """Return the micro-batch with which a row should fit that fits with one sample: a power of two that divides the most."""
     memory = row.found.memory if row.found else None
     assert memory is not None
-    free, size = (memory.capacity or 0) * 0.94 - memory.needed, row.choice.micro_batch_size
-    act = max(act_bytes(row), 1)
-    while 2 * size <= most and most % (2 * size) == 0 and free >= act * (2 * size / row.choice.micro_batch_size - 1):
+    owners = memory.timeline.by_owner(memory.timeline.peak_at)
+    of_sample = max(1, sum(nbytes for owner, nbytes in owners.items() if owner.startswith((ACTIVATION, LOGITS))))
+    free, size = (memory.capacity or 0) * FILLED - memory.needed, 1
+    while most % (2 * size) == 0 and free >= of_sample * (2 * size - 1):
         size *= 2
     return size
 
 
-def try_all(trials: Trials, options: FitOptions, tell: Callable[[str], None]) -> list[FitRow]:
-    """Return a row for each split: those that fit and are proved first, by their time. Raises ConfigError for no such split."""
-    gpus, cluster, subject = options.gpus, trials.cluster, trials.subject
-    known = splits(gpus, cluster.per_node)
-    names = names_of(options, known)
-    share = options.samples // gpus
+def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> list[FitRow]:
+    """Return a row for each split: those that fit first, by their time."""
+    gpus, subject = options.gpus, trials.subject
+    lacks = {"blocks": not subject.block, "plan": not subject.plan}
 
-    def with_micro_batch(name: str, size: int, recompute: bool) -> FitRow:
-        tell(f"{name}, micro-batch {size}: memory and time")
-        choice = Choice(gpus, cluster.nodes, options.samples, size, options.precision, recompute)
+    def tried_with(name: str, size: int, recompute: bool) -> FitRow:
+        trials.tell(f"{name}, micro-batch {size}: memory and time")
+        choice = Choice(gpus, options.nodes, options.samples, size, options.precision, recompute)
         return trials.simulated(trials.row(name, known[name], choice))
-
-    def size_for(name: str, size: int) -> int:
-        """Return the largest part of a size by which the share of a data rank can be divided."""
-        share = options.samples * known[name].tensor // gpus
-        return next(n for n in range(size, 0, -1) if share % n == 0)
 
     def best(name: str, size: int) -> FitRow:
         """Return a split with the largest micro-batch that fits, up to a size, recomputing blocks if none does."""
-        lacks = {"blocks": not subject.block, "plan": not subject.plan}
         if missing := [LACKS[need] for need in known[name].needs if lacks[need]]:
             return FitRow(
-                name, known[name], Choice(gpus, cluster.nodes, options.samples, 1, "fp32", False), 0, why=missing[0]
+                name, known[name], Choice(gpus, options.nodes, options.samples, 1, "", False), 0, why=missing[0]
             )
-        size = size_for(name, size)
-        row = with_micro_batch(name, size, False)
-        while row.why == "does not fit" and size > 1:
+        share = options.samples * known[name].tensor // gpus
+        size = next(n for n in range(size, 0, -1) if share % n == 0)
+        row = tried_with(name, size, False)
+        while row.why == TOO_LARGE and size > 1:
             size //= 2
-            row = with_micro_batch(name, size, False)
-        if row.why == "does not fit" and subject.block:
-            row = with_micro_batch(name, 1, True)
-        return row
+            row = tried_with(name, size, False)
+        return tried_with(name, 1, True) if row.why == TOO_LARGE and subject.block else row
 
     # What fits by the split that needs least is the most that others are tried with.
-    first = "fsdp" if "fsdp" in names and subject.block else names[0]
-    probe = best(first, 1)
-    size = largest(probe, share) if probe.fits else 1
+    probes = (best(name, 1) for name in sorted(known, key=lambda name: name != "fsdp"))
+    probe = next((row for row in probes if row.fits and not row.choice.recompute), None)
+    size = largest(probe, options.samples // gpus) if probe else 1
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-        rows = list(pool.map(lambda name: best(name, size), names))
-        rows = [probe if row.name == first and not row.fits else row for row in rows]
+        rows = list(pool.map(lambda name: best(name, size), known))
         fitting = sorted(
             (row for row in rows if row.fits), key=lambda row: row.found.timing.seconds if row.found else 0.0
         )
-        if fitting:
-            tell("one process, for the proofs")
-            trials.begin_proofs()
-            fitting = list(pool.map(lambda row: proved(trials, row, row.split.least, tell), fitting))
-            right = [row for row in fitting if row.proved]
-            if right and right[0].split.least == 2:
-                fitting[fitting.index(right[0])] = proved(trials, right[0], 4, tell)
+        # A machine with GPUs proves on its CPU, too.
+        with patch.dict(os.environ, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES=""):
+            if fitting:
+                trials.begin_proofs()
+            fitting = list(pool.map(lambda row: trials.proved(row, row.split.least), fitting))
+            for i, row in enumerate(fitting):
+                if row.proved == (2,):
+                    fitting[i] = trials.proved(row, 4)
+                if fitting[i].proved:
+                    break
     return [*fitting, *(row for row in rows if not row.fits)]
-
-
-def names_of(options: FitOptions, known: Mapping[str, Split]) -> list[str]:
-    """Return the splits to try. Raises ConfigError for one that there is not."""
-    return list(known) if options.splits == "all" else parse_names(options.splits, known, "split", "--splits")
-
-
-def proved(trials: Trials, row: FitRow, ranks: int, tell: Callable[[str], None]) -> FitRow:
-    """Return a row with its proof on so many ranks."""
-    tell(f"{row.name}: proof on {ranks} ranks")
-    return trials.prove(row, ranks)

@@ -42,44 +42,44 @@ class ZeroConfig(DeepSpeedConfig):
 
     def json(self, run: Run) -> dict[str, Any]:
         """Return DeepSpeed's JSON for `run`."""
-        return ds_config(run, self)
-
-
-def ds_config(run: Run, config: ZeroConfig) -> dict[str, Any]:
-    """Return DeepSpeed's JSON for this run, which no other place writes."""
-    # DeepSpeed's own default is 5e8 elements, 2 GB at once whatever the model.
-    zero: dict[str, Any] = {"stage": config.stage, "reduce_bucket_size": min(50_000_000, run.gpt.n_params // 8)}
-    if config.offload != "none":
-        pin_memory = run.world.device.type == "cuda" or config.offload == "nvme"
-        where = {"device": config.offload, "pin_memory": pin_memory, "nvme_path": str(config.nvme_path)}
-        zero["offload_optimizer"] = where
-        if config.stage == 3:
-            # max_in_cpu 0: no weight stays in memory only because there is room.
-            longest = max(2**20, run.gpt.largest_weight // run.world.world_size + 1)
-            zero["offload_param"] = {**where, "max_in_cpu": 0, "buffer_size": longest, "buffer_count": 8}
-        if config.offload == "nvme":
-            # Free each weight after its use: otherwise a model runs out of those buffers.
-            zero["stage3_max_reuse_distance"] = 0
-            # Read ahead only a part of a model, or DeepSpeed reads a weight that is still in a buffer, and ends (issue 4072).
-            zero["stage3_prefetch_bucket_size"] = min(50_000_000, run.gpt.n_params // 8)
-    loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
-    return config.over(
-        {
+        loss_scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "min_loss_scale": 1}
+        of_run = {
             "train_batch_size": run.batch.global_batch_size,
             "train_micro_batch_size_per_gpu": run.batch.micro_batch_size,
             "gradient_accumulation_steps": run.batch.grad_accum_steps,
             "gradient_clipping": run.config.clip_grad_norm,
             "bf16": {"enabled": run.config.precision == "bf16"},
             "fp16": {"enabled": run.config.precision == "fp16", **loss_scale},
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "communication_data_type": "fp32",
-            "zero_optimization": zero,
-            # It lets plain SGD in, for parity of weights.
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-            "steps_per_print": 2**31 - 1,
         }
-    )
+        pins = run.world.device.type == "cuda" or self.offload == "nvme"
+        return self.over(of_run | ds_config(self, run.gpt.n_params, run.gpt.largest_weight, run.world.world_size, pins))
+
+
+def ds_config(config: ZeroConfig, n_params: int, largest_weight: int, world_size: int, pins: bool) -> dict[str, Any]:
+    """Return DeepSpeed's JSON without batch and precision. pins: whether memory of the host is pinned."""
+    # DeepSpeed's own default is 5e8 elements, 2 GB at once whatever the model.
+    zero: dict[str, Any] = {"stage": config.stage, "reduce_bucket_size": min(50_000_000, n_params // 8)}
+    if config.offload != "none":
+        path = {"nvme_path": str(config.nvme_path)} if config.offload == "nvme" else {}
+        zero["offload_optimizer"] = {"device": config.offload, "pin_memory": pins, **path}
+        if config.stage == 3:
+            # max_in_cpu 0: no weight stays in memory only because there is room.
+            buffers = {"buffer_size": max(2**20, largest_weight // world_size + 1), "buffer_count": 8}
+            zero["offload_param"] = {**zero["offload_optimizer"], "max_in_cpu": 0, **buffers}
+        if config.offload == "nvme":
+            # Free each weight after its use: otherwise a model runs out of those buffers.
+            zero["stage3_max_reuse_distance"] = 0
+            # Read ahead only a part of a model, or DeepSpeed reads a weight that is still in a buffer, and ends (issue 4072).
+            zero["stage3_prefetch_bucket_size"] = min(50_000_000, n_params // 8)
+    return {
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_optimization": zero,
+        # It lets plain SGD in, for parity of weights.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31 - 1,
+    }
 
 
 def shard(model: nn.Module, optimizer: torch.optim.Optimizer, json: dict[str, Any]) -> DeepSpeedEngine:
@@ -107,7 +107,7 @@ def build(run: Run, config: ZeroConfig) -> TorchEngine:
     deepspeed_ops.load(config.ops)
     swap = SwapFolder(config.nvme_path or run.config.out, run.world) if config.offload == "nvme" else None
     config = replace(config, nvme_path=swap.path if swap else None)
-    json = ds_config(run, config)
+    json = config.json(run)
     deepspeed_ops.start_deepspeed(run.world.device)
     check_by_deepspeed(json, config.ds_config)
     if config.stage == 3:

@@ -3,7 +3,7 @@
 A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 foresight fell by 770 lines, the vision lab by 500 and
 the tests by 860, and the core rose by 330: a second family of models took 480, an import of others' runs 290. The core owes 450
 since it stood at 23,720, and a rank 400 above the 10,000 of the law. The report of the exercise took 330 lines of the vision lab,
-which tables of windows and of epochs and three ways to draw a study left, with 80 lines. `gptscale fit` took 1,430 lines of
+which tables of windows and of epochs and three ways to draw a study left, with 80 lines. `gptscale fit` took 1,400 lines of
 foresight and replaced none: it is the command for which the rest was built. Its engines cost `prove` 70.
 """
 
@@ -17,10 +17,10 @@ CORE = ("common", "launchers", "ops", "recipes", "results")
 LABS = ("foresight", "lenet")
 FOLDERS = {
     "core": (CORE, 24_160),
-    "foresight": (("foresight",), 11_160),
+    "foresight": (("foresight",), 11_130),
     "lenet": (("lenet",), 6_590),
-    "the package": ((*CORE, *LABS), 41_910),
-    "the tests": (("tests",), 27_930),
+    "the package": ((*CORE, *LABS), 41_880),
+    "the tests": (("tests",), 27_940),
 }
 GPT2 = ("common/settings/gpt_config.py", "common/model/gpt.py")
 LOADED = {

@@ -19,8 +19,8 @@ class FitOptions:
     """The model, the machines, and what to write."""
 
     model: tyro.conf.Positional[str]
-    """FILE.py:NAME or package.module:NAME, a function that returns a module; hf:FOLDER or hf:CONFIG.json of transformers; or a
-    preset, such as 1.6b."""
+    """A function that returns a module, as FILE.py:NAME or package.module:NAME. Or hf:FOLDER or hf:CONFIG.json of transformers.
+    Or a preset, such as 1.6b."""
     batch: str = ""
     """A function in the same spelling that returns a batch of so many samples: a tensor, a list or a dictionary of them. A second
     parameter gets the number of the micro-batch. Default: batch, beside the model."""

@@ -9,7 +9,7 @@ WIDTH = 110
 
 
 class Words(str):
-    """Text of a program, and no text in it."""
+    """Code of a program, which stands there without quotes."""
 
 
 def as_python(value: Any, indent: int | None = None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gptscale.foresight.fit.python_text import Words, as_python
+
 # What most splits have in the places of the template.
 STATE = 'state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))\n'
 SHARED = {
@@ -77,6 +79,13 @@ ZERO = {
     "check_env": ', "DS_ACCELERATOR": "cpu"',
 }
 
+# The ways in which a module is cut over tensor ranks, by the words of transformers.
+STYLES = {
+    "colwise": "ColwiseParallel()",
+    "rowwise": "RowwiseParallel()",
+    "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
+    "colwise_gather_output": "ColwiseParallel(output_layouts=Replicate())",
+}
 # Weights of the two meshes, and those that are whole everywhere, are neither clipped nor updated in one call.
 TENSOR = {
     "DATA_RANKS": "(WORLD // TP)",
@@ -101,9 +110,7 @@ TENSOR = {
     ),
     "gradient": "full(p.grad)",
     "definitions": (
-        "EMBEDDING = RowwiseParallel(input_layouts=Replicate())\n"
-        'STYLES = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel(), "embedding_rowwise": EMBEDDING}\n'
-        'STYLES["colwise_gather_output"] = ColwiseParallel(output_layouts=Replicate())\n\n\n'
+        f"STYLES = {as_python({name: Words(code) for name, code in STYLES.items()}, 0)}\n\n\n"
         "def full(tensor: torch.Tensor) -> torch.Tensor:\n"
         '    """Return all of a tensor, of which this process may hold a part."""\n'
         "    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor\n\n"

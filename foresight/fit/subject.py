@@ -20,12 +20,11 @@ from typing import Any
 from gptscale.common.errors import ConfigError
 from gptscale.common.process.task import reason
 from gptscale.common.settings.families import MODELS
+from gptscale.foresight.fit.splits import STYLES
 
 LIMIT_S = 300
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
-# Ways in which a module is cut over tensor ranks.
-STYLES = {"colwise", "rowwise", "embedding_rowwise", "colwise_gather_output"}
 BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_batch_size) + number"]
 
 
@@ -92,11 +91,11 @@ def _look(*words: str) -> dict[str, Any]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        fix = "build it on the meta device, or try a smaller batch"
+        fix = "let a batch of two samples be smaller"
         raise ConfigError(f"{words[0]} made no step of two samples in {LIMIT_S} s", "in gptscale fit", fix) from None
     lines = done.stdout.splitlines()
     if not (lines and lines[-1].startswith("{")):
-        raise ConfigError(f"it fails ({reason(done.stderr)[:200]})", f"in {words[0]}", "run it alone")
+        raise ConfigError(f"{words[0]} fails ({reason(done.stderr)[:200]})", "in gptscale fit", "run it alone")
     found: dict[str, Any] = json.loads(lines[-1])
     if "error" in found:
         raise ConfigError(*found["error"])
@@ -228,7 +227,7 @@ def _plan_of(model: Any) -> dict[str, str]:
         plan = {
             name: style for name, style in plan.items() if style not in ("embedding_rowwise", "colwise_gather_output")
         }
-    return plan if {*plan.values()} <= STYLES else {}
+    return plan if {*plan.values()} <= STYLES.keys() else {}
 
 
 def _is_in(path: Path, folder: Path) -> bool:

@@ -42,8 +42,10 @@ LACKS = {
 VALUELESS = """
 
 from gptscale.foresight.fit.twin import without_values
+from gptscale.foresight.mock_cuda.host import leave_out_steps
 
 build_with_values = build
+leave_out_steps()
 
 
 def build():
@@ -152,7 +154,7 @@ class Trials:
 
 
 def largest(row: FitRow, most: int) -> int:
-    """Return the micro-batch with which a row should fit that fits with one sample: a power of two that divides the most."""
+    """Return the largest micro-batch that should fit, by a row with one sample: a power of two that divides `most`."""
     memory = row.found.memory if row.found else None
     assert memory is not None
     owners = memory.timeline.by_owner(memory.timeline.peak_at)

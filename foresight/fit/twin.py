@@ -16,7 +16,7 @@ KEPT = 2
 
 
 class NoFills(TorchFunctionMode):
-    """Leave what a tensor has where random values would be put into it."""
+    """Skip every call that fills a tensor with random values."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the tensor as it is, or what the function returns."""
@@ -27,14 +27,17 @@ class NoFills(TorchFunctionMode):
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Let weights have shapes and no memory. Buffers are as their modules make them."""
-    register = nn.Module.register_parameter
+    """Give weights their shapes, but no memory. Buffers are as their modules make them. Raises ValueError for weights of meta."""
+    register, made = nn.Module.register_parameter, set[int]()
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
+        if parameter is not None and id(parameter) not in made:
+            if parameter.is_meta:
+                raise ValueError("its weights are on the meta device, and have no values to begin with")
             attributes = dict(parameter.__dict__)
             parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
             parameter.__dict__.update(attributes)
+            made.add(id(parameter))
         register(module, name, parameter)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[assignment]
@@ -52,7 +55,7 @@ def without_values(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def block_of(model: nn.Module) -> str:
-    """Return the class of the blocks: of those that a model has at least twice and that hold others, with most weights in all."""
+    """Return the class of the blocks: the one with the most weights of those that repeat and that hold other modules."""
     weights = Counter[str]()
     count = Counter[str]()
     for module in model.modules():

@@ -7,7 +7,6 @@ import re
 import textwrap
 from dataclasses import dataclass
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
 
 from gptscale.foresight.fit.python_text import Words, as_python
@@ -75,7 +74,7 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     """Return the text of a program."""
     own = {**SHARED, **split.own}
     if split.zero:
-        own["before"] = _zero(subject, split)
+        own["before"] = _zero(subject, split, choice.gpus)
         if split.zero[0] == 3:
             # A weight that is cut has lost its shape.
             own["groups"] = own["groups"].replace("p.dim()", "len(p.ds_shape)")
@@ -157,32 +156,20 @@ def _shard(split: Split) -> str:
     return text.rstrip()
 
 
-def _zero(subject: Subject, split: Split) -> str:
-    """Return what cuts a model by DeepSpeed. Its JSON is that of the recipe."""
+def _zero(subject: Subject, split: Split, gpus: int) -> str:
+    """Return what cuts a model by DeepSpeed. Its JSON is the recipe's, but for batch and precision."""
     from gptscale.recipes.zero import ZeroConfig, ds_config
 
     assert split.zero is not None
     stage, where = split.zero
-    run: Any = SimpleNamespace(
-        gpt=SimpleNamespace(n_params=subject.n_params, largest_weight=subject.largest_weight),
-        world=SimpleNamespace(device=SimpleNamespace(type="cuda"), world_size=1),
-        batch=SimpleNamespace(global_batch_size=0, micro_batch_size=0, grad_accum_steps=0),
-        config=SimpleNamespace(clip_grad_norm=0.0, precision="fp32"),
-    )
-    config: Any = {"stage": stage, "offload": where}
-    json = ds_config(run, ZeroConfig(**config))
-    zero = json["zero_optimization"]
-    json |= {
+    pins: Any = Words('DEVICE.type == "cuda"')
+    options: Any = {"stage": stage, "offload": where}
+    json = {
         "train_batch_size": Words("o.global_batch_size"),
         "train_micro_batch_size_per_gpu": Words("o.micro_batch_size"),
         "gradient_clipping": Words("o.clip"),
         "bf16": {"enabled": Words('o.precision == "bf16"')},
+        **ds_config(ZeroConfig(**options), subject.n_params, subject.largest_weight, gpus, pins),
     }
-    for name in ("fp16", "gradient_accumulation_steps"):
-        del json[name]
-    for name in ("offload_optimizer", "offload_param"):
-        if name in zero:
-            del zero[name]["nvme_path"]
-            zero[name]["pin_memory"] = Words('DEVICE.type == "cuda"')
     cut = "deepspeed.zero.Init(module=model, config_dict_or_path=json)" if stage == 3 else "model.to(DEVICE)"
     return f"json: dict[str, Any] = {as_python(json, 0)}\n{cut}"

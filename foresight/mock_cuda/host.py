@@ -36,11 +36,16 @@ def leave_out() -> None:
     _replace(initial_weights, "init_tensor", lambda name, shape, gpt, seed: torch.empty(shape))
     # Losses and norms are leftovers of the device's memory. A run ends at a NaN, a simulation does not.
     _replace(Stepper, "is_finite", _true(Stepper.is_finite))
-    _replace(torch, "_fused_adamw_", _on_a_device(torch._fused_adamw_))
+    leave_out_steps()
     _replace(operators, "lack", lambda ops: None)
     _replace(operators, "load", _load_for_deepspeed)
     _replace(swap_folder, "check_space", lambda *folders_and_bytes: None)
     _replace(colossal_start, "start", _then(colossal_start.start, _stand_in_for_colossals_kernels))
+
+
+def leave_out_steps() -> None:
+    """Let this process leave out the host's AdamW, and tell the mock how many bytes it would pass over."""
+    _replace(torch, "_fused_adamw_", _on_a_device(torch._fused_adamw_))
 
 
 def _replace(owner: Any, name: str, stand_in: Any) -> None:

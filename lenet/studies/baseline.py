@@ -27,8 +27,8 @@ class BaselineOptions(GridOptions):
     """LeNet-5 on one data set, once for each seed."""
 
     preset: str = "auto"
-    """text (as in report B) | report_a | report_a_002 | report_a_sgd | onecycle | digits | fast | best; auto: digits or onecycle,
-    by --data."""
+    """text (as in report B) | report_a | report_a_002 | report_a_sgd | onecycle | digits | fast | best | auto, which is digits or
+    onecycle by --data."""
     seeds: str = "1,2,3"
     """Numbers with commas between; a run each."""
     gelu: Gelu | None = None

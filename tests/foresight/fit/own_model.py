@@ -50,6 +50,12 @@ def batch(size):
     return {"ids": ids[:, :-1], "targets": ids[:, 1:]}
 
 
+def meta():
+    """Return a model without memory."""
+    with torch.device("meta"):
+        return Net()
+
+
 def tied():
     """Return a model whose head is its table."""
     return Net(tied=True)
@@ -61,7 +67,7 @@ def logits_batch(size, number):
 
 
 def loss(logits, ids):
-    """Return how well tokens are said again."""
+    """Return the loss of saying each token again."""
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 

@@ -133,6 +133,7 @@ def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, spli
         (["own_model.py:failing"], "failing() fails (ValueError: no such width)"),
         (["own_model.py:of_cuda"], "of_cuda() fails"),
         (["own_model.py:number"], "number() returns int"),
+        (["own_model.py:meta"], "its weights are on the meta device"),
         (["own_model.py:build", "--batch", "own_model.py:number"], "--batch"),
         (["own_model.py:build", "--batch", "own_model.py:wide"], "does not take the batch (RuntimeError"),
         (["own_model.py:build", "--global-batch-size", "12"], "cannot be dealt to 8 GPUs"),

@@ -118,13 +118,16 @@ def environment_of(rank: int, world_size: int, ranks_per_node: int) -> dict[str,
 def answer_for_peers() -> None:
     """Replace gloo, and the calls whose result comes from a peer, under every name that a module has for them."""
     names = vars(distributed_c10d)
-    stand_ins = {
+    answers: dict[str, Callable[..., Any]] = {
         "init_process_group": _init_process_group,
         "new_group": _new_group,
         "split_group": _split_group,
         "all_gather": _all_gather,
-        "all_gather_into_tensor": _all_gather_into_tensor,
+        "all_gather_into_tensor": _all_gather_single,
+        "all_gather_single": _all_gather_single,
+        "all_gather_object": _gather_object,
         "gather": _gather,
+        "gather_object": _gather_object,
         "broadcast_object_list": _nothing,
         "scatter_object_list": _scatter_object_list,
         "send_object_list": _send_object_list,
@@ -135,44 +138,40 @@ def answer_for_peers() -> None:
         "recv": _receive,
         "monitored_barrier": _nothing,
     }
-    # A torch before 2.4 may lack split_group.
-    for name in filter(names.__contains__, stand_ins):
+    # A torch before 2.4 may lack split_group, and one before 2.15 all_gather_single.
+    for name in filter(names.__contains__, answers):
         original = names[name]
-        stand_in = stand_ins[name](original)
+        stand_in = _stand_in(answers[name], original)
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
                 setattr(module, name, stand_in)
 
 
-def _init_process_group(call: Any) -> Any:
-    """Return init_process_group with a lone store, for libraries that begin a group of their own."""
-
-    def init_process_group(*args: Any, **options: Any) -> Any:
-        given = inspect.signature(call).bind(*args, **options).arguments
-        world_size = check_ranks(given.get("world_size", -1))
-        for name in ("init_method", "device_id"):
-            given.pop(name, None)
-        given["backend"] = _without_gloo(given.get("backend") or "cpu:gloo,cuda:nccl")
-        given.update(store=LoneStore(), rank=int(os.environ.get("RANK", "0")), world_size=world_size)
-        return call(**given)
-
-    return init_process_group
+def _stand_in(answer: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: answer(original, *args, **options)
 
 
-def _new_group(original: Any) -> Any:
-    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any) -> Any:
-        with _splitting([ranks or range(dist.get_world_size())], dist.get_rank()):
-            return original(ranks, timeout, _without_gloo(backend), *args, **options)
+def _init_process_group(original: Any, *args: Any, **options: Any) -> Any:
+    """Begin a group with a lone store, for libraries that begin a group of their own."""
+    given = inspect.signature(original).bind(*args, **options).arguments
+    world_size = check_ranks(given.get("world_size", -1))
+    for name in ("init_method", "device_id"):
+        given.pop(name, None)
+    given["backend"] = _without_gloo(given.get("backend") or "cpu:gloo,cuda:nccl")
+    given.update(store=LoneStore(), rank=int(os.environ.get("RANK", "0")), world_size=world_size)
+    return original(**given)
 
-    return new_group
+
+def _new_group(
+    original: Any, ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **options: Any
+) -> Any:
+    with _splitting([ranks or range(dist.get_world_size())], dist.get_rank()):
+        return original(ranks, timeout, _without_gloo(backend), *args, **options)
 
 
-def _split_group(original: Any) -> Any:
-    def split_group(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **options: Any) -> Any:
-        with _splitting(split_ranks or [], dist.get_rank(parent_pg)):
-            return original(parent_pg, split_ranks, *args, **options)
-
-    return split_group
+def _split_group(original: Any, parent_pg: Any = None, split_ranks: Any = None, *args: Any, **options: Any) -> Any:
+    with _splitting(split_ranks or [], dist.get_rank(parent_pg)):
+        return original(parent_pg, split_ranks, *args, **options)
 
 
 @contextmanager
@@ -188,68 +187,63 @@ def _without_gloo(backend: str | None) -> str | None:
     return backend and backend.replace("gloo", "fake")
 
 
-def _all_gather(original: Any) -> Any:
-    def all_gather(tensor_list: list[Any], tensor: Any, *args: Any, **options: Any) -> Any:
-        for each in tensor_list if tensor.device.type == "cpu" else ():
-            each.copy_(tensor)
-        return original(tensor_list, tensor, *args, **options)
-
-    return all_gather
+def _all_gather(original: Any, tensor_list: list[Any], tensor: Any, *args: Any, **options: Any) -> Any:
+    for each in tensor_list if tensor.device.type == "cpu" else ():
+        each.copy_(tensor)
+    return original(tensor_list, tensor, *args, **options)
 
 
-def _all_gather_into_tensor(original: Any) -> Any:
-    def all_gather_into_tensor(output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
-        if input_tensor.device.type == "cpu":
-            output_tensor.view(-1, input_tensor.numel()).copy_(input_tensor.reshape(1, -1))
-        return original(output_tensor, input_tensor, *args, **options)
-
-    return all_gather_into_tensor
+def _all_gather_single(original: Any, output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
+    if input_tensor.device.type == "cpu":
+        output_tensor.view(-1, input_tensor.numel()).copy_(input_tensor.reshape(1, -1))
+    return original(output_tensor, input_tensor, *args, **options)
 
 
-def _gather(original: Any) -> Any:
-    def gather(tensor: Any, gather_list: list[Any] | None = None, *args: Any, **options: Any) -> Any:
-        work = original(tensor, gather_list, *args, **options)
-        for each in gather_list or ():
-            each.copy_(tensor)
-        return work
-
-    return gather
+def _gather(original: Any, tensor: Any, gather_list: list[Any] | None = None, *args: Any, **options: Any) -> Any:
+    work = original(tensor, gather_list, *args, **options)
+    for each in gather_list or ():
+        each.copy_(tensor)
+    return work
 
 
-def _nothing(original: Any) -> Any:
-    return lambda *args, **options: None
+def _nothing(original: Any, *args: Any, **options: Any) -> None: ...
 
 
-def _scatter_object_list(original: Any) -> Any:
-    def scatter_object_list(output: list[Any], objects: Any = None, *source_and_group: Any, **options: Any) -> None:
-        if objects:
-            output[0] = objects[0]
-
-    return scatter_object_list
-
-
-def _send_object_list(original: Any) -> Any:
-    def send_object_list(objects: Any, dst: Any = None, group: Any = None, *args: Any, **options: Any) -> None:
-        rank = _note_peer(dst, options.get("group_dst"), group)
-        with _objects(dist.get_rank(), rank, _objects_to[rank]).open("wb") as file:
-            pickle.dump(objects, file)
-        _objects_to[rank] += 1
-
-    return send_object_list
+def _gather_object(original: Any, *args: Any, **options: Any) -> None:
+    """Answer all_gather_object or gather_object here: torch 2.15 finds the largest size on the device, which computes nothing."""
+    given = inspect.signature(original).bind(*args, **options).arguments
+    # A rank that is not in the group has a negative number of ranks.
+    pickled, ranks = pickle.dumps(given["obj"]), max(0, dist.get_world_size(given.get("group")))
+    if gathered := given.get("object_list") or given.get("object_gather_list"):
+        gathered[:ranks] = [pickle.loads(pickled) for _ in range(ranks)]
 
 
-def _recv_object_list(original: Any) -> Any:
-    def recv_object_list(objects: Any, src: Any = None, group: Any = None, *args: Any, **options: Any) -> int:
-        rank, me = _global_rank(src, options.get("group_src"), group), dist.get_rank()
-        file = _objects(rank, me, _objects_from[rank])
-        if not file.exists():
-            what = f"rank {me} needs objects that rank {rank} sends it"
-            refuse(what, "give --rank all-stages, which begins with the first")
-        objects[:] = pickle.loads(file.read_bytes())
-        _objects_from[rank] += 1
-        return rank
+def _scatter_object_list(original: Any, *args: Any, **options: Any) -> None:
+    given = inspect.signature(original).bind(*args, **options).arguments
+    if objects := given.get("scatter_object_input_list"):
+        given["scatter_object_output_list"][0] = objects[dist.get_rank(given.get("group"))]
 
-    return recv_object_list
+
+def _send_object_list(
+    original: Any, object_list: Any, dst: Any = None, group: Any = None, *args: Any, **options: Any
+) -> None:
+    rank = _note_peer(dst, options.get("group_dst"), group)
+    with _objects(dist.get_rank(), rank, _objects_to[rank]).open("wb") as file:
+        pickle.dump(object_list, file)
+    _objects_to[rank] += 1
+
+
+def _recv_object_list(
+    original: Any, object_list: Any, src: Any = None, group: Any = None, *args: Any, **options: Any
+) -> int:
+    rank, me = _global_rank(src, options.get("group_src"), group), dist.get_rank()
+    file = _objects(rank, me, _objects_from[rank])
+    if not file.exists():
+        what = f"rank {me} needs objects that rank {rank} sends it"
+        refuse(what, "give --rank all-stages, which begins with the first")
+    object_list[:] = pickle.loads(file.read_bytes())
+    _objects_from[rank] += 1
+    return rank
 
 
 def _objects(source: int, destination: int, number: int) -> Path:
@@ -257,21 +251,15 @@ def _objects(source: int, destination: int, number: int) -> Path:
     return Path(json.loads(os.environ[TASK])["inbox"]) / f"objects.{source}.{destination}.{number}"
 
 
-def _send(original: Any) -> Any:
-    def send(tensor: Any, dst: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
-        mark(f"to {_note_peer(dst, options.get('group_dst'), group)}")
-        return original(tensor, dst, group, *args, **options)
-
-    return send
+def _send(original: Any, tensor: Any, dst: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
+    mark(f"to {_note_peer(dst, options.get('group_dst'), group)}")
+    return original(tensor, dst, group, *args, **options)
 
 
-def _receive(original: Any) -> Any:
-    def receive(tensor: Any, src: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
-        if src is not None or options.get("group_src") is not None:
-            mark(f"from {_global_rank(src, options.get('group_src'), group)}")
-        return original(tensor, src, group, *args, **options)
-
-    return receive
+def _receive(original: Any, tensor: Any, src: int | None = None, group: Any = None, *args: Any, **options: Any) -> Any:
+    if src is not None or options.get("group_src") is not None:
+        mark(f"from {_global_rank(src, options.get('group_src'), group)}")
+    return original(tensor, src, group, *args, **options)
 
 
 def mark(name: str) -> None:
@@ -328,7 +316,7 @@ def become(command: list[str], world_size: int, ranks_per_node: int) -> NoReturn
 def launch_torchrun(module: Any) -> None:
     """Let torchrun, or who uses its agent, become the one rank that is there."""
 
-    def launch_agent(config: Any, entrypoint: Any, args: list[Any]) -> Any:
+    def launch_agent(config: Any, entrypoint: Any, args: list[Any], **options: Any) -> Any:
         world_size = config.max_nodes * config.nproc_per_node
         if callable(entrypoint):
             check_ranks(world_size)

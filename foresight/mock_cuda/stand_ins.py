@@ -1,4 +1,4 @@
-"""What a simulated program does not write, and what it need not have: weights, and batches after the first.
+"""What a simulated program does not write or wait for, and what it need not have: weights, and batches after the first.
 
 The program reads a copy of this file (on_path.py) in an environment without gptscale. So it imports torch alone.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 
 def _asked(name: str) -> bool:
@@ -26,9 +27,23 @@ class NoWeights(dict[Any, Any]):
         return self
 
 
+class NothingRejected(TorchFunctionMode):
+    """While a truncated distribution is drawn, no sample on the device lies outside: torch 2.15 draws until it sees none."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return False if function is torch.Tensor.any and args[0].is_cuda else result
+
+
 def begin(torch_module: Any) -> None:
     """Leave out what torch.save would write, and stand in for weights and batches as the task asks."""
-    save = torch.save
+    save, draw = torch.save, vars(torch.nn.init)["_no_grad_trunc_normal_"]
+
+    def draw_once(*args: Any, **options: Any) -> Any:
+        with NothingRejected():
+            return draw(*args, **options)
+
+    setattr(torch.nn.init, "_no_grad_trunc_normal_", draw_once)  # noqa: B010
 
     def save_no_files(value: Any, file: Any, *args: Any, **options: Any) -> None:
         if hasattr(file, "write"):

@@ -12,12 +12,19 @@ torch.cuda.set_device(device)
 if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
     # Where it is set, torch refuses to tell the older name.
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-model = DistributedDataParallel(torch.nn.Linear(4096, 1024).to(device), device_ids=[device.index])
+model = DistributedDataParallel(torch.nn.Linear(4096, 1024, bias=False).to(device), device_ids=[device.index])
 optimizer = torch.optim.AdamW(model.parameters())
-names = [None] * dist.get_world_size()
-dist.all_gather_object(names, {"rank": dist.get_rank()})
-assert names == [{"rank": dist.get_rank()}] * dist.get_world_size()
-dist.monitored_barrier(dist.new_group(backend="gloo"))
+rank, ranks = dist.get_rank(), dist.get_world_size()
+# More bytes than the mock of NCCL copies.
+own, lists = {"rank": rank, "text": 100_000 * "x"}, [ranks * [None], ranks * [None], [None]]
+for group in (None, gloo := dist.new_group(backend="gloo")):
+    dist.all_gather_object(lists[0], own, group=group)
+    dist.gather_object(own, lists[1], dst=rank, group=group)
+    # As torch's own checkpoints ask for it.
+    named = {"scatter_object_output_list": lists[2], "scatter_object_input_list": [*range(ranks)]}
+    dist.scatter_object_list(**named, src=rank, group=group)
+    assert lists == [ranks * [own], ranks * [own], [rank]]
+dist.monitored_barrier(gloo)
 for _ in range(1_000_000):
     model(torch.randn(64, 4096, device=device)).square().mean().backward()
     optimizer.step()

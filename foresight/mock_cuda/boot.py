@@ -122,9 +122,6 @@ def answer_for_peers() -> None:
         "init_process_group": _init_process_group,
         "new_group": _new_group,
         "split_group": _split_group,
-        "all_gather": _all_gather,
-        "all_gather_into_tensor": _all_gather_single,
-        "all_gather_single": _all_gather_single,
         "all_gather_object": _gather_object,
         "gather": _gather,
         "gather_object": _gather_object,
@@ -138,10 +135,9 @@ def answer_for_peers() -> None:
         "recv": _receive,
         "monitored_barrier": _nothing,
     }
-    # A torch before 2.4 may lack split_group, and one before 2.15 all_gather_single.
+    # A torch before 2.4 may lack split_group.
     for name in filter(names.__contains__, answers):
-        original = names[name]
-        stand_in = _stand_in(answers[name], original)
+        original, stand_in = names[name], _stand_in(answers[name], names[name])
         for module in list(sys.modules.values()):
             if getattr(module, "__dict__", {}).get(name) is original:
                 setattr(module, name, stand_in)
@@ -187,18 +183,6 @@ def _without_gloo(backend: str | None) -> str | None:
     return backend and backend.replace("gloo", "fake")
 
 
-def _all_gather(original: Any, tensor_list: list[Any], tensor: Any, *args: Any, **options: Any) -> Any:
-    for each in tensor_list if tensor.device.type == "cpu" else ():
-        each.copy_(tensor)
-    return original(tensor_list, tensor, *args, **options)
-
-
-def _all_gather_single(original: Any, output_tensor: Any, input_tensor: Any, *args: Any, **options: Any) -> Any:
-    if input_tensor.device.type == "cpu":
-        output_tensor.view(-1, input_tensor.numel()).copy_(input_tensor.reshape(1, -1))
-    return original(output_tensor, input_tensor, *args, **options)
-
-
 def _gather(original: Any, tensor: Any, gather_list: list[Any] | None = None, *args: Any, **options: Any) -> Any:
     work = original(tensor, gather_list, *args, **options)
     for each in gather_list or ():
@@ -239,8 +223,9 @@ def _recv_object_list(
     rank, me = _global_rank(src, options.get("group_src"), group), dist.get_rank()
     file = _objects(rank, me, _objects_from[rank])
     if not file.exists():
-        what = f"rank {me} needs objects that rank {rank} sends it"
-        refuse(what, "give --rank all-stages, which begins with the first")
+        refuse(
+            f"rank {me} needs objects that rank {rank} sends it", "give --rank all-stages, which begins with the first"
+        )
     object_list[:] = pickle.loads(file.read_bytes())
     _objects_from[rank] += 1
     return rank
@@ -269,10 +254,8 @@ def mark(name: str) -> None:
 
 
 def _global_rank(rank: int | None, group_rank: int | None, group: Any) -> int:
-    if rank is not None:
-        return rank
     world: Any = dist.group.WORLD
-    return dist.get_global_rank(group or world, group_rank or 0)
+    return dist.get_global_rank(group or world, group_rank or 0) if rank is None else rank
 
 
 def _note_peer(dst: int | None, group_dst: int | None, group: Any) -> int:
@@ -324,6 +307,20 @@ def launch_torchrun(module: Any) -> None:
         become([entrypoint, *args], world_size, config.nproc_per_node)
 
     module.launch_agent = launch_agent
+
+
+def know_gradients(module: Any) -> None:
+    """Let a stage derive what gradients it will get: torch 2.14 and newer ask the next stage, which is simulated later."""
+    ask: Any = getattr(module.PipelineStage, "_recv_meta", None)
+
+    def answer(stage: Any, other: int) -> Any:
+        if other < stage.stage_index:
+            return ask(stage, other)
+        _objects_from[stage._resolve_peer_global_rank(other)] += 1
+        return module._StageBackwardMeta(module._derive_grad_metas(stage._stage_meta.outputs))
+
+    if ask:
+        module.PipelineStage._recv_meta = answer
 
 
 def launch_accelerate(module: Any) -> None:

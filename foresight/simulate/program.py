@@ -54,6 +54,7 @@ LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accele
 AFTER_IMPORT = {
     "torch": ("boot.begin", "watch.begin", "stand_ins.begin"),
     "torch.distributed.launcher.api": ("boot.launch_torchrun",),
+    "torch.distributed.pipelining.stage": ("boot.know_gradients",),
     "torch.distributed.checkpoint.state_dict_saver": ("stand_ins.write_nothing",),
     "safetensors.torch": ("stand_ins.write_nothing", "stand_ins.load_nothing"),
     "transformers.modeling_utils": ("stand_ins.build_from_config",),

@@ -52,16 +52,13 @@ def step():
 
 @pytest.mark.slow
 def test_ddp_of_a_tutorial_runs_as_one_rank_of_eight(simulate, tmp_path):
-    status, (rank,), printed = simulate(sys.executable, PROGRAMS / "ddp.py", options=["--world", "8", "--steps", "2"])
+    options = ["--world", "8", "--rank", "last", "--steps", "2"]
+    status, (rank,), printed = simulate(sys.executable, PROGRAMS / "ddp.py", options=options)
     assert (status, rank["world_size"], rank["steps"], rank["ended_by"]) == (0, 8, 2, "its last step")
     parameters = 4 * 4096 * 1024
     owners = rank["peak_by_owner_bytes"]
     # Moments; the step count of each parameter lies on the host.
-    assert [owners[kind] for kind in ("parameter", "gradient", "optimizer state")] == [
-        parameters,
-        parameters,
-        2 * parameters,
-    ]
+    assert [owners[kind] / parameters for kind in ("parameter", "gradient", "optimizer state")] == [1, 1, 2]
     assert rank["peak_allocated_bytes"] > 4 * parameters
     assert max(c["nbytes"] for c in rank["step"]["collectives"]) == parameters
     assert "every value was zero" in printed.out
@@ -269,15 +266,11 @@ def test_no_other_machine_is_reached(simulate, script):
 
 @pytest.mark.slow
 def test_the_largest_batch_that_fits_is_found(simulate, script, tmp_path):
-    text = STEP.replace("8, 64, device", "n * 2**18, 64, device").replace(
-        "import torch", "import sys, torch\nn = int(sys.argv[2])"
-    )
+    text = STEP.replace("8, 64, device", "n * 2**18, 64, device") + "while True: step()"
+    file = script(text.replace("import torch", "import sys, torch\nn = int(sys.argv[2])"))
     options = ["--fit", "n", "--memory-gib", "1", "--png", str(tmp_path / "memory.png"), "--steps", "2"]
-    status, (rank,), printed = simulate(
-        sys.executable, script(text + "while True: step()"), "--n", "1", options=options
-    )
-    assert status == 0
-    assert rank["fits"]
+    status, (rank,), printed = simulate(sys.executable, file, "--n", "1", options=options)
+    assert (status, rank["fits"]) == (0, True)
     tries = [line.split() for line in printed.out.splitlines() if line.startswith("try")]
     fitting = {int(number): words == ["fits"] for _, _, number, *words in tries}
     most = max(number for number, fits in fitting.items() if fits)

@@ -12,15 +12,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 NOTHING = (
-    "set_device synchronize empty_cache reset_peak_memory_stats manual_seed manual_seed_all is_current_stream_capturing"
-)
-NO_BYTES = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved current_device"
+    "set_device set_device_index set_stream synchronize empty_cache reset_peak_memory_stats manual_seed manual_seed_all "
+    "is_current_stream_capturing"
+).split()
+ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved current_device current_device_index"
 
 
 def on_cpu(value: Any) -> Any:
@@ -39,10 +41,7 @@ class CpuForCuda(TorchFunctionMode):
             return None
         # A bare number is a device of CUDA in `tensor.to(rank)`.
         args = ["cpu" if name == "to" and type(value) is int else on_cpu(value) for value in args]
-        kwargs = {
-            key: "cpu" if key == "device" and type(value) is int else on_cpu(value)
-            for key, value in (kwargs or {}).items()
-        }
+        kwargs = {k: "cpu" if k == "device" and type(v) is int else on_cpu(v) for k, v in (kwargs or {}).items()}
         return function(*args, **kwargs)
 
 
@@ -52,6 +51,9 @@ class NoStream(nullcontext[None]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
+
+    def is_capturing(self) -> bool:
+        return False
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **options: True
@@ -65,22 +67,18 @@ def begin(torch_module: Any) -> None:
     cuda: Any = torch.cuda
     cuda.is_available = cuda.is_bf16_supported = lambda *args, **options: True
     cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    for name in (*NOTHING.split(), *NO_BYTES.split()):
-        setattr(cuda, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
+    # Since torch 2.15 its optimizers ask torch.accelerator for the stream. A torch before 2.6 has none.
+    accelerator: Any = getattr(torch, "accelerator", cuda)
+    for owner, name in product((cuda, accelerator), (*NOTHING, *ZERO.split())):
+        setattr(owner, name, lambda *args, none=None if name in NOTHING else 0, **options: none)
     cuda.Stream = cuda.Event = cuda.stream = cuda.current_stream = cuda.default_stream = NoStream
+    accelerator.current_stream = NoStream
     module, ddp = torch.nn.Module, torch.nn.parallel.DistributedDataParallel
     wrap(module, "cuda", lambda run, own, *args, **options: own)
     wrap(module, "to", lambda run, own, *args, **options: run(own, *map(_device, args), **_named(options)))
-    wrap(
-        ddp,
-        "__init__",
-        lambda run, own, model, *args, **options: run(own, model, **_without(options, "device_ids", "output_device")),
-    )
-    wrap(
-        torch.autocast,
-        "__init__",
-        lambda run, own, device, *args, **options: run(own, on_cpu(device), *args, **options),
-    )
+    devices = ("device_ids", "output_device")
+    wrap(ddp, "__init__", lambda run, own, model, *args, **options: run(own, model, **_without(options, *devices)))
+    wrap(torch.autocast, "__init__", lambda run, own, kind, *args, **options: run(own, on_cpu(kind), *args, **options))
     # Gloo wants the input flat.
     flat = lambda run, output, own, *args, **options: run(output, own.reshape(-1), *args, **options)  # noqa: E731
     wrap(import_module("torch.distributed"), "_reduce_scatter_base", flat)

@@ -310,7 +310,7 @@ def launch_torchrun(module: Any) -> None:
 
 
 def know_gradients(module: Any) -> None:
-    """Let a stage derive what gradients it will get: torch 2.14 and newer ask the next stage, which is simulated later."""
+    """Let a stage derive what gradients it will get: torch 2.15 asks the next stage, which is simulated later."""
     ask: Any = getattr(module.PipelineStage, "_recv_meta", None)
 
     def answer(stage: Any, other: int) -> Any:

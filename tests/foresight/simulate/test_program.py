@@ -206,7 +206,7 @@ def test_weights_and_batches_need_not_be_there(simulate, script):
 
 
 EXPERTS = """
-import torch
+import torch.distributed.fsdp
 from transformers import MixtralConfig, MixtralForCausalLM
 class Experts(torch.nn.Module):
     def __init__(self):
@@ -224,9 +224,12 @@ class Experts(torch.nn.Module):
 sizes = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 mixtral = MixtralForCausalLM(MixtralConfig(num_key_value_heads=2, experts_implementation="eager", **sizes)).cuda()
 by_hand, ids = Experts().cuda(), torch.ones(2, 128, dtype=torch.long, device="cuda")
+torch.distributed.init_process_group()
+# DTensor asks for shapes by fake tensors, which are not the program's.
+torch.distributed.fsdp.fully_shard(by_hand)
 rows, product = [], torch.nn.functional.linear
 torch.nn.functional.linear = lambda x, w, *b: (len(w) == 128 and rows.append(len(x))) or product(x, w, *b)
-optimizer = torch.optim.SGD([*mixtral.parameters(), *by_hand.parameters()], lr=0.1)
+optimizer = torch.optim.SGD([*mixtral.parameters(), *by_hand.parameters()], lr=0.1, foreach=False)
 for _ in range(3):
     rows.clear()
     (mixtral(ids, labels=ids).loss + by_hand(torch.ones(256, 64, device="cuda")).sum()).backward()

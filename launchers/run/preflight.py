@@ -285,7 +285,7 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
         )
     folder = deepspeeds_folder(folder)
     if is_main:
-        from gptscale.common.checkpoint.trusted import check_sums
+        from gptscale.common.checkpoint.reader import check_sums
 
         check_sums(folder)
     return folder

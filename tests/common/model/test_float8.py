@@ -16,7 +16,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import supports_fp8
 from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.measure.speed import speed
-from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
+from gptscale.common.model.build import apply_activation_checkpointing
 from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.float8 import E4M3, E5M2, Float8Linear, Float8Product, apply_float8, cast, scale_of
 from gptscale.common.model.gpt import GPT, Block

@@ -13,9 +13,8 @@ from gptscale.foresight.verdict.removals import (
     with_rank_as_others,
     without,
 )
-from gptscale.foresight.verdict.replay import Replay
+from gptscale.foresight.verdict.replay import Replay, find_waits
 from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed, waiting_for
-from gptscale.foresight.verdict.waits import find_waits
 
 BOTH = (0, 1)
 REDUCE = ("all_reduce", BOTH, 4096)

@@ -13,7 +13,7 @@ from gptscale.lenet.comparison.reports import ROWS, RUNS
 from gptscale.lenet.comparison.rows import window_losses
 from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.presets import PRESETS
+from gptscale.lenet.studies.baseline import PRESETS
 
 
 @pytest.fixture(autouse=True)

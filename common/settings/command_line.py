@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError, StorageError
-from gptscale.common.settings.checks import check_path, nearest, option_of
-from gptscale.common.settings.needs import ignored, refuse_ignored
+from gptscale.common.settings.checks import check_path, ignored, nearest, option_of, refuse_ignored
 
 T = TypeVar("T")
 # Words that are a path unless they are something else.

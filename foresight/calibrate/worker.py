@@ -25,8 +25,7 @@ from gptscale.common.process.ending import report
 from gptscale.common.process.world import World, gather_objects, process_group
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.file import CalibratedMachine, MeasuredMachine, Operation, TimedOperation, add
-from gptscale.foresight.calibrate.parts import time_parts
-from gptscale.foresight.calibrate.timing import Timing, timings
+from gptscale.foresight.calibrate.parts import Timing, time_parts, timings
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ import tyro
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_range
 from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ from gptscale.foresight.verdict.judge import RunFigures, judge
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
-from gptscale.results.record.files import set_cells
+from gptscale.results.columns import cell, cells_of, csv_line
+from gptscale.results.record.files import locked, opened, replace_file
 from gptscale.results.record.run_folder import read_json
 
 
@@ -127,3 +129,26 @@ def _trace(content: dict[str, Any]) -> RankTrace:
     }
     marks = {name: [kind(*row) for row in content[name]] for name, kind in rows.items()}
     return RankTrace(**{**content, **marks, **exchanges, "processors": frozenset(content["processors"])})
+
+
+def set_cells(path: Path, run_id: str, cells: Mapping[str, Any]) -> bool:
+    """Replace cells in the last row of a run in a CSV that many runs share, and return whether it has such a row.
+
+    The file is replaced in one move under its lock. All other bytes stay as they are, and so does a row that is not as
+    `append_row` writes it. Cells without a column are left out. Raises StorageError as `append_row` does.
+    """
+    if not path.exists():
+        return False
+    with locked(path):
+        with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            header, *lines = file.read().split(b"\n")
+        columns = cells_of(header)
+        # Behind the last newline nothing stands, or a row that is torn.
+        for place, line in reversed(list(enumerate(lines[:-1]))):
+            row = dict(zip(columns, cells_of(line), strict=False)) if run_id.encode() in line else {}
+            if row.get("run_id") == run_id and len(row) == len(columns) and csv_line(row.values()) == line + b"\n":
+                row |= {name: cell(value) for name, value in cells.items() if name in row}
+                lines[place] = csv_line(row.values())[:-1]
+                replace_file(path, b"\n".join([header, *lines]))
+                return True
+    return False

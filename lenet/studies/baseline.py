@@ -10,8 +10,7 @@ from typing import Any
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import did_you_mean, parse_whole_numbers
-from gptscale.lenet.comparison.reports import RUNS
-from gptscale.lenet.comparison.tables import ACCURACY, Column, accuracy_table, class_table, loss_table, of
+from gptscale.lenet.comparison.tables import ACCURACY, RUNS, Column, accuracy_table, class_table, loss_table, of
 from gptscale.lenet.models import Gelu
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import GridOptions, Study, draw

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from gptscale.common.errors import ConfigError, NumericError
-from gptscale.common.settings.checks import parse_names, parse_whole_numbers
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, parse_names, parse_whole_numbers
 from gptscale.lenet.comparison import tables
 from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, of
 from gptscale.lenet.data import Augmentation

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from gptscale.common.checkpoint import reader as checkpoint_reader
 from gptscale.common.checkpoint import writer as checkpoint_writer
-from gptscale.common.checkpoint.reader import SUMS, Reader, agreed, check_sums, newest_valid, step_folders
+from gptscale.common.checkpoint.reader import Reader, agreed, newest_valid, step_folders
+from gptscale.common.checkpoint.trusted import SUMS, check_sums
 from gptscale.common.checkpoint.writer import save
 from gptscale.common.errors import CheckpointError, NumericError, StorageError
 from gptscale.common.state import Shard

@@ -4,12 +4,13 @@ import os
 import resource
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from holder import FACTS, Holder
 
-from gptscale.common.checkpoint import writer
+from gptscale.common.checkpoint import folders, writer
 from gptscale.common.checkpoint.background import BackgroundSave
 from gptscale.common.checkpoint.folders import set_aside_beyond
 from gptscale.common.checkpoint.reader import Reader, newest_valid, sha256_of, step_folders
@@ -218,3 +219,28 @@ def test_what_cannot_be_deleted_costs_space_and_not_the_run(saved, monkeypatch, 
     save(Holder(), saved, 6, FACTS)
     assert "step-2 is not deleted (Operation not permitted)" in capsys.readouterr().out
     assert Reader(saved / "step-6").verify().step == 6
+
+
+@pytest.mark.parametrize(
+    ("there", "saves", "keep", "new"),
+    [(0, 0, 2, 0), (0, 1, 2, 1), (0, 9, 2, 3), (2, 9, 2, 1), (3, 9, 2, 0), (1, 1, 2, 1)],
+)
+def test_what_a_run_adds(there, saves, keep, new, tmp_path, monkeypatch):
+    for step in range(there):
+        folder = tmp_path / "checkpoints" / f"step-{step + 1}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+    needed = new * 1000 + 10
+
+    def check(free):
+        monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        folders.check_free(tmp_path, saves=saves, keep=keep, checkpoint_bytes=1000, log_bytes=10)
+
+    check(needed)
+    with pytest.raises(StorageError, match=rf"the run needs {needed:,} bytes on the disk .*{needed - 1:,} are free"):
+        check(needed - 1)
+
+
+def test_a_folder_that_is_not_there_yet_has_the_disk_of_the_nearest_one(tmp_path):
+    with pytest.raises(StorageError, match=f"in {tmp_path}, free space"):
+        folders.check_free(tmp_path / "a" / "b", saves=0, keep=2, checkpoint_bytes=0, log_bytes=2**62)

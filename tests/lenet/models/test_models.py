@@ -11,7 +11,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.lenet.models import MODEL_NAMES
 from gptscale.lenet.models.activations import activation
 from gptscale.lenet.models.registry import C3_SEES, MODELS, ImageShape, PartialConv2d, Subsampling, build_model
-from gptscale.lenet.run.schedule import rate
+from gptscale.lenet.run.config import rate
 
 MNIST, CIFAR = ImageShape(1, 28, 10), ImageShape(3, 32, 10)
 

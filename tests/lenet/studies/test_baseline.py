@@ -9,8 +9,8 @@ import pytest
 
 from gptscale.launchers.cli import main
 from gptscale.lenet.comparison.answers import lines_of
-from gptscale.lenet.comparison.reports import ROWS, RUNS
 from gptscale.lenet.comparison.rows import window_losses
+from gptscale.lenet.comparison.tables import ROWS, RUNS
 from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.baseline import PRESETS

@@ -15,7 +15,7 @@ from table_rows import rows
 from gptscale.common.errors import StorageError
 from gptscale.results.columns import SUMMARY, cell
 from gptscale.results.record.board import Board
-from gptscale.results.record.files import append_row, set_cells, write_json
+from gptscale.results.record.files import append_row, write_json
 from gptscale.results.record.run_folder import run_directory
 from gptscale.results.record.step_log import StepLog
 
@@ -149,51 +149,3 @@ def test_json_is_replaced_in_one_move(tmp_path):
         write_json(path, {("not", "a"): "key"})
     assert path.read_text() == '{\n "status": "failed"\n}'
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
-
-
-HEADER = b"schema_version,run_id,error,bound_by\n"
-CELLS = {"bound_by": "data-bound", "bound_share": 0.5}
-
-
-def test_the_last_row_of_a_run_gets_the_cells(tmp_path):
-    path = tmp_path / "summary.csv"
-    path.write_bytes(HEADER + b'7,r,,\n7,r,"a, b",\n7,rr,,\n')
-    assert set_cells(path, "r", CELLS)
-    assert path.read_bytes() == HEADER + b'7,r,,\n7,r,"a, b",data-bound\n7,rr,,\n'
-    assert path.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        b"",
-        HEADER,
-        # Torn, of another length, not text, not as we write it.
-        HEADER + b"7,r,,",
-        HEADER + b"7,r,,,,\n",
-        HEADER + b"7,r\n",
-        HEADER + b"7,r,\xff,\n",
-        HEADER + b'7,"r",,\n',
-        HEADER + b'7,r,"open\n',
-        b"\x00\n7,r,,\n",
-    ],
-)
-def test_what_is_no_row_of_the_run_stays_as_it_is(tmp_path, damage):
-    path = tmp_path / "summary.csv"
-    path.write_bytes(damage)
-    assert not set_cells(path, "r", CELLS)
-    assert path.read_bytes() == damage
-
-
-def test_damage_around_a_row_stays(tmp_path):
-    path = tmp_path / "summary.csv"
-    path.write_bytes(HEADER + b"\xff\x00\r\n\n7,r,,\n7,s")
-    assert set_cells(path, "r", CELLS)
-    assert path.read_bytes() == HEADER + b"\xff\x00\r\n\n7,r,,data-bound\n7,s"
-
-
-def test_a_row_of_append_row_is_found(tmp_path):
-    assert not set_cells(tmp_path / "summary.csv", "r", CELLS)
-    path = append_row(SUMMARY, tmp_path, {"run_id": "r", "status": "ok", "data": "=1+2"})
-    assert set_cells(path, "r", CELLS)
-    assert path.read_text().count("data-bound") == 1

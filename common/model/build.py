@@ -24,15 +24,10 @@ aten = torch.ops.aten
 # The mode `selective` keeps what costs much time for the bytes it takes: matrix products, and attention by any kernel (the kernel
 # `math` consists of products). LayerNorm, GELU, additions and dropout are computed again.
 KEPT_OPERATORS = [
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    *float8.OPERATORS,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-]
+    aten.mm.default, aten.addmm.default, aten.bmm.default, *float8.OPERATORS,
+    aten._scaled_dot_product_flash_attention.default, aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_efficient_attention.default, aten._scaled_dot_product_cudnn_attention.default,
+]  # fmt: skip
 
 
 def apply_activation_checkpointing(blocks: Iterable[nn.Module], mode: str) -> None:

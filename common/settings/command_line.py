@@ -19,17 +19,10 @@ T = TypeVar("T")
 MAY_NAME_A_FILE = ("data", "tokenizer", "resume")
 # Names of our options in other trainers, for whoever types them here.
 OTHER_NAMES = {
-    "learning_rate": "lr",
-    "batch_size": "global_batch_size",
-    "gradient_accumulation_steps": "grad_accum_steps",
-    "gradient_clipping": "clip_grad_norm",
-    "hidden_size": "n_embd",
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
-    "max_steps": "steps",
-    "dtype": "precision",
-    "nproc_per_node": "nproc",
-}
+    "learning_rate": "lr", "batch_size": "global_batch_size", "gradient_accumulation_steps": "grad_accum_steps",
+    "gradient_clipping": "clip_grad_norm", "hidden_size": "n_embd", "num_layers": "n_layer", "num_heads": "n_head",
+    "max_steps": "steps", "dtype": "precision", "nproc_per_node": "nproc",
+}  # fmt: skip
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> T:

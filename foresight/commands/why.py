@@ -58,16 +58,9 @@ def main(argv: Sequence[str]) -> int:
 
 # A letter for each part of a step, where it fills most of a column.
 LETTERS = {
-    "forward": "F",
-    "backward": "B",
-    "optimizer": "O",
-    "data": "D",
-    "waiting": ".",
-    "transfer": "~",
-    "disk": "K",
-    "bus": "U",
+    "forward": "F", "backward": "B", "optimizer": "O", "data": "D", "waiting": ".", "transfer": "~", "disk": "K", "bus": "U",
     "allocator": "A",
-}
+}  # fmt: skip
 COLUMNS = 88
 
 
@@ -125,16 +118,9 @@ def show(verdict: Verdict) -> None:
 
 # Parts of a step that are drawn, in the colours of the shares.
 COLOUR_OF = {
-    "forward": "products",
-    "backward": "attention",
-    "optimizer": "optimizer",
-    "waiting": "late rank",
-    "transfer": "transfer",
-    "data": "data",
-    "disk": "disk",
-    "bus": "bus",
-    "allocator": "allocator",
-}
+    "forward": "products", "backward": "attention", "optimizer": "optimizer", "waiting": "late rank", "transfer": "transfer",
+    "data": "data", "disk": "disk", "bus": "bus", "allocator": "allocator",
+}  # fmt: skip
 
 
 def draw(verdict: Verdict, path: Path) -> Path:

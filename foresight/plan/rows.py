@@ -167,15 +167,10 @@ def _gib(nbytes: int) -> str:
 
 
 KINDS_OF_MEMORY = {
-    "parameter": "weights",
-    "gathered shard": "gathered",
-    "gradient": "gradients",
-    "bucket": "gradients",
-    "optimizer state": "optimizer",
-    "activation": "activations",
-    "logits and loss": "logits",
+    "parameter": "weights", "gathered shard": "gathered", "gradient": "gradients", "bucket": "gradients",
+    "optimizer state": "optimizer", "activation": "activations", "logits and loss": "logits",
     "under way in backward": "backward",
-}
+}  # fmt: skip
 
 
 def words_of(row: PlannedRow) -> list[str]:

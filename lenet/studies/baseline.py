@@ -85,8 +85,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # as in report B (docs/lenet/README.md)
     "text": {"epochs": 10, "batch_size": 32, "lr": 1e-3, "lr_schedule": "constant"},
     # as in report A, and the rate that it found to be worse
-    "report_a": REPORT_A | {"lr": 1e-3},
-    "report_a_002": REPORT_A | {"lr": 2e-3},
+    "report_a": REPORT_A | {"lr": 1e-3}, "report_a_002": REPORT_A | {"lr": 2e-3},
     # SGD in its place, which report A calls far less efficient
     "report_a_sgd": REPORT_A | {"lr": 1e-2, "optimizer": "sgd"},
     # `text` with a learning rate that rises and falls
@@ -94,12 +93,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     # more epochs, because 1,348 images make few steps an epoch
     "digits": {"epochs": 30, "batch_size": 32, "lr": 2e-3, "lr_schedule": "onecycle"},
     # 99 % of MNIST as soon as possible on two CPU cores
-    "fast": {"epochs": 4, "batch_size": 128, "lr": 8e-3, "lr_schedule": "onecycle", "augment": "none"}
-    | CUSTOM_OPERATORS,
+    "fast": {"epochs": 4, "batch_size": 128, "lr": 8e-3, "lr_schedule": "onecycle", "augment": "none"} | CUSTOM_OPERATORS,
     # 99.4 % of MNIST
-    "best": {"epochs": 8, "batch_size": 128, "lr": 8e-3, "lr_schedule": "onecycle", "augment": "mild"}
-    | CUSTOM_OPERATORS,
-}
+    "best": {"epochs": 8, "batch_size": 128, "lr": 8e-3, "lr_schedule": "onecycle", "augment": "mild"} | CUSTOM_OPERATORS,
+}  # fmt: skip
 
 
 def preset(name: str) -> dict[str, Any]:

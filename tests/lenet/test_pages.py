@@ -128,8 +128,10 @@ def test_every_number_of_a_table_is_in_the_csv_that_it_names(page: Path) -> None
         assert files, f"{page.name}: the chapter of this table names no CSV\n{table[:200]}"
         scaled = [numbers_of(csv) * scale for csv in files for scale in (1, 100, 1000, 1e-3)]
         known = np.concatenate([*scaled, *(np.array(theirs) * scale for scale in (1, 100, 1000))])
-        lines = [line for line in table.splitlines()[2:] if not line.startswith(("| report ", "| exercise"))]
-        for line, number in ((line, found) for line in lines for found in re.findall(NUMBER, line)):
+        ours = [row for row in table.splitlines()[2:] if not row.startswith(("| report ", "| exercise"))]
+        for line, number in ((row, found) for row in ours for found in re.findall(NUMBER, row)):
             value, unit = float(number.replace(",", "")), 10.0 ** -len(number.partition(".")[2])
             # The CSVs have six digits: a last one of 5 may come from above or from below.
-            assert np.abs(known - value).min() <= unit / 2 + 2e-9 * value, f"{page.name}: no CSV has {number} of\n{line}"
+            assert np.abs(known - value).min() <= unit / 2 + 2e-9 * value, (
+                f"{page.name}: no CSV has {number} of\n{line}"
+            )

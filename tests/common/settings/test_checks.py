@@ -13,10 +13,7 @@ from gptscale.common.settings.checks import (
     check_range,
     check_ranges,
     check_run_name,
-    did_you_mean,
     ignored,
-    parse_names,
-    parse_whole_numbers,
     refuse_changed,
     words_to_compare,
 )
@@ -81,23 +78,6 @@ def test_output_files(tmp_path, monkeypatch):
     assert refused(check_output_file, missing, "--csv", "cannot be written") == f"{missing} cannot be written, {fix}"
 
 
-def test_names_with_commas_between():
-    known = {"ddp": 1, "fsdp": 2}
-    assert parse_names("fsdp,ddp,fsdp", known, "recipe", "--recipes") == ["fsdp", "ddp", "fsdp"]
-    message = refused(parse_names, "ddp,fspd", known, "recipe", "--recipes")
-    assert message == "unknown recipe 'fspd', in --recipes, did you mean 'fsdp'?"
-    assert refused(parse_names, "", known, "recipe", "--recipes", "use ddp").startswith("unknown recipe ''")
-    assert refused(parse_names, "x", known, "recipe", "--recipes", "use ddp").endswith(", use ddp")
-
-
-def test_whole_numbers_with_commas_between():
-    assert parse_whole_numbers("3,1,2", "--seeds", "use 1,2") == [3, 1, 2]
-    assert parse_whole_numbers("0", "--workers", "use 0", least=0) == [0]
-    for text in ("", "1,", "1.5", "-1", "0", "one"):
-        message = refused(parse_whole_numbers, text, "--seeds", "use for example 1,2")
-        assert message == f"{text!r} is no list of numbers, in --seeds, use for example 1,2"
-
-
 @pytest.mark.promise("X5")
 def test_run_names():
     for name in (None, "a", "ddp-2.run_1", "x" * 64):
@@ -118,11 +98,6 @@ def test_an_option_that_would_be_ignored():
 
 def test_options_by_what_the_user_types():
     assert words_to_compare(Options()) == {"--seq-len": 8, "--lr": None, "--resume": None}
-
-
-def test_the_nearest_name_or_all():
-    assert did_you_mean("fspd", ["ddp", "fsdp"]) == "did you mean 'fsdp'?"
-    assert did_you_mean("zzz", ["ddp", "fsdp"]) == "use one of: ddp fsdp"
 
 
 # Each is refused, and accepted with the words behind "|", which its error names.

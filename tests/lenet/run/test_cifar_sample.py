@@ -42,7 +42,7 @@ def losses(sample: VisionData, n_images: int, **options: Any) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in MODELS if model not in ("vgg13", "vgg16")])
 def test_every_model_learns(sample: VisionData, model: str) -> None:
-    """VGG has one code for its four depths. In eight steps nets of ten convolutions hardly learn, since torch's initial weights lose the signal without batch norm."""
+    """VGG has one code for its depths. Nets of ten convolutions lose the signal without batch norm, and hardly learn."""
     found = losses(sample, 10 if model.startswith(LARGE) else 40, model=model, lr=1e-3)
     assert found[-1] < found[0] - (0 if model.startswith("conv10") else 0.05), found
 

@@ -15,15 +15,7 @@ from gptscale.common.errors import CheckpointError, ConfigError, StorageError
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record import files
 from gptscale.results.record.files import write_json
-from gptscale.results.record.run_folder import (
-    START,
-    check_results_folder,
-    checkpoints_in,
-    leave_row,
-    read_json,
-    resume_folder,
-    run_directory,
-)
+from gptscale.results.record.run_folder import START, checkpoints_in, leave_row, read_json, resume_folder, run_directory
 
 
 @pytest.mark.promise(
@@ -120,13 +112,3 @@ def test_a_run_its_checkpoints_and_one_of_them_may_be_named(run):
     (checkpoints / "step-8").mkdir()
     with pytest.raises(CheckpointError, match=r"manifest.json is missing, in checkpoint .*step-8"):
         checkpoints_in(checkpoints / "step-8", "")
-
-
-def test_a_name_that_is_taken_is_refused(run, tmp_path):
-    def check(name, resumes=False):
-        check_results_folder(tmp_path, name, SUMMARY, resumes=resumes)
-
-    check("new")
-    check("mine", resumes=True)
-    with pytest.raises(ConfigError, match="run mine exists already"):
-        check("mine")

@@ -2,7 +2,7 @@
 
 A limit falls. Whoever adds lines above it takes others out. On 2026-11-26 `gptscale fit` and its engines brought 1,470 lines into
 foresight, a second family of models and the import of others' runs 770 into the core. Then 560 lines of the package went: modules
-with one user stand with it, and the recipes are rows of a table. 1,500 lines of tests went, most of them of benches and tools. The
+with one user stand with it, and the recipes are rows of a table. 1,500 lines of tests went, most of benches and tools. The
 core owes 50 since it stood at 23,720, and a rank 190 above the 10,000 of the law.
 """
 

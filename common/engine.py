@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from gptscale.common.measure.bubble import Bubble
-    from gptscale.common.measure.live_state import LiveState
-    from gptscale.common.measure.offload import Offload
+    from gptscale.common.measure.live_state import LiveState, Offload
     from gptscale.common.state import Shard
 
 

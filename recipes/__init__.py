@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
@@ -137,167 +137,60 @@ class Recipe(NamedTuple):
             ) from error
 
 
+def _row(module: str, config: str, what: str, memory: str, **facts: Any) -> Recipe:
+    return Recipe(f"gptscale.recipes.{module}", config, what, memory, **facts)
+
+
 def _zero(what: str, process_gib: float = 0.0, **preset: object) -> Recipe:
-    return Recipe(
-        "gptscale.recipes.zero",
-        "ZeroConfig",
-        what,
-        engine="deepspeed",
-        preset=preset,
-        casts_weights=True,
-        process_gib=process_gib,
-        memory="flat",
-    )
+    facts = {"preset": preset, "casts_weights": True, "process_gib": process_gib}
+    return _row("zero", "ZeroConfig", what, "flat", engine="deepspeed", **facts)
 
 
 def _colossal(module: str, config: str, what: str, axes: tuple[str, ...], needs_cuda: bool = False) -> Recipe:
-    return Recipe(
-        f"gptscale.recipes.{module}",
-        config,
-        what,
-        engine="colossalai",
-        axes=axes,
-        # booster/plugin/hybrid_parallel_plugin.py, dp_outside
-        mesh=("dp", "pp", "tp"),
-        needs_cuda=needs_cuda,
-        environment="colossalai",
-        casts_weights=True,
-        memory="chunks" if needs_cuda else "plugin",
-    )
+    facts = {"engine": "colossalai", "environment": "colossalai", "casts_weights": True, "needs_cuda": needs_cuda}
+    # The order of its ranks is that of booster/plugin/hybrid_parallel_plugin.py, dp_outside.
+    mesh = ("dp", "pp", "tp")
+    return _row(module, config, what, "chunks" if needs_cuda else "plugin", axes=axes, mesh=mesh, **facts)
 
 
 RECIPES: dict[str, Recipe] = {
-    "single": Recipe(
-        "gptscale.recipes.single",
-        "SingleConfig",
-        "one device, the reference for all others",
-        memory="replicas",
-        axes=(),
-        fp8=True,
-        cuda_graphs=True,
-        process_gib=0.63,
-    ),
-    "ddp": Recipe(
-        "gptscale.recipes.ddp",
-        "DDPConfig",
-        "replicas; gradients all-reduced in buckets",
-        memory="replicas",
-        fp8=True,
-        cuda_graphs=True,
-    ),
-    "fsdp": Recipe(
-        "gptscale.recipes.fsdp",
-        "FSDPConfig",
-        "weights, gradients, optimizer sharded (fully_shard); HSDP",
-        casts_weights=True,
-        fp8=True,
-        torch=">=2.7",
-        memory="rows",
-    ),
-    "fsdp_offload": Recipe(
-        "gptscale.recipes.fsdp",
-        "FSDPConfig",
-        "fsdp with shards and optimizer kept in host memory",
-        preset={"cpu_offload": True},
-        casts_weights=True,
-        fp8=True,
-        process_gib=0.64,
-        torch=">=2.7",
-        memory="rows",
-    ),
+    "single": _row("single", "SingleConfig", "one device, the reference for all others", "replicas",
+        axes=(), fp8=True, cuda_graphs=True, process_gib=0.63),
+    "ddp": _row("ddp", "DDPConfig", "replicas; gradients all-reduced in buckets", "replicas", fp8=True, cuda_graphs=True),
+    "fsdp": _row("fsdp", "FSDPConfig", "weights, gradients, optimizer sharded (fully_shard); HSDP", "rows",
+        casts_weights=True, fp8=True, torch=">=2.7"),
+    "fsdp_offload": _row("fsdp", "FSDPConfig", "fsdp with shards and optimizer kept in host memory", "rows",
+        preset={"cpu_offload": True}, casts_weights=True, fp8=True, process_gib=0.64, torch=">=2.7"),
     "zero1": _zero("DeepSpeed ZeRO 1: fp32 weights and optimizer state sharded", stage=1),
     "zero2": _zero("DeepSpeed ZeRO 2: and gradients", stage=2),
     "zero3": _zero("DeepSpeed ZeRO 3: and the weights computed with", stage=3),
     "zero_offload": _zero("ZeRO (--stage) with the optimizer on the host, at stage 3 weights too", 0.71, offload="cpu"),
     "zero_infinity": _zero("ZeRO 3 with optimizer and weights on NVMe (--nvme-path)", 0.74, stage=3, offload="nvme"),
-    "fairscale_sdp": Recipe(
-        "gptscale.recipes.fairscale_sdp",
-        "FairscaleSDPConfig",
-        "OSS + ShardedDataParallel: ZeRO 2 by whole parameters",
-        engine="fairscale",
-        memory="owners",
-    ),
-    "fairscale_fsdp": Recipe(
-        "gptscale.recipes.fairscale_fsdp",
-        "FairscaleFSDPConfig",
-        "FullyShardedDataParallel, the ancestor of torch's",
-        engine="fairscale",
-        needs_cuda=True,
-        casts_weights=True,
-        memory="rows",
-    ),
-    "tensor_parallel": Recipe(
-        "gptscale.recipes.tensor_parallel",
-        "TensorParallelConfig",
-        "matrices and vocabulary cut, sequence between layers (DTensor)",
-        axes=("tp",),
-        torch=">=2.7",
-        memory="matrices",
-    ),
-    "pipeline": Recipe(
-        "gptscale.recipes.pipeline",
-        "PipelineConfig",
-        "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)",
-        axes=("pp",),
-        torch=">=2.7",
-        memory="stages",
-    ),
-    "hybrid_3d": Recipe(
-        "gptscale.recipes.hybrid_3d",
-        "HybridConfig",
-        "data x tensor x pipeline on one mesh (--tp-size, --pp-size)",
-        axes=("dp", "tp", "pp"),
-        casts_weights=True,
-        torch=">=2.7",
-        memory="mesh",
-    ),
-    "accelerate_fsdp": Recipe(
-        "gptscale.recipes.accelerate_fsdp",
-        "AccelerateFSDPConfig",
-        "fully_shard through Hugging Face Accelerate",
-        engine="accelerate",
-        casts_weights=True,
-        memory="rows",
-    ),
-    "lightning_fabric": Recipe(
-        "gptscale.recipes.fabric",
-        "LightningFabricConfig",
-        "a strategy by name through Lightning Fabric",
-        engine="lightning-fabric",
-        memory="strategy",
-    ),
-    "handout": Recipe(
-        "gptscale.recipes.handout",
-        "HandoutConfig",
-        "the exercise's baseline: transformers' model, its data loader and loss",
-        memory="replicas",
-        engine="transformers",
-        own_work="its ids, its dropout of 0.1 and its loss are the exercise's",
-    ),
-    "colossal_tensor": _colossal(
-        "colossal_hybrid", "ColossalTensorConfig", "Colossal-AI: matrices cut over tensor ranks", ("tp", "dp")
-    ),
-    "colossal_pipeline": _colossal(
-        "colossal_hybrid",
-        "ColossalPipelineConfig",
-        "Colossal-AI: blocks over stages, 1F1B or interleaved, and tensor ranks",
-        ("pp", "tp", "dp"),
-    ),
-    "colossal_gemini": _colossal(
-        "colossal_data",
-        "ColossalGeminiConfig",
-        "Colossal-AI's Gemini: weights and state in chunks, on the device or the host",
-        ("dp",),
-        needs_cuda=True,
-    ),
-    "colossal_zero": _colossal(
-        "colossal_data",
-        "ColossalZeroConfig",
-        "Colossal-AI's LowLevelZero: ZeRO 1 or 2 (--stage)",
-        ("dp",),
-        needs_cuda=True,
-    ),
-}
+    "fairscale_sdp": _row("fairscale_sdp", "FairscaleSDPConfig", "OSS + ShardedDataParallel: ZeRO 2 by whole parameters",
+        "owners", engine="fairscale"),
+    "fairscale_fsdp": _row("fairscale_fsdp", "FairscaleFSDPConfig", "FullyShardedDataParallel, the ancestor of torch's",
+        "rows", engine="fairscale", needs_cuda=True, casts_weights=True),
+    "tensor_parallel": _row("tensor_parallel", "TensorParallelConfig",
+        "matrices and vocabulary cut, sequence between layers (DTensor)", "matrices", axes=("tp",), torch=">=2.7"),
+    "pipeline": _row("pipeline", "PipelineConfig",
+        "layers cut into stages; GPipe, 1F1B, interleaved, zero-bubble (--schedule)", "stages", axes=("pp",), torch=">=2.7"),
+    "hybrid_3d": _row("hybrid_3d", "HybridConfig", "data x tensor x pipeline on one mesh (--tp-size, --pp-size)", "mesh",
+        axes=("dp", "tp", "pp"), casts_weights=True, torch=">=2.7"),
+    "accelerate_fsdp": _row("accelerate_fsdp", "AccelerateFSDPConfig", "fully_shard through Hugging Face Accelerate", "rows",
+        engine="accelerate", casts_weights=True),
+    "lightning_fabric": _row("fabric", "LightningFabricConfig", "a strategy by name through Lightning Fabric", "strategy",
+        engine="lightning-fabric"),
+    "handout": _row("handout", "HandoutConfig", "the exercise's baseline: transformers' model, its data loader and loss",
+        "replicas", engine="transformers", own_work="its ids, its dropout of 0.1 and its loss are the exercise's"),
+    "colossal_tensor": _colossal("colossal_hybrid", "ColossalTensorConfig", "Colossal-AI: matrices cut over tensor ranks",
+        ("tp", "dp")),
+    "colossal_pipeline": _colossal("colossal_hybrid", "ColossalPipelineConfig",
+        "Colossal-AI: blocks over stages, 1F1B or interleaved, and tensor ranks", ("pp", "tp", "dp")),
+    "colossal_gemini": _colossal("colossal_data", "ColossalGeminiConfig",
+        "Colossal-AI's Gemini: weights and state in chunks, on the device or the host", ("dp",), needs_cuda=True),
+    "colossal_zero": _colossal("colossal_data", "ColossalZeroConfig", "Colossal-AI's LowLevelZero: ZeRO 1 or 2 (--stage)",
+        ("dp",), needs_cuda=True),
+}  # fmt: skip
 
 
 def names_with(fact: Callable[[Recipe], bool]) -> str:

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_range
 
 if TYPE_CHECKING:
     import torch

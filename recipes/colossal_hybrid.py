@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gptscale.common.engines.colossal.checks import check_pipeline, check_tensor, default_micro_batches
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_range
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_ranges, refuse_changed
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_ranges, refuse_changed
 
 if TYPE_CHECKING:
     from torch import Tensor

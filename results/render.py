@@ -24,21 +24,18 @@ PICTURES = ("png", "svg", "pdf")
 
 # Shares of a rank's time in a verdict: colour and meaning. Computation is blue and green, waiting is warm.
 SHARES = {
-    "data": ("#D55E00", "waiting for the next batch"),
-    "host": ("#BBBBBB", "Python, autograd and launches"),
+    "data": ("#D55E00", "waiting for the next batch"), "host": ("#BBBBBB", "Python, autograd and launches"),
     "transfer": ("#CC79A7", "exchange between ranks that nothing hides"),
     "late rank": ("#E69F00", "waiting for a rank that comes late"),
     "bubble": ("#F0E442", "waiting for another stage of the pipeline"),
-    "disk": ("#882255", "waiting for the disk of an offload"),
-    "bus": ("#AA4499", "copies between host and device"),
+    "disk": ("#882255", "waiting for the disk of an offload"), "bus": ("#AA4499", "copies between host and device"),
     "allocator": ("#661100", "freeing memory and asking for it"),
     "no processor": ("#DDCC77", "other programs have the processor"),
     "slower than calibrated": ("#999999", "products that took longer than they were calibrated"),
-    "products": ("#0072B2", "matrix products"),
-    "attention": ("#56B4E9", "attention"),
+    "products": ("#0072B2", "matrix products"), "attention": ("#56B4E9", "attention"),
     "elementwise": ("#009E73", "norms, activations, loss and all other kernels"),
     "optimizer": ("#117733", "the optimizer's step"),
-}
+}  # fmt: skip
 
 # The letters that mean something to LaTeX.
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {

@@ -23,9 +23,8 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.ranks import launch
 from gptscale.common.process.warm_parent import begin_warm_parent
 from gptscale.common.process.world import runs_on_cuda, world_of
-from gptscale.common.settings.checks import check_range, parse_names
+from gptscale.common.settings.checks import OptionNeed, check_range, parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.launchers.cli import start
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_run

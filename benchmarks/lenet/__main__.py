@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from benchmarks.task import run_worker
-from gptscale.common.settings.checks import check_output_file, check_ranges
+from gptscale.common.settings.checks import OptionNeed, check_output_file, check_ranges
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.launchers.cli import start
-from gptscale.lenet.comparison.reports import ROWS
-from gptscale.lenet.comparison.tables import show, with_references
+from gptscale.lenet.comparison.tables import ROWS, show, with_references
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.results import render
 

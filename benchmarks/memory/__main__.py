@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from benchmarks.measurement import print_written, tell, write_csv
 from benchmarks.memory.search import WayToFit
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import check_output_file, check_range, did_you_mean, parse_names
+from gptscale.common.settings.checks import OptionNeed, check_output_file, check_range, did_you_mean, parse_names
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.gpt_config import PRESETS
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.launchers.cli import start
 from gptscale.recipes import get

@@ -26,7 +26,7 @@ from gptscale.common.process.progress import progress
 from gptscale.common.state import Shard
 
 if TYPE_CHECKING:
-    from gptscale.common.measure.offload import Offload
+    from gptscale.common.measure.live_state import Offload
     from gptscale.common.settings.run import Run
 
 

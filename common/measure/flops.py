@@ -36,7 +36,7 @@ def hardware_flops_per_token(gpt: ModelConfig, seq_len: int, activation_checkpoi
     To the count of `model_flops_per_token` come the padding rows of the token table and what backward computes again. `full` runs
     the forward of every block again up to the last tensor that backward needs. That leaves out the last matrix of the block, in
     GPT-2 4 h^2 of 12 h^2, where it adds 2 x 8 L h^2 + 2 L h T. FlopCounterMode of torch counts the same
-    (tests/common/model/test_activation_checkpointing.py). `selective` keeps all products and adds nothing. Only the causal half
+    (tests/common/model/test_build.py). `selective` keeps all products and adds nothing. Only the causal half
     of attention is counted, as in `mfu`. What kernels compute beyond it in masked tiles is not counted.
     """
     padding = 6.0 * (gpt.padded_vocab_size - gpt.vocab_size) * gpt.n_embd

@@ -9,7 +9,9 @@ The model knows nothing of ranks or of parallelism. Strategies change it from ou
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gptscale.common.model.activations import activation_function
 from gptscale.common.model.loss import LinearCrossEntropy
 from gptscale.common.settings.shape import ModelConfig
 
@@ -164,3 +165,27 @@ class GPT(Decoder):
 
     def __init__(self, gpt: ModelConfig) -> None:
         super().__init__(gpt, nn.LayerNorm(gpt.n_embd))
+
+
+def gelu_sigmoid(x: Tensor) -> Tensor:
+    """Return x sigmoid(1.702 x), the sigmoid form of GELU, in PyTorch's own operations."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def activation_function(name: str) -> Callable[[Tensor], Tensor]:
+    """Return the activation called `name`, one of ACTIVATIONS in common/settings/gpt_config.py.
+
+    gelu_* are PyTorch's functions. custom-* are the operators of gptscale.ops, which are compiled here if they are not yet.
+    """
+    if name.startswith("custom-"):
+        from gptscale.ops import registry
+        from gptscale.ops.gelu import gelu
+
+        registry.ready()
+        return partial(gelu, approximate=name.removeprefix("custom-"))  # type: ignore[arg-type]
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "gelu_tanh": partial(F.gelu, approximate="tanh"),
+        "gelu_erf": F.gelu,
+        "gelu_sigmoid": gelu_sigmoid,
+    }
+    return functions[name]

@@ -11,17 +11,10 @@ from gptscale.common.settings.shape import Weight
 
 # Fields of the config: the name here, then the name in transformers.
 NAMES = {
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_embd": "hidden_size",
-    "block_size": "max_position_embeddings",
-    "vocab_size": "vocab_size",
-    "dropout": "attention_dropout",
-    "n_inner": "intermediate_size",
-    "n_kv_head": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "norm_eps": "rms_norm_eps",
-}
+    "n_layer": "num_hidden_layers", "n_head": "num_attention_heads", "n_embd": "hidden_size",
+    "block_size": "max_position_embeddings", "vocab_size": "vocab_size", "dropout": "attention_dropout",
+    "n_inner": "intermediate_size", "n_kv_head": "num_key_value_heads", "head_dim": "head_dim", "norm_eps": "rms_norm_eps",
+}  # fmt: skip
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 

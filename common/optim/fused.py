@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gptscale.common.measure.live_state import StateTensor, held_by_torch
-from gptscale.common.measure.offload import Offload, StepMeter
+from gptscale.common.measure.live_state import Offload, StateTensor, StepMeter, held_by_torch
 from gptscale.common.model.precision import LossScale
 from gptscale.common.optim.compact_adamw import CompactAdamW
 from gptscale.common.optim.stepper import Stepper

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from gptscale.common.measure.live_state import StateTensor
-    from gptscale.common.measure.offload import Offload
+    from gptscale.common.measure.live_state import Offload, StateTensor
     from gptscale.common.state import Shard
 
 

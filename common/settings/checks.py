@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import errno
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gptscale.common.errors import ConfigError
 
@@ -136,3 +136,47 @@ def nearest(word: str, names: Iterable[str], cutoff: float) -> str | None:
     import difflib
 
     return next(iter(difflib.get_close_matches(word, names, n=1, cutoff=cutoff)), None)
+
+
+class OptionNeed(NamedTuple):
+    """Fields of a dataclass of options, with commas between, that are ignored unless `holds(options)`.
+
+    why: for the error; {name} in it is the value of the field `name`. instead: what to type beside the option. A dataclass lists
+    its own in `NEEDS`. What depends on the machine or the number of processes is none: one command line serves them all.
+    """
+
+    fields: str
+    holds: Callable[[Any], object]
+    why: str
+    instead: str = ""
+
+
+def refuse_ignored(options: Any, argv: Sequence[str]) -> None:
+    """Raise ConfigError for the first option on the command line `argv` that `options`, which it makes, would ignore.
+
+    An option is refused with its default value too, because who types it expects an effect.
+    """
+    named_options = {
+        word.partition("=")[0].removeprefix("--").replace("-", "_") for word in argv if word.startswith("--")
+    }
+    for part, need in _unmet(options):
+        for field in need.fields.split(","):
+            if field in named_options:
+                why = need.why.format(**vars(part))
+                fix = f"leave it out, or {need.instead}" if need.instead else "leave it out"
+                raise ConfigError(why, f"in {option_of(field)}", fix)
+
+
+def ignored(options: Any) -> set[str]:
+    """Return the fields of `options` that have no effect beside the others."""
+    return {field for _, need in _unmet(options) for field in need.fields.split(",")}
+
+
+def _unmet(options: Any) -> Iterator[tuple[Any, OptionNeed]]:
+    """Yield each need that does not hold, of `options` and of the dataclasses inside it, with the dataclass it belongs to."""
+    needs: Iterable[OptionNeed] = getattr(options, "NEEDS", ())
+    yield from ((options, need) for need in needs if not need.holds(options))
+    for field in dataclasses.fields(options):
+        inner = getattr(options, field.name)
+        if dataclasses.is_dataclass(inner):
+            yield from _unmet(inner)

@@ -12,25 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gptscale.common.errors import ConfigError, StorageError
-from gptscale.common.settings.checks import check_path, nearest, option_of
-from gptscale.common.settings.needs import ignored, refuse_ignored
+from gptscale.common.settings.checks import check_path, ignored, nearest, option_of, refuse_ignored
 
 T = TypeVar("T")
 # Words that are a path unless they are something else.
 MAY_NAME_A_FILE = ("data", "tokenizer", "resume")
 # Names of our options in other trainers, for whoever types them here.
 OTHER_NAMES = {
-    "learning_rate": "lr",
-    "batch_size": "global_batch_size",
-    "gradient_accumulation_steps": "grad_accum_steps",
-    "gradient_clipping": "clip_grad_norm",
-    "hidden_size": "n_embd",
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
-    "max_steps": "steps",
-    "dtype": "precision",
-    "nproc_per_node": "nproc",
-}
+    "learning_rate": "lr", "batch_size": "global_batch_size", "gradient_accumulation_steps": "grad_accum_steps",
+    "gradient_clipping": "clip_grad_norm", "hidden_size": "n_embd", "num_layers": "n_layer", "num_heads": "n_head",
+    "max_steps": "steps", "dtype": "precision", "nproc_per_node": "nproc",
+}  # fmt: skip
 
 
 def parse(kind: type[T], argv: Sequence[str], *, prog: str, about: str = "") -> T:

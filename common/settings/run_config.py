@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import check_ranges, check_run_name, did_you_mean
+from gptscale.common.settings.checks import OptionNeed, check_ranges, check_run_name, did_you_mean
 from gptscale.common.settings.families import MODELS, preset
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.optimizers import OPTIMIZERS, OptimizerName
 
 if TYPE_CHECKING:

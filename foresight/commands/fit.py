@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         known = {name: known[name] for name in parse_names(options.splits, known, "split", "--splits")}
     with tempfile.TemporaryDirectory(prefix="gptscale-fit-") as name, console(stderr=True).status("building") as status:
         folder = Path(name)
-        subject = subject_of(options.model, options.batch, options.loss, options.seq_len, folder)
+        subject = subject_of(options.model, options.batch, options.loss, options.seq_len, folder, options.small)
         # Where the user's modules are.
         where = str(Path(options.model.partition(":")[0]).parent.absolute())
         path = ":".join(filter(None, (where, os.getcwd(), os.environ.get("PYTHONPATH"))))

@@ -13,8 +13,8 @@ from gptscale.recipes import RECIPES
 from gptscale.results.render import console, table
 
 if TYPE_CHECKING:
-    from gptscale.foresight.plan.files import PlanTable
     from gptscale.foresight.plan.planner import WorkPlan
+    from gptscale.foresight.plan.planning import PlanTable
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _shown(options: PlanOptions, plan: WorkPlan) -> PlanTable:
     from gptscale.foresight.plan import report
-    from gptscale.foresight.plan.command_lines import command_of
-    from gptscale.foresight.plan.files import PlanTable
+    from gptscale.foresight.plan.planning import PlanTable
+    from gptscale.foresight.plan.rows import command_of
 
     best = plan.recommended
     assert best is not None
@@ -71,9 +71,8 @@ def _print(shown: PlanTable) -> None:
 
 def _leave(options: PlanOptions, plan: WorkPlan, shown: PlanTable, argv: Sequence[str]) -> None:
     """Explain a row and write the files that the options name."""
-    from gptscale.foresight.plan.files import write_figure, write_plan, write_table
     from gptscale.foresight.plan.picture import draw_row, draw_scaling, explained, scaling_speeds
-    from gptscale.foresight.plan.planning import best_by_devices
+    from gptscale.foresight.plan.planning import best_by_devices, write_figure, write_plan, write_table
 
     number = options.explain or shown.recommended
     if number > len(shown.rows):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,13 +19,11 @@ import tyro
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.gpus import PLAYED
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.checks import check_range
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_range
 from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.foresight.memory.report import GIB, RankMemory
 from gptscale.foresight.mock_cuda.devices import device_named
-from gptscale.foresight.simulate.remedies import TRIES, remedies
-from gptscale.launchers.run.options import parse_launch, take_recipe
+from gptscale.launchers.run.options import default_recipe_config, parse_launch, take_recipe
 from gptscale.recipes import get, names_with
 from gptscale.results.record.files import export
 from gptscale.results.render import console
@@ -33,6 +31,7 @@ from gptscale.results.render import console
 if TYPE_CHECKING:
     from gptscale.foresight.price.step_time import PricedStep
     from gptscale.foresight.simulate.program import Simulation
+
 
 # A few steps are simulated, whatever the run would do, and nothing is saved or read again.
 WITHOUT_EFFECT = ",".join(("steps", "on_spike", *KEPT))
@@ -189,3 +188,41 @@ def _save(
     title = f"{recipe}, {config.model}, {options.nproc} x {options.device_kind}: memory over one step, by owner"
     save_picture(memories, title, folder / "simulation.png")
     print(f"files    {folder / 'simulation.json'}, {folder / 'simulation.png'}")
+
+
+# Strategies that hold less on each device, in turn. A world of one has nothing to split, but a host beside it.
+SPLITS = ("fsdp", "zero_offload")
+# How many of the remedies are worth a simulation each.
+TRIES = 5
+
+
+def remedies(
+    recipe: str, config: RunConfig, recipe_config: RecipeConfig, nproc: int
+) -> Iterator[tuple[str, str, RunConfig, RecipeConfig]]:
+    """Yield ways to need less: the words to add to the command, and the recipe with its options.
+
+    The global batch stays as it is: a smaller micro-batch is made up for by accumulation.
+    """
+    less = dataclasses.replace
+    full = {"activation_checkpointing": "full"}
+    small = {"micro_batch_size": 1, "grad_accum_steps": None}
+    can_recompute = config.activation_checkpointing != "full"
+    can_cut = config.micro_batch_size != 1
+    if can_recompute:
+        yield "--activation-checkpointing full", recipe, less(config, **full), recipe_config
+    if can_cut:
+        yield "--micro-batch-size 1", recipe, less(config, **small), recipe_config
+    smallest = less(config, **full, **small)
+    if can_recompute and can_cut:
+        yield "--activation-checkpointing full --micro-batch-size 1", recipe, smallest, recipe_config
+    for other in SPLITS:
+        if other == recipe or (nproc == 1 and other == "fsdp") or "dp" not in (get(recipe).axes or ("dp",)):
+            continue
+        try:
+            options = default_recipe_config(other)
+        except ConfigError:
+            continue
+        plain = less(
+            smallest, precision="bf16" if config.precision == "fp8" else config.precision, optimizer_state="fp32"
+        )
+        yield f"recipe {other} --activation-checkpointing full --micro-batch-size 1", other, plain, options

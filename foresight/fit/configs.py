@@ -38,16 +38,28 @@ def build() -> torch.nn.Module:
 
 def batch(size: int) -> dict[str, torch.Tensor]:
     """Return random samples. Put your data here."""
-    {samples}'''
-IDS = 'ids = torch.randint(0, {vocabulary}, (size, {length}))\n    return {{"input_ids": ids, "labels": ids}}'
-IMAGES = (
-    "pixels = torch.randn(size, {channels}, {image}, {image})\n"
-    '    return {{"pixel_values": pixels, "labels": torch.randint(0, {labels}, (size,))}}'
-)
+    inputs = {inputs}
+    return {{"{name}": inputs, "labels": {labels}}}'''
+# Random inputs by the name that a model of transformers has for them, and labels by the end of the model's own name.
+INPUTS = {
+    "input_ids": "torch.randint(0, {vocab_size}, (size, {length}))",
+    "pixel_values": "torch.randn(size, {num_channels}, {image_size}, {image_size})",
+    "input_features": "torch.randn(size, {num_mel_bins}, {frames})",
+}
+SENTENCE, CLASS = "torch.randint(0, {vocab_size}, (size, {length}))", "torch.randint(0, {num_labels}, (size,))"
+LABELS = {
+    "ForCausalLM": SENTENCE,
+    "LMHeadModel": SENTENCE,
+    "ForMaskedLM": SENTENCE,
+    "ForConditionalGeneration": SENTENCE,
+    "ForSequenceClassification": CLASS,
+    "ForImageClassification": CLASS,
+    "ForTokenClassification": "torch.randint(0, {num_labels}, (size, {length}))",
+}
 
 
-def of_transformers(where: str, seq_len: int | None) -> tuple[str, str, str]:
-    """Return the text of a model and batch by a config.json or its folder, of a small one, and what the small one is."""
+def of_transformers(where: str, seq_len: int | None) -> tuple[str, str]:
+    """Return the text of a model and batch by a config.json or its folder, and that of a small one."""
     path = Path(where)
     path = path / "config.json" if path.is_dir() else path
 
@@ -62,7 +74,7 @@ def of_transformers(where: str, seq_len: int | None) -> tuple[str, str, str]:
     return _texts(found, (found.get("architectures") or [None])[0], seq_len, refuse)
 
 
-def of_preset(name: str, seq_len: int | None) -> tuple[str, str, str]:
+def of_preset(name: str, seq_len: int | None) -> tuple[str, str]:
     """Return the same for a preset of `gptscale run --model`."""
     shape = preset(name)
     config = in_transformers(shape.family).hf_config(shape, shape.vocab_size)
@@ -72,54 +84,82 @@ def of_preset(name: str, seq_len: int | None) -> tuple[str, str, str]:
     )
 
 
-def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None, refuse: Any) -> tuple[str, str, str]:
+def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None, refuse: Any) -> tuple[str, str]:
     import transformers
+    from transformers.models.auto import modeling_auto as auto
 
     if found["model_type"] not in transformers.CONFIG_MAPPING:
         raise refuse(f"transformers {transformers.__version__} has no model_type {found['model_type']!r}"[:200])
     kind = transformers.CONFIG_MAPPING[found["model_type"]]
-    mapping = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    model = architecture or mapping.get(found["model_type"], "")
-    if not hasattr(transformers, model or "-"):
-        raise refuse(f"transformers {transformers.__version__} has no class {model!r} for it"[:200])
+    known = (
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    )
+    name = str(
+        architecture or next((names[found["model_type"]] for names in known if found["model_type"] in names), "")
+    )
+    model = getattr(transformers, name or "-", None)
+    if model is None:
+        raise refuse(f"transformers {transformers.__version__} has no class {name!r} for it"[:200])
+    labels = next((labels for end, labels in LABELS.items() if name.endswith(end)), "")
     try:
         config = kind(**{name: value for name, value in found.items() if name not in ("model_type", "architectures")})
+        fields = _unusual(config, kind())
+        small = _small(config, fields)
+        whole = _text(kind.__name__, model, fields, config, labels, seq_len)
+        return whole, _text(kind.__name__, model, small, kind(**small), labels, SMALL_LENGTH)
+    except (AttributeError, KeyError):
+        raise refuse(f"the inputs of {name} are unknown; build it in a file of yours, and name FILE.py:build") from None
     except Exception as error:
         raise refuse(f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def _unusual(config: Any, usual: Any) -> dict[str, Any]:
+    """Return the fields of a config that are not its class's defaults."""
     left = {"model_type", "transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path"}
-    usual = kind().to_dict()
-    fields = {name: value for name, value in config.to_dict().items() if name not in left and usual.get(name) != value}
-    small = _small(config, fields)
-    return (
-        _text(kind.__name__, model, fields, config, seq_len),
-        _text(kind.__name__, model, small, kind(**small), SMALL_LENGTH),
-        f"two layers of width {next((small[name] for name in WIDTHS if name in small), '?')}",
-    )
+    defaults = usual.to_dict()
+    return {name: value for name, value in config.to_dict().items() if name not in left and defaults.get(name) != value}
 
 
 def _small(config: Any, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a model of two layers, whose heads have a few elements and whose vocabulary is short."""
     whole = config.to_dict()
-    heads = next((whole[name] for name in HEADS if whole.get(name)), 1)
+    heads = next((whole[name] for name in HEADS if isinstance(whole.get(name), int)), 8)
     small = dict(fields)
     small |= {name: 2 for name in FEW_LAYERS if whole.get(name)}
-    small |= {name: heads * HEAD_WIDTH for name in WIDTHS if whole.get(name)}
+    small |= {name: heads * HEAD_WIDTH for name in WIDTHS if isinstance(whole.get(name), int)}
     small |= {name: 2 * heads * HEAD_WIDTH for name in INNER if whole.get(name)}
     small |= {name: HEAD_WIDTH for name in ("head_dim", "d_kv") if whole.get(name)}
     if whole.get("vocab_size"):
-        small |= {"vocab_size": SMALL_VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        of_tokens = (name for name in whole if name.endswith("_token_id") and isinstance(whole[name], int))
+        small |= {
+            "vocab_size": SMALL_VOCABULARY,
+            **{name: min(whole[name], SMALL_VOCABULARY - 1) for name in of_tokens},
+        }
     if whole.get("layer_types"):
-        small["layer_types"] = whole["layer_types"][:2]
+        kinds = whole["layer_types"]
+        small["layer_types"] = [*dict.fromkeys(kinds), *kinds][:2]
     return small
 
 
-def _text(config: str, model: str, fields: dict[str, Any], full: Any, seq_len: int | None) -> str:
-    if hasattr(full, "image_size") and not hasattr(full, "vocab_size"):
-        sizes = {"channels": full.num_channels, "image": full.image_size, "labels": full.num_labels}
-        samples = IMAGES.format(**sizes)
-    else:
-        most = getattr(full, "max_position_embeddings", None) or getattr(full, "n_positions", None) or 1024
-        samples = IDS.format(vocabulary=full.vocab_size, length=min(seq_len or 1024, most))
+def _text(config: str, model: Any, fields: dict[str, Any], full: Any, labels: str, seq_len: int | None) -> str:
+    """Return the text of a model and its random batch. Raises AttributeError or KeyError if its inputs are unknown."""
+    lengths = (getattr(full, name, None) for name in ("max_target_positions", "max_position_embeddings", "n_positions"))
+    words: dict[str, Any] = {
+        "image_size": 224,
+        "length": min(seq_len or 1024, next(filter(None, lengths), 1024)),
+        "frames": 2 * getattr(full, "max_source_positions", 0),
+    }
+    for name in ("vocab_size", "num_labels", "num_channels", "num_mel_bins", "image_size"):
+        words |= {name: getattr(full, name)} if hasattr(full, name) else {}
+    own = INPUTS[model.main_input_name].format(**words)
     return TEXT.format(
-        config=config, model=model, fields=as_python(dict(sorted(fields.items())), indent=0), samples=samples
+        config=config,
+        model=model.__name__,
+        fields=as_python(dict(sorted(fields.items())), indent=0),
+        name=model.main_input_name,
+        inputs=own,
+        labels="inputs" if labels.format(**words) == own else labels.format(**words),
     )

@@ -25,7 +25,10 @@ class FitOptions:
     """A function in the same spelling that returns a batch of so many samples: a tensor, a list or a dictionary of them. A second
     parameter gets the number of the micro-batch. Default: batch, beside the model."""
     loss: str = ""
-    """A function of outputs and batch in the same spelling. By default the model's output is the loss, or has it."""
+    """A function of outputs and batch in the same spelling, where the last value of a list may be for it alone. By default the
+    model's output is the loss, or has it."""
+    small: str = ""
+    """A function in the same spelling that returns a narrow model for the proof, which takes the same batches."""
     seq_len: int | None = None
     """Tokens of a sample, for hf: and presets."""
     gpus: int = 8

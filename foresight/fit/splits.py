@@ -16,8 +16,9 @@ SHARED = {
     "begin": "dist.init_process_group()",
     "definitions": "",
     "groups": (
-        'groups: list[Any] = [{"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
-        'groups += [{"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]'
+        "trained = [p for p in model.parameters() if p.requires_grad]\n"
+        'groups: list[Any] = [{"params": [p for p in trained if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
+        'groups += [{"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}]'
     ),
     "after": "return model, optimizer",
     "sync": "",
@@ -103,8 +104,9 @@ TENSOR = {
     ),
     "groups": (
         "groups: list[Any] = []\n"
-        'for own in {getattr(p, "device_mesh", None) for p in model.parameters()}:\n'
-        '    of_mesh = [p for p in model.parameters() if getattr(p, "device_mesh", None) == own]\n'
+        "trained = [p for p in model.parameters() if p.requires_grad]\n"
+        'for own in {getattr(p, "device_mesh", None) for p in trained}:\n'
+        '    of_mesh = [p for p in trained if getattr(p, "device_mesh", None) == own]\n'
         '    groups += [{"params": [p for p in of_mesh if p.dim() > 1], "weight_decay": o.weight_decay}]\n'
         '    groups += [{"params": [p for p in of_mesh if p.dim() < 2], "weight_decay": 0.0}]'
     ),
@@ -164,7 +166,7 @@ def splits(gpus: int, per_node: int) -> dict[str, Split]:
             own = {"before": FSDP_SPLIT.replace("{mesh}", mesh)}
             if name == "hsdp":
                 own |= {"constants": f"NODE = min({per_node}, max(1, WORLD // 2))", "check_ranks": "4"}
-            found[name] = Split(title, own, "fsdp", config, ("blocks",), least=4 if name == "hsdp" else 2)
+            found[name] = Split(title, own, "fsdp", config, least=4 if name == "hsdp" else 2)
     for stage, what in (1, "optimizer"), (2, "optimizer and gradients"), (3, "optimizer, gradients and weights"):
         for where, of_host in ("none", ""), ("cpu", " and kept on the host"):
             if stage > 1 or where == "none":

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from gptscale.common.settings.families import MODELS
 from gptscale.foresight.fit.splits import STYLES
 
 LIMIT_S = 300
+SMOOTH = "from gptscale.foresight.fit.twin import Smooth, two_blocks\n\nSmooth().__enter__()\n"
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
 BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_batch_size) + number"]
@@ -33,10 +34,12 @@ class Subject:
     """A user's model and batch.
 
     imports, definitions: the text by which a program has `build`, `batch` and, where loss_words names it, `loss`. small: the same
-    text of a small model for proofs, which small_words describes. title: the model, in a few words. sources: a hash of the files
-    that it is made of. batch_words: the words for `batch`, which may take the number of the micro-batch, too. kind: of a batch,
-    "dict", "list" or "tensor". loss_words: the loss by `outputs` and `inputs`. block: the class that is repeated, "" for none.
-    is_shallow: whether two blocks of each list are a model, too. n_params, largest_weight: elements. plan: how tensor ranks cut
+    text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
+    sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of the micro-
+    batch, too. kind: of a batch, "dict", "list", "pair" (a list whose last value is for the loss alone) or "tensor". loss_words:
+    the loss by `outputs` and `inputs`. block: the class that is repeated, "" for none. is_shallow: whether two blocks of each
+    list are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such
+    inputs. idle: weights that got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut
     modules, by the words of transformers, empty for none.
     """
 
@@ -44,6 +47,7 @@ class Subject:
     definitions: str
     small: str
     small_words: str
+    n_small: int
     title: str
     sources: str
     batch_words: str
@@ -51,38 +55,54 @@ class Subject:
     loss_words: str
     block: str
     is_shallow: bool
+    is_bf16: bool
+    has_floats: bool
+    idle: tuple[str, ...]
     n_params: int
     largest_weight: int
     plan: Mapping[str, str]
 
 
-def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: Path) -> Subject:
+def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: Path, small: str = "") -> Subject:
     """Look at what a user names: FILE.py:NAME, package.module:NAME, hf:CONFIG or a preset.
 
-    folder: for files of models that are text. Raises ConfigError if no program can be made of it.
+    folder: for files of models that are text. small: a narrow model for proofs. Raises ConfigError if no program can be made.
     """
     if model.startswith("hf:") or model in MODELS:
         from gptscale.foresight.fit.configs import of_preset, of_transformers
 
-        if batch or loss:
-            raise ConfigError(f"{model} has its own batch and loss", "in --batch or --loss", "leave them out")
+        if batch or loss or small:
+            where = "in --batch, --loss or --small"
+            raise ConfigError(f"{model} has its own batch, loss and small model", where, "leave them out")
         texts = of_transformers(model[3:], seq_len) if model.startswith("hf:") else of_preset(model, seq_len)
         for name, text in zip(("whole", "small"), texts, strict=False):
             (folder / f"{name}_model.py").write_text(f"import torch\n{text}\n")
-        found = _look(f"{folder}/whole_model.py:build", "", "", f"{folder}/small_model.py:build")
+        whole, narrow = (f"{folder}/{name}_model.py:" for name in ("whole", "small"))
+        try:
+            found = _look(f"{whole}build", f"{narrow}batch", "", f"{narrow}build") | {"small": SMOOTH + texts[1]}
+        except ConfigError:
+            # It cannot be that narrow.
+            found = _look(f"{whole}build", "", "", "")
+            found |= _shallow(texts[0], found)
         imports, definitions = texts[0].split("\n\n", 1)
-        found |= {
-            "imports": [imports],
-            "definitions": definitions,
-            "small": texts[1],
-            "small_words": texts[2],
-            "title": model,
-        }
+        found |= {"imports": [imports], "definitions": definitions, "title": model}
     else:
         if seq_len:
             raise ConfigError("a model of your own has its own batch", "in --seq-len", "leave it out")
-        found = _look(model, batch, loss, "")
+        found = _look(model, batch, loss, small)
+        found |= _shallow(found["small"], found)
     return Subject(**found | {"imports": tuple(found["imports"])})
+
+
+def _shallow(text: str, found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the text of a model with two blocks of each list, or of the whole one, and what it is."""
+    block = found["block"] if found["is_shallow"] else ""
+    weights = f"{found['n_small'] / 1e6:,.2f}M weights"
+    text = f"{text}\n\nwhole_build = build\n\n\ndef build():\n"
+    return {
+        "small": f"{SMOOTH}{text}    return two_blocks(whole_build, {block!r})",
+        "small_words": f"two {block} of each list, {weights}" if block else f"the whole model, {weights}",
+    }
 
 
 def _look(*words: str) -> dict[str, Any]:
@@ -128,6 +148,23 @@ def _function(spec: str, option: str) -> tuple[Callable[..., Any], str, str]:
     return function, where, name
 
 
+def _imports(*functions: Sequence[str]) -> str:
+    """Return the lines that import the functions, each a module and a name, as `build`, `batch` and `loss`."""
+    imports = defaultdict(list)
+    for (module, name), as_name in zip(filter(None, functions), ("build", "batch", "loss"), strict=False):
+        imports[module].append(name if name == as_name else f"{name} as {as_name}")
+    return "\n".join(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items()))
+
+
+def _takes(model: Any, count: int) -> bool:
+    """Return whether a model can be called with so many values."""
+    try:
+        inspect.signature(model.forward).bind(*range(count))
+    except TypeError:
+        return False
+    return True
+
+
 def _functions(module: Any) -> list[str]:
     own = (
         name
@@ -145,14 +182,9 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
 
     where = build.partition(":")[0]
     make, module, name = _function(build, "the model")
-    tried = _function(small, "the model")[0] if small else make
-    deal, *of_batch = _function(batch or f"{(small or build).partition(':')[0]}:batch", "--batch")
+    tried, *of_small = _function(small, "--small") if small else (make, module, name)
+    deal, *of_batch = _function(batch or f"{where}:batch", "--batch")
     judge, *of_loss = _function(loss, "--loss") if loss else (None,)
-    imports = defaultdict(list)
-    for (from_module, its_name), as_name in zip(
-        filter(None, [(module, name), of_batch, of_loss]), ("build", "batch", "loss"), strict=False
-    ):
-        imports[from_module].append(its_name if its_name == as_name else f"{its_name} as {as_name}")
     try:
         with on_meta():
             whole = make()
@@ -176,33 +208,35 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
     if not kind:
         fix = "return a tensor, a list or a dictionary of tensors"
         raise ConfigError(f"the batch is a {type(inputs).__name__}", "in --batch", fix)
+    if kind == "list" and judge is not None and not _takes(whole, len(inputs)):
+        kind = "pair"
     block = block_of(whole)
     is_shallow = bool(block)
     try:
-        loss_words = _loss_words(two_blocks(tried, block), inputs, kind, judge)
+        twin = two_blocks(tried, block)
+        loss_words = _loss_words(twin, inputs, kind, judge)
     except ConfigError:
         raise
     except Exception:
         # Its first two blocks are no model.
         is_shallow = False
         try:
-            loss_words = _loss_words(two_blocks(tried, ""), inputs, kind, judge)
+            twin = two_blocks(tried, "")
+            loss_words = _loss_words(twin, inputs, kind, judge)
         except Exception as error:
             what = f"the model does not take the batch ({type(error).__name__}: {error})"[:300]
             raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU") from None
-    lines = "\n".join(
-        f"from {from_module} import {', '.join(sorted(names))}" for from_module, names in sorted(imports.items())
-    )
-    cut = f"two_blocks(whole_build, {block!r})" if is_shallow else "two_blocks(whole_build, '')"
+    n_small = sum(p.numel() for p in twin.parameters())
     folder = Path(where).parent if where.endswith(".py") else Path()
     own = sorted(
         path for m in [*sys.modules.values()] if _is_in(path := Path(getattr(m, "__file__", None) or "/"), folder)
     )
     return Subject(
         (),
-        lines,
-        f"from gptscale.foresight.fit.twin import two_blocks\n{lines}\n\nwhole_build = build\n\n\ndef build():\n    return {cut}",
-        f"two {block} of each list" if is_shallow else "the whole model",
+        _imports([module, name], of_batch, of_loss),
+        _imports(of_small, of_batch, of_loss),
+        f"a model of its class, {n_small / 1e6:,.2f}M weights",
+        n_small,
         Path(where).name,
         hashlib.sha256(b"".join(path.read_bytes() for path in own)).hexdigest(),
         ", ".join(words),
@@ -210,6 +244,9 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         loss_words,
         block,
         is_shallow,
+        _is_bf16(twin, inputs, kind),
+        any(_is_float(each) for each in _values(inputs, kind)),
+        tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None),
         sum(sizes),
         max(sizes),
         _plan_of(whole),
@@ -219,6 +256,8 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
 def _plan_of(model: Any) -> dict[str, str]:
     """Return how a model says that tensor ranks cut it (tp_plan), empty if it does not, or in a way that is not written."""
     plan = dict(getattr(model, "tp_plan", None) or {})
+    if not plan or not {*plan.values()} <= STYLES.keys():
+        return {}
     embeddings: list[Any] = [
         getattr(model, name, lambda: None)() for name in ("get_input_embeddings", "get_output_embeddings")
     ]
@@ -227,7 +266,7 @@ def _plan_of(model: Any) -> dict[str, str]:
         plan = {
             name: style for name, style in plan.items() if style not in ("embedding_rowwise", "colwise_gather_output")
         }
-    return plan if {*plan.values()} <= STYLES.keys() else {}
+    return plan
 
 
 def _is_in(path: Path, folder: Path) -> bool:
@@ -244,12 +283,13 @@ def _loss_words(model: Any, inputs: Any, kind: str, judge: Callable[..., Any] | 
     import torch
 
     model.train()
-    outputs = model(**inputs) if kind == "dict" else model(*inputs) if kind == "list" else model(inputs)
+    outputs = model(**inputs) if kind == "dict" else model(*_values(inputs, kind))
     tries: list[tuple[str, Callable[[], Any]]] = [
         ("outputs", lambda: outputs),
         ("outputs.loss", lambda: outputs.loss),
         ('outputs["loss"]', lambda: outputs["loss"]),
         ("outputs[0]", lambda: outputs[0]),
+        ("outputs[-1]", lambda: outputs[-1]),
     ]
     if judge is not None:
         tries = [("loss(outputs, inputs)", lambda: judge(outputs, inputs))]
@@ -266,6 +306,31 @@ def _loss_words(model: Any, inputs: Any, kind: str, judge: Callable[..., Any] | 
         "in the model",
         "let it be a tensor without dimensions, with a gradient",
     )
+
+
+def _values(inputs: Any, kind: str) -> list[Any]:
+    """Return what the model is called with."""
+    all_of = {"tensor": lambda: [inputs], "dict": lambda: [*inputs.values()], "pair": lambda: [*inputs[:-1]]}
+    return all_of.get(kind, lambda: [*inputs])()
+
+
+def _is_float(value: Any) -> bool:
+    return bool(getattr(value, "is_floating_point", bool)())
+
+
+def _is_bf16(model: Any, inputs: Any, kind: str) -> bool:
+    """Return whether a model can be called with its weights and its floating inputs in bf16. Its buffers stay as they are."""
+    import torch
+
+    for p in model.parameters():
+        p.data = p.data.bfloat16() if p.is_floating_point() else p.data
+    values = [value.bfloat16() if _is_float(value) else value for value in _values(inputs, kind)]
+    try:
+        with torch.no_grad():
+            model(**dict(zip(inputs, values, strict=True))) if kind == "dict" else model(*values)
+    except RuntimeError:
+        return False
+    return True
 
 
 def main(*words: str) -> None:

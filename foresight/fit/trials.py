@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from unittest.mock import patch
 
 from gptscale.common.errors import GptscaleError
 from gptscale.foresight.fit.options import FitOptions
@@ -34,6 +34,10 @@ STEPS, SAMPLES, MICRO, PROOF_S = 3, 8, 2, 300
 SIMULATED_STEPS, SIMULATION_S = 2, 900
 # What a micro-batch may fill of a device, by a straight line from one sample.
 FILLED = 0.94
+# Programs that run at once: each may need the host's memory for its weights.
+AT_ONCE = 4
+# A machine with GPUs proves on its CPU, too.
+ON_A_CPU = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 TOO_LARGE = "does not fit"
 LACKS = {
     "blocks": "the model has no block that is repeated",
@@ -82,7 +86,7 @@ class Trials:
         self.subject, self.cluster, self.folder, self.tell = subject, cluster, folder, tell
         self.small = replace(subject, imports=(), definitions=subject.small)
         self.valueless = replace(subject, definitions=subject.definitions + VALUELESS)
-        self.reference: Recording | None = None
+        self.reference: Future[Recording] | None = None
 
     def row(self, name: str, split: Split, choice: Choice) -> FitRow:
         """Return a row whose program was not tried."""
@@ -110,6 +114,7 @@ class Trials:
                 folder=Path(folder),
                 keep=Path(folder, "left"),
                 torch_folder=torch_of(sys.executable),
+                balanced_experts=True,
             )
             content = hashlib.sha256(f"{text}{self.subject.sources}".encode()).hexdigest()
             try:
@@ -124,32 +129,35 @@ class Trials:
         """Return a row with the proof on so many CPU ranks, or why there is none. A wrong one keeps no proof."""
         assert self.reference is not None
         self.tell(f"{row.name}: proof on {ranks} ranks")
+        reference = self.reference.result()
         try:
-            candidate = self._record(row.split, ranks, f"{row.name}-{ranks}".replace(" ", "-"))
+            candidate = self.record(row.split, ranks, f"{row.name}-{ranks}".replace(" ", "-"), reference)
         except GptscaleError as error:
             return replace(row, why=f"not proved on {ranks} ranks: {error.what}")
-        proof = Proof(self.reference, candidate, STEPS, None)
-        if proof.differences:
-            first = proof.differences[0]
-            cause = finding(proof, first)[0]
-            return replace(row, proved=(), why=f"WRONG on {ranks} ranks: {first.kind} of {first.name}, {cause}")
+        proof = Proof(reference, candidate, STEPS, None)
+        first = next(iter(proof.differences), None)
+        cause = finding(proof, first)[0] if first else ""
+        shutil.rmtree(candidate.folder)
+        if first:
+            return replace(row, proved=(), why=f"WRONG on {ranks} ranks: {first.kind} {first.name}, {cause}")
         worst = max(row.worst, proof.worst.get("gradient", 0.0))
         return replace(row, proved=(*row.proved, ranks), worst=worst)
 
-    def begin_proofs(self) -> None:
-        """Run the reference of all proofs: one process with all samples. Raises GptscaleError if it fails."""
-        self.tell("one process, for the proofs")
-        self.reference = self._record(splits(1, 1)["single"], 1, "reference")
-
-    def _record(self, split: Split, ranks: int, name: str) -> Recording:
+    def record(self, split: Split, ranks: int, name: str, reference: Recording | None = None) -> Recording:
+        """Return what a program computes on CPU ranks, given what the reference was. Raises GptscaleError if it fails."""
+        # Each rank notes its weights, and five values of each at every step, with four bytes a number.
+        needed, free = 4 * self.subject.n_small * (1 + 5 * STEPS) * (1 + ranks), shutil.disk_usage(self.folder).free
+        if needed > free:
+            what = f"notes of {self.subject.n_small / 1e6:,.0f}M weights fill {needed / 1e9:,.0f} GB, {free / 1e9:,.0f} are free"
+            fix = "name a narrow model by --small"
+            raise GptscaleError(f"{what}; {fix}", f"at {self.folder.parent}", fix)
         text = program(self.small, split, Choice(ranks, 1, SAMPLES, MICRO, "fp32", False), "train.py")
         folder = self.folder / name
         folder.mkdir()
         (folder / "train.py").write_text(text)
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-        reference = self.reference.folder if self.reference else None
         command = [sys.executable, *words, str(folder / "train.py"), "--warmup", "1"]
-        task = ProveTask(command, STEPS, PROOF_S, True, reference)
+        task = ProveTask(command, STEPS, PROOF_S, True, reference.folder if reference else None, environ=ON_A_CPU)
         return record(task, folder / "noted")
 
 
@@ -189,23 +197,24 @@ def try_all(trials: Trials, options: FitOptions, known: Mapping[str, Split]) -> 
             row = tried_with(name, size, False)
         return tried_with(name, 1, True) if row.why == TOO_LARGE and subject.block else row
 
-    # What fits by the split that needs least is the most that others are tried with.
-    probes = (best(name, 1) for name in sorted(known, key=lambda name: name != "fsdp"))
-    probe = next((row for row in probes if row.fits and not row.choice.recompute), None)
-    size = largest(probe, options.samples // gpus) if probe else 1
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as pool:
-        rows = list(pool.map(lambda name: best(name, size), known))
+    def tried_and_proved(name: str) -> FitRow:
+        row = best(name, size)
+        return trials.proved(row, row.split.least) if row.fits else row
+
+    with ThreadPoolExecutor(min(os.cpu_count() or 2, AT_ONCE)) as pool:
+        trials.tell("one process, for the proofs")
+        trials.reference = pool.submit(trials.record, splits(1, 1)["single"], 1, "reference")
+        # What fits by the split that needs least is the most that others are tried with.
+        probes = (best(name, 1) for name in sorted(known, key=lambda name: name != "fsdp"))
+        probe = next((row for row in probes if row.fits and not row.choice.recompute), None)
+        size = largest(probe, options.samples // gpus) if probe else 1
+        rows = list(pool.map(tried_and_proved, known))
         fitting = sorted(
             (row for row in rows if row.fits), key=lambda row: row.found.timing.seconds if row.found else 0.0
         )
-        # A machine with GPUs proves on its CPU, too.
-        with patch.dict(os.environ, DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES=""):
-            if fitting:
-                trials.begin_proofs()
-            fitting = list(pool.map(lambda row: trials.proved(row, row.split.least), fitting))
-            for i, row in enumerate(fitting):
-                if row.proved == (2,):
-                    fitting[i] = trials.proved(row, 4)
-                if fitting[i].proved:
-                    break
+        for i, row in enumerate(fitting):
+            if row.proved == (2,):
+                fitting[i] = trials.proved(row, 4)
+            if fitting[i].proved:
+                break
     return [*fitting, *(row for row in rows if not row.fits)]

@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 FILLS = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "xavier_uniform_", "exponential_", "erfinv_"}
 KEPT = 2
+# Where rounding alone turns the gradient of an element on or off.
+KINKED = {"relu", "relu6", "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "threshold", "prelu"}
+MAXIMA = {f"max_pool{n}d" for n in (1, 2, 3)}
 
 
 class NoFills(TorchFunctionMode):
@@ -23,6 +27,22 @@ class NoFills(TorchFunctionMode):
         if getattr(function, "__name__", "") in FILLS:
             return args[0] if args else kwargs["tensor"]
         return function(*args, **(kwargs or {}))
+
+
+class Smooth(TorchFunctionMode):
+    """Compute smooth functions in the place of those with a kink: there two right programs differ by more than rounding."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return GELU for an activation, a mean for a maximum, and what any other function returns."""
+        name, options = getattr(function, "__name__", "").strip("_"), kwargs or {}
+        if name in KINKED:
+            return functional.gelu(args[0])
+        if name in MAXIMA and not options.get("return_indices"):
+            sizes = {
+                name: options[name] for name in ("kernel_size", "stride", "padding", "ceil_mode") if name in options
+            }
+            return getattr(functional, name.replace("max", "avg"))(*args[:4], **sizes)
+        return function(*args, **options)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from gptscale.foresight.fit.python_text import Words, as_python
-from gptscale.foresight.fit.splits import SHARED, Split
+from gptscale.foresight.fit.splits import BLOCK_CLASS, DTYPE, SHARED, Split
 from gptscale.foresight.fit.subject import Subject
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
 
@@ -59,6 +59,7 @@ class Choice:
 CALLS = {
     "tensor": ("{batch}.to(DEVICE)", "model(inputs)"),
     "list": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs)"),
+    "pair": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs[:-1])"),
     "dict": ("{{name: value.to(DEVICE) for name, value in {batch}.items()}}", "model(**inputs)"),
 }
 SHALLOW = """\
@@ -79,10 +80,14 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
             # A weight that is cut has lost its shape.
             own["groups"] = own["groups"].replace("p.dim()", "len(p.ds_shape)")
     config = ", ".join(f"{name}={value}" for name, value in split.config.items())
-    own = {name: text.replace("{config}", config) for name, text in own.items()}
+    others = {"{config}": config} | ({} if subject.block else {BLOCK_CLASS: "()"})
+    # What does not run with weights of bf16 keeps them in fp32.
+    others |= {} if subject.is_bf16 else {DTYPE: "dtype = torch.float32\n"}
+    for old, new in others.items():
+        own = {name: text.replace(old, new) for name, text in own.items()}
     inputs, outputs = CALLS[subject.kind]
     loss = subject.loss_words.replace("outputs", outputs)
-    if split.autocast:
+    if split.autocast or not (subject.is_bf16 or split.zero):
         loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
     else:
         loss = f"return {loss}"
@@ -164,12 +169,21 @@ def _zero(subject: Subject, split: Split, gpus: int) -> str:
     stage, where = split.zero
     pins: Any = Words('DEVICE.type == "cuda"')
     options: Any = {"stage": stage, "offload": where}
+    enabled = {"enabled": Words('o.precision == "bf16"')}
+    # DeepSpeed casts weights, and no inputs.
+    is_bf16 = subject.is_bf16 and not subject.has_floats
     json = {
         "train_batch_size": Words("o.global_batch_size"),
         "train_micro_batch_size_per_gpu": Words("o.micro_batch_size"),
         "gradient_clipping": Words("o.clip"),
-        "bf16": {"enabled": Words('o.precision == "bf16"')},
+        **({"bf16": enabled} if is_bf16 else {"torch_autocast": {**enabled, "dtype": "bfloat16"}}),
         **ds_config(ZeroConfig(**options), subject.n_params, subject.largest_weight, gpus, pins),
     }
-    cut = "deepspeed.zero.Init(module=model, config_dict_or_path=json)" if stage == 3 else "model.to(DEVICE)"
+    cut = "model.to(DEVICE)"
+    if stage == 3:
+        # It cuts weights as they are.
+        cut = 'model.to(torch.bfloat16 if o.precision == "bf16" else torch.float32)\n' * is_bf16
+        # It moves no buffers.
+        cut += "for buffer in model.buffers():\n    buffer.data = buffer.data.to(DEVICE)\n"
+        cut += "deepspeed.zero.Init(module=model, config_dict_or_path=json)"
     return f"json: dict[str, Any] = {as_python(json, 0)}\n{cut}"

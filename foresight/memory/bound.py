@@ -306,14 +306,6 @@ def _chunks(run: Run, config: Any) -> Held:
 
 # By the names of recipes/__init__.py, `memory`.
 HOLDERS: dict[str, Callable[[Run, Any], Held]] = {
-    "replicas": _whole,
-    "rows": _rows,
-    "strategy": _strategy,
-    "flat": _flat,
-    "owners": _owners,
-    "matrices": _whole,
-    "mesh": _mesh,
-    "plugin": _plugin,
-    "chunks": _chunks,
-    "stages": _whole,
-}
+    "replicas": _whole, "rows": _rows, "strategy": _strategy, "flat": _flat, "owners": _owners, "matrices": _whole,
+    "mesh": _mesh, "plugin": _plugin, "chunks": _chunks, "stages": _whole,
+}  # fmt: skip

@@ -19,19 +19,11 @@ GIB = 2**30
 # A curve needs no more points than a picture has columns.
 POINTS = 2000
 COLOURS = {
-    "parameter": "#4c72b0",
-    "optimizer state": "#8172b3",
-    "gradient": "#c44e52",
-    "gathered shard": "#64b5cd",
-    "bucket": "#937860",
-    "activation": "#55a868",
-    "logits and loss": "#ccb974",
-    "under way in backward": "#da8bc3",
-    "under way in the optimizer": "#8c8c8c",
-    "while the engine is built": "#d8d8b0",
-    "workspace": "#e8c39e",
+    "parameter": "#4c72b0", "optimizer state": "#8172b3", "gradient": "#c44e52", "gathered shard": "#64b5cd",
+    "bucket": "#937860", "activation": "#55a868", "logits and loss": "#ccb974", "under way in backward": "#da8bc3",
+    "under way in the optimizer": "#8c8c8c", "while the engine is built": "#d8d8b0", "workspace": "#e8c39e",
     "other": "#bbbbbb",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

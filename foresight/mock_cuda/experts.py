@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -38,6 +39,9 @@ class BalancedExperts(_python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         options, inputs = kwargs or {}, _on_device((args, kwargs))
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            # It only asks for shapes: a mode below answers.
+            return func(*args, **options)
         if any(kind not in PLAIN for kind in types):
             return NotImplemented
         if not isinstance(func, torch._ops.OpOverload) or not (inputs or "device" in options):

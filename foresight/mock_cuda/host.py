@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from gptscale.common.engines.colossal import start as colossal_start
 from gptscale.common.engines.zero import operators, swap_folder
@@ -64,7 +65,8 @@ def _on_a_device(update: Callable[..., None]) -> Callable[..., None]:
 
 def _mark_step(parameters: Iterable[torch.Tensor]) -> None:
     """Add to the list of the mock how many bytes of the host's memory its optimizer would pass over."""
-    mark(f"host step {STEP_BYTES * sum(tensor.numel() for tensor in parameters)}")
+    own = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in parameters)
+    mark(f"host step {STEP_BYTES * sum(tensor.numel() for tensor in own)}")
 
 
 def _true(question: Callable[..., bool]) -> Callable[..., bool]:

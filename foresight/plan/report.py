@@ -10,7 +10,7 @@ from gptscale.foresight.plan.planner import WorkPlan
 from gptscale.foresight.plan.question import GIB
 from gptscale.foresight.plan.rows import PlannedRow
 from gptscale.foresight.plan.trials import CONTENDED, MEASURED
-from gptscale.foresight.price.data_sheets import sources_of
+from gptscale.foresight.price.cost import sources_of
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>gptscale: plan</title>

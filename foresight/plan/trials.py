@@ -15,9 +15,8 @@ from gptscale.common.errors import GptscaleError
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.process.task import reason
 from gptscale.foresight.calibrate.costs import MeasuredCosts
-from gptscale.foresight.plan.command_lines import words_of
 from gptscale.foresight.plan.question import Cluster
-from gptscale.foresight.plan.rows import PlannedRow, StepTime, Tried
+from gptscale.foresight.plan.rows import PlannedRow, StepTime, Tried, words_of
 from gptscale.foresight.price.replay import Replayed, replay
 from gptscale.foresight.price.step_time import CALIBRATED, DATA_SHEET, SPREAD, priced
 from gptscale.foresight.simulate.program import Simulation

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from gptscale.common.measure.gpus import PLAYED, Gpu
-from gptscale.foresight.price.data_sheets import DISK, HOST_MEMORY, INNER_LINKS, OUTER_LINKS
+from gptscale.common.measure.gpus import PCIE4, PCIE5, PLAYED, Gpu
 from gptscale.foresight.price.record import Work
 
 # Tiles of a product's result that one multiprocessor computes at once, and the share of the largest tile's rate that each
@@ -47,7 +47,7 @@ REACHED = {7: Reached(0.75, 0.35), 8: Reached(0.75, 0.55), 9: Reached(0.54, 0.36
 class Costs:
     """A device and its links.
 
-    links: names of data_sheets.py, inside a node and between nodes. per_node: devices of one machine. jobs: how many share the
+    links: names of LINKS, inside a node and between nodes. per_node: devices of one machine. jobs: how many share the
     links between nodes. speed: by how much the device is faster than what programs usually reach, as one measured step tells.
     """
 
@@ -135,3 +135,50 @@ def costs_of(name: str, per_node: int = 8, links: tuple[str, str] | None = None,
     gpu = PLAYED[name]
     assert gpu.properties is not None
     return Costs(gpu, REACHED[gpu.properties.capability[0]], links or gpu.links, per_node, jobs)
+
+
+class LinkSheet(NamedTuple):
+    """Bytes a second each way: of one device inside a node, or of all ports of a node together."""
+
+    rate: float
+    source: str
+
+
+PCIE_SPECIFICATION = "PCI-SIG, 16 lanes, 128b/130b"
+# Inside a node, of one device.
+INNER_LINKS = {
+    "nvlink2": LinkSheet(150e9, "NVIDIA V100 data sheet, 2020: 300 GB/s both ways"),
+    "nvlink3": LinkSheet(300e9, "NVIDIA A100 data sheet, 2021: 600 GB/s both ways"),
+    "nvlink4": LinkSheet(450e9, "NVIDIA H100 data sheet, 2023: 900 GB/s both ways"),
+    "nvlink5": LinkSheet(900e9, "NVIDIA DGX B200 data sheet, 2024: 1.8 TB/s both ways"),
+    # Devices without NVLink share it with the host.
+    "pcie4": LinkSheet(PCIE4, PCIE_SPECIFICATION),
+    "pcie5": LinkSheet(PCIE5, PCIE_SPECIFICATION),
+}
+# Between nodes, of all ports of a node. The number of a name is Gb/s.
+_KINDS = (
+    (
+        "ib",
+        (100, 200, 400, 800, 1600, 3200, 6400),
+        "InfiniBand Trade Association's roadmap: EDR 100, HDR 200, NDR 400, XDR 800",
+    ),
+    ("roce", (100, 200, 400, 800, 1600, 3200), "IEEE 802.3bs and 802.3df: the rate of the ports"),
+    ("efa", (400, 3200), "AWS EC2: 400 Gb/s a p4d, 3200 Gb/s a p5 instance"),
+    ("ethernet", (1, 10, 25, 100), "IEEE 802.3: the rate of the port"),
+)
+OUTER_LINKS = {
+    f"{kind}-{gigabits}": LinkSheet(gigabits / 8 * 1e9, source)
+    for kind, speeds, source in _KINDS
+    for gigabits in speeds
+}
+# Bytes/s that a node's NVMe disk reads and writes: Samsung 980 PRO data sheet, 2020 (PCIe 4).
+DISK = {"read": 7e9, "write": 5e9}
+# Bytes/s of a node's own memory: eight channels of DDR4-3200 (JEDEC JESD79-4).
+HOST_MEMORY = 200e9
+
+
+def sources_of(device: str, links: tuple[str, str]) -> list[str]:
+    """Return where the figures of a device and of its links are from."""
+    named = {device: PLAYED[device].source}
+    named |= {name: sheet.source for name, sheet in (INNER_LINKS | OUTER_LINKS).items() if name in links}
+    return [f"{name}: {source}" for name, source in named.items()]

@@ -30,7 +30,10 @@ class Span:
         """Return the kind of work, as the answer names it."""
         if self.work.kind in KINDS:
             return KINDS[self.work.kind]
-        return ATTENTION if self.work.is_attention else KERNELS
+        if self.work.is_attention:
+            return ATTENTION
+        # A convolution has no product of its own among the mock's calls.
+        return PRODUCTS if self.work.flops else KERNELS
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,33 @@ class Whole:
         return [piece.values.reshape(self.size) for piece in self.pieces if piece.values.size == self.values.size]
 
 
+class Wholes(Mapping[str, Whole]):
+    """The values of a kind at a step, by the names of weights, each read when it is asked for: together they may be too many."""
+
+    def __init__(self, recording: Recording, facts: Mapping[str, list[dict[str, Any]]]) -> None:
+        self._recording, self._facts = recording, facts
+        self._made = lru_cache(2)(self._make)
+
+    def __getitem__(self, name: str) -> Whole:
+        return self._made(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._facts)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def _make(self, name: str) -> Whole:
+        facts = self._facts[name]
+        pieces = [HeldPart(fact["rank"], fact["where"], self._recording.array(fact)) for fact in facts]
+        return Whole(pieces, tuple(facts[0]["size"]))
+
+    @cached_property
+    def largest(self) -> float:
+        """Return the largest absolute value of all."""
+        return max((whole.largest for whole in self.values()), default=0.0)
+
+
 @dataclass(frozen=True)
 class Difference:
     """The first value of a kind and step that is wrong, both sides of it, and how many weights are wrong, of how many."""
@@ -111,22 +138,21 @@ class Proof:
         names = {fact["name"] for fact in gradients if not fact["none"]}
         holders = {(fact["rank"], fact["copy"]) for fact in gradients if fact["name"] in names}
         self.unused = holders - used
+        # A sum of millions of squares, one after another, rounds by more than the tolerance, and so does what is clipped by it.
+        count = sum(math.prod(fact["size"]) for fact in starts) if reference.by_kind[NORM] else 0
+        self.norm_rounding = EPSILON.get(self.precision, 0.0) * math.sqrt(count) / 4
         self.worst: dict[str, float] = {}
         self.wholes = lru_cache(64)(self._wholes)
         self.differences = list(self._differences())
 
-    def _wholes(self, recording: Recording, kind: str, step: int) -> dict[str, Whole]:
+    def _wholes(self, recording: Recording, kind: str, step: int) -> Wholes:
         """Return the values of a kind at a step, by the names of the reference's weights."""
         facts: dict[str, dict[Any, dict[str, Any]]] = defaultdict(dict)
         for fact in recording.by_kind[kind]:
             unused = recording is self.candidate and (fact["rank"], fact["copy"]) in self.unused
             if fact.get("step", 0) == step and not unused:
                 facts[self.tied.get(fact["name"], fact["name"])][fact["rank"], fact["copy"], str(fact["where"])] = fact
-        wholes = {}
-        for name, of in facts.items():
-            pieces = [HeldPart(fact["rank"], fact["where"], recording.array(fact)) for fact in of.values()]
-            wholes[name] = Whole(pieces, tuple(next(iter(of.values()))["size"]))
-        return wholes
+        return Wholes(recording, {name: [*of.values()] for name, of in facts.items()})
 
     def losses(self, recording: Recording, step: int) -> dict[int, float]:
         """Return the loss of each rank at a step, summed over its backward passes."""
@@ -161,7 +187,8 @@ class Proof:
 
     def _is_right(self, kind: str, deviation: float, step: int) -> bool:
         self.worst[kind] = max(self.worst.get(kind, 0.0), math.inf if math.isnan(deviation) else deviation)
-        return deviation <= self.tolerance * (LATER if step > 1 else 1.0)
+        rounding = 0.0 if kind in ("loss", BEFORE, "between ranks") else self.norm_rounding
+        return deviation <= max(self.tolerance * (LATER if step > 1 else 1.0), rounding)
 
     def _norm(self, step: int) -> Iterator[Difference]:
         both = (self.reference, self.candidate)
@@ -173,13 +200,12 @@ class Proof:
 
     def _tensors(self, kind: str, step: int) -> Iterator[Difference]:
         expected, actual = (self.wholes(each, kind, step) for each in (self.reference, self.candidate))
-        largest = max((whole.largest for whole in expected.values()), default=0.0)
         for name, true in expected.items():
             if (own := actual.get(name)) is None:
                 yield Difference(kind, name, step, math.inf, true, None)
                 continue
             # The square of a gradient deviates by twice as much.
-            scale = np.asarray((true.largest + SMALL * largest) * (1 + kind.endswith("_sq")) or 1.0)
+            scale = np.asarray((true.largest + SMALL * expected.largest) * (1 + kind.endswith("_sq")) or 1.0)
             if kind == WEIGHT:
                 scale = self._update_scale(name, step, true)
             far = float((np.abs(own.values - true.values) / scale).max(initial=0.0))
@@ -202,7 +228,7 @@ class Proof:
             before = after
             gradients = self.wholes(self.reference, GRADIENT, number)
             if name in gradients:
-                allowed = gradients[name].largest + SMALL * max(whole.largest for whole in gradients.values())
+                allowed = gradients[name].largest + SMALL * gradients.largest
                 with np.errstate(divide="ignore", invalid="ignore"):
                     share = np.fmax(share, allowed / np.abs(gradients[name].values))
         dtypes = {fact["dtype"] for fact in self.reference.by_kind[WEIGHT] if fact["name"] == name}

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gptscale.common.settings.checks import check_output_file, check_range
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, check_output_file, check_range
 from gptscale.common.settings.run_config import KEPT, RunConfig
 from gptscale.launchers.run.options import default_recipe_config, option_words, parse_launch
 

@@ -10,8 +10,8 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class ProveTask:
     """A command, and how many steps of it are noted.
 
     reference: the folder of what the reference has noted, whose weights and batches it is given. limit_s: for all of it.
-    without_cuda: the CPU takes the place of CUDA.
+    without_cuda: the CPU takes the place of CUDA. environ: variables beside those of this process.
     """
 
     command: Sequence[str]
@@ -62,6 +62,7 @@ class ProveTask:
     own_data: bool = False
     reference: Path | None = None
     without_cuda: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 class Recording:
@@ -118,7 +119,8 @@ def environment(task: ProveTask, folder: Path) -> dict[str, str]:
     what |= {"folder": str(folder), "reference": str(task.reference) if task.reference else None}
     what |= {"deadline": time.time() + task.limit_s, "after_import": AFTER_IMPORT}
     # Each rank has a core of its own at most, and all sums have one order.
-    return {"OMP_NUM_THREADS": "1"} | own_environment(folder / "path") | {on_path.TASK: json.dumps(what)}
+    own = own_environment(folder / "path") | {on_path.TASK: json.dumps(what)}
+    return {"OMP_NUM_THREADS": "1"} | own | dict(task.environ)
 
 
 def _try(task: ProveTask, folder: Path) -> tuple[Recording, ProgramError | None]:

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import importlib
 import json
+import mmap
 import os
 import sys
 import time
@@ -65,7 +66,9 @@ class Reference:
     """What the reference has left for the candidate: its first weights, and the batches that each of its loaders gave."""
 
     def __init__(self, folder: Path) -> None:
-        self.bytes = bytearray((folder / "0.bin").read_bytes())
+        # What is not asked for stays on the disk: all steps of the reference are there.
+        with (folder / "0.bin").open("rb") as file:
+            self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         facts = [json.loads(line) for line in (folder / "0.jsonl").read_text().splitlines()]
         self.weights: dict[str, dict[str, Any]] = {fact["name"]: fact for fact in facts if fact["kind"] == "start"}
         self.batches: dict[int, dict[int, list[dict[str, Any]]]] = {}

@@ -28,15 +28,18 @@ from gptscale.foresight.verdict.remedies import (
     THREADS,
     remedy,
 )
-from gptscale.foresight.verdict.removals import (
+from gptscale.foresight.verdict.replay import Replay
+from gptscale.foresight.verdict.shares import (
+    host_shares,
+    shares_of,
+    slowed,
+    waiting_for,
     with_less_host,
     with_one_micro_batch,
     with_processors,
     with_rank_as_others,
     without,
 )
-from gptscale.foresight.verdict.replay import Replay
-from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed, waiting_for
 from gptscale.foresight.verdict.verdict import Cause, Verdict
 
 # A cause that gives less is not worth a word.

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from gptscale.common.errors import ConfigError, visible
-from gptscale.common.measure.evidence import RunEvidence
+from gptscale.common.measure.evidence import EVIDENCE, FORMAT_VERSION, RankEvidence, RunEvidence, RunFacts
+from gptscale.common.measure.exchanges import TracedExchange
+from gptscale.common.measure.step_trace import RankTrace, TracedOperation
+from gptscale.common.process.progress import StepMark
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
+from gptscale.common.settings import user_file
 from gptscale.common.settings.run import Run
 from gptscale.foresight.calibrate.file import CalibratedMachine
 from gptscale.foresight.verdict.calibrated import calibrated_run
-from gptscale.foresight.verdict.evidence_file import read_evidence
 from gptscale.foresight.verdict.files import write_trace, write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge
 from gptscale.foresight.verdict.verdict import Verdict
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import resolve
+from gptscale.results.columns import cell, cells_of, csv_line
+from gptscale.results.record.files import locked, opened, replace_file
 from gptscale.results.record.run_folder import read_json
-from gptscale.results.record.set_cells import set_cells
 
 
 class RecordedRun(NamedTuple):
@@ -87,3 +92,63 @@ def recorded_run(folder: Path, evidence: RunEvidence) -> RecordedRun:
     world = World(0, 0, world_size, device, DEFAULT_TIMEOUT_S[device.type])
     run = resolve(recipe, config, recipe_config, world)
     return RecordedRun(run, identity["device"], identity["torch_version"])
+
+
+BYTES_MAX = 2**30
+
+
+def read_evidence(folder: Path) -> RunEvidence:
+    """Read the evidence in a run's folder, or raise ConfigError if it is damaged."""
+    where = f"in {visible(str(folder))}"
+
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"its {EVIDENCE} is cut or damaged ({reason})", where, "run again")
+
+    content = user_file.read_json(folder / EVIDENCE, BYTES_MAX, refuse)
+    try:
+        version = content.pop("format_version")
+        if version != FORMAT_VERSION:
+            fix = "read it with the gptscale that wrote it, or run again"
+            raise ConfigError(
+                f"its {EVIDENCE} has version {visible(str(version)[:20])}, not {FORMAT_VERSION}", where, fix
+            )
+        late, ranks, facts = content["late"], content["ranks"], RunFacts(**content["facts"])
+        known = [RankEvidence(**{**rank, "trace": _trace(rank["trace"])}) for rank in ranks]
+        if not known or not content["step_times_s"] or Path(content["summary"]).name != content["summary"]:
+            raise ValueError("it says nothing")
+        return RunEvidence(**{**content, "late": late and tuple(late), "ranks": known, "facts": facts})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise refuse(type(error).__name__) from None
+
+
+def _trace(content: dict[str, Any]) -> RankTrace:
+    rows = {"segments": StepMark, "profiled": StepMark, "operations": TracedOperation}
+    exchanges = {
+        name: [TracedExchange(kind, tuple(ranks), *others) for kind, ranks, *others in content[name]]
+        for name in ("exchanges", "profiled_exchanges")
+    }
+    marks = {name: [kind(*row) for row in content[name]] for name, kind in rows.items()}
+    return RankTrace(**{**content, **marks, **exchanges, "processors": frozenset(content["processors"])})
+
+
+def set_cells(path: Path, run_id: str, cells: Mapping[str, Any]) -> bool:
+    """Replace cells in the last row of a run in a CSV that many runs share, and return whether it has such a row.
+
+    The file is replaced in one move under its lock. All other bytes stay as they are, and so does a row that is not as
+    `append_row` writes it. Cells without a column are left out. Raises StorageError as `append_row` does.
+    """
+    if not path.exists():
+        return False
+    with locked(path):
+        with opened(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            header, *lines = file.read().split(b"\n")
+        columns = cells_of(header)
+        # Behind the last newline nothing stands, or a row that is torn.
+        for place, line in reversed(list(enumerate(lines[:-1]))):
+            row = dict(zip(columns, cells_of(line), strict=False)) if run_id.encode() in line else {}
+            if row.get("run_id") == run_id and len(row) == len(columns) and csv_line(row.values()) == line + b"\n":
+                row |= {name: cell(value) for name, value in cells.items() if name in row}
+                lines[place] = csv_line(row.values())[:-1]
+                replace_file(path, b"\n".join([header, *lines]))
+                return True
+    return False

@@ -21,10 +21,9 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import device_name, peak_tflops
 from gptscale.common.process import environments
 from gptscale.common.process.environments import is_among
-from gptscale.common.settings.checks import did_you_mean
+from gptscale.common.settings.checks import OptionNeed, did_you_mean
 from gptscale.common.settings.command_line import parse
 from gptscale.common.settings.families import MODELS, preset
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.launchers.run.preflight import why_not_here
 from gptscale.launchers.run.record import PACKAGES
 from gptscale.ops.build import kernels as extension

@@ -20,9 +20,8 @@ from gptscale.results.columns import STEP_COLUMNS, SUMMARY, cell, csv_line
 from gptscale.results.comparison.groups import CONFIGURATION, WORK
 from gptscale.results.comparison.run_files import read_run_json
 from gptscale.results.record.files import append_row, replace_file
-from gptscale.results.record.folders import check_results_folder
 from gptscale.results.record.foreign import NAMES, foreign_steps, read_foreign
-from gptscale.results.record.run_folder import read_json, run_directory
+from gptscale.results.record.run_folder import check_results_folder, read_json, run_directory
 
 # What a user may say of a run. The rest follows from its steps.
 FACTS = sorted({*CONFIGURATION, *WORK, "peak_mem_allocated_gib"} - {"recipe_options", "imported_from", "steps"})

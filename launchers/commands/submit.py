@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import check_range
-from gptscale.launchers.run.allocation import Allocation, split_sbatch
 from gptscale.launchers.run.batch_script import batch_script
 from gptscale.launchers.run.options import parse_launch, take_recipe
+from gptscale.launchers.run.submission import Allocation, split_sbatch
 from gptscale.recipes import get
 
 

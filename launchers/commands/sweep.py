@@ -11,12 +11,11 @@ from typing import ClassVar
 
 from gptscale.common.errors import INTERRUPTED_EXIT_STATUS, PREEMPTED_EXIT_STATUS
 from gptscale.common.process.warm_parent import begin_warm_parent, make_warm_parents, wait_for_warm_parents
-from gptscale.common.settings.checks import check_ranges, refuse_changed
+from gptscale.common.settings.checks import OptionNeed, check_ranges, refuse_changed
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.run.allocation import Allocation, split_sbatch
 from gptscale.launchers.run.options import default_recipe_config
+from gptscale.launchers.run.submission import Allocation, split_sbatch
 from gptscale.recipes import get
 
 

@@ -16,8 +16,8 @@ from gptscale.common.data.bin_files import write_bin
 from gptscale.common.data.documents import encode, open_documents
 from gptscale.common.data.tokenizers import Tokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
+from gptscale.common.settings.checks import OptionNeed
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.needs import OptionNeed
 
 # How many tokens are in memory at a time when a file is cut in two.
 PART_TOKENS = 2**22

@@ -31,8 +31,7 @@ from gptscale.common.settings.run_config import FIXED, RunConfig
 from gptscale.launchers.run.options import default_recipe_config
 from gptscale.recipes import get, names_with, unsupported
 from gptscale.results.columns import SUMMARY
-from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
-from gptscale.results.record.run_folder import has_its_row
+from gptscale.results.record.run_folder import check_results_folder, checkpoints_in, has_its_row, resume_folder
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from gptscale.common.measure.bubble import Bubble
-    from gptscale.common.measure.offload import Offload
+    from gptscale.common.measure.live_state import Offload
     from gptscale.results.record.usage import Usage
 
 PACKAGES = "torch numpy transformers datasets deepspeed fairscale accelerate lightning-fabric colossalai".split()

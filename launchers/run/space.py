@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from gptscale.common.checkpoint.space import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
+from gptscale.common.checkpoint.folders import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,8 +16,8 @@ from gptscale.common.errors import ConfigError, StorageError
 from gptscale.common.process import environments
 from gptscale.common.process.world import DEFAULT_TIMEOUT_S, World
 from gptscale.common.recipe_config import RecipeConfig
+from gptscale.common.settings.checks import check_range
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.launchers.run.allocation import Allocation
 from gptscale.launchers.run.batch_script import WARNING_S, JobTask
 from gptscale.launchers.run.options import option_words
 from gptscale.launchers.run.preflight import check_without_device, preflight, resolve
@@ -122,3 +123,47 @@ def submit(script: str, file: Path, *words: str) -> str:
         what = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines[:2])
         raise ConfigError(f"sbatch refuses the job ({what[:240]})", f"in {shlex.join(command)}", "change what it names")
     return ended.stdout.strip().partition(";")[0]
+
+
+# Options of sbatch that are handed on as they are. All but the last few have a value.
+SBATCH = frozenset(
+    "account begin comment constraint cpus-per-gpu cpus-per-task dependency exclude gres hint job-name licenses mail-type "
+    "mail-user mem mem-per-cpu mem-per-gpu network nice nodelist output partition priority qos reservation signal switches "
+    "time time-min tmp wckey".split()
+)
+SBATCH_FLAGS = frozenset(["exclusive", "hold", "oversubscribe"])
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of a job."""
+
+    nodes: int = 1
+    """Nodes of the job."""
+    min_nodes: int | None = None
+    """Go on with as few nodes as this when others are gone: the same global batch, with more accumulation. Default --nodes."""
+    gpus_per_node: int | None = None
+    """GPUs on each node, and as many ranks. Without it the run is on CPUs."""
+
+    def __post_init__(self) -> None:
+        check_range(self.nodes, 1, 4096, "nodes")
+        check_range(self.min_nodes, 1, self.nodes, "min_nodes")
+        check_range(self.gpus_per_node, 1, 64, "gpus_per_node")
+
+
+def split_sbatch(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of sbatch in a command line, each as one word `--name=value`, and the other words."""
+    sbatch, others, words = [], [], iter(argv)
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in SBATCH | SBATCH_FLAGS:
+            others.append(word)
+            continue
+        if name in SBATCH and not equals:
+            value = next(words, "--")
+            if value.startswith("--"):
+                raise ConfigError(f"--{name} has no value", "in the options of sbatch", f"give --{name}=VALUE")
+        if not value.isprintable():
+            raise ConfigError(f"--{name} has a value of several lines", "in the options of sbatch", "give one line")
+        sbatch.append(f"--{name}={value}" if value else f"--{name}")
+    return sbatch, others

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gptscale.common.errors import ConfigError
-from gptscale.lenet.comparison.reports import ROWS, RUNS
-from gptscale.lenet.comparison.tables import Lines
+from gptscale.lenet.comparison.tables import ROWS, RUNS, Lines
 from gptscale.lenet.run.columns import LENET, read_summary
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The vision models by name, and the small ones themselves: LeNet-5, the reports' networks, and repeated convolutions.
 
-deep.py holds the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
+activations.py holds the larger models. Every builder takes an `ImageShape` and the name of an activation. Its model takes
 images (batch, channels, side, side), with a side of 28 or 32 (resnet18: also 16), and returns logits (batch, n_classes).
 docs/lenet/README.md says which reports are meant.
 """
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.lenet.models import check_model, check_side
-from gptscale.lenet.models.activations import Activation, activation
-from gptscale.lenet.models.deep import CONVOLUTIONS, resnet18, vgg
+from gptscale.lenet.models.activations import CONVOLUTIONS, Activation, activation, resnet18, vgg
 from gptscale.ops.conv import conv_bias_relu
 from gptscale.ops.max_pool import max_pool2d
 

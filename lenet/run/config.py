@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.checks import check_ranges, check_run_name
+from gptscale.common.settings.batch_plan import learning_rate
+from gptscale.common.settings.checks import OptionNeed, check_ranges, check_run_name
 from gptscale.common.settings.command_line import changed_options
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.models import WITH_BATCH_NORM, WITHOUT_CUSTOM_OPERATORS, Gelu, check_model, check_side
-from gptscale.lenet.run.schedule import Schedule
 from gptscale.results.record.wandb_board import check_wandb
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -217,3 +217,33 @@ def imports_of(config: VisionConfig) -> tuple[str, ...]:
 def option_words(config: VisionConfig) -> list[str]:
     """Return the words of a command line that make `config`, an option for each field that is not its default."""
     return changed_options(config, VisionConfig())
+
+
+Schedule = Literal["constant", "cosine", "onecycle"]
+
+
+def one_cycle(
+    step: int, *, peak: float, total_steps: int, rise: float = 0.3, start_factor: float = 25.0, end_factor: float = 1e4
+) -> float:
+    """Return the OneCycle learning rate of 0-based `step`.
+
+    It goes up by a half cosine from peak / start_factor to `peak`, then down by another to peak / start_factor / end_factor. This
+    is torch.optim.lr_scheduler.OneCycleLR with its defaults, but without its cycle of momentum (Smith & Topin 2018, arXiv
+    1708.07120). rise: the fraction of the steps in which the rate goes up.
+    """
+    low, lowest = peak / start_factor, peak / start_factor / end_factor
+    top, last = rise * total_steps - 1, total_steps - 1
+    if step <= top:
+        return _half_cosine(low, peak, step / top if top > 0 else 1.0)
+    return _half_cosine(peak, lowest, min(1.0, (step - top) / (last - top)))
+
+
+def _half_cosine(begin: float, end: float, fraction: float) -> float:
+    return end + (begin - end) / 2 * (1 + math.cos(math.pi * fraction))
+
+
+def rate(schedule: Schedule, step: int, *, peak: float, total_steps: int, rise: float = 0.3) -> float:
+    """Return the learning rate of 0-based `step` by the named schedule, where cosine falls to 0 without warm-up."""
+    if schedule == "onecycle":
+        return one_cycle(step, peak=peak, total_steps=total_steps, rise=rise)
+    return learning_rate(step, peak=peak, total_steps=total_steps, schedule=schedule, min_ratio=0.0)

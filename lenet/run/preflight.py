@@ -20,11 +20,10 @@ from gptscale.lenet.data.sources import VisionData, open_data
 from gptscale.lenet.models import SIDES, SMALL_SIDES
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run.columns import LENET
-from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.run.config import VisionConfig, rate
 from gptscale.lenet.run.engine import weight_dtype
-from gptscale.lenet.run.schedule import rate
 from gptscale.lenet.run.strategy import backend_of, check_strategy
-from gptscale.results.record.folders import check_results_folder, checkpoints_in, resume_folder
+from gptscale.results.record.run_folder import check_results_folder, checkpoints_in, resume_folder
 
 # Options that decide what is computed. Runs that agree in them and in their data differ in nothing but their seed.
 WORK = (

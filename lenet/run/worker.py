@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gptscale.common.checkpoint.folders import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
 from gptscale.common.checkpoint.manifest import damaged
 from gptscale.common.checkpoint.reader import Reader
-from gptscale.common.checkpoint.space import EVENT_BYTES, OTHER_BYTES, ROW_BYTES, check_free
 from gptscale.common.engine import Batch
 from gptscale.common.errors import GptscaleError, PeerError
 from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from gptscale.lenet.comparison import tables
 from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, not_significant, of
-from gptscale.lenet.run.schedule import Schedule
+from gptscale.lenet.run.config import Schedule
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import PerRankOptions, Study, draw
 

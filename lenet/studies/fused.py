@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gptscale.common.process.begin import keep_freed_memory, share_cores
 from gptscale.common.settings.checks import parse_names
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.reports import ROWS
-from gptscale.lenet.comparison.tables import with_references
+from gptscale.lenet.comparison.tables import ROWS, with_references
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.studies.study import Lines, StudyOptions, finish
 from gptscale.results.render import DPI, subplots

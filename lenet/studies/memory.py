@@ -16,8 +16,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.begin import share_cores
 from gptscale.common.settings.checks import check_output_file, check_range
 from gptscale.common.settings.command_line import parse
-from gptscale.lenet.comparison.reports import ROWS
-from gptscale.lenet.comparison.tables import with_references
+from gptscale.lenet.comparison.tables import ROWS, with_references
 from gptscale.lenet.run.config import Precision, VisionConfig
 from gptscale.lenet.studies.study import Lines, StudyFiles, finish
 from gptscale.results.render import DPI, subplots

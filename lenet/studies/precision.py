@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from gptscale.common.errors import ConfigError, NumericError
-from gptscale.common.settings.checks import parse_names, parse_whole_numbers
-from gptscale.common.settings.needs import OptionNeed
+from gptscale.common.settings.checks import OptionNeed, parse_names, parse_whole_numbers
 from gptscale.lenet.comparison import tables
 from gptscale.lenet.comparison.tables import ACCURACY, AVERAGE_MEMORY, PEAK_MEMORY, Column, of
 from gptscale.lenet.data import Augmentation
@@ -23,17 +22,13 @@ from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw
 
 MODES: dict[str, dict[str, Any]] = {
-    "fp32": {"precision": "fp32"},
-    "tf32": {"precision": "tf32"},
-    "bf16": {"precision": "bf16"},
-    "bf16-pure": {"precision": "bf16", "amp": False},
-    "fp16": {"precision": "fp16", "loss_scale": "dynamic"},
+    "fp32": {"precision": "fp32"}, "tf32": {"precision": "tf32"}, "bf16": {"precision": "bf16"},
+    "bf16-pure": {"precision": "bf16", "amp": False}, "fp16": {"precision": "fp16", "loss_scale": "dynamic"},
     # with the number of --loss-scale
-    "fp16-fixed": {"precision": "fp16"},
-    "fp16-unscaled": {"precision": "fp16", "loss_scale": "none"},
+    "fp16-fixed": {"precision": "fp16"}, "fp16-unscaled": {"precision": "fp16", "loss_scale": "none"},
     "fp16-pure": {"precision": "fp16", "amp": False, "loss_scale": "dynamic"},
     "fp16-pure-unscaled": {"precision": "fp16", "amp": False, "loss_scale": "none"},
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

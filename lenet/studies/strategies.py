@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import parse_names
-from gptscale.lenet.comparison.reports import RUNS
-from gptscale.lenet.comparison.tables import ACCURACY, BUSY, Column, as_fast_as_the_first, class_table, loss_table, of
+from gptscale.lenet.comparison.tables import (
+    ACCURACY,
+    BUSY,
+    RUNS,
+    Column,
+    as_fast_as_the_first,
+    class_table,
+    loss_table,
+    of,
+)
 from gptscale.lenet.run.config import BY_TRAINER, Precision
 from gptscale.lenet.studies.grid import Cell
 from gptscale.lenet.studies.study import Lines, Study, StudyOptions, StudyResult, draw

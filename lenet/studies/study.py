@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from gptscale.common.settings.checks import (
+    OptionNeed,
     check_output_file,
     check_range,
     check_ranges,
@@ -20,10 +21,8 @@ from gptscale.common.settings.checks import (
     refuse_changed,
 )
 from gptscale.common.settings.command_line import parse
-from gptscale.common.settings.needs import OptionNeed
 from gptscale.lenet.comparison import figures, tables
-from gptscale.lenet.comparison.reports import ROWS
-from gptscale.lenet.comparison.tables import Column, Lines
+from gptscale.lenet.comparison.tables import ROWS, Column, Lines
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.run.config import TORCHVISION_NEED, VisionConfig
 from gptscale.lenet.studies.grid import Cell, run_grid

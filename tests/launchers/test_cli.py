@@ -110,7 +110,7 @@ IMPORTS = {
         "pandas matplotlib rich tyro transformers datasets deepspeed fairscale accelerate",
     ),
     "settings": (
-        "import gptscale.common.recipe_config; from gptscale.common.settings import batch_plan, checks, command_line, gpt_config, learning_rate, run, run_config",
+        "import gptscale.common.recipe_config; from gptscale.common.settings import batch_plan, checks, command_line, gpt_config, run, run_config",
         "torch tyro",
     ),
     "every recipe, so that a wrong option is refused in a moment": (

@@ -7,18 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from benchmarks.memory.__main__ import MemoryLadderOptions
-from benchmarks.model.__main__ import ModelBenchOptions
-from benchmarks.ops.__main__ import OpsOptions
-from gptscale.common.process import environments
-from gptscale.common.settings import command_line
-from gptscale.common.settings.command_line import parse
-from gptscale.launchers.cli import main
-from gptscale.launchers.commands.run import LaunchOptions
-from gptscale.launchers.run.options import parse_launch
-from gptscale.recipes import RECIPES, unsupported
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 MODEL, MEMORY = ["-m", "benchmarks.model"], ["-m", "benchmarks.memory"]
@@ -56,40 +44,6 @@ def test_several_nodes():
         *"-m gptscale.recipes fsdp".split(),
         *OPTIONS,
     ]
-
-
-def test_the_gpu_script_asks_for_what_there_is(tmp_path, monkeypatch):
-    """Every stage's words are read by the command that they are for, and mean the GPU where there is one."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    # Options are read here, for which Colossal-AI's environment need not be there.
-    monkeypatch.setattr(environments, "require", lambda *package: None)
-    listed = shell(GPU_SH, "--list", tmp_path / "out").stdout.replace("MINUTES", "9").splitlines()
-    benches = {"model": ModelBenchOptions, "ops": OpsOptions, "memory": MemoryLadderOptions}
-    (tmp_path / "out").mkdir()
-    asked, recipes, experiments = set(), [], []
-    for words in map(str.split, listed):
-        if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
-            bench = words[2].removeprefix("benchmarks.")
-            options = parse(benches[bench], words[3:], prog="p", about="a")
-            assert options.device in ("auto", "cuda"), words
-            asked.add(bench)
-        elif words[:2] == ["gptscale", "run"]:
-            config, recipe_config, _ = parse_launch(words[2], words[3:], LaunchOptions)
-            assert config.device in ("auto", "cuda")
-            unsupported.check(words[2], config, recipe_config)
-            recipes.append(words[2])
-        elif words[1] == "lenet":
-            assert " --device cuda" in " ".join(words)
-            with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-                patch.setattr(command_line, "_check_paths", lambda options: sys.exit(0))
-                main(words[1:])
-            assert not end.value.code, words
-            experiments.append(words[2])
-        else:
-            assert words[:6] == ["python", "-m", "pytest", "-q", "-m", "gpu"]
-    assert asked == set(benches)
-    assert set(recipes) == set(RECIPES)
-    assert experiments == ["strategies", "precision", "fused", "minigrad", "baseline", "workers", "memory", "batch"]
 
 
 def test_the_gpu_script_carries_on(tmp_path):

@@ -19,9 +19,8 @@ from gptscale.lenet.run.columns import read_summary
 from gptscale.recipes.zero import ZeroConfig
 from gptscale.results.columns import SUMMARY
 from gptscale.results.comparison.read import load
-from gptscale.results.record.folders import check_results_folder
 from gptscale.results.record.launch_with_row import rows_of
-from gptscale.results.record.run_folder import read_json
+from gptscale.results.record.run_folder import check_results_folder, read_json
 
 READERS = {
     "--ds-config": lambda path: merged({}, path),

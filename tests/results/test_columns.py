@@ -12,7 +12,7 @@ from gptscale.results.columns import SUMMARY, RunColumn, RunTable, cells_of, csv
 from gptscale.results.comparison.groups import compare
 from gptscale.results.comparison.read import load
 from gptscale.results.record.files import append_row
-from gptscale.results.record.folders import check_results_folder
+from gptscale.results.record.run_folder import check_results_folder
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "metrics.md"
 # CRC-32 of the header that each released version wrote.

@@ -26,8 +26,9 @@ LONG = {"model": "cnn", "epochs": 3, "batch_size": 16, "save_every": 1, "lr_sche
 
 
 def run(tmp_path: Path, name: str, **options: Any) -> RunOutcome:
-    """Train a run in this process."""
-    config = VisionConfig(**{"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, **options})
+    """Train a run in this process, without the further steps of a verdict."""
+    shared = {"out": tmp_path, "run_name": name, "device": "cpu", "tensorboard": False, "verdict": False}
+    config = VisionConfig(**(shared | options))
     return train(config, world_from_environment(config), quiet=True)
 
 

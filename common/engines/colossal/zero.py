@@ -19,8 +19,7 @@ from gptscale.common.engines.colossal.gpt2 import GPT2WithLoss
 from gptscale.common.engines.colossal.hybrid import BoostedModel
 from gptscale.common.engines.colossal.weights import FlatLayout, fill, named_parameters
 from gptscale.common.engines.torch_engine import TorchEngine, holding_back
-from gptscale.common.measure.live_state import StateTensor, held_by_torch, tensors_in
-from gptscale.common.measure.offload import Offload
+from gptscale.common.measure.live_state import Offload, StateTensor, held_by_torch, tensors_in
 from gptscale.common.optim.fused import decay_groups
 from gptscale.common.optim.library import LibraryOptimizer
 from gptscale.common.optim.stepper import Stepper

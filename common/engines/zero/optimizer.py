@@ -20,8 +20,7 @@ from gptscale.common.engines.flat_shards import shards_of_range
 from gptscale.common.engines.zero.io_meter import TRAFFIC
 from gptscale.common.engines.zero.swap_folder import SwapFolder
 from gptscale.common.errors import CheckpointError, ConfigError, NumericError
-from gptscale.common.measure.live_state import StateTensor, attributes_named, live_state, tensors_in
-from gptscale.common.measure.offload import Offload, StepMeter
+from gptscale.common.measure.live_state import Offload, StateTensor, StepMeter, attributes_named, live_state, tensors_in
 from gptscale.common.model.initial_weights import init_weights
 from gptscale.common.optim.stepper import Stepper
 from gptscale.common.settings.optimizers import ADAMW_STATE

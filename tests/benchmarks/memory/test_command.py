@@ -1,17 +1,12 @@
 """`python -m benchmarks.memory` with runs that are formulas: which batches it tries, what it keeps, and what it says."""
 
-import subprocess
-from dataclasses import replace
-
 import pandas as pd
 import pytest
-import torch
 
 from benchmarks.memory import trial as memory_trial
-from benchmarks.memory.__main__ import MemoryLadderOptions, main, ways_of
-from benchmarks.memory.search import GIB, WayToFit, largest_batch, resident
-from benchmarks.memory.trial import COLUMNS, Job, run_try
-from gptscale.common.measure.devices import device_name
+from benchmarks.memory.__main__ import main
+from benchmarks.memory.search import GIB, WayToFit, resident
+from benchmarks.memory.trial import COLUMNS, Job
 from gptscale.launchers.cli import start
 
 WORDS = ["--device", "cpu", "--models", "tiny", "--seq-len", "64", "--memory-gib", "1.0"]
@@ -89,15 +84,6 @@ def test_a_later_call_goes_on_where_time_was_up(runs, tmp_path, capsys):
     assert not frame.duplicated(["device", "activation_checkpointing", "optimizer_state", "micro_batch_size"]).any()
 
 
-def test_failed_rows_are_tried_again_and_replaced(runs, tmp_path):
-    words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]
-    runs["fail"] = range(1, 10**6)
-    assert start(main, words) == 1
-    runs["fail"] = ()
-    assert start(main, words) == 0
-    assert set(pd.read_csv(tmp_path / "m.csv").status) == {"ok"}
-
-
 def test_state_that_fits_nowhere_is_a_row_without_a_try(runs, tmp_path, capsys):
     words = ["--device", "cpu", "--models", "tiny,gpt2", "--seq-len", "64", "--memory-gib", "1.0"]
     assert (
@@ -113,34 +99,6 @@ def test_state_that_fits_nowhere_is_a_row_without_a_try(runs, tmp_path, capsys):
     assert "* gpt2 single/full/fp32: memory lacks" in table
     assert "* single/full/fp32: tiny, batch" in table
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_dry_run_predicts_for_a_device_that_is_not_here(runs, capsys):
-    words = ["--device", "cuda", "--memory-gib", "139", "--host-memory-gib", "128", "--disk-gib", "64", "--dry-run"]
-    assert start(main, [*words]) == 0
-    printed = capsys.readouterr().out
-    assert runs["tried"] == []
-    assert "gpt3-13b single/full/fp32: device lacks" in printed
-    assert "gpt3-13b zero_offload/full/fp32: host lacks" in printed
-    assert "gpt3-6.7b zero_infinity/full/fp32: disk lacks" in printed
-    assert "gpt3-6.7b single/full/8bit" not in printed
-
-
-def test_a_batch_that_would_endanger_the_machine_is_not_tried(runs, capsys):
-    words = [*WORDS[:-1], "50", "--host-memory-gib", "0.8", "--ways", "single/full/fp32"]
-    assert start(main, words) == 0
-    largest = largest_batch(lambda batch: resident(JOB.need(batch), "single") <= 0.8 * GIB)
-    assert runs["tried"] == [("tiny single/full/fp32", largest)]
-    assert f"nothing beyond {largest} was tried" in capsys.readouterr().out
-
-
-def test_ways_are_words_and_what_is_left_out_means_all():
-    assert len(ways_of("single")) == 9
-    assert ways_of("zero_offload/full") == [WayToFit("zero_offload", "full", "fp32")]
-    assert [way.optimizer_state for way in ways_of("fsdp_offload/full")] == ["fp32", "bf16", "8bit"]
-    default = MemoryLadderOptions().chosen()
-    assert len(default) == 12
-    assert len(MemoryLadderOptions(ways="single/full,single").chosen()) == 9
 
 
 @pytest.mark.parametrize(
@@ -164,20 +122,3 @@ def test_bad_input_is_one_line(words, message, capsys, runs):
     assert len(lines) == 1
     assert message in lines[0]
     assert runs["tried"] == []
-
-
-def test_a_try_that_hangs_ends_its_way_and_is_not_tried_again(runs, monkeypatch, tmp_path, capsys):
-    def hang(program, **options):
-        raise subprocess.TimeoutExpired(program.command, options["timeout"])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(memory_trial, "LIMIT_S", 480.0)
-        patch.setattr(memory_trial, "run_captured", hang)
-        row = run_try(replace(JOB, device=device_name(torch.device("cpu"))), 3)
-    assert (row["status"], row["why"], row["peak_rss_gib"]) == ("timeout", "took more than 480 s", None)
-    words = [*WORDS, "--ways", "single/full/fp32", "--csv", str(tmp_path / "m.csv")]
-    pd.DataFrame([row], columns=COLUMNS).to_csv(tmp_path / "m.csv", index=False)
-    assert start(main, words) == 1
-    assert not runs["tried"]
-    assert pd.read_csv(tmp_path / "m.csv").status.tolist() == ["timeout"]
-    assert "took more than 480 s" in capsys.readouterr().out

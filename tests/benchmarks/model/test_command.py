@@ -46,17 +46,6 @@ def test_all_contenders_do_the_same_work_and_the_figures_belong_together(in_proc
         assert word in printed
 
 
-@pytest.mark.slow
-def test_as_a_user_types_it(tmp_path, monkeypatch):
-    """Two contenders, each in a process of its own, real text."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = ["--contenders", "single,minimal", "--data", "text", "--dtype", "bf16", "--csv", str(tmp_path / "b.csv")]
-    assert start(main, [*SHAPE, "--steps", "2", "--rounds", "1", *words]) == 0
-    frame = pd.read_csv(tmp_path / "b.csv")
-    assert frame[frame.kind == "contender"].name.tolist() == ["single", "minimal"]
-    assert (frame["dtype"] == "bf16").all()
-
-
 @pytest.mark.parametrize("fault", ["learning rate", "weights", "batches"])
 def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, tmp_path, capsys):
     make = model_contenders.CONTENDERS["minimal"]
@@ -85,35 +74,6 @@ def test_other_work_is_told_behind_its_figures(fault, in_process, monkeypatch, t
     assert rows.failure.isna()["single"]
     assert rows.failure["minimal"] in printed
     assert f"minimal: {rows.failure['minimal']}" in result.out
-
-
-@pytest.mark.parametrize(
-    ("turns", "ran"), [(1, []), (2, ["single"]), (3, ["single", "minimal"]), (5, ["single", "minimal"])]
-)
-def test_a_run_that_is_cut_short_leaves_what_can_be_compared(turns, ran, in_process, monkeypatch, tmp_path):
-    """Ended behind so many processes, the ceilings being the first of a round: all in its CSV is of whole rounds."""
-    asked = []
-
-    def run_worker(module, task):
-        asked.append(task["contender"])
-        if len(asked) > turns:
-            raise KeyboardInterrupt
-        return in_process(module, task)
-
-    monkeypatch.setattr(bench_model, "run_worker", run_worker)
-    with pytest.raises(KeyboardInterrupt):
-        main([*WORDS, "--contenders", "single,minimal", "--csv", str(tmp_path / "b.csv")])
-    assert (tmp_path / "b.csv").exists() == bool(ran)
-    if ran:
-        frame = pd.read_csv(tmp_path / "b.csv")
-        contenders = frame[frame.kind == "contender"]
-        assert contenders.name.tolist() == ran
-        assert (contenders.steps_timed == 3).all()
-        waiting = frame[frame.kind == "failed"]
-        assert ran + waiting.name.tolist() == ["single", "minimal"]
-        assert (waiting.failure == "no turn yet").all()
-        ratios = frame[frame.kind == "ratio"].set_index("name").ratio
-        assert contenders.over_ours.tolist() == pytest.approx([ratios[f"over_{name}"] for name in ran])
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,8 @@ Without a GPU no kernel of cuBLASLt runs. There the operator is tested on a CPU,
 its own descriptors and computed here.
 """
 
-import ctypes
 import importlib.util
 import re
-from contextlib import nullcontext
-from ctypes import POINTER, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p, cast
 from pathlib import Path
 
 import pytest
@@ -57,18 +54,6 @@ def test_gradients_by_differences_and_operators_by_opcheck():
     torch.library.opcheck(linear_gelu_backward, (torch.randn(15, 16, dtype=torch.float64), proj, pre))
 
 
-def test_arguments_are_named():
-    x, fc_weight, fc_bias, proj_weight, proj_bias = leaves()
-    for name, wrong in {"fc_bias": fc_bias[1:], "proj_weight": proj_weight.t(), "proj_bias": fc_bias}.items():
-        arguments = {"fc_weight": fc_weight, "fc_bias": fc_bias, "proj_weight": proj_weight, "proj_bias": proj_bias}
-        with pytest.raises(ValueError, match=name):
-            mlp(x, **{**arguments, name: wrong})
-    with pytest.raises(TypeError, match="fc_bias"):
-        mlp(x, fc_weight, fc_bias.double(), proj_weight, proj_bias)
-    with pytest.raises(ValueError, match="a multiple of 8 rows expected, not 31"):
-        mlp(x, fc_weight[:31], fc_bias[:31], proj_weight[:, :31], proj_bias)
-
-
 def test_the_numbers_are_those_of_the_header():
     spec = importlib.util.find_spec("nvidia.cu13") if importlib.util.find_spec("nvidia") else None
     include = Path(next(iter(spec.submodule_search_locations))) / "include" if spec else Path("/")
@@ -96,110 +81,6 @@ def test_the_numbers_are_those_of_the_header():
     fields = re.search(r"typedef struct \{((?:(?!typedef).)*)\} cublasLtMatmulHeuristicResult_t;", header, re.S)[1]
     names_of_fields = re.findall(r"^\s*\w+ (\w+)(?:\[4\])?;", fields, re.M)
     assert names_of_fields == ["algo", "workspaceSize", "state", "wavesCount", "reserved"]
-
-
-class Described:
-    """A stand-in for cuBLASLt that keeps its real descriptors and computes the products here, on CPU tensors."""
-
-    def __init__(self, real):
-        self.real, self.calls = real, 0
-
-    def __getattr__(self, name):
-        return getattr(self.real, name)
-
-    def cublasLtCreate(self, context):  # noqa: N802
-        return 0
-
-    def cublasLtMatmulAlgoGetHeuristic(self, *args):  # noqa: N802
-        cast(args[-1], POINTER(ctypes.c_int))[0] = 1
-        return 0
-
-    def of_product(self, desc, attribute, kind):
-        value = kind()
-        size = c_size_t(ctypes.sizeof(value))
-        assert not self.real.cublasLtMatmulDescGetAttribute(desc, attribute, ctypes.byref(value), size, None)
-        return value.value
-
-    def matrix(self, pointer, layout):
-        """Return the (rows, columns) tensor at a pointer, as a layout describes it."""
-
-        def attribute_of_layout(attribute, kind):
-            value = kind()
-            size = c_size_t(ctypes.sizeof(value))
-            assert not self.real.cublasLtMatrixLayoutGetAttribute(layout, attribute, ctypes.byref(value), size, None)
-            return value.value
-
-        rows, columns, stride = (
-            attribute_of_layout(a, kind) for a, kind in ((2, c_uint64), (3, c_uint64), (4, c_int64))
-        )
-        # The number 14 stands for bf16.
-        assert attribute_of_layout(0, c_uint32) == 14
-        return at(pointer.value, columns * stride).as_strided((rows, columns), (1, stride))
-
-    def cublasLtMatmul(self, handle, desc, *rest):  # noqa: N802
-        """Compute D = op(A) B in fp32 and then the epilogue, by columns, as the header defines it."""
-        alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, *_ = rest
-        assert (cast(alpha, POINTER(c_float))[0], cast(beta, POINTER(c_float))[0]) == (1, 0)
-        assert (c.value, c_layout) == (d.value, d_layout)
-        self.calls += 1
-        epilogue, wide = self.of_product(desc, 7, c_uint32), self.matrix(a, a_layout).float()
-        result = (wide.t() if self.of_product(desc, 3, c_int32) else wide) @ self.matrix(b, b_layout).float()
-        out = self.matrix(d, d_layout)
-        rows, columns = out.shape
-        stride = self.of_product(desc, 12, c_int64)
-        bias = at(self.of_product(desc, 8, c_void_p), rows)
-        pre = at(self.of_product(desc, 11, c_void_p), columns * stride).as_strided((rows, columns), (1, stride))
-        if epilogue == 4 | 32 | 128:
-            result = result + bias.float()[:, None]
-            pre.copy_(result)
-            out.copy_(F.gelu(result, approximate="tanh"))
-        else:
-            assert epilogue == 16 | 64 | 128
-            result = torch.ops.aten.gelu_backward(result, pre.float(), approximate="tanh")
-            bias.copy_(result.sum(1))
-            out.copy_(result)
-        return 0
-
-
-def at(address, numel):
-    """Return the bf16 numbers at an address."""
-    return torch.frombuffer((ctypes.c_char * (2 * numel)).from_address(address), dtype=torch.bfloat16)
-
-
-def test_what_cublaslt_is_told_is_the_mlp(monkeypatch):
-    """Two shapes, one of them twice, with a weight that is not aligned and one that is not contiguous."""
-    try:
-        real = cublaslt.library()
-    except OSError:
-        pytest.skip("no libcublasLt: a torch without CUDA")
-    stand_in = Described(real)
-    monkeypatch.setattr(cublaslt, "library", lambda: stand_in)
-    monkeypatch.setattr(cublaslt, "stream_of", lambda device: nullcontext(0))
-    cublaslt.handle.cache_clear()
-    cublaslt.product.cache_clear()
-    for rows, h, m in ((7, 16, 32), (12, 24, 8), (7, 16, 32)):
-        x, fc_weight, fc_bias, proj_weight, _ = (t.detach() for t in leaves(torch.bfloat16, rows=(rows,), h=h, m=m))
-        grad = torch.randn(rows, h).bfloat16()
-        y, pre = cublaslt.linear_gelu(x, torch.cat([fc_weight[:1], fc_weight])[1:], fc_bias)
-        to_pre, to_bias = cublaslt.linear_gelu_backward(grad, proj_weight.t().contiguous().t(), pre)
-        for result, expected in zip((y, pre), linear_gelu(x, fc_weight, fc_bias), strict=True):
-            torch.testing.assert_close(result, expected, rtol=2e-2, atol=1e-2)
-        for result, expected in zip((to_pre, to_bias), linear_gelu_backward(grad, proj_weight, pre), strict=True):
-            torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
-    assert stand_in.calls == 6
-    assert cublaslt.product.cache_info().currsize == 4
-    cublaslt.handle.cache_clear()
-    cublaslt.product.cache_clear()
-
-
-def test_a_status_is_an_error(monkeypatch):
-    class Refuses:
-        def cublasLtCreate(self, context):  # noqa: N802
-            return 15
-
-    monkeypatch.setattr(cublaslt, "library", Refuses)
-    with pytest.raises(RuntimeError, match=r"cublasLtCreate: status 15 \(not supported\)"):
-        cublaslt.call("cublasLtCreate", None)
 
 
 @pytest.mark.gpu

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.model.floors import Floor, read_floors
 from benchmarks.model.options import ContenderResult, check_losses, comparable
-from gptscale.common.errors import GptscaleError
+from gptscale.common.errors import ConfigError, GptscaleError
 
 
 def test_fp8_alone_is_not_comparable_yet():
@@ -33,3 +34,14 @@ def test_fp8_may_be_further_apart_and_is_no_measure():
     with pytest.raises(GptscaleError, match=r"loss 4\.040000 in single_fp8 and .*: more than 0\.03 apart"):
         check_losses([fp8, a], 3e-3)
     check_losses([], 3e-3)
+
+
+def test_floors_of_ratios_that_are_measured(tmp_path):
+    file = tmp_path / "floors.csv"
+    file.write_text("name,floor\nover_handout,1.4\nshare_of_roofline,0.8\n")
+    assert read_floors(file, ["handout"]) == [Floor("over_handout", 1.4), Floor("share_of_roofline", 0.8)]
+    with pytest.raises(ConfigError, match="no ratio 'over_handout' is measured"):
+        read_floors(file, ["minimal"])
+    file.write_text("name,floor\nover_handout,high\n")
+    with pytest.raises(ConfigError, match=r"is no CSV with columns name and floor \(could not convert"):
+        read_floors(file, ["handout"])

@@ -10,6 +10,7 @@ from torch.autograd import DeviceType
 
 from benchmarks.model import ceilings as model_ceilings
 from benchmarks.model.waterfall import RANGES, part_of, ranges_around, where_time_goes, work
+from gptscale.common.settings.gpt_config import GPTConfig
 
 NAMES = {
     ("aten::addmm",): "matrix products",
@@ -76,16 +77,20 @@ def test_kernels_of_a_gpu_count_where_they_were_launched():
     assert ranges_around(trace[0]) == ["gptscale bench: loss"]
 
 
-def test_a_kernel_that_python_launched_counts_by_its_name():
-    """The range around it is no operator. If that range lists the kernel, the kernel counts there, and only once."""
-    own = SimpleNamespace(name="_cross_entropy_kernel", duration=9.0)
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=32, block_size=32, vocab_size=301)
 
-    def event(name, kind, *kernels):
-        time_range = SimpleNamespace(elapsed_us=lambda: 9.0)
-        return SimpleNamespace(name=name, cpu_parent=None, kernels=kernels, device_type=kind, time_range=time_range)
 
-    on_gpu = [event(name, DeviceType.CUDA) for name in ("_cross_entropy_kernel", "gptscale bench: loss", "nvjet_x")]
-    within = event("gptscale bench: loss", DeviceType.CPU)
-    assert list(work([within, *on_gpu], torch.device("cuda"))) == [("loss", 9.0)]
-    within.kernels = (own,)
-    assert list(work([within, *on_gpu], torch.device("cuda"))) == [("loss", 9.0)]
+def test_products_are_the_operations_of_a_step():
+    """Three for each matrix: 6 N_matmul operations per token, the table with its padding rows."""
+    rows, gpt = 64, TINY
+    flops = sum(p.per_step * p.flops for p in model_ceilings.products(gpt, rows))
+    assert flops == 6 * rows * (12 * gpt.n_layer * gpt.n_embd**2 + gpt.padded_vocab_size * gpt.n_embd)
+    for p in model_ceilings.products(gpt, rows):
+        calls = model_ceilings.routes(p, torch.float32, torch.device("cpu"))
+        assert calls["mm"]().shape == (p.m, p.n)
+        # oneDNN computes the same, for a weight's gradient the transpose.
+        if "onednn" in calls:
+            result = calls["onednn"]()
+            torch.testing.assert_close(
+                result.t() if p.how == "grad-weight" else result, calls["mm"](), rtol=1e-4, atol=1e-4
+            )

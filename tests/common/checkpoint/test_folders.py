@@ -1,20 +1,22 @@
 """The folders of checkpoints: what is set aside, what is removed, and what a kill at any moment leaves."""
 
+import errno
 import os
 import resource
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
 from holder import FACTS, Holder
 
-from gptscale.common.checkpoint import writer
+from gptscale.common.checkpoint import folders, writer
 from gptscale.common.checkpoint.background import BackgroundSave
 from gptscale.common.checkpoint.folders import set_aside_beyond
 from gptscale.common.checkpoint.reader import Reader, newest_valid, sha256_of, step_folders
 from gptscale.common.checkpoint.writer import save
-from gptscale.common.errors import StorageError
+from gptscale.common.errors import NumericError, StorageError
 
 
 def names(folder):
@@ -218,3 +220,69 @@ def test_what_cannot_be_deleted_costs_space_and_not_the_run(saved, monkeypatch, 
     save(Holder(), saved, 6, FACTS)
     assert "step-2 is not deleted (Operation not permitted)" in capsys.readouterr().out
     assert Reader(saved / "step-6").verify().step == 6
+
+
+@pytest.mark.parametrize(
+    ("there", "saves", "keep", "new"),
+    [(0, 0, 2, 0), (0, 1, 2, 1), (0, 9, 2, 3), (2, 9, 2, 1), (3, 9, 2, 0), (1, 1, 2, 1)],
+)
+def test_what_a_run_adds(there, saves, keep, new, tmp_path, monkeypatch):
+    for step in range(there):
+        folder = tmp_path / "checkpoints" / f"step-{step + 1}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").touch()
+    needed = new * 1000 + 10
+
+    def check(free):
+        monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+        folders.check_free(tmp_path, saves=saves, keep=keep, checkpoint_bytes=1000, log_bytes=10)
+
+    check(needed)
+    with pytest.raises(StorageError, match=rf"the run needs {needed:,} bytes on the disk .*{needed - 1:,} are free"):
+        check(needed - 1)
+
+
+def test_a_folder_that_is_not_there_yet_has_the_disk_of_the_nearest_one(tmp_path):
+    with pytest.raises(StorageError, match=f"in {tmp_path}, free space"):
+        folders.check_free(tmp_path / "a" / "b", saves=0, keep=2, checkpoint_bytes=0, log_bytes=2**62)
+
+
+def test_it_saves_what_the_state_was_when_it_began(tmp_path):
+    expected = save(Holder(), tmp_path / "waits", 4, FACTS)
+    engine, background = Holder(), BackgroundSave()
+    background.begin(engine, tmp_path / "behind", 4, FACTS, keep=2)
+    for tensor in engine.tensors.values():
+        tensor.fill_(float("nan"))
+    engine.steps = 9.0
+    background.finish()
+    (path,) = step_folders(tmp_path / "behind")
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == {p.name: p.read_bytes() for p in expected.iterdir()}
+
+
+def test_the_files_are_those_of_the_library(tmp_path):
+    import safetensors.torch
+
+    path = save(Holder(), tmp_path, 4, FACTS)
+    tensors = {f"{name}@{','.join('0' * t.ndim)}": t for name, t in Holder().tensors.items()}
+    assert (path / "rank-00000-0000.safetensors").read_bytes() == safetensors.torch.save(tensors)
+
+
+def test_a_failure_is_told_at_its_end_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    background = BackgroundSave()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        background.begin(Holder(), tmp_path, 4, FACTS, keep=2)
+        with pytest.raises(StorageError, match="No space left"):
+            background.finish()
+    broken = Holder()
+    broken.tensors["model/b.bias"][3] = torch.inf
+    background.begin(broken, tmp_path, 6, FACTS, keep=2)
+    with pytest.raises(NumericError, match="holds NaN or Inf"):
+        background.finish()
+    assert list(tmp_path.iterdir()) == []
+    background.begin(Holder(), tmp_path, 8, FACTS, keep=2)
+    background.finish()
+    assert [path.name for path in step_folders(tmp_path)] == ["step-8"]

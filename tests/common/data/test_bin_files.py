@@ -60,20 +60,6 @@ def test_a_header_that_counts_nothing_is_an_empty_file_of_tokens(tmp_path):
     assert len(map_ids(path)) == 0
 
 
-def test_a_failure_half_way_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "a.bin"
-    write_bin(path, [IDS])
-
-    def broken():
-        yield IDS
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(StorageError, match=r"No space left on device.*while writing .*a\.bin"):
-        write_bin(path, broken(), "llmc")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.bin"]
-    assert map_ids(path).tolist() == IDS.tolist()
-
-
 def test_more_tokens_than_llmcs_count_can_say_are_refused(tmp_path, monkeypatch):
     class Many(np.ndarray):
         def __len__(self):

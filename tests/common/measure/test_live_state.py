@@ -8,6 +8,7 @@ import torch
 from gptscale.common.measure.live_state import (
     LiveState,
     StateTensor,
+    StepMeter,
     attributes_named,
     held_by_torch,
     live_state,
@@ -70,3 +71,13 @@ def test_tensors_in_lists_dictionaries_and_objects_of_named_libraries():
     assert list(tensors_in([[[[[a]]]]])) == []
     holder = SimpleNamespace(averaged_gradients={0: [a]}, params=[b])
     assert [len(t) for t in attributes_named(holder, re.compile("grad"))] == [1]
+
+
+def test_the_time_of_every_call_of_step_is_summed_and_none_between_them():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    ticks = iter([1.0, 1.25, 10.0, 10.5])
+    meter = StepMeter(optimizer, clock=lambda: next(ticks))
+    assert meter.total_s == 0.0
+    optimizer.step()
+    optimizer.step()
+    assert meter.total_s == 0.75

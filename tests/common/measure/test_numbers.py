@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gptscale.common.measure.devices import device_name, peak_tflops
+from gptscale.common.measure import devices
+from gptscale.common.measure.devices import CPU_INSTRUCTIONS, cpu_flags, device_name, is_emulated, peak_tflops
 from gptscale.common.measure.flops import (
     handout_flops_per_token,
     handout_n_params,
@@ -17,8 +18,9 @@ from gptscale.common.measure.flops import (
 )
 from gptscale.common.measure.gpus import GPUS
 from gptscale.common.measure.speed import Speed, peak_memory, speed
+from gptscale.common.model.precision import emulation
+from gptscale.common.settings.batch_plan import learning_rate
 from gptscale.common.settings.gpt_config import PRESETS
-from gptscale.common.settings.learning_rate import learning_rate
 
 BIG = PRESETS["1.6b"]
 
@@ -127,3 +129,24 @@ def test_memory_of_a_cpu_process():
     assert found.allocated_gib is found.reserved_gib is None
     assert 0.05 < found.rss_gib < 100
     assert math.isfinite(found.rss_gib)
+
+
+def test_flags_of_a_processor(tmp_path):
+    (tmp_path / "x86").write_text("processor\t: 0\nflags\t\t: fpu avx512f avx512_fp16\n")
+    (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd asimdhp\n")
+    assert cpu_flags(tmp_path / "x86") == {"fpu", "avx512f", "avx512_fp16"}
+    assert cpu_flags(tmp_path / "arm") & CPU_INSTRUCTIONS["fp16"] == {"asimdhp"}
+    assert cpu_flags(tmp_path / "nowhere") == set()
+
+
+@pytest.mark.parametrize(
+    ("flags", "emulated"),
+    [({"avx2"}, {"bf16", "fp16"}), ({"avx512bw"}, {"fp16"}), ({"asimdhp", "bf16"}, set()), (set(), set())],
+)
+def test_a_precision_without_instructions_is_emulated_and_said(flags, emulated, monkeypatch):
+    """Nothing is claimed of a processor whose flags are unknown."""
+    monkeypatch.setattr(devices, "cpu_flags", lambda: flags)
+    assert {name for name in ("fp32", "bf16", "fp16") if is_emulated(name)} == emulated
+    lines = [emulation(name, torch.device("cpu")) for name in ("fp32", "bf16")]
+    assert [bool(found) for found in lines] == [False, "bf16" in emulated]
+    assert emulation("bf16", torch.device("cuda", 0)) == []

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gptscale.common.errors import ConfigError
 from gptscale.common.model import attention
 from gptscale.common.model import gpt as model
-from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.attention import apply_attention, check_attention
+from gptscale.common.model.build import apply_activation_checkpointing
 from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.gpt import GPT, causal_attention
 from gptscale.common.settings.gpt_config import GPTConfig

@@ -4,10 +4,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from gptscale.common.model.build import materialise, meta_gpt
+from gptscale.common.model.build import KEPT_OPERATORS, apply_activation_checkpointing, materialise, meta_gpt
+from gptscale.common.model.float8 import apply_float8
 from gptscale.common.model.gpt import GPT
-from gptscale.common.model.initial_weights import init_tensor
+from gptscale.common.model.initial_weights import init_tensor, init_weights
+from gptscale.common.settings.gpt_config import GPTConfig
+from gptscale.common.state import Shard, shard_of
 
 CPU = torch.device("cpu")
 SHAPE = {"n_layer": 2, "n_embd": 32, "n_head": 4, "seq_len": 16, "vocab_size": 50, "dropout": 0.0}
@@ -48,3 +53,65 @@ def test_parameters_are_created_under_the_context_of_a_library(run_on):
     """DeepSpeed's zero.Init takes the place of the meta device."""
     model = meta_gpt(run_on(CPU, **SHAPE), under=nullcontext())
     assert all(p.device == CPU for p in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp8"])
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_activation_checkpointing_changes_no_bit(ids, mode, precision, random_model):
+    plain, checkpointed = random_model(std=0.05), random_model(std=0.05)
+    if precision == "fp8":
+        apply_float8([*plain.blocks, *checkpointed.blocks])
+    apply_activation_checkpointing(checkpointed.blocks, mode)
+    losses = []
+    for model in (plain, checkpointed):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "fp8"):
+            loss = model(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        losses.append(loss)
+    assert torch.equal(*losses)
+    assert list(dict(plain.named_parameters())) == list(dict(checkpointed.named_parameters()))
+    for p, q in zip(plain.parameters(), checkpointed.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+def recomputed_flops(model, mode, ids):
+    apply_activation_checkpointing(model.blocks, mode)
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        model(ids[:, :-1], ids[:, 1:]).backward()
+    return counter.get_total_flops()
+
+
+def test_full_recomputes_every_block_and_selective_no_product(ids, random_model):
+    none, selective, full = (recomputed_flops(random_model(), m, ids) for m in ("none", "selective", "full"))
+    assert selective == none
+    # 8 h^2 of a block's 12: recomputation ends before the last product, whose output backward does not need
+    assert full - none == 2 * 8 * 3 * 64**2 * 64 + 4 * 3 * 64 * 32 * 32 * 2
+
+
+def test_selective_checkpointing_keeps_what_every_kernel_returns():
+    kept = {str(operator) for operator in KEPT_OPERATORS}
+    for name in ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu"):
+        assert f"aten._scaled_dot_product_{name}.default" in kept
+    # The kernel called math is made of these.
+    assert {"aten.bmm.default", "aten.mm.default"} <= kept
+
+
+SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
+
+
+def test_weights_are_a_function_of_name_and_seed_whatever_the_cut():
+    whole = init_tensor("blocks.1.attn.qkv.weight", (192, 64), SMALL, seed=5)
+    part = torch.empty(10, 64)
+    init_weights([Shard("model/blocks.1.attn.qkv.weight", part, (192, 64), (100, 0))], SMALL, seed=5)
+    assert torch.equal(part, whole[100:110])
+    assert not torch.equal(whole, init_tensor("blocks.0.attn.qkv.weight", (192, 64), SMALL, seed=5))
+    assert not torch.equal(whole, init_tensor("blocks.1.attn.qkv.weight", (192, 64), SMALL, seed=6))
+
+
+def test_initial_loss_is_that_of_chance_and_padding_rows_are_zero(ids):
+    model = GPT(SMALL)
+    init_weights((shard_of(f"model/{n}", p) for n, p in model.named_parameters()), SMALL, seed=1)
+    assert torch.equal(model.wte.weight[301:], torch.zeros(384 - 301, 64))
+    loss = model(ids[:, :-1], ids[:, 1:]) / 64
+    assert abs(loss.item() - torch.log(torch.tensor(301.0)).item()) < 0.1

@@ -14,9 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.devices import supports_fp8
-from gptscale.common.measure.flops import model_flops_per_token
 from gptscale.common.measure.speed import speed
-from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
+from gptscale.common.model.build import apply_activation_checkpointing
 from gptscale.common.model.compilation import apply_compile
 from gptscale.common.model.float8 import E4M3, E5M2, Float8Linear, Float8Product, apply_float8, cast, scale_of
 from gptscale.common.model.gpt import GPT, Block
@@ -309,34 +308,12 @@ def test_a_run_on_a_cpu_computes_the_rest_in_bf16_and_says_it_emulates():
 
 
 BIG = PRESETS["1.6b"]
-BF16_ONLY = ("tflops_per_device", "mfu", "mfu_palm", "hfu", "handout_tflops")
-FP8_ONLY = ("fp8_tflops_per_device", "fp8_mixed_utilisation")
 
 
 def measured(precision, tokens_per_step=1000, peak=1979.0, bf16_peak=989.5):
     shape = {"world_size": 1, "gpt": BIG, "seq_len": 1024, "activation_checkpointing": "none"}
     peaks = {"peak_tflops": peak, "precision": precision, "bf16_peak_tflops": bf16_peak}
     return speed([1.0], [0.0], tokens_per_step=tokens_per_step, **shape, **peaks)
-
-
-def test_fp8_shares_no_column_with_bf16():
-    fp8, bf16 = (dataclasses.asdict(measured(precision)) for precision in ("fp8", "bf16"))
-    assert all(fp8[name] is None and bf16[name] is not None for name in BF16_ONLY)
-    assert all(fp8[name] is not None and bf16[name] is None for name in FP8_ONLY)
-    assert all(fp8[name] == bf16[name] for name in fp8 if name not in BF16_ONLY + FP8_ONLY)
-    assert fp8["fp8_tflops_per_device"] == pytest.approx(1000 * model_flops_per_token(BIG, 1024) / 1e12)
-    for unknown in ({"bf16_peak": None}, {"peak": None}):
-        assert measured("fp8", **unknown).fp8_mixed_utilisation is None
-
-
-def test_mixed_utilisation_is_one_when_each_part_runs_at_its_peak():
-    """Per token of `1.6b`: 8.8474 GFLOP of blocks' products, 0.9543 of attention and head."""
-    blocks, rest = 6 * 12 * 48 * 1600**2, 6 * 50257 * 1600 + 6 * 48 * 1600 * 1024
-    assert blocks + rest == model_flops_per_token(BIG, 1024)
-    tokens_per_s = 1 / (blocks / 1979.0e12 + rest / 989.5e12)
-    found = measured("fp8", tokens_per_step=round(tokens_per_s))
-    assert found.fp8_mixed_utilisation == pytest.approx(1.0, abs=1e-5)
-    assert measured("fp8", round(tokens_per_s / 2)).fp8_mixed_utilisation == pytest.approx(0.5, abs=1e-5)
 
 
 def test_what_is_said_of_fp8_is_no_mfu():

@@ -5,7 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from gptscale.common.settings.gpt_config import PRESETS, GPTConfig
+from gptscale.common.model.gpt import activation_function
+from gptscale.common.settings.gpt_config import ACTIVATIONS, PRESETS, GPTConfig
 
 SMALL = GPTConfig(n_layer=3, n_head=4, n_embd=64, block_size=32, vocab_size=301)
 
@@ -57,3 +58,22 @@ def test_our_operators_in_the_gpt_compute_what_torchs_do(ids, variant, random_mo
         norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt()
         found.append((loss.item(), norm.item()))
     assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+X = torch.linspace(-6, 6, 101, dtype=torch.float64)
+EXACT = {
+    "erf": X * 0.5 * (1 + torch.erf(X / 2**0.5)),
+    "tanh": X * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (X + 0.044715 * X**3))),
+    "sigmoid": X * torch.sigmoid(1.702 * X),
+}
+
+
+@pytest.mark.usefixtures("operators_of_the_user")
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_name_means_its_formula(name):
+    torch.testing.assert_close(activation_function(name)(X), EXACT[name.replace("_", "-").partition("-")[2]])
+
+
+def test_another_name_is_none():
+    with pytest.raises(KeyError):
+        activation_function("gelu_cubic")

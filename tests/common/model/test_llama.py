@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from gptscale.common.engines.tensor_parallel import check_tp
 from gptscale.common.errors import ConfigError
 from gptscale.common.measure.flops import hardware_flops_per_token, model_flops_per_token
-from gptscale.common.model.activation_checkpointing import apply_activation_checkpointing
 from gptscale.common.model.attention import check_attention_on
+from gptscale.common.model.build import apply_activation_checkpointing
 from gptscale.common.model.float8 import apply_float8
 from gptscale.common.model.hf_weights import from_hf, to_hf
 from gptscale.common.model.initial_weights import init_weights

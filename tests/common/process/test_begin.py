@@ -10,9 +10,11 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gptscale.common.process.begin import share_cores, wait_for_free_cores
 from gptscale.common.process.environments import name_user
+from gptscale.common.process.world import agree_any
 
 
 def test_the_main_thread_replaces_torchs_pool_of_threads(monkeypatch):
@@ -61,3 +63,17 @@ def test_a_user_without_a_name_gets_one(monkeypatch, error):
         monkeypatch.setenv(name, "")
     name_user()
     assert getpass.getuser() == f"uid-{os.getuid()}"
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("other", [False, True])
+def test_one_rank_that_says_yes_is_enough(monkeypatch, own, other):
+    def all_reduce(votes, op):
+        assert op == dist.ReduceOp.MAX
+        votes.clamp_(min=float(other))
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    said = agree_any(own)
+    monkeypatch.undo()
+    assert said is (own or other)

@@ -6,18 +6,27 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.memory.__main__ import MemoryLadderOptions
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.checks import (
     check_output_file,
     check_range,
     check_ranges,
     check_run_name,
-    did_you_mean,
-    parse_names,
-    parse_whole_numbers,
+    ignored,
     refuse_changed,
     words_to_compare,
 )
+from gptscale.common.settings.command_line import changed_options, parse
+from gptscale.common.settings.run_config import RunConfig
+from gptscale.launchers.commands.doctor import DoctorOptions
+from gptscale.launchers.commands.tokenize_text import TokenizeOptions
+from gptscale.lenet.run.config import VisionConfig
+from gptscale.lenet.studies.precision import PrecisionOptions
+from gptscale.lenet.studies.workers import WorkersOptions
+from gptscale.recipes.colossal_data import ColossalGeminiConfig
+from gptscale.recipes.colossal_hybrid import ColossalPipelineConfig
+from tools.trace_pipeline import RunAndTraceOptions
 
 
 @dataclass(frozen=True)
@@ -69,23 +78,6 @@ def test_output_files(tmp_path, monkeypatch):
     assert refused(check_output_file, missing, "--csv", "cannot be written") == f"{missing} cannot be written, {fix}"
 
 
-def test_names_with_commas_between():
-    known = {"ddp": 1, "fsdp": 2}
-    assert parse_names("fsdp,ddp,fsdp", known, "recipe", "--recipes") == ["fsdp", "ddp", "fsdp"]
-    message = refused(parse_names, "ddp,fspd", known, "recipe", "--recipes")
-    assert message == "unknown recipe 'fspd', in --recipes, did you mean 'fsdp'?"
-    assert refused(parse_names, "", known, "recipe", "--recipes", "use ddp").startswith("unknown recipe ''")
-    assert refused(parse_names, "x", known, "recipe", "--recipes", "use ddp").endswith(", use ddp")
-
-
-def test_whole_numbers_with_commas_between():
-    assert parse_whole_numbers("3,1,2", "--seeds", "use 1,2") == [3, 1, 2]
-    assert parse_whole_numbers("0", "--workers", "use 0", least=0) == [0]
-    for text in ("", "1,", "1.5", "-1", "0", "one"):
-        message = refused(parse_whole_numbers, text, "--seeds", "use for example 1,2")
-        assert message == f"{text!r} is no list of numbers, in --seeds, use for example 1,2"
-
-
 @pytest.mark.promise("X5")
 def test_run_names():
     for name in (None, "a", "ddp-2.run_1", "x" * 64):
@@ -108,6 +100,58 @@ def test_options_by_what_the_user_types():
     assert words_to_compare(Options()) == {"--seq-len": 8, "--lr": None, "--resume": None}
 
 
-def test_the_nearest_name_or_all():
-    assert did_you_mean("fspd", ["ddp", "fsdp"]) == "did you mean 'fsdp'?"
-    assert did_you_mean("zzz", ["ddp", "fsdp"]) == "use one of: ddp fsdp"
+# Each is refused, and accepted with the words behind "|", which its error names.
+REFUSED = [
+    (RunConfig, "--beta1 0.9 --optimizer sgd | --optimizer adamw"),
+    (RunConfig, "--beta2=0.99 --optimizer sgd | --optimizer adamw"),
+    (RunConfig, "--min-lr-ratio 0.2 --lr-schedule constant | --lr-schedule cosine"),
+    (RunConfig, "--tokenizer bytes --data synthetic | --data stdlib"),
+    (RunConfig, "--tokenizer gpt2 --data tokens.bin | --data stdlib"),
+    (RunConfig, "--eval-batches 4 | --eval-every 10"),
+    (RunConfig, "--keep-checkpoints 3 | --save-last"),
+    (RunConfig, "--trust-checkpoint | --resume PATH"),
+    (RunConfig, "--allow_data_change | --resume PATH"),
+    (VisionConfig, "--momentum 0.9 | --optimizer sgd"),
+    (VisionConfig, "--data-dir data | --data mnist"),
+    (VisionConfig, "--keep-checkpoints 2 | --save-every 1"),
+    (VisionConfig, "--operators custom --model pure_linear | --model lenet"),
+    (VisionConfig, "--batch-norm sync | --model cnn"),
+    (WorkersOptions, "--data-dir x | --data mnist"),
+    (PrecisionOptions, "--loss-scale 2 --modes fp32 | --modes fp16-fixed"),
+    (ColossalPipelineConfig, "--num-model-chunks 2 | --schedule interleaved"),
+    (ColossalGeminiConfig, "--offload-param-frac 0.5 | --offload-optim-frac 1"),
+    (DoctorOptions, "--model tiny | --nvme-path FOLDER"),
+    (TokenizeOptions, "--eval-fraction 0.1 a.txt --out a.bin | --eval-out FILE.bin"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"), REFUSED, ids=[case.partition(" ")[0] + " of " + k.__name__ for k, case in REFUSED]
+)
+def test_an_option_without_effect_is_refused_with_its_default_too(kind, case):
+    words, remedy = (part.split() for part in case.split("|"))
+    with pytest.raises(ConfigError) as error:
+        parse(kind, words, prog="gptscale")
+    option = words[0].partition("=")[0].replace("_", "-")
+    assert error.value.where == f"in {option}"
+    assert error.value.fix.startswith("leave it out, or ")
+    assert error.value.fix.endswith(" ".join(remedy))
+    assert "{" not in error.value.what
+    parse(kind, [*words, *remedy], prog="gptscale")
+
+
+def test_what_never_has_an_effect():
+    with pytest.raises(ConfigError, match="leaves no run, in --steps, leave it out"):
+        parse(RunAndTraceOptions, ["--steps", "50"], prog="python -m tools.trace_pipeline")
+    said = "a dry run tries no batch, in --minutes, leave it out, or leave --dry-run out"
+    with pytest.raises(ConfigError, match=said):
+        parse(MemoryLadderOptions, ["--dry-run", "--minutes", "3"], prog="python -m benchmarks.memory")
+
+
+def test_words_of_a_run_leave_out_what_has_no_effect():
+    """Code may set what a command line may not, as a study gives every run its --data-dir."""
+    config = RunConfig(optimizer="sgd", beta1=0.5, eval_batches=2, steps=7)
+    assert ignored(config) >= {"beta1", "eval_batches"}
+    words = changed_options(config, RunConfig())
+    assert words == ["--steps", "7", "--optimizer", "sgd"]
+    assert parse(RunConfig, words, prog="gptscale") == RunConfig(optimizer="sgd", steps=7)

@@ -7,6 +7,7 @@ from gptscale.common.errors import ConfigError
 from gptscale.common.process.mock import is_mock
 from gptscale.common.process.world import World
 from gptscale.foresight.calibrate import file, worker
+from gptscale.foresight.calibrate.worker import group_shapes
 
 SHAPE = {"model": "tiny", "n_layer": 2, "seq_len": 32, "micro_batch_size": 2, "precision": "bf16"}
 
@@ -26,3 +27,17 @@ def test_a_gpu_is_measured_and_a_mock_of_one_leaves_no_figures(tmp_path):
             file.add(out, measured)
         if out.exists():
             raise RuntimeError("figures of a mock were kept")
+
+
+def test_two_ranks_are_one_group():
+    assert group_shapes(2, 2) == {(2, 2): 1}
+
+
+@pytest.mark.parametrize(("world", "per_node"), [(8, 8), (16, 8), (12, 4)])
+def test_the_groups_of_every_split_are_measured(world, per_node):
+    divisors = [n for n in range(1, world + 1) if world % n == 0]
+    for tp in divisors:
+        for dp in (n for n in divisors if n > 1 and world % (n * tp) == 0):
+            members = [tp * i for i in range(dp)]
+            on_node = sum(member < per_node for member in members)
+            assert (dp, on_node) in group_shapes(world, per_node)

@@ -71,6 +71,34 @@ def loss(logits, ids):
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
+class Logits(Net):
+    """A model that gives logits alone."""
+
+    def forward(self, ids):
+        """Return logits."""
+        return super().forward(ids)
+
+
+def pair_batch(size):
+    """Return a batch whose last value is for the loss."""
+    ids = torch.randint(0, 64, (size, 9))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def pair_loss(logits, batch):
+    """Return the loss of the next token."""
+    return F.cross_entropy(logits.flatten(0, 1), batch[-1].flatten())
+
+
+class Both(Net):
+    """A model that gives logits and its loss."""
+
+    def forward(self, ids, targets):
+        """Return both."""
+        logits = super().forward(ids)
+        return logits, pair_loss(logits, [targets])
+
+
 def failing():
     """Fail."""
     raise ValueError("no such width")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gptscale.common.errors import ConfigError
 from gptscale.foresight.fit.configs import of_transformers
 from gptscale.foresight.fit.splits import splits
 from gptscale.foresight.fit.subject import subject_of
@@ -67,6 +68,17 @@ def test_a_batch_by_its_number_a_loss_and_tied_weights(folder):
     assert found.definitions == "from own_model import logits_batch as batch, loss, tied as build"
     assert found.loss_words == "loss(outputs, inputs)"
     assert run(written(folder, found, "single"), 1) != []
+
+
+def test_a_loss_in_a_tuple_and_targets_that_are_the_loss_s_alone(folder):
+    file, batch = f"{folder}/own_model.py", f"{folder}/own_model.py:pair_batch"
+    both = subject_of(f"{file}:Both", batch, "", None, folder)
+    pair = subject_of(f"{file}:Logits", batch, f"{file}:pair_loss", None, folder)
+    assert [(each.kind, each.loss_words) for each in (both, pair)] == [
+        ("list", "outputs[-1]"),
+        ("pair", "loss(outputs, inputs)"),
+    ]
+    assert run(written(folder, both, "single"), 1) == run(written(folder, pair, "single"), 1)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "single"])
@@ -153,13 +165,61 @@ def test_wrong_input_is_one_line(folder, monkeypatch, capsys, words, message):
     assert printed.count("\n") == 1
 
 
-def test_a_config_of_transformers_is_text(tmp_path):
+IDS, CLASSES = "torch.randint(0, 99, (size, 16))", "torch.randint(0, 7, (size,))"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "inputs", "labels"),
+    [
+        ("Qwen3ForCausalLM", {"hidden_size": 64}, IDS, "inputs"),
+        ("T5ForConditionalGeneration", {"d_model": 64, "decoder_start_token_id": 0}, IDS, "inputs"),
+        ("BertForSequenceClassification", {"num_labels": 7}, IDS, CLASSES),
+        ("ViTForImageClassification", {"num_labels": 7, "image_size": 64}, "torch.randn(size, 3, 64, 64)", CLASSES),
+        ("SwinForImageClassification", {"num_labels": 7, "depths": [1, 1]}, "torch.randn(size, 3, 224, 224)", CLASSES),
+        (
+            "WhisperForConditionalGeneration",
+            {"max_source_positions": 50, "max_target_positions": 8},
+            "torch.randn(size, 80, 100)",
+            "torch.randint(0, 99, (size, 8))",
+        ),
+    ],
+)
+def test_a_config_of_transformers_is_text(tmp_path, name, sizes, inputs, labels):
     import transformers
 
-    transformers.Qwen3Config(num_hidden_layers=4, hidden_size=64, vocab_size=99).save_pretrained(tmp_path)
-    text, small, words = of_transformers(str(tmp_path), 16)
-    assert text.startswith("from transformers import Qwen3Config, Qwen3ForCausalLM\n")
-    assert '"vocab_size": 99,' in text
-    assert "torch.randint(0, 99, (size, 16))" in text
-    assert '"num_hidden_layers": 2,' in small
-    assert words == "two layers of width 256"
+    model = getattr(transformers, name)
+    model.config_class(architectures=[name], vocab_size=99, **sizes).save_pretrained(tmp_path)
+    text, narrow = of_transformers(str(tmp_path), 16)
+    assert f"    inputs = {inputs}\n" in text
+    assert f'    return {{"{model.main_input_name}": inputs, "labels": {labels}}}' in text
+    built = {}
+    exec(f"import torch\n{narrow}", built)
+    outputs = built["build"]()(**built["batch"](2))
+    assert outputs.loss.isfinite()
+
+
+def test_a_model_whose_inputs_are_unknown_is_refused(tmp_path):
+    import transformers
+
+    transformers.CLIPConfig(architectures=["CLIPModel"]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="the inputs of CLIPModel are unknown; build it in a file of yours"):
+        of_transformers(str(tmp_path), None)
+
+
+def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tmp_path):
+    import transformers
+
+    # Its rotary part is wider than a narrow head.
+    sizes = {
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "vocab_size": 99,
+    }
+    sizes |= {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "qk_rope_head_dim": 16}
+    config = transformers.DeepseekV3Config(kv_lora_rank=8, q_lora_rank=8, moe_intermediate_size=8, **sizes)
+    config.save_pretrained(tmp_path)
+    found = subject_of(f"hf:{tmp_path}", "", "", 16, tmp_path)
+    assert found.small_words == "two DeepseekV3DecoderLayer of each list"
+    assert run(written(tmp_path, found, "single"), 1) != []

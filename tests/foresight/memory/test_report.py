@@ -1,12 +1,10 @@
 """What a simulation says of a rank: what it needs, whether it fits, and what fills it."""
 
-import json
-
 import numpy as np
 import pytest
 
 from gptscale.foresight.memory.constants import CONTEXT, NCCL, NCCL_MORE, outside_of_torch
-from gptscale.foresight.memory.report import RankMemory, filled_by, merged
+from gptscale.foresight.memory.report import RankMemory
 from gptscale.foresight.memory.timeline import Allocations, Timeline
 
 GIB = 2**30
@@ -55,23 +53,3 @@ def test_a_rank_that_the_host_cannot_hold_does_not_fit(timeline):
     assert memory(4 * GIB + 1, 4 * GIB).fits is False
     assert memory(4 * GIB + 1, None).fits is True
     assert memory(4 * GIB, 5 * GIB).as_json()["host_capacity_bytes"] == 5 * GIB
-
-
-def test_activations_of_all_modules_are_one_owner(timeline):
-    assert merged(timeline.by_owner(timeline.peak_at)) == {
-        "activation": 5 * GIB,
-        "parameter": 4 * GIB,
-        "logits and loss": GIB,
-    }
-    rank = RankMemory(0, timeline, 10 * GIB, 10 * GIB)
-    assert filled_by(rank, most=2) == "activations 5.0 GiB, parameter 4.0 GiB"
-
-
-def test_its_json_has_bytes_that_add_up_to_the_peak(timeline):
-    rank = RankMemory(3, timeline, 11 * GIB, 12 * GIB, constants=outside_of_torch(1), extra={"grade": "simulated"})
-    facts = json.loads(json.dumps(rank.as_json()))
-    assert sum(facts["peak_by_owner_bytes"].values()) == facts["peak_allocated_bytes"] == 11 * GIB
-    assert facts["peak_by_owner_bytes"]["rounding of blocks"] == GIB
-    assert facts["needed_bytes"] == facts["peak_reserved_bytes"] + sum(facts["outside_of_torch_bytes"].values())
-    assert facts["fragmentation"] == pytest.approx(1 / 12)
-    assert (facts["peak_part"], facts["fits"], facts["grade"]) == ("forward", None, "simulated")

@@ -24,18 +24,6 @@ def test_what_lives_after_each_event_and_its_peak():
     assert timeline.total[4:].max(initial=0) == 0
 
 
-def test_an_address_that_is_used_again_is_another_allocation():
-    timeline = timeline_of((1, 100, 0), (1, -100, 0), (1, 30, 1))
-    assert timeline.by_owner(0) == {"while the engine is built": 100}
-    assert timeline.by_owner(1) == {}
-    assert timeline.by_owner(2) == {"activation of blocks.*.mlp.fc": 30}
-
-
-def test_memory_from_before_the_log_is_no_part_of_it():
-    timeline = timeline_of((9, -500, 0), (1, 100, 0))
-    assert timeline.total.tolist() == [0, 100]
-
-
 def test_without_a_label_the_place_says_whose_it_is():
     timeline = timeline_of(*((i + 1, 10, i) for i in range(len(PLACES))))
     assert list(timeline.by_owner(5)) == [
@@ -76,8 +64,3 @@ def test_curves_of_all_kinds_sum_to_the_total():
     }
     assert sum(curves.values()).tolist() == timeline.total[1:4].tolist()
     assert kind_of("activation of blocks.*.mlp") == "activation"
-
-
-def test_a_time_lies_in_the_part_that_began_last():
-    timeline = timeline_of((1, 10, 0), marks=[(2, FORWARD), (5, BACKWARD), (9, FORWARD)])
-    assert [timeline.part_at(time) for time in (0, 2, 4, 5, 20)] == [BUILD, FORWARD, FORWARD, BACKWARD, FORWARD]

@@ -6,7 +6,7 @@ import pytest
 
 from gptscale.common.errors import ConfigError, DataError
 from gptscale.common.settings.plan_file import check_planned, options_of, predicted_columns, read_row
-from gptscale.foresight.plan.files import save_plan
+from gptscale.foresight.plan.planning import save_plan
 from gptscale.launchers.commands.run import with_plan
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.start import plan_run

@@ -7,11 +7,10 @@ from told_trials import tried
 
 from gptscale.common.errors import ConfigError
 from gptscale.common.settings.run_config import RunConfig
-from gptscale.foresight.plan.command_lines import command_of, words_of
 from gptscale.foresight.plan.enumeration import enumerate_runs
 from gptscale.foresight.plan.question import gpu_cluster
 from gptscale.foresight.plan.report import headline, nothing_fits
-from gptscale.foresight.plan.rows import PlannedRow, places_of
+from gptscale.foresight.plan.rows import PlannedRow, command_of, places_of, words_of
 from gptscale.launchers.run.options import parse_run
 from gptscale.launchers.run.preflight import check_without_device
 

@@ -12,6 +12,7 @@ import pytest
 from gptscale.common.errors import ConfigError
 from gptscale.common.process import environments
 from gptscale.foresight.simulate import interpreters, processes
+from gptscale.foresight.simulate.own_program import MOST, most_that_fits, place_of
 from gptscale.launchers.cli import main
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -203,7 +204,7 @@ def test_weights_and_batches_need_not_be_there(simulate, script):
 
 
 EXPERTS = """
-import torch
+import torch.distributed.fsdp
 from transformers import MixtralConfig, MixtralForCausalLM
 class Experts(torch.nn.Module):
     def __init__(self):
@@ -221,9 +222,12 @@ class Experts(torch.nn.Module):
 sizes = {"vocab_size": 2048, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 mixtral = MixtralForCausalLM(MixtralConfig(num_key_value_heads=2, experts_implementation="eager", **sizes)).cuda()
 by_hand, ids = Experts().cuda(), torch.ones(2, 128, dtype=torch.long, device="cuda")
+torch.distributed.init_process_group()
+# DTensor asks for shapes by fake tensors, which are not the program's.
+torch.distributed.fsdp.fully_shard(by_hand)
 rows, product = [], torch.nn.functional.linear
 torch.nn.functional.linear = lambda x, w, *b: (len(w) == 128 and rows.append(len(x))) or product(x, w, *b)
-optimizer = torch.optim.SGD([*mixtral.parameters(), *by_hand.parameters()], lr=0.1)
+optimizer = torch.optim.SGD([*mixtral.parameters(), *by_hand.parameters()], lr=0.1, foreach=False)
 for _ in range(3):
     rows.clear()
     (mixtral(ids, labels=ids).loss + by_hand(torch.ones(256, 64, device="cuda")).sum()).backward()
@@ -309,3 +313,41 @@ def test_a_torch_without_cuda_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ConfigError, match="this torch was built without CUDA"):
         interpreters.torch_of(sys.executable)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "found"),
+    [
+        ("python a.py --batch-size 8", "batch_size", (3, "", 8)),
+        ("python a.py --batch_size=8 --steps 3", "--batch-size", (2, "--batch_size=", 8)),
+        ("python a.py train.batch=2 batch=4", "batch", (3, "batch=", 4)),
+        ("torchrun a.py --training.batch_size 2", "training.batch_size", (3, "", 2)),
+    ],
+)
+def test_a_number_is_found_however_it_is_written(command, name, found):
+    assert place_of(command.split(), name) == found
+
+
+@pytest.mark.parametrize(
+    "command", ["python a.py", "python a.py --batch x", "python --batch 1 --batch 2", "p --batch 0"]
+)
+def test_a_number_that_is_not_there_once_is_refused(command):
+    with pytest.raises(ConfigError, match="in --fit, write the command with --batch 1"):
+        place_of(command.split(), "batch")
+
+
+@pytest.mark.parametrize(("start", "most"), [(1, 13), (8, 13), (13, 13), (14, 13), (100, 13), (8, 0), (3, 1)])
+def test_the_largest_that_fits_is_found_with_few_tries(start, most):
+    tried = []
+
+    def fits(number):
+        tried.append(number)
+        return number <= most
+
+    assert most_that_fits(start, fits) == most
+    assert len(tried) == len(set(tried)) <= 9
+    assert tried[0] == start
+
+
+def test_without_an_end_it_ends():
+    assert most_that_fits(1, lambda number: True) == MOST

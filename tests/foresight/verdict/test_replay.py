@@ -6,16 +6,18 @@ import pytest
 from made_traces import HEALTHY, Part, trace
 
 from gptscale.common.measure.step_trace import TRANSFER, host_share
-from gptscale.foresight.verdict.removals import (
+from gptscale.foresight.verdict.replay import Replay, find_waits
+from gptscale.foresight.verdict.shares import (
+    host_shares,
+    shares_of,
+    slowed,
+    waiting_for,
     with_less_host,
     with_one_micro_batch,
     with_processors,
     with_rank_as_others,
     without,
 )
-from gptscale.foresight.verdict.replay import Replay
-from gptscale.foresight.verdict.shares import host_shares, shares_of, slowed, waiting_for
-from gptscale.foresight.verdict.waits import find_waits
 
 BOTH = (0, 1)
 REDUCE = ("all_reduce", BOTH, 4096)

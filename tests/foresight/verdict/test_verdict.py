@@ -13,11 +13,11 @@ from gptscale.common.measure.evidence import EVIDENCE, RANKS_MAX, RankEvidence, 
 from gptscale.common.measure.limits import TAKEN_MAX
 from gptscale.common.settings.command_line import parse
 from gptscale.foresight.commands import why
+from gptscale.foresight.commands.why import draw
 from gptscale.foresight.verdict import of_run
-from gptscale.foresight.verdict.evidence_file import read_evidence
 from gptscale.foresight.verdict.files import read_verdict, write_verdict
 from gptscale.foresight.verdict.judge import RunFigures, judge, named
-from gptscale.foresight.verdict.picture import draw
+from gptscale.foresight.verdict.of_run import read_evidence
 from gptscale.foresight.verdict.remedies import (
     BUBBLE,
     BUS,

@@ -240,6 +240,7 @@ PICKLES = {
     "changed": (lambda own: (sums(own), (own / "step" / "b_model_states.pt").write_bytes(b"x")), "'b_model_states.pt' does not match SHA256SUMS"),
     "added": (lambda own: (sums(own), (own / "step" / "c_model_states.pt").write_bytes(b"x")), "'c_model_states.pt' is not in SHA256SUMS"),
     "missing": (lambda own: (sums(own), (own / "step" / "b_model_states.pt").unlink()), "'b_model_states.pt' is missing"),
+    "a link": (lambda own: (sums(own), (own / "step" / "SHA256SUMS").rename(own / "list"), (own / "step" / "SHA256SUMS").symlink_to(own / "list")), "own/step has no SHA256SUMS"),
     "list of others": (lambda own: (sums(own), (own / "step" / "SHA256SUMS").chmod(0o666)), "others can write own/step/SHA256SUMS"),
     "a path": (lambda own: (own / "latest").write_text("../own/step"), "latest names '../own/step'"),
 }  # fmt: skip

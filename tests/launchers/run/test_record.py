@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gptscale.common.measure.bubble import Bubble
-from gptscale.common.measure.live_state import LiveState
-from gptscale.common.measure.offload import Offload
+from gptscale.common.measure.live_state import LiveState, Offload
 from gptscale.common.measure.speed import Memory, Speed
 from gptscale.common.settings import plan_file
 from gptscale.foresight.verdict.verdict import Verdict

@@ -6,8 +6,10 @@ import subprocess
 
 import pytest
 
+from gptscale.common.errors import ConfigError
 from gptscale.launchers.cli import main
 from gptscale.launchers.run import lost_row
+from gptscale.launchers.run.submission import split_sbatch
 
 RUN = ["--data", "synthetic", "--run-name", "mine"]
 
@@ -137,3 +139,23 @@ def test_a_killed_rank_0_gets_its_row_once(tmp_path, monkeypatch):
     (folder / "status.json").write_text(json.dumps({"start": "7.1", "status": "ok", "step": 4, "row": row}))
     assert lost_row.main(folder, 137) == 0
     assert (tmp_path / "summary.csv").read_text().count(",r,,ok,") == 1
+
+
+def test_options_with_and_without_a_value():
+    words = "ddp --partition gpu --time=1:00:00 --steps 5 --exclusive --partition-of 3 --hold".split()
+    sbatch, others = split_sbatch(words)
+    assert sbatch == ["--partition=gpu", "--time=1:00:00", "--exclusive", "--hold"]
+    assert others == "ddp --steps 5 --partition-of 3".split()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--account"], "--account has no value"),
+        (["--account", "--steps", "5"], "--account has no value"),
+        (["--comment=a\n#SBATCH --uid=0"], "--comment has a value of several lines"),
+    ],
+)
+def test_a_value_that_is_missing_or_would_be_another_line_of_the_script(words, message):
+    with pytest.raises(ConfigError, match=message):
+        split_sbatch(words)

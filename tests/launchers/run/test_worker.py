@@ -78,7 +78,7 @@ def test_printing_is_never_worth_a_run(terminal, tmp_path):
 
 UNDER_SIGNALS = """
 import signal, torch
-from gptscale.common.model.matrix_products import product
+from gptscale.common.model.loss import product
 from gptscale.common.process.begin import begin_process
 begin_process()
 torch.set_num_threads(1)

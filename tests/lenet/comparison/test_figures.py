@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from gptscale.lenet.comparison.figures import bars, classes, curves, grid
-from gptscale.lenet.comparison.tables import Column
+from gptscale.lenet.comparison.figures import bars, curves
+from gptscale.lenet.comparison.tables import BUSY, Column, first_of, of, table, with_references
 
 
 def drawn(panel: Any) -> dict[str, list[float]]:
@@ -35,20 +36,16 @@ def test_curves_are_medians_over_the_runs_and_the_reports_as_far_as_ours() -> No
     assert len(panel.lines) == 3 + 2
 
 
-def test_a_run_that_ended_early_is_in_the_medians_of_its_epochs() -> None:
-    runs = [pd.DataFrame({"epoch": range(1, n + 1), "train_loss": [float(n)] * n}) for n in (3, 2)]
-    panel = Figure().subplots()
-    curves(panel, {"a": runs}, "train_loss", "loss")
-    assert drawn(panel) == {"a": [2.5, 2.5, 3.0]}
+def test_empty_cells_are_no_figures() -> None:
+    row = {"a": math.nan, "b": 2.0}
+    assert of("a")(row) is None
+    assert of("b", 100)(row) == 200.0
+    assert first_of("a", "b")(row) == 2.0
+    assert first_of("a")(row) is None
+    assert table({"x": [row]}, [Column("A", of("a"), ".1f")]) == [{"run": "x", "A": "-"}]
+    assert BUSY.value({"gpu_util_percent": math.nan, "cpu_util_percent": 95.0}) == 95.0
 
 
-def test_classes_stand_beside_the_reports() -> None:
-    panel = Figure().subplots()
-    classes(panel, {"ddp": [{"class_accuracy": "0.5 0.75"}]}, [{"name": "report", "by_class": (99.0, 98.0)}])
-    assert drawn(panel) == {"ddp": [50.0, 75.0], "report": [99.0, 98.0]}
-
-
-def test_rows_of_panels_may_differ_in_number() -> None:
-    figure, rows = grid([2, 3], [4.0, 2.0], 10.0, "title")
-    assert [len(row) for row in rows] == [2, 3]
-    assert tuple(figure.get_size_inches()) == (10.0, 6.0)
+def test_references_stand_below_with_nothing_invented() -> None:
+    lines = with_references([{"run": "ours", "s": "1.0", "%": "99"}], [{"run": "report", "s": "7.0"}])
+    assert lines == [{"run": "ours", "s": "1.0", "%": "99"}, {"run": "report", "s": "7.0", "%": "-"}]

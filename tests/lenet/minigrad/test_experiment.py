@@ -12,10 +12,9 @@ import torch
 
 from gptscale.common.errors import DataError, NumericError
 from gptscale.launchers.cli import main
-from gptscale.lenet.minigrad import report
 from gptscale.lenet.minigrad.layers import build
 from gptscale.lenet.minigrad.optimizers import SGD, Adam
-from gptscale.lenet.minigrad.training import Samples, StepTimes, evaluate, open_digits, time_steps, train, train_step
+from gptscale.lenet.minigrad.training import Samples, evaluate, open_digits, time_steps, train, train_step
 from gptscale.ops import registry as library
 
 
@@ -105,17 +104,6 @@ def test_pure_linear_on_mnist(real_mnist: Path) -> None:
     assert row.test_err < 0.06
 
 
-@pytest.mark.slow
-def test_lenet_on_a_part_of_mnist(real_mnist: Path) -> None:
-    digits = open_digits(str(real_mnist), train_samples=6400)
-    assert len(digits.train) == 6400
-    # The old figures are not of a part.
-    assert not digits.is_whole_mnist
-    net = build("LeNet")
-    *_, row = train(net, Adam(net.parameters(), 2e-3), digits.train, digits.test, epochs=2, batch_size=64, seed=0)
-    assert row.test_err < 0.05
-
-
 def test_times_of_a_step(stripes: Samples) -> None:
     net = build("LeNet", pool_backward="loop")
     before = [p.array.clone() for p in net.parameters()]
@@ -124,27 +112,6 @@ def test_times_of_a_step(stripes: Samples) -> None:
     assert times.forward_s > 0
     assert 0 < times.pool_2_backward_s < times.pool_1_backward_s < pools_s < times.backward_s
     assert all(torch.equal(old, p.array) and p.grad is None for old, p in zip(before, net.parameters(), strict=True))
-
-
-def test_the_reports_figures_are_complete() -> None:
-    old = report.report_figures()
-    assert tuple(old.columns) == ("model", "epoch", "train_loss", "train_err", "test_loss", "test_err", "epoch_time_s")
-    assert len(old) == 80
-    for model, pooling, last in (
-        ("pure_linear", "auto", 0.0220),
-        ("simple_conv", "auto", 0.0218),
-        ("LeNet", "loop", 0.0093),
-        ("LeNet", "cpp", 0.0096),
-    ):
-        run = report.report_run(model, pooling)
-        assert list(run.epoch) == list(range(20))
-        assert run.test_err.iloc[-1] == last
-
-
-def test_the_tables_lay_theirs_beside_ours() -> None:
-    times = report.times_lines(StepTimes(1, 2, 3, 6), StepTimes(1, 0.5, 0.5, 2), "loop", "cpp")
-    assert times[1]["ratio"] == "4.0x"
-    assert times[1]["their ratio"] == "340.0x"
 
 
 @pytest.mark.slow
@@ -179,15 +146,6 @@ def test_the_command_trains_times_and_writes(
     assert f"| LeNet, {kernel} | {rows.train_loss.iloc[-1]:.4f} |" in md.read_text()
     assert len([line for line in lines if "| 340.0x |" in line]) == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "data", "rows-ops.csv", "rows.csv", "tables.md"]
-
-
-def test_the_last_epochs_stand_above_the_reports() -> None:
-    old = report.report_run("LeNet", "windows")
-    ours = old.assign(pool_backward="windows", epoch_cpu_s=2.0)
-    lines = report.last_lines({"LeNet": ours}, {"LeNet": old})
-    assert [line["last epoch"] for line in lines] == ["LeNet, windows", "report B: LeNet_forloop_pool"]
-    assert [line["test error"] for line in lines] == ["0.93 %", "0.93 %"]
-    assert [line["processor s"] for line in lines] == ["2.00", "-"]
 
 
 def test_the_loops_train_to_the_same_rows(small_mnist: Path, tmp_path: Path) -> None:

@@ -105,17 +105,6 @@ def test_refused(case: str, refused: Refused) -> None:
     assert message in refused(words)
 
 
-def test_idx_files(idx_folder: Path, refused: Refused) -> None:
-    labels = idx_folder / "train-labels-idx1-ubyte"
-    labels.write_bytes(labels.read_bytes()[:-1])
-    words = [*TRAIN, "--data", str(idx_folder)]
-    assert "103 bytes, expected 104 for 96 labels" in refused(words)
-    labels.write_bytes(b"\x89PNG")
-    assert "magic 0x89504e47, expected 0x00000801" in refused(words)
-    labels.unlink()
-    assert "train-labels-idx1-ubyte is missing" in refused(words)
-
-
 def test_folders_in_the_way(folder: Path, refused: Refused) -> None:
     (folder / "file").write_text("in the way")
     assert "results folder file cannot be written" in refused([*TRAIN, "--out", "file"])
@@ -179,11 +168,6 @@ def test_a_rank_started_by_hand_refuses_in_one_line(folder: Path) -> None:
     assert said[1].startswith("gptscale: error: rank 1: unknown model 'lenet6'")
     assert [len(text.splitlines()) for text in said] == [1, 1]
     assert not list(folder.iterdir())
-
-
-def test_help_names_the_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lenet"]) == 0
-    assert "gptscale lenet train" in capsys.readouterr().out
 
 
 @pytest.mark.promise(

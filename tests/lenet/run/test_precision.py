@@ -18,8 +18,7 @@ from gptscale.common.measure import devices
 from gptscale.lenet.models.registry import ImageShape
 from gptscale.lenet.run import engine as engine_module
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.engine import VisionEngine
-from gptscale.lenet.run.optimizer import HalfSGD
+from gptscale.lenet.run.engine import HalfSGD, VisionEngine
 from gptscale.lenet.run.preflight import check_vision_precision, world_from_environment
 from gptscale.lenet.studies.precision import MODES, PrecisionOptions, choose
 

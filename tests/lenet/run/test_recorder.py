@@ -13,10 +13,12 @@ import torch
 
 from gptscale.common.engine import StepResult
 from gptscale.common.process.world import World
+from gptscale.launchers.run import checkpoints
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.engine import Score
 from gptscale.lenet.run.preflight import VisionPlan
 from gptscale.lenet.run.record import EarlierProgress, VisionRecorder
+from gptscale.lenet.run.worker import VisionSaver
 
 
 class Clock:
@@ -101,16 +103,6 @@ def test_a_resumed_epoch_counts_the_losses_before_and_the_time_since(tmp_path: P
     assert (figures["test_accuracy"], figures["best_test_accuracy"]) == (0.8, 0.9)
 
 
-def test_means_leave_out_the_first_steps(tmp_path: Path, clock: Clock) -> None:
-    with opened(tmp_path, clock) as recorder:
-        take(recorder, clock, range(1, 4), [1.0] * 3)
-        assert "images_per_s" not in recorder.figures()
-        take(recorder, clock, range(4, 5), [1.0])
-        figures = recorder.figures()
-    assert (figures["load_s"], figures["update_s"], figures["load_fraction"]) == (0.5, 1.5, 0.25)
-    assert figures["images_per_s"] == figures["images_per_s_per_device"] == 5.0
-
-
 def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path: Path, clock: Clock) -> None:
     with opened(tmp_path, clock) as recorder:
         for epoch, correct in ((1, 980), (2, 990), (3, 993)):
@@ -121,22 +113,39 @@ def test_the_time_to_an_accuracy_counts_from_the_loading_of_the_data(tmp_path: P
     assert (figures["seconds_to_99"], figures["seconds_to_99_4"]) == (34.0, None)
 
 
-def test_losses_are_read_once_a_window_and_at_the_end_of_an_epoch(tmp_path: Path, clock: Clock) -> None:
-    with opened(tmp_path, clock, log_every=3) as recorder:
-        read = [recorder.step(step, 0.1, result(1.0)) for step in range(1, 5)]
-    assert read == [False, False, True, True]
-    assert pd.read_csv(tmp_path / "steps.csv").step.tolist() == [1, 2, 3, 4]
+@pytest.fixture
+def saves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list in which what is done to save is written down."""
+    done: list[Any] = []
+    monkeypatch.setattr(
+        checkpoints, "save", lambda engine, folder, step, facts, keep: done.append((step, facts["past"], keep))
+    )
+    return done
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [({"precision": "fp16"}, 6), ({"precision": "fp16", "amp": False, "optimizer": "sgd"}, None), ({}, None)],
-    ids=["dynamic", "none", "fp32"],
-)
-def test_skipped_steps_are_a_column_where_there_is_a_loss_scale(
-    tmp_path: Path, clock: Clock, options: dict[str, Any], expected: int | None
-) -> None:
-    past = EarlierProgress(skipped_steps=4) if expected else EarlierProgress()
-    with opened(tmp_path, clock, past=past, **options) as recorder:
-        take(recorder, clock, range(1, 3), [1.0, 1.0], skipped=1 if expected else None)
-        assert recorder.figures().get("skipped_steps") == expected
+def saver(done: list[Any], save_every: int) -> VisionSaver:
+    """Return the saver of a run of ten epochs of four steps, whose recorder says when it is told to put its rows on disk."""
+    config, order = VisionConfig(save_every=save_every, keep_checkpoints=3), SimpleNamespace(steps_per_epoch=4)
+    world = SimpleNamespace(world_size=1)
+    plan: Any = SimpleNamespace(config=config, world=world, recipe="lenet", work={}, batch_order=order)
+    plan.run = plan
+    past = EarlierProgress(epoch_loss_sum=1.5, skipped_steps=2)
+    recorder: Any = SimpleNamespace(sync=lambda: done.append("rows"), past=past)
+    engine: Any = SimpleNamespace()
+    return VisionSaver(plan, engine, recorder, Path("checkpoints"))
+
+
+def test_every_third_epoch_and_the_last_are_saved_behind_their_rows(saves: list[Any]) -> None:
+    save_checkpoint = saver(saves, 3)
+    for step in range(1, 41):
+        save_checkpoint(step, step == 40)
+    steps = [entry if isinstance(entry, str) else entry[0] for entry in saves]
+    assert steps == [*("rows", 12), *("rows", 24), *("rows", 36), *("rows", 40)]
+
+
+def test_a_run_that_is_asked_to_stop_is_saved_wherever_it_is(saves: list[Any]) -> None:
+    saver(saves, 3)(7, True)
+    _, (step, past, keep) = saves
+    assert (step, keep) == (7, 3)
+    # The rest of the epoch needs these sums of its beginning.
+    assert (past["epoch_loss_sum"], past["skipped_steps"]) == (1.5, 2)

@@ -25,7 +25,6 @@ from gptscale.lenet.run.columns import LENET, read_summary
 from gptscale.lenet.run.config import RUN_IMPORTS, VisionConfig, option_words
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.worker import RunOutcome
-from gptscale.results.record.files import append_row
 from gptscale.results.record.launch_with_row import launch_with_row
 
 WORLDS = Path(__file__).parents[2] / "worlds"
@@ -216,28 +215,6 @@ def test_a_run_whose_rank_0_is_killed_leaves_its_row(tmp_path: Path, idx_folder:
     (row,) = read_summary(tmp_path / "lenet.csv").to_dict("records")
     assert (row["run_id"], row["status"], row["model"], row["world_size"]) == ("r", "failed", "lenet", 2)
     assert row["error"] == "ended with status 7 before it could leave its own row"
-
-
-def test_bf16_and_the_other_precisions(tmp_path: Path, idx_folder: Path) -> None:
-    options = {"data": str(idx_folder), "epochs": 2, "augment": "none"}
-    fp32, mixed, pure = (
-        steps(run(tmp_path, name, **options, **more)).loss
-        for name, more in (("a", {}), ("b", {"precision": "bf16"}), ("c", {"precision": "bf16", "amp": False}))
-    )
-    assert 0 < float((mixed - fp32).abs().max()) < 0.02
-    assert 0 < float((pure - fp32).abs().max()) < 0.05
-
-
-def test_a_row_of_other_columns_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not columns"):
-        append_row(LENET, tmp_path, {"status": "ok", "accuracy": 1})
-    with pytest.raises(ValueError, match="status 'fine'"):
-        append_row(LENET, tmp_path, {"status": "fine"})
-    append_row(LENET, tmp_path, {"status": "ok", "error": "=1+1\nx", "run_id": "a"})
-    append_row(LENET, tmp_path, {"status": "failed", "run_id": "b"})
-    rows = read_summary(tmp_path / "lenet.csv")
-    assert rows.run_id.tolist() == ["a", "b"]
-    assert rows.error[0] == "'=1+1 x"
 
 
 @pytest.mark.promise(

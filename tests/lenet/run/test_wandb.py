@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from gptscale.common.process.program import Program
 from gptscale.common.process.task import run_captured
 from gptscale.launchers.cli import main
 from gptscale.lenet.run.config import RUN_IMPORTS
+from gptscale.results.record import foreign
 from gptscale.results.record.wandb_board import WandbBoard
 
 WORDS = ["--log-every", "2", "--device", "cpu", "--out", "out", "--run-name", "r", "--wandb"]
@@ -54,27 +54,12 @@ def train(folder: Path, environment: dict[str, str], *words: str, epochs: int = 
 
 
 def records(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the records that wandb wrote.
+    """Yield the records that wandb wrote."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
-    After a header of 7 bytes the file is a LevelDB log: blocks of 32 KiB of pieces, each with CRC, length and kind.
-    """
-    from wandb.proto import wandb_internal_pb2
-
-    data, place, whole = file.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        # A rest too short for a piece's head is padding.
-        if (left := 2**15 - place % 2**15) < 7:
-            place += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
-        whole += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        # The record is whole, or this was its last piece.
-        if kind in (1, 4):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            yield record.WhichOneof("record_type"), getattr(record, record.WhichOneof("record_type"))
-            whole = b""
+    for record in map(Record.FromString, foreign._records(file.read_bytes())):
+        kind = record.WhichOneof("record_type")
+        yield kind, getattr(record, kind)
 
 
 def history(file: Path) -> dict[str, list[tuple[int, float]]]:

@@ -8,12 +8,9 @@ import pandas as pd
 import pytest
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.comparison.answers import lines_of
-from gptscale.lenet.comparison.reports import ROWS, RUNS
-from gptscale.lenet.comparison.rows import window_losses
 from gptscale.lenet.run.columns import LENET
 from gptscale.lenet.run.config import VisionConfig
-from gptscale.lenet.run.presets import PRESETS
+from gptscale.lenet.studies.baseline import PRESETS
 
 
 @pytest.fixture(autouse=True)
@@ -42,33 +39,6 @@ def test_the_digits_are_learned_to_98_5_percent(tmp_path: Path) -> None:
     assert main(["lenet", "baseline", *again]) == 0
     assert (tmp_path / "again.md").read_text() == written
     assert files["png"].read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_reports_figures_are_complete() -> None:
-    assert all(len(figures) == 10 for report in RUNS.values() for name, figures in report.items() if name != "name")
-    for name in ("affine", "ddp", "dataparallel"):
-        report = RUNS[name]
-        accuracies = [row["accuracy %"] for row in ROWS["strategies"] if row["run"] == report["name"]] or ["99.19"]
-        assert sum(report["by_class"]) / 10 == pytest.approx(float(accuracies[0]), abs=0.04)
-
-
-def test_losses_are_means_of_200_batches_beside_the_report() -> None:
-    runs = []
-    for loss in (1.0, 2.0, 9.0):
-        steps = pd.DataFrame({"epoch": [1] * 938 + [2] * 938, "loss": [loss] * 938 + [loss / 2] * 938})
-        # These steps are behind the last whole window of the epoch.
-        steps.loc[900:937, "loss"] = 1e6
-        runs.append(window_losses(steps).assign(seed=loss, variant="report_a"))
-    table = {"kind": "windows", "run": "adam", "variant": "report_a"}
-    lines = lines_of(table, pd.concat(runs))
-    assert [line["old"] for line in lines[:4]] == ["0.681", "0.171", "0.117", "0.092"]
-    assert {line["ours"] for line in lines[:4]} == {"2.000 (1.000-9.000)"}
-    assert lines[7] == {
-        "what": "epoch 2, to batch 800",
-        "old": "0.058",
-        "ours": "1.000 (0.500-4.500)",
-        "ours / old": "17.24",
-    }
 
 
 @pytest.mark.parametrize("name", PRESETS)

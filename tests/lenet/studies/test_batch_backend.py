@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
 
-from gptscale.common.process import world as world_module
-from gptscale.common.process.world import World, process_group
+from gptscale.common.process.world import World
 from gptscale.lenet.comparison.tables import Column, of
 from gptscale.lenet.run.config import VisionConfig
 from gptscale.lenet.run.strategy import backend_of, other_devices
-from gptscale.lenet.studies.backend import BackendOptions, contenders, grid, verdict
+from gptscale.lenet.studies.backend import verdict
 
 LENET = ["--model", "lenet", "--augment", "none"]
 ON_CUDA = World(0, 0, 2, torch.device("cuda", 0), 60.0)
@@ -59,35 +57,6 @@ def test_what_is_said_of_two_backends() -> None:
     ]
     far = {"NCCL": [{"s": 10.0}, {"s": 11.0}], "Gloo": [{"s": 12.0}, {"s": 13.0}]}
     assert verdict(far, column)[1] == "training s: NCCL and Gloo differ, their spreads do not overlap"
-
-
-def test_the_grid_with_cuda() -> None:
-    pairs = grid(BackendOptions(), contenders(on_cuda=True))
-    assert [cell.variant for pair in pairs for cell in pair] == [
-        "NCCL, 32 per rank", "Gloo, 32 per rank", "NCCL, 128 per rank", "Gloo, 128 per rank",
-    ]  # fmt: skip
-    assert [cell.options["backend"] for cell in pairs[0]] == ["nccl", "gloo"]
-    assert [pair[0].options["batch_size"] for pair in pairs] == [64, 256]
-
-
-@pytest.mark.parametrize(("asked", "backend"), [("auto", "nccl"), ("nccl", "nccl"), ("gloo", "gloo")])
-def test_the_process_group_of_cuda_ranks(asked: Any, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA tensors use the backend that was asked for, and CPU tensors use gloo in both cases."""
-    started: dict[str, Any] = {}
-    monkeypatch.setattr(world_module, "warn_of_open_port", lambda: None)
-    monkeypatch.setattr(world_module, "open_store", lambda rank, timeout_s: dist.HashStore())
-    monkeypatch.setattr(world_module.RollCall, "sign_in", lambda roll_call, facts, timeout_s: None)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(dist, "init_process_group", lambda name, **how: started.update(how, name=name))
-    monkeypatch.setattr(dist, "barrier", lambda: None)
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    chosen = backend_of(VisionConfig(backend=asked), ON_CUDA)
-    assert chosen == backend
-    with process_group(ON_CUDA, cuda_backend=chosen):
-        pass
-    assert started["name"] == f"cpu:gloo,cuda:{backend}"
-    assert started["device_id"] == (ON_CUDA.device if backend == "nccl" else None)
 
 
 def test_torch_takes_gloo_for_both_devices() -> None:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from gptscale.launchers.cli import main
-from gptscale.lenet.studies.fused import library_of, variants
 
 pytest.importorskip("sklearn")
 
@@ -33,13 +31,3 @@ def test_fused_nets_train_alike(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "report D: 10 layers" in said
     assert "220.32" in (tmp_path / "f.md").read_text()
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_ways_of_a_gpu() -> None:
-    """Report D's four variants, and the fused one on the CPU."""
-    found = variants("cuda")
-    assert [way.name for way in found] == ["cuDNN", "fused", "cuDNN off", "CPU", "CPU, fused", "CPU, oneDNN off"]
-    before = torch.backends.cudnn.enabled
-    with library_of(found[2]):
-        assert not torch.backends.cudnn.enabled
-    assert torch.backends.cudnn.enabled == before

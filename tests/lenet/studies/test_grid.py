@@ -23,22 +23,6 @@ from gptscale.lenet.studies.precision import PrecisionOptions
 LENET = ["--model", "lenet", "--batch-size", "32", "--modes", "fp32,bf16", "--device", "cpu"]
 
 
-def test_as_many_as_there_are_places_run_at_once() -> None:
-    running, most, lock, together = 0, 0, threading.Lock(), threading.Barrier(3)
-
-    def run(i: int) -> None:
-        nonlocal running, most
-        with lock:
-            running, most = running + 1, max(most, running + 1)
-        # Three must run at once, or none goes on.
-        together.wait(300)
-        with lock:
-            running -= 1
-
-    run_at_once(run, [(i,) for i in range(6)], 3)
-    assert most == 3
-
-
 def test_a_failure_begins_no_further_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two runs that have begun when the failure is found end after the others were given up."""
     begun, given_up, shutdown = [], threading.Event(), ThreadPoolExecutor.shutdown

@@ -15,7 +15,7 @@ from gptscale.launchers.cli import main
 from gptscale.lenet.data.loader import FastLoader
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.preflight import VisionPlan, make_plan, world_from_environment
-from gptscale.lenet.studies.memory import CATEGORIES, VisionMemoryOptions, allocator_history, table, take_steps
+from gptscale.lenet.studies.memory import CATEGORIES, VisionMemoryOptions, allocator_history, take_steps
 from gptscale.lenet.studies.memory_account import StorageAccount
 
 BATCH, STEPS = 32, 2
@@ -86,15 +86,6 @@ def test_activations_of_lenet_by_hand() -> None:
     assert ends(taken(planned()))["forward"].activations == BATCH * per_image + 4
 
 
-def test_inputs_are_the_data_set_and_the_batches_made_ready() -> None:
-    plan = planned()
-    images = plan.data.train.images.numel() + 8 * len(plan.data.train)
-    # The fast loader normalises so many images at once.
-    chunk = 1024 * (28 * 28 * 4 + 8)
-    inputs = ends(taken(plan))["forward"].inputs
-    assert images + chunk <= inputs <= images + chunk + 1024 * (28 * 28 + 24) + 8 * len(plan.data.train)
-
-
 class ProfiledAccount(StorageAccount):
     """An account that writes its count into the profiler's timeline after every operator."""
 
@@ -160,30 +151,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert sorted(set(events.step)) == [0, 1, 2]
     # Tensors that `hold` found were made before, and have no operator.
     assert events.op[events.change_bytes > 0].notna().mean() > 0.9
-
-
-def test_the_count_of_cudas_allocator_stands_below_the_sum() -> None:
-    step = step_of(taken(planned()))
-    assert [row["MiB"] for row in table(step)] == [*CATEGORIES, "all"]
-    counted = step.groupby("phase", sort=False).ngroup().add(1) * 2**20
-    last = table(step.assign(allocated_bytes=counted, peak_allocated_bytes=9 * 2**20))[-1]
-    assert list(last.values()) == ["CUDA's allocator", "1.00", "2.00", "3.00", "4.00", "9.00"]
-
-
-def test_the_allocators_history_is_written_and_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the order of the calls is tested, so that no CUDA is needed."""
-    calls: list[Any] = []
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **given: calls.append(given))
-    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: calls.append(path))
-    with allocator_history(None):
-        pass
-    assert calls == []
-    with allocator_history(tmp_path / "s.pickle"):
-        calls.append("steps")
-    assert calls == [{"max_entries": 100_000}, "steps", str(tmp_path / "s.pickle"), {"enabled": None}]
-    with pytest.raises(RuntimeError, match="out of memory"), allocator_history(tmp_path / "s.pickle"):
-        raise RuntimeError("out of memory")
-    assert calls[-1] == {"enabled": None}
 
 
 class ComparedAccount(StorageAccount):

@@ -21,11 +21,11 @@ from gptscale.launchers.run.start import nproc_of
 from gptscale.recipes import RECIPES
 from tools.soak import damage
 from tools.soak.broken_run import FINISHED, unbroken_run
-from tools.soak.contract import broken_promises, bytes_of, torn_lines
+from tools.soak.contract import broken_promises, bytes_of
 from tools.soak.faults import FAULTS
 from tools.soak.lost_bits import bits, cells
 from tools.soak.rounds import FAULTS_PER_RUN, drawn
-from tools.soak.work import VARIED, SoakWork
+from tools.soak.work import SoakWork
 
 FACTS = {"recipe": "single", "world_size": 1, "dp_size": 1, "tokens": 8, "workload": {}}
 
@@ -78,22 +78,6 @@ def test_each_differing_cell_is_lost_but_not_times(tmp_path):
     assert cells(tmp_path / "missing", whole, columns) == 256
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", []),
-        ("step,loss\n1,2\n", []),
-        ("step,loss\n1,2\n2,", ["the last line of steps.csv is torn"]),
-        ("step,loss\n1,2\n\n", ["line 3 of steps.csv is torn"]),
-        ("step,loss\n1,2\n1,2\n", ["steps.csv has steps twice or in disorder"]),
-    ],
-)
-def test_torn_lines_are_seen(tmp_path, text, expected):
-    path = tmp_path / "steps.csv"
-    path.write_text(text)
-    assert torn_lines(path) == expected
-
-
 def test_a_run_that_keeps_its_checkpoints_breaks_no_promise(run):
     before = bytes_of(run)
     assert broken_promises(run, before) == []
@@ -132,23 +116,6 @@ def test_every_kind_of_fault_comes_before_a_repeat_and_the_seed_fixes_them():
     assert sorted(names) == sorted([*FAULTS] * FAULTS_PER_RUN)
     assert drawn(faults, work, 5) == drawn(faults, work, 5)
     assert [drawn(faults, work, i) for i in range(3)] != [drawn(faults, SoakWork("ddp", 2, 8), i) for i in range(3)]
-
-
-def test_options_are_drawn_by_the_seed_and_those_refused_are_left_out(tmp_path):
-    drawn = {
-        name: [SoakWork(name, 2, 7).with_options(index, tmp_path).varied for index in range(12)]
-        for name in ("ddp", "zero2")
-    }
-    assert drawn["ddp"] == [SoakWork("ddp", 2, 7).with_options(index, tmp_path).varied for index in range(12)]
-    assert set().union(*drawn["ddp"]) == set(VARIED)
-    # DeepSpeed's optimizer has moments of its own, and leaves out no step.
-    assert set().union(*drawn["zero2"]) == set(VARIED) - {"optimizer_state", "on_spike"}
-
-
-def test_a_folder_that_exists_is_refused(tmp_path):
-    ended = gptscale("--out", tmp_path, module="tools.soak")
-    assert ended.returncode == 2
-    assert "name a new folder" in ended.stderr
 
 
 @pytest.mark.promise("P5 | of all ranks at once | 7, and the run resumes")

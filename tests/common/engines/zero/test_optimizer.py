@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gptscale.common.engines.zero import operators
+from gptscale.common.engines.zero.io_meter import MeteredHandle, Traffic
 from gptscale.common.engines.zero.optimizer import ZeroOptimizer, count_up, loss_scale_floor
 from gptscale.common.errors import NumericError
 from gptscale.common.settings.optimizers import ADAMW_STATE
@@ -87,3 +88,40 @@ def test_a_resumed_cpu_adam_takes_the_same_steps_to_the_bit():
     unbroken, at_30 = trained(0, torch.ones(64), dict.fromkeys(ADAMW_STATE, zeros))
     resumed, _ = trained(30, *at_30)
     assert torch.equal(resumed, unbroken)
+
+
+class Disk:
+    """A handle whose requests take no time and whose waits take three seconds."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def async_pread(self, buffer, path, offset):
+        self.now += 1
+        return 0
+
+    async_pwrite = async_pread
+
+    def sync_pwrite(self, buffer, path, offset):
+        self.now += 2
+        return 0
+
+    def wait(self):
+        self.now += 3
+        return 2
+
+    def is_pinned(self, tensor):
+        return True
+
+
+def test_counts_and_passes_on():
+    disk, traffic, data = Disk(), Traffic(), torch.zeros(1000)
+    handle = MeteredHandle(disk, traffic, clock=lambda: disk.now)
+    handle.async_pread(data, "a", 0)
+    handle.async_pread(data, "b", 0)
+    handle.async_pwrite(data, "c", 0)
+    assert handle.wait() == 2
+    assert handle.is_pinned(data)
+    assert traffic == Traffic(read_bytes=8000, written_bytes=4000, read_s=6.0, write_s=4.0, waited_s=3.0)
+    handle.sync_pwrite(data, "d", 0)
+    assert traffic == Traffic(read_bytes=8000, written_bytes=8000, read_s=6.0, write_s=6.0, waited_s=5.0)

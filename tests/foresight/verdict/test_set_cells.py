@@ -2,9 +2,9 @@
 
 import pytest
 
+from gptscale.foresight.verdict.of_run import set_cells
 from gptscale.results.columns import SUMMARY
 from gptscale.results.record.files import append_row
-from gptscale.results.record.set_cells import set_cells
 
 HEADER = b"schema_version,run_id,error,bound_by\n"
 CELLS = {"bound_by": "data-bound", "bound_share": 0.5}

@@ -145,7 +145,8 @@ def _gradient(c: Proof, d: Difference, own: Whole, true: Whole) -> Iterator[Find
         named |= {"sum for mean": abs(k / world - 1) < ALIKE, "doubled": abs(k - 2) < ALIKE}
         named |= {"divided twice": abs(k * world - 1) < ALIKE, "scaled": True}
         yield next(cause for cause, holds in named.items() if holds), words(k, world)
-    wrong = [p for p in own.pieces if not alike(p.values.reshape(-1), true.values.reshape(-1)[p.places(true.size)])]
+    parts = ((piece, *piece.within(true.values)) for piece in own.pieces)
+    wrong = [p for p, whole, index in parts if not alike(p.values.reshape(-1), np.asarray(whole[index]).reshape(-1))]
     if 0 < len(wrong) < len(own.pieces):
         ranks = ", ".join(str(piece.rank) for piece in wrong)
         yield "one part" if any(p.values.any() for p in wrong) else "zero", f"wrong in the part of rank {ranks} alone"

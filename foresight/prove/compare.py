@@ -36,18 +36,15 @@ class HeldPart:
     where: Mapping[str, Any]
     values: Array
 
-    def places(self, size: tuple[int, ...]) -> Array:
-        """Return where its elements lie in the flattened whole."""
-        everywhere: Array = np.arange(math.prod(size)).reshape(size)
+    def within(self, whole: Array) -> tuple[Array, Any]:
+        """Return a whole in the shape in which this part lies in it, and the index of the part."""
         if "flat" in self.where:
             start, length = self.where["flat"]
-            places = everywhere.reshape(-1)[start : start + length]
-        elif "rows" in self.where:
+            return whole.reshape(-1), slice(start, start + length)
+        if "rows" in self.where:
             dimension, rows = self.where["rows"]
-            places = everywhere.take(rows, dimension)
-        else:
-            places = everywhere[tuple(slice(start, start + length) for start, length in self.where["box"])]
-        return np.asarray(places).reshape(-1)
+            return whole, (*dimension * [slice(None)], rows)
+        return whole, tuple(slice(start, start + length) for start, length in self.where["box"])
 
 
 class Whole:
@@ -55,13 +52,15 @@ class Whole:
 
     def __init__(self, pieces: list[HeldPart], size: tuple[int, ...]) -> None:
         self.pieces, self.size, self.apart = pieces, size, 0.0
-        flat, held = np.zeros(math.prod(size)), np.zeros(math.prod(size), dtype=bool)
+        self.values, held = np.zeros(size), np.zeros(size, dtype=bool)
         for piece in pieces:
-            places, values = piece.places(size), piece.values.reshape(-1)
-            difference = np.abs(flat[places] - values)[held[places]].max(initial=0.0)
-            self.apart = max(self.apart, math.inf if math.isnan(difference) else float(difference))
-            flat[places], held[places] = values, True
-        self.values = flat.reshape(size)
+            (into, index), (known, _) = piece.within(self.values), piece.within(held)
+            before = np.asarray(known[index])
+            values = piece.values.reshape(before.shape)
+            if before.any():
+                difference = np.abs(into[index] - values)[before].max(initial=0.0)
+                self.apart = max(self.apart, math.inf if math.isnan(difference) else float(difference))
+            into[index], known[index] = values, True
 
     @property
     def largest(self) -> float:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from gptscale.foresight.fit.subject import subject_of
 from gptscale.foresight.fit.write import Choice, program
 from gptscale.launchers.cli import main
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "fit"
 OWN = Path(__file__).with_name("own_model.py")
 SPLITS = splits(8, 8) | {"hsdp": splits(16, 8)["hsdp"]} | splits(1, 1)
 NAMES = [name for name in SPLITS if name != "single"]
@@ -223,3 +225,20 @@ def test_a_model_that_cannot_be_narrow_is_proved_with_two_blocks_of_each_list(tm
     found = subject_of(f"hf:{tmp_path}", "", "", 16, tmp_path)
     assert found.small_words == "two DeepseekV3DecoderLayer of each list"
     assert run(written(tmp_path, found, "single"), 1) != []
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "name"),
+    [
+        ("gpt2_1_6b_fsdp.py", "1.6b", "fsdp"),
+        ("gpt2_1_6b_zero3.py", "1.6b", "zero3"),
+        ("llama3_1b_tensor_fsdp.py", "llama3-1b", "tensor 2 x fsdp"),
+    ],
+)
+def test_the_examples_are_as_fit_writes_them_today(tmp_path, file, model, name):
+    text = (EXAMPLES / file).read_text()
+    options = ast.literal_eval(re.search(r"defaults = (.*)", text)[1])
+    choice = Choice(
+        8, 1, options["global_batch_size"], options["micro_batch_size"], "bf16", "partial(checkpoint" in text
+    )
+    assert program(subject_of(model, "", "", None, tmp_path), SPLITS[name], choice, file) == text

@@ -56,7 +56,7 @@ def cells_of(row: FitRow) -> tuple[str, ...]:
     return (
         row.name,
         f"{row.choice.micro_batch_size}{' recomputed' * row.choice.recompute}",
-        f"{' and '.join(map(str, row.proved))} ranks",
+        f"{' and '.join(map(str, row.proved))} rank{'s' * (row.proved != (1,))}",
         f"{row.worst:.0e}",
         f"{row.found.memory.needed / GIB:,.1f}",
         f"{time.seconds:.3g} s",

@@ -145,7 +145,7 @@ class Split:
 def splits(gpus: int, per_node: int) -> dict[str, Split]:
     """Return the splits that there are for a number of devices, by their names."""
     if gpus == 1:
-        return {"single": Split("on one device", SINGLE, autocast=True)}
+        return {"single": Split("on one device", SINGLE, autocast=True, least=1)}
     found = {
         "ddp": Split(
             "on replicas that average gradients",

@@ -75,18 +75,19 @@ def without_values(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def block_of(model: nn.Module) -> str:
-    """Return the class of the blocks: the one with the most weights of those that repeat and that hold other modules."""
-    weights = Counter[str]()
-    count = Counter[str]()
-    for module in model.modules():
-        if any(True for _ in module.children()) and not isinstance(
-            module, nn.ModuleList | nn.Sequential | nn.ModuleDict
-        ):
-            weights[type(module).__name__] += sum(p.numel() for p in module.parameters())
-            count[type(module).__name__] += 1
-    repeated = [name for name in weights if count[name] > 1 and weights[name]]
-    # An attention has fewer weights than the block around it.
-    return max(repeated, key=lambda name: weights[name], default="")
+    """Return the class of the blocks: of those that repeat and hold other modules, first in lists, the one with most weights."""
+    containers = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+    listed = [child for module in model.modules() if isinstance(module, containers) for child in module.children()]
+    for modules in (listed, [*model.modules()]):
+        weights, count = Counter[str](), Counter[str]()
+        for module in modules:
+            if any(True for _ in module.children()) and not isinstance(module, containers):
+                weights[type(module).__name__] += sum(p.numel() for p in module.parameters())
+                count[type(module).__name__] += 1
+        # An attention has fewer weights than the block around it.
+        if repeated := [name for name in weights if count[name] > 1 and weights[name]]:
+            return max(repeated, key=lambda name: weights[name])
+    return ""
 
 
 def two_blocks(build: Callable[[], nn.Module], block: str) -> nn.Module:

@@ -126,14 +126,14 @@ def test_a_checkpoint_moves_to_another_world(folder, subject):
 
 
 @pytest.mark.world
-@pytest.mark.parametrize("split", ["ddp", "fsdp"])
-def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, split):
+@pytest.mark.parametrize(("split", "gpus"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_the_command_writes_what_it_recommends(folder, monkeypatch, capsys, split, gpus):
     monkeypatch.chdir(folder)
-    words = ["fit", "own_model.py:build", "--gpus", "2", "--splits", split, "--write", f"best_{split}.py"]
+    words = ["fit", "own_model.py:build", "--gpus", str(gpus), "--splits", split, "--write", f"best_{split}.py"]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert f"1  {split}" in printed
-    assert len(run(folder / f"best_{split}.py", 2, "--global-batch-size", "4", "--micro-batch-size", "2")) == 4
+    assert len(run(folder / f"best_{split}.py", gpus, "--global-batch-size", "4", "--micro-batch-size", "2")) == 4
     assert main(words) == 2
     assert f"best_{split}.py is there already" in capsys.readouterr().err
 

@@ -102,10 +102,6 @@ def main(words: Sequence[str]) -> NoReturn:
     as_rank(task.device, lambda world: measure_and_keep(task, world))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 # Bytes of the sweep: 4 KiB to 64 MiB.
 SIZES = tuple(2**n for n in range(12, 27, 2))
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
@@ -183,3 +179,7 @@ def _there_and_back(tensor: Tensor, is_first: bool, other: int) -> None:
     else:
         dist.recv(tensor, other)
         dist.send(tensor, other)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

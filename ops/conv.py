@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptscale.ops import registry
+from gptscale.ops.arguments import check_like, check_shape, check_tensor
 from gptscale.ops.conv_python import (
     ConvBiasReluBackwardFunction,
     ConvBiasReluFunction,
@@ -30,7 +31,7 @@ from gptscale.ops.conv_python import (
     save_backward,
     save_forward,
 )
-from gptscale.ops.windows import Pair, check_like, check_shape, check_tensor, memory_format, pair, windows_over
+from gptscale.ops.windows import Pair, memory_format, pair, windows_over
 
 
 def conv_bias_relu(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gptscale.ops import registry
-from gptscale.ops.windows import check_like, check_shape, check_tensor
+from gptscale.ops.arguments import check_like, check_shape, check_tensor
 
 Approximate = Literal["erf", "tanh", "sigmoid"]
 APPROXIMATE = ("erf", "tanh", "sigmoid")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gptscale.ops import registry
+from gptscale.ops.arguments import check_tensor
 from gptscale.ops.max_pool_python import (
     MaxPoolBackwardFunction,
     MaxPoolFunction,
@@ -25,7 +26,7 @@ from gptscale.ops.max_pool_python import (
     python_max_pool2d_backward,
     select,
 )
-from gptscale.ops.windows import Pair, check_tensor, pair, windows_over
+from gptscale.ops.windows import Pair, pair, windows_over
 
 IN_PYTHON = ("loop", "windows", "python")
 # elements, because offsets are int8

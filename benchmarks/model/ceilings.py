@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.timing import copy_call, medians
-from gptscale.common.model.loss import by_onednn, product
+from gptscale.common.model.matrix_products import by_onednn, product
 from gptscale.common.settings.shape import ModelConfig
 
 PARTS = ("matrix products", "attention", "elementwise", "loss", "optimizer", "gaps")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.model import cublaslt
 from gptscale.ops import registry
-from gptscale.ops.windows import check_like, check_shape, check_tensor
+from gptscale.ops.arguments import check_like, check_shape, check_tensor
 
 
 def mlp(x: Tensor, fc_weight: Tensor, fc_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor) -> Tensor:

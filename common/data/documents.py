@@ -80,7 +80,7 @@ def hugging_face(name: str, where: str) -> Iterable[Document]:
         raise DataError(f"folder {path} does not exist", where, HOW)
     if not local:
         fix = "give hf:FOLDER of a `save_to_disk`, or set HF_HUB_OFFLINE=1 if it is in the cache"
-        from gptscale.common.data.tokenizers import check_hub
+        from gptscale.common.data.hub import check_hub
 
         check_hub(f"dataset {path!r}", where, fix)
     try:

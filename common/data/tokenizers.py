@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,6 +123,7 @@ def _hub_folder(repository: str) -> Path:
         files = [hub.hf_hub_download(repository, name, local_files_only=True) for name in BPE_FILES]
     except OSError:
         # The file is not in the cache.
+        from gptscale.common.data.hub import check_hub
 
         check_hub(f"tokenizer {repository!r}", WHERE, FIX)
         try:
@@ -145,24 +144,3 @@ def _tokenizer_class() -> Any:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:120]
-
-
-WAIT_S_MAX = 3.0
-
-
-def check_hub(what: str, where: str, fix: str) -> None:
-    """Raise DataError within seconds if `what` would have to come from a hub that cannot be reached.
-
-    With HF_HUB_OFFLINE set the hub's client reads its cache alone, and nothing has to be reached.
-    """
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return
-    try:
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=WAIT_S_MAX).close()
-    except urllib.error.HTTPError:
-        # A refusal is an answer.
-        return
-    except OSError as error:
-        raise DataError(f"{what} is not on this machine, and the hub cannot be reached ({error})", where, fix) from None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gptscale.common.optim.blockwise import BLOCK, Code, dequantise, dynamic_code, quantise
-from gptscale.common.settings.run_config import OptimizerState, RunConfig
+from gptscale.common.settings.run_config import OptimizerState
 from gptscale.common.state import local
 
 # Tensors with fewer elements keep fp32 moments. They are norms and biases, which matter much and take little memory.
@@ -220,16 +220,3 @@ def _pack(x: Tensor, code: Code | None) -> tuple[Tensor, ...]:
 
 def _unpack(stored: tuple[Tensor, ...], code: Code | None) -> Tensor:
     return stored[0].float() if code is None else dequantise(stored[0], stored[1], code)
-
-
-def fused(groups: list[dict[str, Any]], config: RunConfig) -> torch.optim.Optimizer:
-    """Return an optimizer that divides by `grad_scale` as it reads gradients, and changes nothing if `found_inf` is set."""
-    betas = (config.beta1, config.beta2)
-    if config.optimizer_state == "fp32":
-        return torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, fused=True)
-    return CompactAdamW(groups, lr=config.peak_lr, betas=betas, form=config.optimizer_state)
-
-
-def of_torch(config: RunConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """Return torch's class and its options, for a library to build or wrap."""
-    return torch.optim.AdamW, {"lr": config.peak_lr, "betas": (config.beta1, config.beta2), "fused": True}

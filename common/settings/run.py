@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from gptscale.common.settings.batch_plan import BatchPlan, learning_rate
+from gptscale.common.settings.batch_plan import BatchPlan
+from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.common.settings.mesh import AXES, Mesh
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run_config import NOT_WORK, RunConfig

@@ -27,21 +27,21 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
         cells = [(str(i), *cells_of(row)) for i, row in enumerate(good, 1)]
         console(log_columns=150, highlight=False).print(table(COLUMNS, cells, left=LEFT, title=title))
         of_all = "gradients, norms, moments, weights"
-        print(f"proved   3 steps of {subject.small_words}, in fp32 on CPU ranks, kinks made smooth: {of_all}")
+        print(f"proved   3 steps of {subject.small_words}, in fp32 on CPU ranks, with ReLU made smooth: {of_all}")
         assert good[0].found is not None
         print(f"time     by {good[0].found.timing.grade}, if the host keeps up")
         for line in reasons(good, cluster, options.precision):
             print(line)
         if not subject.is_bf16 and options.precision == "bf16":
             print(
-                "note     its weights stay in fp32, and autocast casts products: it does not run with weights of bf16"
+                "note     the model does not run with weights of bf16: they stay in fp32, and autocast casts products"
             )
     else:
         print(title)
         print(nearest(rows))
     if subject.idle:
         first = f"{len(subject.idle)} weights, {subject.idle[0]} the first,"
-        print(f"note     {first} got no gradient from two samples: DDP and others may wait for it")
+        print(f"note     {first} got no gradient from two samples: DDP may fail for them")
     for row in rows:
         if row.why:
             print(f"{'but' if row in good else 'left out':<8} {row.name}: {row.why}")

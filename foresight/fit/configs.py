@@ -103,8 +103,8 @@ def _texts(found: dict[str, Any], architecture: str | None, seq_len: int | None,
     model = getattr(transformers, name or "-", None)
     if model is None:
         raise refuse(f"transformers {transformers.__version__} has no class {name!r} for it"[:200])
-    labels = next((labels for end, labels in LABELS.items() if name.endswith(end)), "")
     try:
+        labels = LABELS[next((end for end in LABELS if name.endswith(end)), name)]
         config = kind(**{name: value for name, value in found.items() if name not in ("model_type", "architectures")})
         fields = _unusual(config, kind())
         small = _small(config, fields)
@@ -154,12 +154,12 @@ def _text(config: str, model: Any, fields: dict[str, Any], full: Any, labels: st
     }
     for name in ("vocab_size", "num_labels", "num_channels", "num_mel_bins", "image_size"):
         words |= {name: getattr(full, name)} if hasattr(full, name) else {}
-    own = INPUTS[model.main_input_name].format(**words)
+    own, labels = INPUTS[model.main_input_name].format(**words), labels.format(**words)
     return TEXT.format(
         config=config,
         model=model.__name__,
         fields=as_python(dict(sorted(fields.items())), indent=0),
         name=model.main_input_name,
         inputs=own,
-        labels="inputs" if labels.format(**words) == own else labels.format(**words),
+        labels="inputs" if labels == own else labels,
     )

@@ -310,8 +310,10 @@ def _loss_words(model: Any, inputs: Any, kind: str, judge: Callable[..., Any] | 
 
 def _values(inputs: Any, kind: str) -> list[Any]:
     """Return what the model is called with."""
-    all_of = {"tensor": lambda: [inputs], "dict": lambda: [*inputs.values()], "pair": lambda: [*inputs[:-1]]}
-    return all_of.get(kind, lambda: [*inputs])()
+    if kind == "tensor":
+        return [inputs]
+    values = [*inputs.values()] if kind == "dict" else [*inputs]
+    return values[:-1] if kind == "pair" else values
 
 
 def _is_float(value: Any) -> bool:

@@ -149,8 +149,8 @@ class Trials:
         needed, free = 4 * self.subject.n_small * (1 + 5 * STEPS) * (1 + ranks), shutil.disk_usage(self.folder).free
         if needed > free:
             what = f"notes of {self.subject.n_small / 1e6:,.0f}M weights fill {needed / 1e9:,.0f} GB, {free / 1e9:,.0f} are free"
-            fix = "name a narrow model by --small"
-            raise GptscaleError(f"{what}; {fix}", f"at {self.folder.parent}", fix)
+            what += "; name a narrow model by --small"
+            raise GptscaleError(what, f"at {self.folder.parent}", "set TMPDIR to a larger disk")
         text = program(self.small, split, Choice(ranks, 1, SAMPLES, MICRO, "fp32", False), "train.py")
         folder = self.folder / name
         folder.mkdir()

@@ -30,7 +30,7 @@ class NoFills(TorchFunctionMode):
 
 
 class Smooth(TorchFunctionMode):
-    """Compute smooth functions in the place of those with a kink: there two right programs differ by more than rounding."""
+    """Replace ReLU and its like by smooth functions: at a kink two right programs differ by more than rounding."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return GELU for an activation, a mean for a maximum, and what any other function returns."""
@@ -75,7 +75,7 @@ def without_values(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def block_of(model: nn.Module) -> str:
-    """Return the class of the blocks: of those that repeat and hold other modules, first in lists, the one with most weights."""
+    """Return the class of the blocks: it repeats, in a list if there is one, and has the most weights of such classes."""
     containers = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     listed = [child for module in model.modules() if isinstance(module, containers) for child in module.children()]
     for modules in (listed, [*model.modules()]):

@@ -37,7 +37,7 @@ class HeldPart:
     values: Array
 
     def within(self, whole: Array) -> tuple[Array, Any]:
-        """Return a whole in the shape in which this part lies in it, and the index of the part."""
+        """Return a view of a whole, and the index of this part in the view."""
         if "flat" in self.where:
             start, length = self.where["flat"]
             return whole.reshape(-1), slice(start, start + length)

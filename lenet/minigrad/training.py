@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from gptscale.common.errors import ConfigError, DataError, NumericError
-from gptscale.common.settings.batch_plan import learning_rate
+from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.lenet.data.sources import LabelledImages, open_data
 from gptscale.lenet.minigrad.convolution import MaxPooling
 from gptscale.lenet.minigrad.layers import Module, softmax_cross_entropy

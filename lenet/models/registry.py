@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gptscale.lenet.models import check_model, check_side
-from gptscale.lenet.models.activations import CONVOLUTIONS, Activation, activation, resnet18, vgg
+from gptscale.lenet.models.activations import Activation, activation
+from gptscale.lenet.models.deep import CONVOLUTIONS, resnet18, vgg
 from gptscale.ops.conv import conv_bias_relu
 from gptscale.ops.max_pool import max_pool2d
 

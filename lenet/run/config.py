@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gptscale.common.errors import ConfigError
-from gptscale.common.settings.batch_plan import learning_rate
 from gptscale.common.settings.checks import OptionNeed, check_ranges, check_run_name
 from gptscale.common.settings.command_line import changed_options
+from gptscale.common.settings.learning_rate import learning_rate
 from gptscale.lenet.data import Augmentation
 from gptscale.lenet.models import WITH_BATCH_NORM, WITHOUT_CUSTOM_OPERATORS, Gelu, check_model, check_side
 from gptscale.results.record.wandb_board import check_wandb

@@ -19,8 +19,8 @@ from gptscale.common.measure.flops import (
 from gptscale.common.measure.gpus import GPUS
 from gptscale.common.measure.speed import Speed, peak_memory, speed
 from gptscale.common.model.precision import emulation
-from gptscale.common.settings.batch_plan import learning_rate
 from gptscale.common.settings.gpt_config import PRESETS
+from gptscale.common.settings.learning_rate import learning_rate
 
 BIG = PRESETS["1.6b"]
 

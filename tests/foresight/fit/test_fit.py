@@ -200,11 +200,12 @@ def test_a_config_of_transformers_is_text(tmp_path, name, sizes, inputs, labels)
     assert outputs.loss.isfinite()
 
 
-def test_a_model_whose_inputs_are_unknown_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["CLIPModel", "BertModel", "Wav2Vec2ForCTC"])
+def test_a_model_whose_inputs_are_unknown_is_refused(tmp_path, name):
     import transformers
 
-    transformers.CLIPConfig(architectures=["CLIPModel"]).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="the inputs of CLIPModel are unknown; build it in a file of yours"):
+    getattr(transformers, name).config_class(architectures=[name]).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=f"the inputs of {name} are unknown; build it in a file of yours"):
         of_transformers(str(tmp_path), None)
 
 

@@ -5,10 +5,10 @@ import pytest
 from gptscale.common.errors import GptscaleError
 from gptscale.common.settings.run_config import RunConfig
 from gptscale.foresight.plan.enumeration import enumerate_runs
-from gptscale.foresight.plan.picture import letters
 from gptscale.foresight.plan.question import cpu_cluster, gpu_cluster
 from gptscale.foresight.plan.rows import PlannedRow, places_of
 from gptscale.foresight.plan.trials import CONTENDED, MEASURED, RECORDED, measured, simulated
+from gptscale.foresight.price.picture import letters
 
 pytestmark = pytest.mark.slow
 WORK = {"model": "tiny", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 1024, "seq_len": 64}

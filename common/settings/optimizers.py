@@ -26,7 +26,7 @@ class OptimizerRow(NamedTuple):
 
 OPTIMIZERS: dict[OptimizerName, OptimizerRow] = {
     "adamw": OptimizerRow(
-        "gptscale.common.optim.compact_adamw",
+        "gptscale.common.optim.adamw",
         "AdamW",
         ("exp_avg", "exp_avg_sq"),
         # In 8 bits each has an fp32 scale per block of 256 (common/optim/blockwise.py).

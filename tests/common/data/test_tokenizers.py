@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gptscale.common.data import tokenizers
+from gptscale.common.data import hub, tokenizers
 from gptscale.common.data.tokenizers import ByteTokenizer, get_tokenizer
 from gptscale.common.errors import ConfigError, DataError
 
@@ -94,7 +94,7 @@ def test_gpt2_without_network_or_cache_is_an_error_at_once(unreachable_hub):
 
 
 def test_a_hub_that_takes_the_call_and_says_nothing_is_an_error_soon(monkeypatch, unreachable_hub):
-    monkeypatch.setattr(tokenizers, "WAIT_S_MAX", 0.2)
+    monkeypatch.setattr(hub, "WAIT_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         begin = time.perf_counter()

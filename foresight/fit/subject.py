@@ -23,6 +23,8 @@ from gptscale.common.settings.families import MODELS
 from gptscale.foresight.fit.splits import STYLES
 
 LIMIT_S = 300
+# Of what `moved` moves here. A program has its own.
+DEVICE = "cpu"
 SMOOTH = "from gptscale.foresight.fit.twin import Smooth, two_blocks\n\nSmooth().__enter__()\n"
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
@@ -33,14 +35,15 @@ BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_bat
 class Subject:
     """A user's model and batch.
 
-    imports, definitions: the text by which a program has `build`, `batch` and, where loss_words names it, `loss`. small: the same
-    text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
+    imports, definitions: the text by which a program has `build`, `batch` and, where loss_words names it, `loss`. small: the
+    same text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
     sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of the micro-
-    batch, too. kind: of a batch, "dict", "list", "pair" (a list whose last value is for the loss alone) or "tensor". loss_words:
-    the loss by `outputs` and `inputs`. block: the class that is repeated, "" for none. is_shallow: whether two blocks of each
-    list are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such
-    inputs. idle: weights that got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut
-    modules, by the words of transformers, empty for none.
+    batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is called with;
+    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. loss_words: the loss by `outputs` and `inputs`. block: the class that is repeated, "" for
+    none. beside: those of other stacks, such as an encoder's. is_shallow: whether two blocks of each list are a model, too.
+    is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such inputs. idle: weights that
+    got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut modules, by the words of
+    transformers, empty for none.
     """
 
     imports: tuple[str, ...]
@@ -52,11 +55,14 @@ class Subject:
     sources: str
     batch_words: str
     kind: str
+    call_words: str
     loss_words: str
     block: str
+    beside: tuple[str, ...]
     is_shallow: bool
     is_bf16: bool
     has_floats: bool
+    is_recurrent: bool
     idle: tuple[str, ...]
     n_params: int
     largest_weight: int
@@ -96,12 +102,14 @@ def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: P
 
 def _shallow(text: str, found: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of a model with two blocks of each list, or of the whole one, and what it is."""
-    block = found["block"] if found["is_shallow"] else ""
+    blocks = [found["block"], *found["beside"]] if found["is_shallow"] else []
     weights = f"{found['n_small'] / 1e6:,.2f}M weights"
     text = f"{text}\n\nwhole_build = build\n\n\ndef build():\n"
     return {
-        "small": f"{SMOOTH}{text}    return two_blocks(whole_build, {block!r})",
-        "small_words": f"two {block} of each list, {weights}" if block else f"the whole model, {weights}",
+        "small": f"{SMOOTH}{text}    return two_blocks(whole_build, {blocks!r})",
+        "small_words": f"two {' and '.join(blocks)} of each list, {weights}"
+        if blocks
+        else f"the whole model, {weights}",
     }
 
 
@@ -156,13 +164,26 @@ def _imports(*functions: Sequence[str]) -> str:
     return "\n".join(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items()))
 
 
-def _takes(model: Any, count: int) -> bool:
-    """Return whether a model can be called with so many values."""
-    try:
-        inspect.signature(model.forward).bind(*range(count))
-    except TypeError:
-        return False
-    return True
+def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> str:
+    """Return what of a batch a model is called with. If there is a loss, values that `forward` does not take are for that."""
+    forward = inspect.signature(model.forward)
+    if kind == "tensor":
+        return "inputs"
+    if isinstance(inputs, dict):
+        any_name = any(each.kind is each.VAR_KEYWORD for each in forward.parameters.values())
+        known = inputs if any_name or not has_loss else [name for name in inputs if name in forward.parameters]
+        return "**inputs" if len(known) == len(inputs) else ", ".join(f'{name}=inputs["{name}"]' for name in known)
+
+    def takes(count: int) -> bool:
+        try:
+            forward.bind(*range(count))
+        except TypeError:
+            return False
+        return True
+
+    most = len(inputs)
+    count = next((n for n in range(most, 0, -1) if takes(n)), most) if has_loss else most
+    return {most: "*inputs", most - 1: "*inputs[:-1]"}.get(count, f"*inputs[:{count}]")
 
 
 def _functions(module: Any) -> list[str]:
@@ -177,18 +198,21 @@ def _functions(module: Any) -> list[str]:
 def look(build: str, batch: str, loss: str, small: str) -> Subject:
     """Build a small model, compute a loss of it, and return what programs need to know. small: another one that is small."""
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    from gptscale.foresight.fit.twin import block_of, on_meta, two_blocks
+    from gptscale.foresight.fit.twin import blocks_of, on_meta, two_blocks
 
     where = build.partition(":")[0]
     make, module, name = _function(build, "the model")
     tried, *of_small = _function(small, "--small") if small else (make, module, name)
     deal, *of_batch = _function(batch or f"{where}:batch", "--batch")
     judge, *of_loss = _function(loss, "--loss") if loss else (None,)
+    if isinstance(make, torch.nn.Module):
+        raise ConfigError(f"{name} is a module", f"in {where}", "name a function that returns it")
     try:
         with on_meta():
             whole = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{name}() fails ({type(error).__name__}: {error})"[:300], f"in {where}", "let it run on a CPU"
         ) from None
@@ -199,33 +223,40 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         raise ConfigError(f"{name}() has no weights", f"in {where}", "let it return a model that learns")
     words = BATCH_WORDS[: 1 + (len(inspect.signature(deal).parameters) > 1)]
     try:
-        inputs = deal(*[SAMPLES, 0][: len(words)])
-    except Exception as error:
+        inputs, more = (deal(*[size, 0][: len(words)]) for size in (SAMPLES, 2 * SAMPLES))
+    except (Exception, SystemExit) as error:
         fix = "let it take a number of samples"
         raise ConfigError(f"the batch fails ({type(error).__name__}: {error})"[:300], "in --batch", fix) from None
-    kinds = {"tensor": torch.Tensor, "dict": Mapping, "list": list | tuple}
+    kinds = {"dict": Mapping, "list": list | tuple, "tensor": object if hasattr(inputs, "to") else ()}
     kind = next((kind for kind, of_kind in kinds.items() if isinstance(inputs, of_kind)), "")
-    if not kind:
+    if not (kind and inputs is not None):
         fix = "return a tensor, a list or a dictionary of tensors"
         raise ConfigError(f"the batch is a {type(inputs).__name__}", "in --batch", fix)
-    if kind == "list" and judge is not None and not _takes(whole, len(inputs)):
-        kind = "pair"
-    block = block_of(whole)
-    is_shallow = bool(block)
-    try:
-        twin = two_blocks(tried, block)
-        loss_words = _loss_words(twin, inputs, kind, judge)
-    except ConfigError:
-        raise
-    except Exception:
-        # Its first two blocks are no model.
-        is_shallow = False
+    shapes = [
+        [each.shape for each in tree_leaves(values) if isinstance(each, torch.Tensor)] for values in (inputs, more)
+    ]
+    if shapes[0] and shapes[0] == shapes[1]:
+        what = f"{SAMPLES} and {2 * SAMPLES} samples have the same shapes"
+        raise ConfigError(what, "in --batch", "let it return as many samples as it is asked for")
+    # As a program has it: a named tuple is a list there.
+    inputs = {**inputs} if kind == "dict" else moved(inputs)
+    if kind != "tensor" and not all(hasattr(each, "to") for each in (inputs.values() if kind == "dict" else inputs)):
+        kind = "nested"
+    call_words = _call_words(whole, inputs, kind, judge is not None)
+    blocks = blocks_of(whole)
+    # The first two blocks of each list may be no model.
+    for is_shallow in sorted({bool(blocks), False}, reverse=True):
         try:
-            twin = two_blocks(tried, "")
-            loss_words = _loss_words(twin, inputs, kind, judge)
+            twin = two_blocks(tried, blocks if is_shallow else [])
+            loss_words = _loss_words(twin, inputs, call_words, judge)
+            break
         except Exception as error:
-            what = f"the model does not take the batch ({type(error).__name__}: {error})"[:300]
-            raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU") from None
+            failure = error
+    else:
+        if isinstance(failure, ConfigError):
+            raise failure
+        what = f"the model does not take the batch ({type(failure).__name__}: {failure})"[:300]
+        raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
     n_small = sum(p.numel() for p in twin.parameters())
     folder = Path(where).parent if where.endswith(".py") else Path()
     own = sorted(
@@ -241,11 +272,13 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         hashlib.sha256(b"".join(path.read_bytes() for path in own)).hexdigest(),
         ", ".join(words),
         kind,
+        call_words,
         loss_words,
-        block,
-        is_shallow,
-        _is_bf16(twin, inputs, kind),
-        any(_is_float(each) for each in _values(inputs, kind)),
+        *([blocks[0], tuple(blocks[1:])] if blocks else ["", ()]),
+        is_shallow and n_small != sum(sizes),
+        _is_bf16(twin, inputs, call_words),
+        any(_is_float(each) for each in _called(lambda *args, **named: [*args, *named.values()], inputs, call_words)),
+        any(isinstance(module, torch.nn.RNNBase) for module in whole.modules()),
         tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None),
         sum(sizes),
         max(sizes),
@@ -278,12 +311,12 @@ def _is_in(path: Path, folder: Path) -> bool:
     )
 
 
-def _loss_words(model: Any, inputs: Any, kind: str, judge: Callable[..., Any] | None) -> str:
+def _loss_words(model: Any, inputs: Any, call_words: str, judge: Callable[..., Any] | None) -> str:
     """Compute a loss and its gradients, and return the words for it. Raises ConfigError if there is none."""
     import torch
 
     model.train()
-    outputs = model(**inputs) if kind == "dict" else model(*_values(inputs, kind))
+    outputs = _called(model, inputs, call_words)
     tries: list[tuple[str, Callable[[], Any]]] = [
         ("outputs", lambda: outputs),
         ("outputs.loss", lambda: outputs.loss),
@@ -292,44 +325,61 @@ def _loss_words(model: Any, inputs: Any, kind: str, judge: Callable[..., Any] | 
         ("outputs[-1]", lambda: outputs[-1]),
     ]
     if judge is not None:
-        tries = [("loss(outputs, inputs)", lambda: judge(outputs, inputs))]
+        try:
+            outputs = judge(outputs, inputs)
+        except Exception as error:
+            what = f"the loss fails ({type(error).__name__}: {error})"[:300]
+            raise ConfigError(what, "in --loss", "let it take the model's outputs and the batch") from None
+        tries = [("loss(outputs, inputs)", tries[0][1])]
     for words, get in tries:
         try:
             value = get()
         except (AttributeError, KeyError, IndexError, TypeError):
             continue
         if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
+            if not value.isfinite():
+                raise ConfigError(f"the loss is {value:g}", "with small random weights", "let it be finite")
             value.backward()
             return words
-    raise ConfigError(
-        "neither the model nor --loss gives a loss",
-        "in the model",
-        "let it be a tensor without dimensions, with a gradient",
-    )
+    kind = type(outputs).__name__
+    if isinstance(outputs, torch.Tensor):
+        kind = f"tensor of shape {tuple(outputs.shape)}" + " without a gradient" * (not outputs.requires_grad)
+    who, where = ("the model", "in the model, without --loss") if judge is None else ("the function", "in --loss")
+    raise ConfigError(f"{who} returns a {kind}", where, "let the loss be a tensor without dimensions, with a gradient")
 
 
-def _values(inputs: Any, kind: str) -> list[Any]:
-    """Return what the model is called with."""
-    if kind == "tensor":
-        return [inputs]
-    values = [*inputs.values()] if kind == "dict" else [*inputs]
-    return values[:-1] if kind == "pair" else values
+def moved(value: Any) -> Any:
+    """Return lists and dictionaries with all that they hold on the device."""
+    if isinstance(value, dict):
+        return {name: moved(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [moved(each) for each in value]
+    return value.to(DEVICE) if hasattr(value, "to") else value
+
+
+def _called(function: Callable[..., Any], inputs: Any, call_words: str) -> Any:
+    """Return what a function returns that is called as the model is."""
+    return eval(f"function({call_words})", {"function": function, "inputs": inputs})
 
 
 def _is_float(value: Any) -> bool:
     return bool(getattr(value, "is_floating_point", bool)())
 
 
-def _is_bf16(model: Any, inputs: Any, kind: str) -> bool:
+def _is_bf16(model: Any, inputs: Any, call_words: str) -> bool:
     """Return whether a model can be called with its weights and its floating inputs in bf16. Its buffers stay as they are."""
     import torch
 
     for p in model.parameters():
         p.data = p.data.bfloat16() if p.is_floating_point() else p.data
-    values = [value.bfloat16() if _is_float(value) else value for value in _values(inputs, kind)]
+
+    def call(*args: Any, **named: Any) -> None:
+        values = [value.bfloat16() if _is_float(value) else value for value in (*args, *named.values())]
+        model(*values[: len(args)], **dict(zip(named, values[len(args) :], strict=True)))
+
     try:
         with torch.no_grad():
-            model(**dict(zip(inputs, values, strict=True))) if kind == "dict" else model(*values)
+            _called(call, inputs, call_words)
     except RuntimeError:
         return False
     return True

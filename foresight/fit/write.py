@@ -38,7 +38,7 @@ IMPORTS = {
     "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh": r"init_device_mesh\(",
     "from torch.distributed.fsdp import FSDPModule": "FSDPModule",
     "from torch.distributed.tensor import DTensor, Replicate": r"DTensor\)",
-    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel": r"ParallelStyle\]",
+    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel": r"yle\]",
     "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
     "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
 }

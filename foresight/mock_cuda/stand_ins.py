@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 

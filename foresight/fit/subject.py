@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import keyword
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,7 +23,7 @@ from gptscale.common.process.task import reason
 from gptscale.common.settings.families import MODELS
 from gptscale.foresight.fit.splits import STYLES
 
-LIMIT_S = 300
+LIMIT_S, SOURCE_MOST = 300, 2**20
 # Of what `moved` moves here. A program has its own.
 DEVICE = "cpu"
 SMOOTH = "from gptscale.foresight.fit.twin import Smooth, two_blocks\n\nSmooth().__enter__()\n"
@@ -141,14 +142,19 @@ def _function(spec: str, option: str) -> tuple[Callable[..., Any], str, str]:
             raise ConfigError(f"there is no file {where}", f"in {option}", "name a file that is there")
         sys.path.insert(0, str(path.parent.absolute()))
         where = path.stem
+        if not where.isidentifier() or keyword.iskeyword(where):
+            raise ConfigError(f"no module can be named {where}", f"in {option}", "rename it, to letters and _")
     else:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(where)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        fix = "mend it" if "relative import" not in str(error) else "name package.module:NAME"
         raise ConfigError(
-            f"{where} cannot be imported ({type(error).__name__}: {error})"[:300], f"in {option}", "mend it"
+            f"{where} cannot be imported ({type(error).__name__}: {error})"[:300], f"in {option}", fix
         ) from None
+    if path.suffix == ".py" and not path.samefile(module.__file__ or "/"):
+        raise ConfigError(f"{where} is another module's name ({module.__file__})", f"in {option}", "rename it")
     if not callable(function := getattr(module, name, None)):
         raise ConfigError(
             f"{where} has no function {name}", f"in {option}", f"name one of: {' '.join(_functions(module))}"
@@ -202,7 +208,10 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
 
     from gptscale.foresight.fit.twin import blocks_of, on_meta, two_blocks
 
-    where = build.partition(":")[0]
+    where, opened = build.partition(":")[0], set[Path]()
+    sys.addaudithook(
+        lambda event, args: opened.add(Path(args[0])) if event == "open" and type(args[0]) is str else None
+    )
     make, module, name = _function(build, "the model")
     tried, *of_small = _function(small, "--small") if small else (make, module, name)
     deal, *of_batch = _function(batch or f"{where}:batch", "--batch")
@@ -222,8 +231,16 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
     if not sizes:
         raise ConfigError(f"{name}() has no weights", f"in {where}", "let it return a model that learns")
     words = BATCH_WORDS[: 1 + (len(inspect.signature(deal).parameters) > 1)]
+
+    def dealt(size: int) -> Any:
+        torch.manual_seed(0)
+        return deal(*[size, 0][: len(words)])
+
+    def tensors(values: Any) -> list[Any]:
+        return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+
     try:
-        inputs, more = (deal(*[size, 0][: len(words)]) for size in (SAMPLES, 2 * SAMPLES))
+        inputs, again, more = (dealt(size) for size in (SAMPLES, SAMPLES, 2 * SAMPLES))
     except (Exception, SystemExit) as error:
         fix = "let it take a number of samples"
         raise ConfigError(f"the batch fails ({type(error).__name__}: {error})"[:300], "in --batch", fix) from None
@@ -232,9 +249,10 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
     if not (kind and inputs is not None):
         fix = "return a tensor, a list or a dictionary of tensors"
         raise ConfigError(f"the batch is a {type(inputs).__name__}", "in --batch", fix)
-    shapes = [
-        [each.shape for each in tree_leaves(values) if isinstance(each, torch.Tensor)] for values in (inputs, more)
-    ]
+    shapes = [[each.shape for each in tensors(values)] for values in (inputs, more)]
+    if not all(torch.equal(*pair) for pair in zip(tensors(inputs), tensors(again), strict=False)):
+        fix = "draw by torch's generator, or take the number of the micro-batch as a second parameter"
+        raise ConfigError("two calls with one seed of torch give unlike samples", "in --batch", fix)
     if shapes[0] and shapes[0] == shapes[1]:
         what = f"{SAMPLES} and {2 * SAMPLES} samples have the same shapes"
         raise ConfigError(what, "in --batch", "let it return as many samples as it is asked for")
@@ -259,9 +277,8 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
     n_small = sum(p.numel() for p in twin.parameters())
     folder = Path(where).parent if where.endswith(".py") else Path()
-    own = sorted(
-        path for m in [*sys.modules.values()] if _is_in(path := Path(getattr(m, "__file__", None) or "/"), folder)
-    )
+    modules = {Path(getattr(m, "__file__", None) or "/") for m in [*sys.modules.values()]}
+    own = sorted(path for path in modules | {path for path in opened if path.suffix != ".pyc"} if _is_in(path, folder))
     return Subject(
         (),
         _imports([module, name], of_batch, of_loss),
@@ -304,8 +321,8 @@ def _plan_of(model: Any) -> dict[str, str]:
 
 def _is_in(path: Path, folder: Path) -> bool:
     return (
-        path.suffix == ".py"
-        and path.is_file()
+        path.is_file()
+        and path.stat().st_size <= SOURCE_MOST
         and folder.absolute() in path.absolute().parents
         and "site-packages" not in path.parts
     )

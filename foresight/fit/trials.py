@@ -85,7 +85,9 @@ class Trials:
     def __init__(self, subject: Subject, cluster: Cluster, folder: Path, tell: Callable[[str], None]) -> None:
         self.subject, self.cluster, self.folder, self.tell = subject, cluster, folder, tell
         self.small = replace(subject, imports=(), definitions=subject.small)
-        self.valueless = replace(subject, definitions=subject.definitions + VALUELESS)
+        # Files that the model reads are named from here.
+        here = f"os.chdir({os.getcwd()!r})\n"
+        self.valueless = replace(subject, definitions=here + subject.definitions + VALUELESS)
         self.reference: Future[Recording] | None = None
 
     def row(self, name: str, split: Split, choice: Choice) -> FitRow:

@@ -54,6 +54,7 @@ DDP = {
 }
 DTYPE = 'dtype = torch.bfloat16 if o.precision == "bf16" else torch.float32\n'
 BLOCK_CLASS = "next(type(m) for m in model.modules() if type(m).__name__ == BLOCK)"
+BLOCK_CLASSES = "{type(m) for m in model.modules() if type(m).__name__ == BLOCK}"
 FSDP_SPLIT = f"""\
 {DTYPE}block_class = {BLOCK_CLASS}
 mesh = init_device_mesh(DEVICE.type, {{mesh}})
@@ -62,9 +63,9 @@ shard(model, block_class, config, mesh, dtype)"""
 ACCELERATE = {
     "before": "model.to(DEVICE)",
     "after": (
-        f"{DTYPE}block_class = {BLOCK_CLASS}\n"
+        f"{DTYPE}block_classes = {BLOCK_CLASSES}\n"
         "config = AccelerateFSDPConfig({config})\n"
-        '_, model, prepared = shard(model, optimizer, config, block_class, dtype, cpu=DEVICE.type == "cpu")\n'
+        '_, model, prepared = shard(model, optimizer, config, block_classes, dtype, cpu=DEVICE.type == "cpu")\n'
         "return model, prepared.optimizer"
     ),
 }
@@ -90,6 +91,8 @@ STYLES = {
     "rowwise": "RowwiseParallel()",
     "embedding_rowwise": "RowwiseParallel(input_layouts=Replicate())",
     "colwise_gather_output": "ColwiseParallel(output_layouts=Replicate())",
+    # A norm of each head, on (batch, sequence, heads, size): it sees the heads of its rank.
+    "replicated_with_grad_allreduce": "SequenceParallel(sequence_dim=2, use_local_output=True)",
 }
 CLIPPED = (
     "torch.nn.utils.clip_grads_with_norm_(model.parameters(), o.clip, norm, foreach=False)\n"

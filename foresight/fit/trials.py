@@ -86,7 +86,9 @@ class Trials:
         self.subject, self.cluster, self.folder, self.tell = subject, cluster, folder, tell
         chain = subject.chain and {**subject.chain, "hidden": subject.chain["small"]}
         self.small = replace(subject, imports=(), definitions=subject.small, chain=chain)
-        self.valueless = replace(subject, definitions=subject.definitions + VALUELESS)
+        # Files that the model reads are named from here.
+        here = f"os.chdir({os.getcwd()!r})\n"
+        self.valueless = replace(subject, definitions=here + subject.definitions + VALUELESS)
         self.reference: Future[Recording] | None = None
 
     def row(self, name: str, split: Split, choice: Choice) -> FitRow:

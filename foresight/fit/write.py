@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from gptscale.foresight.fit.python_text import Words, as_python
-from gptscale.foresight.fit.splits import BLOCK_CLASS, COUNTED, DTYPE, ENDS, OF_ENDS, SHARED, Split
-from gptscale.foresight.fit.subject import Subject
+from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, COUNTED, DTYPE, ENDS, OF_ENDS, SHARED, Split
+from gptscale.foresight.fit.subject import Subject, moved
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
 
 # Each import that a program may need, with the name by which its text shows that it does, the standard library's first.
@@ -44,7 +44,7 @@ IMPORTS = {
     "from torch.distributed.pipelining import PipelineStage": r"PipelineStage\]",
     "from torch.distributed.tensor import DTensor": r"DTensor\)",
     "from torch.distributed.tensor import Replicate": r"Replicate\(",
-    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel": r"ParallelStyle\]",
+    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel": r"yle\]",
     "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
     "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
 }
@@ -62,11 +62,11 @@ class Choice:
     recompute: bool
 
 
-CALLS = {
-    "tensor": ("{batch}.to(DEVICE)", "model(inputs)"),
-    "list": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs)"),
-    "pair": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs[:-1])"),
-    "dict": ("{{name: value.to(DEVICE) for name, value in {batch}.items()}}", "model(**inputs)"),
+INPUTS = {
+    "tensor": "{batch}.to(DEVICE)",
+    "list": "[each.to(DEVICE) for each in {batch}]",
+    "dict": "{{name: value.to(DEVICE) for name, value in {batch}.items()}}",
+    "nested": "moved({batch})",
 }
 SHALLOW = """\
 for module in model.modules() if o.check else []:
@@ -87,12 +87,12 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
             own["groups"] = own["groups"].replace("p.dim()", "len(p.ds_shape)")
     config = ", ".join(f"{name}={value}" for name, value in split.config.items())
     others = {"{config}": config} | ({} if subject.block else {BLOCK_CLASS: "()"})
+    others |= {BLOCK_CLASS: f"tuple({BLOCK_CLASSES})"} if subject.beside else {}
     # What does not run with weights of bf16 keeps them in fp32.
     others |= {} if subject.is_bf16 else {DTYPE: "dtype = torch.float32\n"}
     for old, new in others.items():
         own = {name: text.replace(old, new) for name, text in own.items()}
-    inputs, outputs = CALLS[subject.kind]
-    loss = subject.loss_words.replace("outputs", outputs)
+    loss = subject.loss_words.replace("outputs", f"model({subject.call_words})")
     if split.autocast or not (subject.is_bf16 or split.zero):
         loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
     else:
@@ -133,7 +133,7 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "model": subject.definitions + "\n" * ("def " in subject.definitions),
         "constants": "\n".join(filter(None, [block * bool(subject.block), config, own["constants"], plan])),
         "shard": _shard(split) if split.recipe else "",
-        "inputs": inputs.format(batch=f"batch({subject.batch_words})"),
+        "inputs": INPUTS[subject.kind].format(batch=f"batch({subject.batch_words})"),
         "loss": loss,
         "shallow_words": ", with two blocks of each list for a check" if is_shallow and split.recipe else "",
         "shallow": SHALLOW if is_shallow and split.recipe else "",
@@ -142,12 +142,17 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "global_batch": str(choice.global_batch_size),
         "micro_batch": str(choice.micro_batch_size),
     }
+    if subject.kind == "nested":
+        places["definitions"] += f"\n\n{inspect.getsource(moved)}"
+    if subject.beside:
+        names = ", ".join(f'"{name}"' for name in (subject.block, *subject.beside))
+        places["constants"] = places["constants"].replace(block, f"BLOCK = {names}")
     text = text.replace("    $start", textwrap.indent(start, "    "))
     text = text.replace("    $micros", textwrap.indent(own["micros"], "    "))
     for name in ("DATA_RANKS", "DATA_RANK"):
         text = text.replace(name, own[name])
     text = _filled(text, places)
-    text = re.sub(r"\n{4,}", "\n\n\n", text)
+    text = re.sub(r"\n{4,}", "\n\n\n", text.replace("== BLOCK", "in BLOCK") if subject.beside else text)
     used: dict[str, list[str]] = {}
     for line, name in IMPORTS.items():
         if re.search(name, text):

@@ -46,8 +46,9 @@ def written(folder, subject, name, recompute=False):
 
 
 def run(file, ranks, *words):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *torchrun, str(file), "--steps", "4", "--warmup", "2", *words]
+    # torchrun starts those of --check.
+    forked = ["-m", "gptscale.foresight.fit.ranks", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *forked, str(file), "--steps", "4", "--warmup", "2", *words]
     environ = os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, timeout=300, env=environ)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -25,10 +25,8 @@ def learning_rate(
         return peak * (step + 1) / warmup_steps
     if schedule == "constant":
         return peak
-    begin = warmup_steps
-    if schedule == "wsd":
-        begin = max(begin, total_steps * 9 // 10 if decay_from is None else decay_from)
+    is_wsd, falls = schedule == "wsd", total_steps * 9 // 10 if decay_from is None else decay_from
+    begin = max(warmup_steps, falls) if is_wsd else warmup_steps
     progress = min(1.0, max(0, step - begin) / max(1, total_steps - 1 - begin))
-    if schedule == "wsd":
-        return peak * (1 - (1 - min_ratio) * progress)
-    return peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress)))
+    left = 1 - progress if is_wsd else 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * (min_ratio + (1 - min_ratio) * left)

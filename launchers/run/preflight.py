@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -293,11 +294,17 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
 def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
     saved, current = reader.manifest["workload"], ready.work
-    if different := [f"{k} {saved.get(k)} there, {current[k]} here" for k in FIXED if saved.get(k) != current[k]]:
-        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
+    check_fixed(reader, current, FIXED)
     if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:
         raise CheckpointError(
             f"the data differs from the saved run's ({ready.run.config.data})",
             f"in {reader.path}",
             "add --allow-data-change to accept",
         )
+
+
+def check_fixed(reader: Reader, work: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise CheckpointError, with all that differs, unless the saved run has these parts of its work in common with this one."""
+    saved = reader.manifest["workload"]
+    if different := [f"{k} {saved.get(k)} there, {work[k]} here" for k in names if saved.get(k) != work[k]]:
+        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, keep_freed_memory, share_cores
-from gptscale.common.process.ending import StopRequest, as_known, is_out_of_memory, report
+from gptscale.common.process.ending import StopRequest, as_known, end_process, is_out_of_memory, report
 from gptscale.common.process.heartbeat import Heartbeat
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
@@ -60,17 +59,6 @@ def run_recipe(recipe: str, argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_status if isinstance(error, StorageError) else 2)
     share_cores()
     end_process(work(ready))
-
-
-def end_process(status: int) -> NoReturn:
-    """End the process of a rank whose run is over and on disk.
-
-    The interpreter's own teardown could still hang on a peer that is gone, or abort in a library's thread that is still alive,
-    which happens now and then with gloo ("terminate called without ...").
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def work(ready: ReadyRun) -> int:

@@ -20,7 +20,7 @@ from gptscale.common.measure.evidence import SHORT, RankEvidence, evidence_of
 from gptscale.common.measure.speed import synchronize
 from gptscale.common.measure.spikes import SpikeWatch
 from gptscale.common.process.begin import begin_process, share_cores
-from gptscale.common.process.ending import StopRequest
+from gptscale.common.process.ending import StopRequest, end_process
 from gptscale.common.process.progress import progress
 from gptscale.common.process.roll_call import refuse
 from gptscale.common.process.world import World, process_group
@@ -28,7 +28,7 @@ from gptscale.common.settings.command_line import bare_resume, parse
 from gptscale.common.settings.run_config import VERDICT_STEPS_MIN
 from gptscale.common.train import train as train_steps
 from gptscale.launchers.run.checkpoints import Saver, resume
-from gptscale.launchers.run.worker import end_process, facts_to_compare, train_and_record
+from gptscale.launchers.run.worker import facts_to_compare, train_and_record
 from gptscale.lenet.run.config import BY_TRAINER, VisionConfig
 from gptscale.lenet.run.engine import VisionEngine
 from gptscale.lenet.run.loop import EpochEnd, VisionBatches

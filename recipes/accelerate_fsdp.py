@@ -40,11 +40,11 @@ def shard(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     config: AccelerateFSDPConfig,
-    block_class: type[nn.Module],
+    block_classes: set[type[nn.Module]],
     compute_dtype: torch.dtype,
     **options: Any,
 ) -> tuple[Accelerator, nn.Module, Any]:
-    """Let Accelerate cut `model` and `optimizer`, with each `block_class` as a unit and Accelerator's own `options`."""
+    """Let Accelerate cut `model` and `optimizer`, with each of `block_classes` as a unit and Accelerator's own `options`."""
     import torch
     from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -53,7 +53,7 @@ def shard(
         fsdp_version=2,
         reshard_after_forward=config.reshard_after_forward,
         auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=[block_class.__name__],
+        transformer_cls_names_to_wrap=[each.__name__ for each in block_classes],
         mixed_precision_policy=MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
     )
     accelerator = Accelerator(fsdp_plugin=plugin, **options)
@@ -75,7 +75,7 @@ def build(run: Run, config: AccelerateFSDPConfig) -> TorchEngine:
     model = materialise(meta_gpt(run), run, run.world.device)
     unsharded = make_torch_optimizer(model, run.config)
     dtype, on_cpu = DTYPES[run.config.precision], run.world.device.type == "cpu"
-    accelerator, sharded, optimizer = shard(model, unsharded, config, model.block, dtype, cpu=on_cpu)
+    accelerator, sharded, optimizer = shard(model, unsharded, config, {model.block}, dtype, cpu=on_cpu)
     parameters = dict(sharded.named_parameters())
     stepper = LibraryOptimizer(
         optimizer,

@@ -36,8 +36,9 @@ def main(argv: Sequence[str]) -> int:
         folder = Path(name)
         subject = subject_of(options.model, options.batch, options.loss, options.seq_len, folder, options.small)
         # Where the user's modules are.
-        where = str(Path(options.model.partition(":")[0]).parent.absolute())
-        path = ":".join(filter(None, (where, os.getcwd(), os.environ.get("PYTHONPATH"))))
+        named = (spec.partition(":")[0] for spec in (options.model, options.batch, options.loss, options.small))
+        where = dict.fromkeys(str(Path(name).parent.absolute()) for name in named if name.endswith(".py"))
+        path = ":".join(filter(None, (*where, os.getcwd(), os.environ.get("PYTHONPATH"))))
         prepare_mock()
         with patch.dict(os.environ, PYTHONPATH=path):
             rows = trials.try_all(trials.Trials(subject, cluster, folder, status.update), options, known)
@@ -49,5 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if options.write is not None:
         row = fitting[options.row - 1]
         options.write.write_text(program(subject, row.split, row.choice, options.write.name))
-        print(f"file     {options.write}: {row.name}; start it as it says on top")
+        beside = {str(options.write.parent.absolute())}
+        needs = f", with PYTHONPATH={':'.join(where)}" * bool({*where} - beside)
+        print(f"file     {options.write}: {row.name}; start it as it says on top{needs}")
     return 0

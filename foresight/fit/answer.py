@@ -39,6 +39,8 @@ def show(subject: Subject, cluster: Cluster, options: FitOptions, rows: Sequence
     else:
         print(title)
         print(nearest(rows))
+    if subject.is_recurrent:
+        print("note     recurrent layers are simulated step by step: cuDNN's are faster, and need less memory")
     if subject.idle:
         first = f"{len(subject.idle)} weights, {subject.idle[0]} the first,"
         print(f"note     {first} got no gradient from two samples: DDP may fail for them")

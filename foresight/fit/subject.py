@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import keyword
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,7 +23,9 @@ from gptscale.common.process.task import reason
 from gptscale.common.settings.families import MODELS
 from gptscale.foresight.fit.splits import STYLES
 
-LIMIT_S = 300
+LIMIT_S, SOURCE_MOST = 300, 2**20
+# Of what `moved` moves here. A program has its own.
+DEVICE = "cpu"
 SMOOTH = "from gptscale.foresight.fit.twin import Smooth, two_blocks\n\nSmooth().__enter__()\n"
 # How many samples are tried, and the words that call a model with its batch.
 SAMPLES = 2
@@ -33,14 +36,16 @@ BATCH_WORDS = ["o.micro_batch_size", "step * (o.global_batch_size // o.micro_bat
 class Subject:
     """A user's model and batch.
 
-    imports, definitions: the text by which a program has `build`, `batch` and, where loss_words names it, `loss`. small: the same
-    text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
+    imports, definitions: the text by which a program has `build`, `batch` and, where loss_words names it, `loss`. small: the
+    same text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
     sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of the micro-
-    batch, too. kind: of a batch, "dict", "list", "pair" (a list whose last value is for the loss alone) or "tensor". loss_words:
-    the loss by `outputs` and `inputs`. block: the class that is repeated, "" for none. is_shallow: whether two blocks of each
-    list are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such
-    inputs. idle: weights that got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut
-    modules, by the words of transformers, empty for none.
+    batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is called with;
+    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. loss_words: the loss by `outputs` and `inputs`.
+    block: the class that is repeated, "" for none. beside: those of other stacks, such as an encoder's. is_shallow: whether two
+    blocks of each list are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch
+    has such inputs. idle: weights that got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor
+    ranks cut modules, by the words of transformers, empty for none. chain: where stages cut it (chain_of, with the count of its
+    blocks, and "small", what "hidden" is in a small model), empty if they cannot, for the reason no_chain.
     """
 
     imports: tuple[str, ...]
@@ -52,15 +57,20 @@ class Subject:
     sources: str
     batch_words: str
     kind: str
+    call_words: str
     loss_words: str
     block: str
+    beside: tuple[str, ...]
     is_shallow: bool
     is_bf16: bool
     has_floats: bool
+    is_recurrent: bool
     idle: tuple[str, ...]
     n_params: int
     largest_weight: int
     plan: Mapping[str, str]
+    chain: Mapping[str, Any]
+    no_chain: str
 
 
 def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: Path, small: str = "") -> Subject:
@@ -79,7 +89,8 @@ def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: P
             (folder / f"{name}_model.py").write_text(f"import torch\n{text}\n")
         whole, narrow = (f"{folder}/{name}_model.py:" for name in ("whole", "small"))
         try:
-            found = _look(f"{whole}build", f"{narrow}batch", "", f"{narrow}build") | {"small": SMOOTH + texts[1]}
+            words = f"{whole}build", f"{narrow}batch", "", f"{narrow}build", f"{whole}batch"
+            found = _look(*words) | {"small": SMOOTH + texts[1]}
         except ConfigError:
             # It cannot be that narrow.
             found = _look(f"{whole}build", "", "", "")
@@ -96,12 +107,14 @@ def subject_of(model: str, batch: str, loss: str, seq_len: int | None, folder: P
 
 def _shallow(text: str, found: Mapping[str, Any]) -> dict[str, str]:
     """Return the text of a model with two blocks of each list, or of the whole one, and what it is."""
-    block = found["block"] if found["is_shallow"] else ""
+    blocks = [found["block"], *found["beside"]] if found["is_shallow"] else []
     weights = f"{found['n_small'] / 1e6:,.2f}M weights"
     text = f"{text}\n\nwhole_build = build\n\n\ndef build():\n"
     return {
-        "small": f"{SMOOTH}{text}    return two_blocks(whole_build, {block!r})",
-        "small_words": f"two {block} of each list, {weights}" if block else f"the whole model, {weights}",
+        "small": f"{SMOOTH}{text}    return two_blocks(whole_build, {blocks!r})",
+        "small_words": f"two {' and '.join(blocks)} of each list, {weights}"
+        if blocks
+        else f"the whole model, {weights}",
     }
 
 
@@ -133,14 +146,19 @@ def _function(spec: str, option: str) -> tuple[Callable[..., Any], str, str]:
             raise ConfigError(f"there is no file {where}", f"in {option}", "name a file that is there")
         sys.path.insert(0, str(path.parent.absolute()))
         where = path.stem
+        if not where.isidentifier() or keyword.iskeyword(where):
+            raise ConfigError(f"no module can be named {where}", f"in {option}", "rename it, to letters and _")
     else:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(where)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        fix = "mend it" if "relative import" not in str(error) else "name package.module:NAME"
         raise ConfigError(
-            f"{where} cannot be imported ({type(error).__name__}: {error})"[:300], f"in {option}", "mend it"
+            f"{where} cannot be imported ({type(error).__name__}: {error})"[:300], f"in {option}", fix
         ) from None
+    if path.suffix == ".py" and not path.samefile(module.__file__ or "/"):
+        raise ConfigError(f"{where} is another module's name ({module.__file__})", f"in {option}", "rename it")
     if not callable(function := getattr(module, name, None)):
         raise ConfigError(
             f"{where} has no function {name}", f"in {option}", f"name one of: {' '.join(_functions(module))}"
@@ -156,13 +174,26 @@ def _imports(*functions: Sequence[str]) -> str:
     return "\n".join(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items()))
 
 
-def _takes(model: Any, count: int) -> bool:
-    """Return whether a model can be called with so many values."""
-    try:
-        inspect.signature(model.forward).bind(*range(count))
-    except TypeError:
-        return False
-    return True
+def _call_words(model: Any, inputs: Any, kind: str, has_loss: bool) -> str:
+    """Return what of a batch a model is called with. If there is a loss, values that `forward` does not take are for that."""
+    forward = inspect.signature(model.forward)
+    if kind == "tensor":
+        return "inputs"
+    if isinstance(inputs, dict):
+        any_name = any(each.kind is each.VAR_KEYWORD for each in forward.parameters.values())
+        known = inputs if any_name or not has_loss else [name for name in inputs if name in forward.parameters]
+        return "**inputs" if len(known) == len(inputs) else ", ".join(f'{name}=inputs["{name}"]' for name in known)
+
+    def takes(count: int) -> bool:
+        try:
+            forward.bind(*range(count))
+        except TypeError:
+            return False
+        return True
+
+    most = len(inputs)
+    count = next((n for n in range(most, 0, -1) if takes(n)), most) if has_loss else most
+    return {most: "*inputs", most - 1: "*inputs[:-1]"}.get(count, f"*inputs[:{count}]")
 
 
 def _functions(module: Any) -> list[str]:
@@ -174,21 +205,30 @@ def _functions(module: Any) -> list[str]:
     return sorted(own)[:20] or ["(it has none)"]
 
 
-def look(build: str, batch: str, loss: str, small: str) -> Subject:
-    """Build a small model, compute a loss of it, and return what programs need to know. small: another one that is small."""
+def look(build: str, batch: str, loss: str, small: str, whole_batch: str = "") -> Subject:
+    """Build a small model, compute a loss of it, and return what programs need to know.
+
+    small: another one that is small. whole_batch: the batch of the whole one, if it is not that of the small one.
+    """
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    from gptscale.foresight.fit.twin import block_of, on_meta, two_blocks
+    from gptscale.foresight.fit.twin import blocks_of, on_meta, two_blocks
 
-    where = build.partition(":")[0]
+    where, opened = build.partition(":")[0], set[Path]()
+    sys.addaudithook(
+        lambda event, args: opened.add(Path(args[0])) if event == "open" and type(args[0]) is str else None
+    )
     make, module, name = _function(build, "the model")
     tried, *of_small = _function(small, "--small") if small else (make, module, name)
     deal, *of_batch = _function(batch or f"{where}:batch", "--batch")
     judge, *of_loss = _function(loss, "--loss") if loss else (None,)
+    if isinstance(make, torch.nn.Module):
+        raise ConfigError(f"{name} is a module", f"in {where}", "name a function that returns it")
     try:
         with on_meta():
             whole = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{name}() fails ({type(error).__name__}: {error})"[:300], f"in {where}", "let it run on a CPU"
         ) from None
@@ -198,39 +238,58 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
     if not sizes:
         raise ConfigError(f"{name}() has no weights", f"in {where}", "let it return a model that learns")
     words = BATCH_WORDS[: 1 + (len(inspect.signature(deal).parameters) > 1)]
+
+    def dealt(size: int) -> Any:
+        torch.manual_seed(0)
+        return deal(*[size, 0][: len(words)])
+
+    def tensors(values: Any) -> list[Any]:
+        return [each for each in tree_leaves(values) if isinstance(each, torch.Tensor)]
+
     try:
-        inputs = deal(*[SAMPLES, 0][: len(words)])
-    except Exception as error:
+        inputs, again, more = (dealt(size) for size in (SAMPLES, SAMPLES, 2 * SAMPLES))
+    except (Exception, SystemExit) as error:
         fix = "let it take a number of samples"
         raise ConfigError(f"the batch fails ({type(error).__name__}: {error})"[:300], "in --batch", fix) from None
-    kinds = {"tensor": torch.Tensor, "dict": Mapping, "list": list | tuple}
+    kinds = {"dict": Mapping, "list": list | tuple, "tensor": object if hasattr(inputs, "to") else ()}
     kind = next((kind for kind, of_kind in kinds.items() if isinstance(inputs, of_kind)), "")
-    if not kind:
+    if not (kind and inputs is not None):
         fix = "return a tensor, a list or a dictionary of tensors"
         raise ConfigError(f"the batch is a {type(inputs).__name__}", "in --batch", fix)
-    if kind == "list" and judge is not None and not _takes(whole, len(inputs)):
-        kind = "pair"
-    block = block_of(whole)
-    is_shallow = bool(block)
-    try:
-        twin = two_blocks(tried, block)
-        loss_words = _loss_words(twin, inputs, kind, judge)
-    except ConfigError:
-        raise
-    except Exception:
-        # Its first two blocks are no model.
-        is_shallow = False
+    shapes = [[each.shape for each in tensors(values)] for values in (inputs, more)]
+    if not all(torch.equal(*pair) for pair in zip(tensors(inputs), tensors(again), strict=False)):
+        fix = "draw by torch's generator, or take the number of the micro-batch as a second parameter"
+        raise ConfigError("two calls with one seed of torch give unlike samples", "in --batch", fix)
+    if shapes[0] and shapes[0] == shapes[1]:
+        what = f"{SAMPLES} and {2 * SAMPLES} samples have the same shapes"
+        raise ConfigError(what, "in --batch", "let it return as many samples as it is asked for")
+    # As a program has it: a named tuple is a list there.
+    inputs = {**inputs} if kind == "dict" else moved(inputs)
+    if kind != "tensor" and not all(hasattr(each, "to") for each in (inputs.values() if kind == "dict" else inputs)):
+        kind = "nested"
+    call_words = _call_words(whole, inputs, kind, judge is not None)
+    blocks = blocks_of(whole)
+    # The first two blocks of each list may be no model.
+    for is_shallow in sorted({bool(blocks), False}, reverse=True):
         try:
-            twin = two_blocks(tried, "")
-            loss_words = _loss_words(twin, inputs, kind, judge)
+            twin = two_blocks(tried, blocks if is_shallow else [])
+            loss_words = _loss_words(twin, inputs, call_words, judge)
+            break
         except Exception as error:
-            what = f"the model does not take the batch ({type(error).__name__}: {error})"[:300]
-            raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU") from None
+            failure = error
+    else:
+        if isinstance(failure, ConfigError):
+            raise failure
+        what = f"the model does not take the batch ({type(failure).__name__}: {failure})"[:300]
+        raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
     n_small = sum(p.numel() for p in twin.parameters())
+    idle = tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None)
+    deal_whole = _function(whole_batch, "--batch")[0] if whole_batch else deal
+    of_whole = moved(deal_whole(*[SAMPLES, 0][: len(words)])) if small else None
+    chain, no_chain = _chain_of(twin, whole, inputs, of_whole, call_words, blocks)
     folder = Path(where).parent if where.endswith(".py") else Path()
-    own = sorted(
-        path for m in [*sys.modules.values()] if _is_in(path := Path(getattr(m, "__file__", None) or "/"), folder)
-    )
+    modules = {Path(getattr(m, "__file__", None) or "/") for m in [*sys.modules.values()]}
+    own = sorted(path for path in modules | {path for path in opened if path.suffix != ".pyc"} if _is_in(path, folder))
     return Subject(
         (),
         _imports([module, name], of_batch, of_loss),
@@ -241,16 +300,40 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         hashlib.sha256(b"".join(path.read_bytes() for path in own)).hexdigest(),
         ", ".join(words),
         kind,
+        call_words,
         loss_words,
-        block,
-        is_shallow,
-        _is_bf16(twin, inputs, kind),
-        any(_is_float(each) for each in _values(inputs, kind)),
-        tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None),
+        (*blocks, "")[0],
+        tuple(blocks[1:]),
+        is_shallow and n_small != sum(sizes),
+        _is_bf16(twin, inputs, call_words),
+        any(_is_float(each) for each in _called(lambda *args, **named: [*args, *named.values()], inputs, call_words)),
+        any(isinstance(module, torch.nn.RNNBase) for module in whole.modules()),
+        idle,
         sum(sizes),
         max(sizes),
         _plan_of(whole),
+        chain,
+        no_chain,
     )
+
+
+def _chain_of(
+    twin: Any, whole: Any, inputs: Any, of_whole: Any, call_words: str, blocks: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """Return where stages cut a model, or why they cannot. of_whole: a batch of the whole one, if that is wider than its twin."""
+    from torch.utils._pytree import tree_map
+
+    from gptscale.foresight.fit.chain import NoChainError, chain_of, hidden_of
+
+    try:
+        found = chain_of(twin, lambda: _called(twin, inputs, call_words), (*blocks, "")[0])
+        found |= {"small": found["hidden"], "count": len(whole.get_submodule(found["blocks"]))}
+        if of_whole is not None:
+            of_whole = tree_map(lambda value: value.to("meta"), of_whole)
+            found["hidden"] = hidden_of(whole.to("meta"), lambda: _called(whole, of_whole, call_words), found["blocks"])
+    except NoChainError as error:
+        return {}, str(error)
+    return found, ""
 
 
 def _plan_of(model: Any) -> dict[str, str]:
@@ -271,19 +354,19 @@ def _plan_of(model: Any) -> dict[str, str]:
 
 def _is_in(path: Path, folder: Path) -> bool:
     return (
-        path.suffix == ".py"
-        and path.is_file()
+        path.is_file()
+        and path.stat().st_size <= SOURCE_MOST
         and folder.absolute() in path.absolute().parents
         and "site-packages" not in path.parts
     )
 
 
-def _loss_words(model: Any, inputs: Any, kind: str, judge: Callable[..., Any] | None) -> str:
+def _loss_words(model: Any, inputs: Any, call_words: str, judge: Callable[..., Any] | None) -> str:
     """Compute a loss and its gradients, and return the words for it. Raises ConfigError if there is none."""
     import torch
 
     model.train()
-    outputs = model(**inputs) if kind == "dict" else model(*_values(inputs, kind))
+    outputs = _called(model, inputs, call_words)
     tries: list[tuple[str, Callable[[], Any]]] = [
         ("outputs", lambda: outputs),
         ("outputs.loss", lambda: outputs.loss),
@@ -292,44 +375,61 @@ def _loss_words(model: Any, inputs: Any, kind: str, judge: Callable[..., Any] | 
         ("outputs[-1]", lambda: outputs[-1]),
     ]
     if judge is not None:
-        tries = [("loss(outputs, inputs)", lambda: judge(outputs, inputs))]
+        try:
+            outputs = judge(outputs, inputs)
+        except Exception as error:
+            what = f"the loss fails ({type(error).__name__}: {error})"[:300]
+            raise ConfigError(what, "in --loss", "let it take the model's outputs and the batch") from None
+        tries = [("loss(outputs, inputs)", tries[0][1])]
     for words, get in tries:
         try:
             value = get()
         except (AttributeError, KeyError, IndexError, TypeError):
             continue
         if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad:
+            if not value.isfinite():
+                raise ConfigError(f"the loss is {value:g}", "with small random weights", "let it be finite")
             value.backward()
             return words
-    raise ConfigError(
-        "neither the model nor --loss gives a loss",
-        "in the model",
-        "let it be a tensor without dimensions, with a gradient",
-    )
+    kind = type(outputs).__name__
+    if isinstance(outputs, torch.Tensor):
+        kind = f"tensor of shape {tuple(outputs.shape)}" + " without a gradient" * (not outputs.requires_grad)
+    who, where = ("the model", "in the model, without --loss") if judge is None else ("the function", "in --loss")
+    raise ConfigError(f"{who} returns a {kind}", where, "let the loss be a tensor without dimensions, with a gradient")
 
 
-def _values(inputs: Any, kind: str) -> list[Any]:
-    """Return what the model is called with."""
-    if kind == "tensor":
-        return [inputs]
-    values = [*inputs.values()] if kind == "dict" else [*inputs]
-    return values[:-1] if kind == "pair" else values
+def moved(value: Any) -> Any:
+    """Return lists and dictionaries with all that they hold on the device."""
+    if isinstance(value, dict):
+        return {name: moved(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [moved(each) for each in value]
+    return value.to(DEVICE) if hasattr(value, "to") else value
+
+
+def _called(function: Callable[..., Any], inputs: Any, call_words: str) -> Any:
+    """Return what a function returns that is called as the model is."""
+    return eval(f"function({call_words})", {"function": function, "inputs": inputs})
 
 
 def _is_float(value: Any) -> bool:
     return bool(getattr(value, "is_floating_point", bool)())
 
 
-def _is_bf16(model: Any, inputs: Any, kind: str) -> bool:
+def _is_bf16(model: Any, inputs: Any, call_words: str) -> bool:
     """Return whether a model can be called with its weights and its floating inputs in bf16. Its buffers stay as they are."""
     import torch
 
     for p in model.parameters():
         p.data = p.data.bfloat16() if p.is_floating_point() else p.data
-    values = [value.bfloat16() if _is_float(value) else value for value in _values(inputs, kind)]
+
+    def call(*args: Any, **named: Any) -> None:
+        values = [value.bfloat16() if _is_float(value) else value for value in (*args, *named.values())]
+        model(*values[: len(args)], **dict(zip(named, values[len(args) :], strict=True)))
+
     try:
         with torch.no_grad():
-            model(**dict(zip(inputs, values, strict=True))) if kind == "dict" else model(*values)
+            _called(call, inputs, call_words)
     except RuntimeError:
         return False
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,7 +51,8 @@ def on_meta() -> Iterator[None]:
     register, made = nn.Module.register_parameter, set[int]()
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and id(parameter) not in made:
+        # One of integers keeps its values, as a buffer does.
+        if parameter is not None and id(parameter) not in made and parameter.is_floating_point():
             if parameter.is_meta:
                 raise ValueError("its weights are on the meta device, and have no values to begin with")
             attributes = dict(parameter.__dict__)
@@ -74,8 +75,12 @@ def without_values(build: Callable[[], nn.Module]) -> nn.Module:
         return build()
 
 
-def block_of(model: nn.Module) -> str:
-    """Return the class of the blocks: it repeats, in a list if there is one, and has the most weights of such classes."""
+def blocks_of(model: nn.Module) -> list[str]:
+    """Return the classes of the blocks: each repeats, in a list if there is one. The first has the most weights.
+
+    Others are those of stacks beside it that have a tenth of the weights, such as the encoder's.
+    """
+    total = sum(p.numel() for p in model.parameters())
     containers = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     listed = [child for module in model.modules() if isinstance(module, containers) for child in module.children()]
     for modules in (listed, [*model.modules()]):
@@ -85,22 +90,32 @@ def block_of(model: nn.Module) -> str:
                 weights[type(module).__name__] += sum(p.numel() for p in module.parameters())
                 count[type(module).__name__] += 1
         # An attention has fewer weights than the block around it.
-        if repeated := [name for name in weights if count[name] > 1 and weights[name]]:
-            return max(repeated, key=lambda name: weights[name])
-    return ""
+        repeated = [name for name, n in weights.most_common() if n and count[name] > 1]
+        if found := repeated[:1]:
+            for name in (name for name in repeated[1:] if 10 * weights[name] >= total):
+                if not any(_within(model, *pair) for each in found for pair in ((each, name), (name, each))):
+                    found.append(name)
+            return found
+    return []
 
 
-def two_blocks(build: Callable[[], nn.Module], block: str) -> nn.Module:
+def _within(model: nn.Module, outer: str, inner: str) -> bool:
+    """Return whether a module of one class has one of another within it."""
+    outers = (module for module in model.modules() if type(module).__name__ == outer)
+    return any(type(module).__name__ == inner for each in outers for module in each.modules())
+
+
+def two_blocks(build: Callable[[], nn.Module], blocks: Collection[str]) -> nn.Module:
     """Build a model with two blocks of each list, and random weights."""
     with on_meta():
         model = build()
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ == block:
+        if isinstance(module, nn.ModuleList) and len(module) and type(module[0]).__name__ in blocks:
             del module[KEPT:]
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:
+            if parameter is not None and parameter.is_meta:
                 module._parameters[name] = made.setdefault(id(parameter), _filled(parameter))
     return model
 

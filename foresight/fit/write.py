@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from gptscale.foresight.fit.python_text import Words, as_python
-from gptscale.foresight.fit.splits import BLOCK_CLASS, DTYPE, SHARED, Split
-from gptscale.foresight.fit.subject import Subject
+from gptscale.foresight.fit.splits import BLOCK_CLASS, BLOCK_CLASSES, COUNTED, DTYPE, ENDS, OF_ENDS, SHARED, Split
+from gptscale.foresight.fit.subject import Subject, moved
 from gptscale.foresight.fit.template import CHECK, PROGRAM, START
 
 # Each import that a program may need, with the name by which its text shows that it does, the standard library's first.
@@ -21,7 +21,9 @@ IMPORTS = {
     "import os": r"os\.",
     "import sys": r"sys\.",
     "import time": r"time\.",
+    "from collections.abc import Callable": r"Callable\[",
     "from collections.abc import Mapping": r"Mapping\[",
+    "from fnmatch import fnmatch": r"fnmatch\(",
     "from functools import partial": r"partial\(",
     "from pathlib import Path": r"Path\(",
     "from typing import Any": r"\bAny\b",
@@ -33,12 +35,16 @@ IMPORTS = {
     "from accelerate import Accelerator": r"Accelerator\b",
     "from deepspeed import DeepSpeedEngine": "DeepSpeedEngine",
     "from deepspeed.utils import safe_get_full_grad": "safe_get_full_grad",
+    "from torch import Tensor": r"(?<!torch\.)Tensor[,\]]",
     "from torch import nn": r"(?<!torch\.)nn\.Module",
+    "from torch.distributed.checkpoint.state_dict import StateDictOptions": r"StateDictOptions\(",
     "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict": r"get_state_dict\(",
     "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh": r"init_device_mesh\(",
     "from torch.distributed.fsdp import FSDPModule": "FSDPModule",
-    "from torch.distributed.tensor import DTensor, Replicate": r"DTensor\)",
-    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel": r"ParallelStyle\]",
+    "from torch.distributed.pipelining import PipelineStage": r"PipelineStage\]",
+    "from torch.distributed.tensor import DTensor": r"DTensor\)",
+    "from torch.distributed.tensor import Replicate": r"Replicate\(",
+    "from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel": r"yle\]",
     "from torch.nn.parallel import DistributedDataParallel": "DistributedDataParallel",
     "from torch.utils.checkpoint import checkpoint": r"partial\(checkpoint",
 }
@@ -56,11 +62,11 @@ class Choice:
     recompute: bool
 
 
-CALLS = {
-    "tensor": ("{batch}.to(DEVICE)", "model(inputs)"),
-    "list": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs)"),
-    "pair": ("[each.to(DEVICE) for each in {batch}]", "model(*inputs[:-1])"),
-    "dict": ("{{name: value.to(DEVICE) for name, value in {batch}.items()}}", "model(**inputs)"),
+INPUTS = {
+    "tensor": "{batch}.to(DEVICE)",
+    "list": "[each.to(DEVICE) for each in {batch}]",
+    "dict": "{{name: value.to(DEVICE) for name, value in {batch}.items()}}",
+    "nested": "moved({batch})",
 }
 SHALLOW = """\
 for module in model.modules() if o.check else []:
@@ -81,12 +87,12 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
             own["groups"] = own["groups"].replace("p.dim()", "len(p.ds_shape)")
     config = ", ".join(f"{name}={value}" for name, value in split.config.items())
     others = {"{config}": config} | ({} if subject.block else {BLOCK_CLASS: "()"})
+    others |= {BLOCK_CLASS: f"tuple({BLOCK_CLASSES})"} if subject.beside else {}
     # What does not run with weights of bf16 keeps them in fp32.
     others |= {} if subject.is_bf16 else {DTYPE: "dtype = torch.float32\n"}
     for old, new in others.items():
         own = {name: text.replace(old, new) for name, text in own.items()}
-    inputs, outputs = CALLS[subject.kind]
-    loss = subject.loss_words.replace("outputs", outputs)
+    loss = subject.loss_words.replace("outputs", f"model({subject.call_words})")
     if split.autocast or not (subject.is_bf16 or split.zero):
         loss = f'with torch.autocast(DEVICE.type, torch.bfloat16, enabled=o.precision == "bf16"):\n    return {loss}'
     else:
@@ -97,11 +103,28 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
     plan = f"PLAN = {as_python(dict(subject.plan), indent=0)}" if split.tensor > 1 else ""
     block, is_shallow = f'BLOCK = "{subject.block}"', bool(subject.block) and subject.is_shallow
     option = 'parser.add_argument("--check", action="store_true")'
+    if split.stages > 1:
+        constants = (
+            ("BLOCKS", "blocks"),
+            ("BEFORE", "before"),
+            ("BEHIND", "after"),
+            ("HIDDEN", "hidden"),
+            ("TIED", "tied"),
+        )
+        lines = [
+            f"{name} = {as_python(subject.chain[key])}"
+            for name, key in constants
+            if subject.chain[key] or key != "tied"
+        ]
+        own["constants"] = "\n".join([own["constants"], *lines])
+        if subject.chain["tied"]:
+            own |= {"micros": own["micros"] + OF_ENDS, "after": own["after"].replace("\nreturn", f"{ENDS}\nreturn")}
+        own["step"] = own["step"].replace("{counted}", COUNTED if subject.chain["tied"] else "")
     start, text = START, PROGRAM.replace("$check\n", f"{CHECK}\n").replace("$check_option", option)
     if not split.recipe:
         start = "\n".join([*START.splitlines()[4:8], "train(o)"])
         text = PROGRAM.replace("$check\n\n\n", "").replace("    $check_option\n", "")
-    places = own | {
+    places: dict[str, str] = own | {
         "title": f"Train {subject.title} {split.title}",
         "launch": launch(choice, file),
         "check_launch": f"python {file} --check    # every gradient, as one process computes it, on a CPU"
@@ -110,7 +133,7 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "model": subject.definitions + "\n" * ("def " in subject.definitions),
         "constants": "\n".join(filter(None, [block * bool(subject.block), config, own["constants"], plan])),
         "shard": _shard(split) if split.recipe else "",
-        "inputs": inputs.format(batch=f"batch({subject.batch_words})"),
+        "inputs": INPUTS[subject.kind].format(batch=f"batch({subject.batch_words})"),
         "loss": loss,
         "shallow_words": ", with two blocks of each list for a check" if is_shallow and split.recipe else "",
         "shallow": SHALLOW if is_shallow and split.recipe else "",
@@ -119,13 +142,24 @@ def program(subject: Subject, split: Split, choice: Choice, file: str) -> str:
         "global_batch": str(choice.global_batch_size),
         "micro_batch": str(choice.micro_batch_size),
     }
+    if subject.kind == "nested":
+        places["definitions"] += f"\n\n{inspect.getsource(moved)}"
+    if subject.beside:
+        names = ", ".join(f'"{name}"' for name in (subject.block, *subject.beside))
+        places["constants"] = places["constants"].replace(block, f"BLOCK = {names}")
     text = text.replace("    $start", textwrap.indent(start, "    "))
+    text = text.replace("    $micros", textwrap.indent(own["micros"], "    "))
     for name in ("DATA_RANKS", "DATA_RANK"):
         text = text.replace(name, own[name])
     text = _filled(text, places)
-    text = re.sub(r"\n{4,}", "\n\n\n", text)
-    used = [line for line, name in IMPORTS.items() if not line or re.search(name, text)]
-    return text.replace("$imports", "\n".join([*used, *subject.imports]))
+    text = re.sub(r"\n{4,}", "\n\n\n", text.replace("== BLOCK", "in BLOCK") if subject.beside else text)
+    used: dict[str, list[str]] = {}
+    for line, name in IMPORTS.items():
+        if re.search(name, text):
+            module, _, imported = line.partition(" import ")
+            used.setdefault(module, []).append(imported)
+    lines = [f"{module} import {', '.join(names)}" if names[0] else module for module, names in used.items()]
+    return text.replace("$imports", "\n".join([*lines, *subject.imports]))
 
 
 def launch(choice: Choice, file: str) -> str:
@@ -153,11 +187,10 @@ def _shard(split: Split) -> str:
     """Return the source of a recipe's `shard`, with the fields of its configuration that it reads."""
     module = import_module(f"gptscale.recipes.{split.recipe}")
     text = inspect.getsource(module.shard)
-    if "shard_data(" in split.own.get("before", ""):
-        data = inspect.getsource(import_module("gptscale.recipes.hybrid_3d").shard).replace(
-            "def shard(", "def shard_data("
-        )
-        text = f"{text}\n\n{data}"
+    for name, recipe in ("shard_tensor", "tensor_parallel"), ("shard_data", "hybrid_3d"):
+        if f"{name}(" in split.own.get("before", ""):
+            other = inspect.getsource(import_module(f"gptscale.recipes.{recipe}").shard)
+            text += f"\n\n{other.replace('def shard(', f'def {name}(')}"
     return text.rstrip()
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
 
 def _asked(name: str) -> bool:
     return bool(json.loads(os.environ["GPTSCALE_SIMULATED_PROGRAM"])[name])
@@ -50,6 +52,10 @@ def begin(torch_module: Any) -> None:
             save(value, file, *args, **options)
 
     setattr(torch, "save", save_no_files)  # noqa: B010
+    # The mock has none of cuDNN's recurrent layers. Torch's own, step by step, take their place.
+    torch.nn.RNNBase.flatten_parameters = lambda self: None  # type: ignore[method-assign]
+    for name in RECURRENT:
+        setattr(torch._VF, name, _without_cudnn(getattr(torch._VF, name)))
     if _asked("no_weights"):
         setattr(torch, "load", _if_there(torch.load))  # noqa: B010
         for owner in (torch.nn.Module, torch.optim.Optimizer):
@@ -58,6 +64,14 @@ def begin(torch_module: Any) -> None:
         loader: Any = torch.utils.data.DataLoader
         iterate = loader.__iter__
         loader.__iter__ = lambda self: _first_again(self, iterate)
+
+
+def _without_cudnn(run: Any) -> Any:
+    def run_without_cudnn(*args: Any) -> Any:
+        with torch.backends.cudnn.flags(enabled=False):
+            return run(*args)
+
+    return run_without_cudnn
 
 
 def _if_there(load: Any) -> Any:

@@ -81,6 +81,8 @@ def kept_simulation(task: ProgramTask, content: str = "") -> Simulation:
     assert task.keep is not None
     assert task.torch_folder is not None
     facts = {**vars(task), "keep": "", "host_limit": 0, "code": _code_hash(), "content": content}
+    # The folder of a program that is text is another each time.
+    facts |= {"folder": ""} if content else {}
     facts["torch"] = (task.torch_folder / "version.py").read_text()
     kept = _kept() / hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()
     if kept.exists():

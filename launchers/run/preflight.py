@@ -294,7 +294,10 @@ def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:
 def check_same_model(reader: Reader, ready: ReadyRun) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run had this model, optimizer, seed and data."""
     saved, current = reader.manifest["workload"], ready.work
-    check_fixed(reader, current, FIXED)
+    if "imported_from" in saved:
+        # It says what it is, and nothing of a run.
+        saved = current | saved
+    check_fixed(reader.path, saved, current, FIXED)
     if saved.get("data_fingerprint") != current["data_fingerprint"] and not ready.run.config.allow_data_change:
         raise CheckpointError(
             f"the data differs from the saved run's ({ready.run.config.data})",
@@ -303,8 +306,7 @@ def check_same_model(reader: Reader, ready: ReadyRun) -> None:
         )
 
 
-def check_fixed(reader: Reader, work: Mapping[str, Any], names: Sequence[str]) -> None:
+def check_fixed(path: Path, saved: Mapping[str, Any], work: Mapping[str, Any], names: Sequence[str]) -> None:
     """Raise CheckpointError, with all that differs, unless the saved run has these parts of its work in common with this one."""
-    saved = reader.manifest["workload"]
     if different := [f"{k} {saved.get(k)} there, {work[k]} here" for k in names if saved.get(k) != work[k]]:
-        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {reader.path}", "use its options")
+        raise CheckpointError("the saved run differs: " + "; ".join(different), f"in {path}", "use its options")

@@ -84,7 +84,7 @@ class VisionPlan:
 
     def check_same_work(self, reader: Reader) -> None:
         """Raise CheckpointError unless the saved run is an earlier part of this one, ConfigError if all its steps are saved."""
-        check_fixed(reader, self.work, FIXED)
+        check_fixed(reader.path, reader.manifest["workload"], self.work, FIXED)
         if reader.step >= self.steps:
             what = f"step {reader.step} is saved already"
             raise ConfigError(what, "in --epochs", f"train more than {reader.step} steps")
@@ -123,7 +123,7 @@ def make_plan(config: VisionConfig, world: World) -> VisionPlan:
             plan.check_same_work(Reader(plan.resume).verify())
         elif (newest := newest_readable(plan.resume)) is not None:
             # Its bytes are verified when it is loaded, and an older one may take its place, of the same run.
-            check_fixed(newest, plan.work, FIXED)
+            check_fixed(newest.path, newest.manifest["workload"], plan.work, FIXED)
     return plan
 
 

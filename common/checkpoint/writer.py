@@ -137,7 +137,7 @@ def _owners(box_bytes: list[dict[Box, int]]) -> dict[Box, int]:
 
 def _write_files(folder: Path, rank: int, shards: Iterable[Shard]) -> Iterator[dict[str, Any]]:
     """Write this rank's boxes to files of bounded size, and yield each file's entry in the manifest."""
-    for index, group in enumerate(_groups(shards)):
+    for index, group in enumerate(groups(shards)):
         tensors = {f"{s.name}@{','.join(map(str, s.offset))}": s.tensor for s in group}
         for key, tensor in tensors.items():
             if not is_finite(tensor):
@@ -185,7 +185,7 @@ def _safetensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
         yield tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
+def groups(shards: Iterable[Shard]) -> Iterator[list[Shard]]:
     """Yield the shards in lists of at most FILE_BYTES and BOXES_PER_FILE."""
     group: list[Shard] = []
     size = 0

@@ -24,7 +24,7 @@ from gptscale.common.model.compilation import check_compile
 from gptscale.common.model.precision import check_precision, emulation
 from gptscale.common.process.world import World
 from gptscale.common.recipe_config import RecipeConfig
-from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, plan_batch
+from gptscale.common.settings.batch_plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchPlan, nearest_multiples, plan_batch
 from gptscale.common.settings.mesh import Mesh
 from gptscale.common.settings.optimizers import OPTIMIZERS
 from gptscale.common.settings.run import Run, workload
@@ -190,12 +190,8 @@ def mesh_of(recipe: str, config: RunConfig, world_size: int) -> Mesh:
             )
     model_size = math.prod(size or 1 for size in asked.values())
     if world_size % model_size:
-        below = world_size // model_size * model_size
-        above = below + model_size
-        fits = f"{below} or {above}" if below else f"{above}"
-        raise ConfigError(
-            f"world {world_size} is not divisible by tp*pp={model_size}", "in --nproc", f"use nproc {fits}"
-        )
+        what = f"world {world_size} is not divisible by tp*pp={model_size}"
+        raise ConfigError(what, "in --nproc", f"use nproc {nearest_multiples(world_size, model_size)}")
     sizes = {axis: size or 1 for axis, size in asked.items()} | {"dp": world_size // model_size}
     if row.axes and asked.get(row.axes[0], 1) is None:
         sizes |= {row.axes[0]: sizes["dp"], "dp": 1}
@@ -263,9 +259,8 @@ def _check_plan(recipe_config: RecipeConfig, run: Run) -> None:
 
 
 def _check_results_folder(run: Run) -> None:
-    out, name = run.config.out, run.config.run_name
-    resumes = run.config.resume is not None
-    check_results_folder(out, name, SUMMARY, resumes=resumes)
+    config = run.config
+    check_results_folder(config.out, config.run_name, SUMMARY, resumes=config.resume is not None)
 
 
 def _resume_path(config: RunConfig, *, is_main: bool) -> Path | None:

@@ -17,9 +17,8 @@ def learning_rate(
 ) -> float:
     """Return the rate of 0-based `step`: linear from peak/warmup_steps up to `peak`, then what the schedule says.
 
-    schedule: `constant`, `cosine` or `wsd`. The cosine (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) reaches
-    `min_ratio` x peak at the last step and stays there. So does `wsd` (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395),
-    in a straight line from step `decay_from`, by default nine tenths of the steps.
+    schedule: `constant`, `cosine` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) or `wsd` (Hu et al. 2024, 2404.06395),
+    a straight line from step `decay_from`, by default nine tenths of the steps. Both end at `min_ratio` x peak with the last step.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

@@ -217,10 +217,9 @@ class RunConfig:
         integers = {
             "steps": (1, 10**9), "global_batch_size": (1, 10**7), "micro_batch_size": (1, 10**6),
             "grad_accum_steps": (1, 10**6), "seq_len": (1, 2**22), "seed": (0, 2**31 - 1), "warmup_steps": (0, 10**9),
-            "decay_from": (0, 10**9),
             "tp_size": (1, 4096), "pp_size": (1, 4096), "eval_every": (0, 10**9), "eval_batches": (1, 10**6),
             "timing_warmup_steps": (0, 10**6), "log_every": (1, 10**6), "save_every": (0, 10**9),
-            "check_replicas": (0, 10**9), "plan_row": (1, 10**6),
+            "check_replicas": (0, 10**9), "plan_row": (1, 10**6), "decay_from": (0, 10**9),
             "keep_checkpoints": (2, 10**6), "n_layer": (1, 10**4), "n_head": (1, 10**4), "n_embd": (1, 10**6),
             "vocab_size": (2, 2**31),
         }  # fmt: skip

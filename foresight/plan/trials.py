@@ -34,23 +34,12 @@ def simulated(row: PlannedRow) -> Tried:
     run, cluster = row.candidate.run, row.cluster
     n = run.batch.grad_accum_steps
     written = min(n, RECORDED) if run.pp_size == 1 else n
-    batch: dict[str, Any] = {
-        "micro_batch_size": run.batch.micro_batch_size,
-        "grad_accum_steps": written,
-        "global_batch_size": None,
-    }
+    batch: dict[str, Any] = {"grad_accum_steps": written, "global_batch_size": None}
+    batch["micro_batch_size"] = run.batch.micro_batch_size
     config = dataclasses.replace(run.config, data="synthetic", **batch)
+    world: dict[str, Any] = {"world_size": cluster.ranks, "ranks_per_node": cluster.per_node, "times_host": False}
     simulations = [
-        simulate(
-            run.recipe,
-            config,
-            row.candidate.config,
-            device=cluster.device,
-            rank=rank,
-            world_size=cluster.ranks,
-            ranks_per_node=cluster.per_node,
-            times_host=False,
-        )
+        simulate(run.recipe, config, row.candidate.config, device=cluster.device, rank=rank, **world)
         for rank in run.mesh.ranks("pp")
     ]
     return tried(simulations, cluster, run.config.precision, n, written)

@@ -17,8 +17,8 @@ def learning_rate(
 ) -> float:
     """Return the rate of 0-based `step`: linear from peak/warmup_steps up to `peak`, then what the schedule says.
 
-    schedule: `constant`, `cosine` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) or `wsd` (Hu et al. 2024, 2404.06395),
-    a straight line from step `decay_from`, by default nine tenths of the steps. Both end at `min_ratio` x peak with the last step.
+    schedule: `constant`, `cosine` (Loshchilov & Hutter 2017, arXiv 1608.03983, without restarts) or `wsd` (Hu et al. 2024, arXiv
+    2404.06395): a line down from step `decay_from`, by default nine tenths of all. Both end at `min_ratio` x peak.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

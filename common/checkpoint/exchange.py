@@ -93,7 +93,9 @@ def to_dcp(reader: Reader, folder: Path) -> None:
         for key, (name, weight) in lazy.items()
     }
     with _alone():
-        dcp.save(planned, checkpoint_id=folder, planner=Lazily(flatten_state_dict=False))
+        # torch keeps all tensors of a file until it is whole.
+        writer = dcp.FileSystemWriter(folder, single_file_per_rank=False)
+        dcp.save(planned, storage_writer=writer, planner=Lazily(flatten_state_dict=False))
 
 
 def from_transformers(folder: Path, target: Path) -> Path:
@@ -173,7 +175,11 @@ def _known_shape(folder: Path) -> tuple[ModelConfig, str]:
         raise ConfigError(what, f"in {folder}", "name a folder with config.json") from None
     for name in (name for name, its in MODELS.items() if its == family):
         overrides = {field: getattr(shape, field) for field in SHAPE[1:]}
-        known = RunConfig(model=name, **overrides).gpt()
+        try:
+            known = RunConfig(model=name, **overrides).gpt()
+        except ConfigError:
+            # Its other sizes do not go with these.
+            continue
         if all(
             vars(known)[key] == value
             for key, value in vars(shape).items()

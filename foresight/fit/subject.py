@@ -40,7 +40,7 @@ class Subject:
     same text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
     sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of the micro-
     batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is called with;
-    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. loss_words: the loss by `outputs` and `inputs`.
+    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. has_scalars: whether it has weights without dimensions, that may have one. loss_words: the loss by `outputs` and `inputs`.
     block: the class that is repeated, "" for none. beside: those of other stacks, such as an encoder's. is_shallow: whether two
     blocks of each list are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch
     has such inputs. idle: weights that got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor
@@ -64,6 +64,7 @@ class Subject:
     is_bf16: bool
     has_floats: bool
     is_recurrent: bool
+    has_scalars: bool
     idle: tuple[str, ...]
     n_params: int
     largest_weight: int
@@ -206,7 +207,7 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from gptscale.foresight.fit.twin import blocks_of, on_meta, two_blocks
+    from gptscale.foresight.fit.twin import blocks_of, on_meta, two_blocks, widen
 
     where, opened = build.partition(":")[0], set[Path]()
     sys.addaudithook(
@@ -276,6 +277,14 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         what = f"the model does not take the batch ({type(failure).__name__}: {failure})"[:300]
         raise ConfigError(what, f"in {where}", "let them fit each other, on a CPU")
     n_small = sum(p.numel() for p in twin.parameters())
+    idle = tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None)
+    has_scalars = not all(p.dim() for p in twin.parameters())
+    if has_scalars:
+        try:
+            widen(twin)
+            _loss_words(twin, inputs, call_words, judge)
+        except Exception:
+            has_scalars = False
     folder = Path(where).parent if where.endswith(".py") else Path()
     modules = {Path(getattr(m, "__file__", None) or "/") for m in [*sys.modules.values()]}
     own = sorted(path for path in modules | {path for path in opened if path.suffix != ".pyc"} if _is_in(path, folder))
@@ -296,7 +305,8 @@ def look(build: str, batch: str, loss: str, small: str) -> Subject:
         _is_bf16(twin, inputs, call_words),
         any(_is_float(each) for each in _called(lambda *args, **named: [*args, *named.values()], inputs, call_words)),
         any(isinstance(module, torch.nn.RNNBase) for module in whole.modules()),
-        tuple(name for name, p in twin.named_parameters() if p.requires_grad and p.grad is None),
+        has_scalars,
+        idle,
         sum(sizes),
         max(sizes),
         _plan_of(whole),

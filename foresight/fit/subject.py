@@ -40,11 +40,12 @@ class Subject:
     same text of a small model for proofs with n_small elements, which small_words describes. title: the model, in a few words.
     sources: a hash of the files that it is made of. batch_words: the words for `batch`, which may take the number of the micro-
     batch, too. kind: of a batch, "dict", "list", "nested" or "tensor". call_words: what of `inputs` the model is called with;
-    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. has_scalars: whether it has weights without dimensions, that may have one. loss_words: the loss by `outputs` and `inputs`.
-    block: the class that is repeated, "" for none. beside: those of other stacks, such as an encoder's. is_shallow: whether two
-    blocks of each list are a model, too. is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch
-    has such inputs. idle: weights that got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor
-    ranks cut modules, by the words of transformers, empty for none.
+    the rest is for the loss alone. is_recurrent: whether cuDNN has layers of it. has_scalars: whether it has weights without
+    dimensions, that may have one. loss_words: the loss by `outputs` and `inputs`. block: the class that is repeated, "" for
+    none. beside: those of other stacks, such as an encoder's. is_shallow: whether two blocks of each list are a model, too.
+    is_bf16: whether it runs with weights and inputs of bf16. has_floats: whether the batch has such inputs. idle: weights that
+    got no gradient from a batch of two. n_params, largest_weight: elements. plan: how tensor ranks cut modules, by the words of
+    transformers, empty for none.
     """
 
     imports: tuple[str, ...]
